@@ -1,0 +1,1 @@
+"""Programs: each wires sources, state, plan, backends and host together."""

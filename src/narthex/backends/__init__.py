@@ -1,0 +1,1 @@
+"""How a decided plan looks in each kernel tool. Pure."""

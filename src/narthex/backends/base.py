@@ -1,0 +1,64 @@
+"""What a backend is: pure rendering of a plan into rules of some kind, and the Target that carries them to a kernel.
+
+`R` is the backend's own kind of rules: frozen, comparable, printable. `C` is its kind of changes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from narthex.model.packet import Host, Packet, Trace
+from narthex.plan.ir import Deviation, Plan
+
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+class Backend(Protocol[R, C]):
+    """Pure. One per dataplane; never an endpoint."""
+
+    name: str
+    """The `mode` of KubeProxyConfiguration: `nftables`, `iptables`, …"""
+    deviations: frozenset[Deviation]
+
+    def render(self, plan: Plan, previous: R | None = None) -> R:
+        """The rules for a plan. `previous` lets unchanged parts be taken over and slots stay where they are;
+        it never changes what the rules mean."""
+        ...
+
+    def diff(self, have: R | None, want: R) -> C:
+        """What to change. None: the kernel's state is unknown or empty; the changes then replace everything."""
+        ...
+
+    def patch(self, have: R, changes: C) -> R:
+        """What the rules are after the changes: the law is `patch(a, diff(a, b)) == b`."""
+        ...
+
+    def walk(self, rules: R, packet: Packet, host: Host) -> Trace:
+        """A packet's way through the rules."""
+        ...
+
+    def text(self, rules: R) -> str:
+        """The rules as their kernel tool reads them."""
+        ...
+
+
+class Target(Protocol[R, C]):  # type: ignore[misc]  # R and C are exactly the backend's own, neither wider
+    """Effects: one kernel (one network namespace), one backend, one IP family."""
+
+    def read(self) -> R | None:
+        """The rules that are ours in the kernel now; None when there are none."""
+        ...
+
+    def apply(self, changes: C) -> None:
+        """Make the changes, all or nothing per kernel transaction. Raises `ApplyError` with the tool's own words and,
+        where it can be known, the object; the kernel's state then counts as unknown."""
+        ...
+
+    def clean(self) -> None:
+        """Remove everything that is ours."""
+        ...
+
+
+class ApplyError(RuntimeError):
+    """The kernel or its tool refused changes."""

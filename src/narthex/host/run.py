@@ -1,0 +1,31 @@
+"""The only place that starts other programs and waits for them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from narthex.host import netns
+
+
+class CommandError(RuntimeError):
+    """A program ended with an error; the message holds the command and what it said."""
+
+    def __init__(self, argv: Sequence[str], status: int, said: str) -> None:
+        super().__init__(f"{' '.join(argv)}: exit status {status}: {said.strip() or 'no message'}")
+        self.argv = tuple(argv)
+        self.status = status
+        self.said = said
+
+
+def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, timeout: float = 300) -> str:
+    """Run a program without a shell and return what it printed.
+
+    `namespace` is a named network namespace, None for the present one. Raises CommandError when the program fails,
+    FileNotFoundError when it is not installed, subprocess.TimeoutExpired after `timeout` seconds.
+    """
+    with netns.entered(namespace):
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode != 0:
+        raise CommandError(argv, done.returncode, done.stderr or done.stdout)
+    return done.stdout

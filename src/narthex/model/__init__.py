@@ -1,0 +1,1 @@
+"""The nouns of Service networking. Pure values; imports nothing else of ours."""

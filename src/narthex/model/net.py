@@ -1,0 +1,166 @@
+"""Addresses, networks, families and protocols as plain values.
+
+An address is a canonical `str` ("10.0.0.1", "fd00::1") and a network is a canonical `str` with a prefix length
+("10.0.0.0/8"): strings are what JSON brings, they are small, they hash, and they sort the same everywhere. Only the
+functions here may turn foreign text into one, so that any address met elsewhere is known to be canonical.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import re
+from functools import lru_cache
+
+
+class IPFamily(enum.Enum):
+    """One of the two IP families; the value is the IP version number."""
+
+    IPV4 = 4
+    IPV6 = 6
+
+    @property
+    def host_bits(self) -> int:
+        """Prefix length of a single address: 32 or 128."""
+        return 32 if self is IPFamily.IPV4 else 128
+
+    @property
+    def nft(self) -> str:
+        """The family's name in nftables: `ip` or `ip6`."""
+        return "ip" if self is IPFamily.IPV4 else "ip6"
+
+    @property
+    def label(self) -> str:
+        """The family's name in Kubernetes objects: `IPv4` or `IPv6`."""
+        return "IPv4" if self is IPFamily.IPV4 else "IPv6"
+
+    @property
+    def loopback(self) -> str:
+        """The loopback network."""
+        return "127.0.0.0/8" if self is IPFamily.IPV4 else "::1/128"
+
+
+FAMILIES = (IPFamily.IPV4, IPFamily.IPV6)
+
+
+class Protocol(enum.Enum):
+    """Transport protocol of a Service port, or ICMP for a packet that has no port. The value is Kubernetes' word."""
+
+    TCP = "TCP"
+    UDP = "UDP"
+    SCTP = "SCTP"
+    ICMP = "ICMP"
+
+    @property
+    def lower(self) -> str:
+        """The protocol's name in netfilter tools."""
+        return self.value.lower()
+
+    @property
+    def number(self) -> int:
+        """The IANA protocol number (ICMP stands for ICMPv4)."""
+        return _NUMBERS[self]
+
+
+_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132, Protocol.ICMP: 1}
+
+_DECIMAL_OCTETS = re.compile(r"\d{1,4}(?:\.\d{1,4}){3}", re.ASCII)
+
+
+def address(text: str) -> str:
+    """Return the canonical form of an IP address.
+
+    Octets are read as decimal even when they are padded with zeros (`010.1.2.3` is 10.1.2.3), as Kubernetes does for
+    objects written before validation forbade them. Raises ValueError for anything else that is no address, among
+    them IPv6 zones (`fe80::1%eth0`), which mean nothing outside one machine.
+    """
+    if _DECIMAL_OCTETS.fullmatch(text):
+        octets = [int(octet) for octet in text.split(".")]
+        if max(octets) > 255:
+            raise ValueError(f"{text!r} is not an IP address")
+        return ".".join(map(str, octets))
+    if ":" not in text or "%" in text or len(text) > 45:
+        raise ValueError(f"{text!r} is not an IP address")
+    try:
+        return str(ipaddress.IPv6Address(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is not an IP address") from None
+
+
+def network(text: str) -> str:
+    """Return the canonical form of a CIDR (`10.1.2.3/8` becomes `10.0.0.0/8`). Raises ValueError.
+
+    Host bits are cleared and not refused, and octets may be padded, as the API server allows in stored objects.
+    """
+    base, slash, length = text.partition("/")
+    if not slash or not length.isascii() or not length.isdigit():
+        raise ValueError(f"{text!r} is not a CIDR such as 10.0.0.0/8")
+    host = address(base)
+    if int(length) > family_of(host).host_bits:
+        raise ValueError(f"{text!r} has a prefix longer than {family_of(host).host_bits}")
+    return str(ipaddress.ip_network(f"{host}/{int(length)}", strict=False))
+
+
+def family_of(text: str) -> IPFamily:
+    """The family of a canonical address or network."""
+    return IPFamily.IPV6 if ":" in text else IPFamily.IPV4
+
+
+@lru_cache(maxsize=65536)
+def _parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(text)
+
+
+@lru_cache(maxsize=16384)
+def parsed_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """The `ipaddress` object of a canonical network (kept, since the same few are asked again and again)."""
+    return ipaddress.ip_network(text)
+
+
+def contains(cidr: str, addr: str) -> bool:
+    """Whether a canonical network holds a canonical address; False across families."""
+    net, ip = parsed_network(cidr), _parsed_address(addr)
+    return net.version == ip.version and ip in net
+
+
+def in_any(cidrs: tuple[str, ...], addr: str) -> bool:
+    """Whether one of the networks holds the address."""
+    return any(contains(cidr, addr) for cidr in cidrs)
+
+
+def is_zero_prefix(cidr: str) -> bool:
+    """Whether the network is everything (`0.0.0.0/0`, `::/0`)."""
+    return cidr.endswith("/0")
+
+
+def host_network(addr: str) -> str:
+    """The network that holds this one address only."""
+    return f"{addr}/{family_of(addr).host_bits}"
+
+
+def collapse(cidrs: tuple[str, ...]) -> tuple[str, ...]:
+    """The fewest networks of one family that hold the same addresses, in order and without overlap."""
+    nets = [parsed_network(cidr) for cidr in cidrs]
+    return tuple(str(net) for net in ipaddress.collapse_addresses(nets))  # type: ignore[type-var]
+
+
+def address_key(addr: str) -> tuple[int, int]:
+    """Sort key that orders addresses as numbers, IPv4 first."""
+    ip = _parsed_address(addr)
+    return ip.version, int(ip)
+
+
+def join_port(addr: str, port: int) -> str:
+    """`10.0.0.1:80` or `[fd00::1]:80`."""
+    return f"[{addr}]:{port}" if ":" in addr else f"{addr}:{port}"
+
+
+def split_port(text: str) -> tuple[str, int]:
+    """The inverse of `join_port`, also for text that is not canonical. Raises ValueError."""
+    match = re.fullmatch(r"\[(?P<six>[^\]]+)\]:(?P<p6>\d{1,5})|(?P<four>[^:]+):(?P<p4>\d{1,5})", text, re.ASCII)
+    if not match:
+        raise ValueError(f"{text!r} is not address:port")
+    port = int(match["p6"] or match["p4"])
+    if not 0 < port < 65536:
+        raise ValueError(f"{text!r} has a port outside 1-65535")
+    return address(match["six"] or match["four"]), port

@@ -1,0 +1,315 @@
+"""Rules as typed data: the nodes that nft and iptables rules are made of.
+
+A rule is a tuple of expressions, read from left to right as the kernel does: matches that may end the rule, and
+statements that act. Both tools share the nodes; a node that one tool cannot print raises `Unprintable` there. What a
+parser does not know becomes `Unknown`, keeps its text, and makes a walk answer "unsupported" instead of a guess.
+
+Addresses and networks are canonical text (`narthex.model.net`). Mark values are unsigned 32-bit integers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from narthex.model.net import IPFamily
+
+
+class Unprintable(ValueError):
+    """The node has no form in this tool."""
+
+
+class Field(enum.Enum):
+    """What can be read from a packet; the value is nft's name for it."""
+
+    SADDR = "saddr"
+    DADDR = "daddr"
+    L4PROTO = "meta l4proto"
+    SPORT = "th sport"
+    DPORT = "th dport"
+    IIFNAME = "iifname"
+    OIFNAME = "oifname"
+
+
+class Slot(msgspec.Struct, frozen=True, tag=True):
+    """A random number below `mod`, as part of a key: `numgen random mod N`."""
+
+    mod: int
+
+
+KeyPart = Field | Slot
+Key = tuple[KeyPart, ...]
+
+Atom = str | int
+"""One component of an element: address or network text, protocol in lower case ("tcp"), port or slot as a number."""
+
+
+# ---- matches -------------------------------------------------------------------------------------------------------
+
+
+class Compare(msgspec.Struct, frozen=True, tag=True):
+    """A field equals one of the values. Networks match what they hold; an interface value may end in `*`;
+    a port value may be a range, written as ("first", "last") in `port_range`."""
+
+    field: Field
+    values: tuple[Atom, ...]
+    negate: bool = False
+
+
+class PortRange(msgspec.Struct, frozen=True, tag=True):
+    """A port lies between two, both included."""
+
+    field: Field
+    first: int
+    last: int
+    negate: bool = False
+
+
+class IsLocal(msgspec.Struct, frozen=True, tag=True):
+    """The address (SADDR or DADDR) is one of this machine's own, loopback included: `fib … type local`,
+    `addrtype --…-type LOCAL`."""
+
+    field: Field
+    negate: bool = False
+
+
+class CtState(msgspec.Struct, frozen=True, tag=True):
+    """The connection is in one of the states ("new", "established", "related", "invalid")."""
+
+    states: tuple[str, ...]
+    negate: bool = False
+
+
+class CtStatus(msgspec.Struct, frozen=True, tag=True):
+    """The connection has one of the status bits ("dnat", "snat")."""
+
+    bits: tuple[str, ...]
+    negate: bool = False
+
+
+class MarkIs(msgspec.Struct, frozen=True, tag=True):
+    """`mark & mask == value`."""
+
+    value: int
+    mask: int = 0xFFFFFFFF
+    negate: bool = False
+
+
+class InSet(msgspec.Struct, frozen=True, tag=True):
+    """The key is an element of a named set (nft set, or ipset with its dimensions)."""
+
+    key: Key
+    name: str
+    negate: bool = False
+
+
+class Chance(msgspec.Struct, frozen=True, tag=True):
+    """Matches at random with this probability, written as iptables prints it: eleven decimals."""
+
+    probability: str
+
+
+class Recent(msgspec.Struct, frozen=True, tag=True):
+    """xt_recent: the source is in the list, seen within `seconds` (`--rcheck --seconds N --reap`)."""
+
+    name: str
+    seconds: int
+
+
+class Unknown(msgspec.Struct, frozen=True, tag=True):
+    """A match or statement of somebody else's that this version does not know; the text as it stood."""
+
+    text: str
+
+
+# ---- statements ----------------------------------------------------------------------------------------------------
+
+
+class Jump(msgspec.Struct, frozen=True, tag=True):
+    """Walk the chain and come back."""
+
+    chain: str
+
+
+class Goto(msgspec.Struct, frozen=True, tag=True):
+    """Walk the chain; what follows here is skipped."""
+
+    chain: str
+
+
+class Return(msgspec.Struct, frozen=True, tag=True):
+    """Back to the calling chain."""
+
+
+class Accept(msgspec.Struct, frozen=True, tag=True):
+    """Done with this hook's chain."""
+
+
+class DropPacket(msgspec.Struct, frozen=True, tag=True):
+    """Throw the packet away."""
+
+
+class RejectPacket(msgspec.Struct, frozen=True, tag=True):
+    """Refuse with ICMP; `kind` is nft's word ("port-unreachable")."""
+
+    kind: str = "port-unreachable"
+
+
+Verdict = Jump | Goto | Return | Accept | DropPacket | RejectPacket
+
+
+class MarkOr(msgspec.Struct, frozen=True, tag=True):
+    """Set bits of the packet mark."""
+
+    bits: int
+
+
+class MarkXor(msgspec.Struct, frozen=True, tag=True):
+    """Turn bits of the packet mark."""
+
+    bits: int
+
+
+class Masquerade(msgspec.Struct, frozen=True, tag=True):
+    """Rewrite the source to the outgoing link's address."""
+
+    fully_random: bool = True
+
+
+class Dnat(msgspec.Struct, frozen=True, tag=True):
+    """Rewrite the destination. Port None keeps the port."""
+
+    address: str
+    port: int | None = None
+
+
+class DnatMap(msgspec.Struct, frozen=True, tag=True):
+    """Rewrite the destination to what a map holds for the key; no element: the rule does not match."""
+
+    key: Key
+    map: str
+
+
+class VerdictMap(msgspec.Struct, frozen=True, tag=True):
+    """Do what a named verdict map holds for the key; no element: go on."""
+
+    key: Key
+    map: str
+
+
+class Spread(msgspec.Struct, frozen=True, tag=True):
+    """Go to one of the chains at random, each equally likely: `numgen random mod N vmap { 0 : goto …, … }`."""
+
+    chains: tuple[str, ...]
+
+
+class Remember(msgspec.Struct, frozen=True, tag=True):
+    """Put the key into a dynamic set, or start its timeout again: `update @set { … }`."""
+
+    key: Key
+    set: str
+
+
+class RecentSet(msgspec.Struct, frozen=True, tag=True):
+    """xt_recent: put the source into the list (`--set`)."""
+
+    name: str
+
+
+class Counter(msgspec.Struct, frozen=True, tag=True):
+    """Count; never changes a packet's way. Figures read from the kernel are not kept here."""
+
+
+Expression = (
+    Compare
+    | PortRange
+    | IsLocal
+    | CtState
+    | CtStatus
+    | MarkIs
+    | InSet
+    | Chance
+    | Recent
+    | Unknown
+    | Verdict
+    | MarkOr
+    | MarkXor
+    | Masquerade
+    | Dnat
+    | DnatMap
+    | VerdictMap
+    | Spread
+    | Remember
+    | RecentSet
+    | Counter
+)
+
+
+# ---- containers ----------------------------------------------------------------------------------------------------
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """Expressions in order, and a comment that changes nothing."""
+
+    expressions: tuple[Expression, ...]
+    comment: str = ""
+
+
+class Hook(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a base chain hangs."""
+
+    type: str
+    """`filter` or `nat`; iptables tables other than nat are `filter`."""
+    hook: str
+    """prerouting, input, forward, output or postrouting."""
+    priority: int
+    policy: str = "accept"
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """A named list of rules."""
+
+    name: str
+    rules: tuple[Rule, ...] = ()
+    hook: Hook | None = None
+
+
+ElementKey = tuple[Atom, ...]
+ElementData = Verdict | tuple[str, int] | None
+"""A verdict, an (address, port) to send to, or None in a set."""
+
+
+class Set(msgspec.Struct, frozen=True, kw_only=True):
+    """A set or, when `data` says so, a map."""
+
+    name: str
+    key: Key
+    data: str = ""
+    """"" for a set, "verdict", or "endpoint" for address . port."""
+    interval: bool = False
+    """Elements may hold networks."""
+    dynamic: bool = False
+    """The packet path adds elements; what stands in it is no part of a comparison."""
+    timeout: int = 0
+    """Seconds after which an element is forgotten; 0: never."""
+    size: int = 0
+    counter: bool = False
+    elements: Mapping[ElementKey, ElementData] = {}
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """A table with its chains and sets, by name."""
+
+    family: IPFamily | None
+    """None: `inet`, both families."""
+    name: str
+    chains: Mapping[str, Chain] = {}
+    sets: Mapping[str, Set] = {}
+
+
+class Ruleset(msgspec.Struct, frozen=True):
+    """Tables in the order read or written."""
+
+    tables: tuple[Table, ...] = ()

@@ -1,0 +1,1 @@
+"""State kept across turns: the Store and its Snapshots. Pure."""

@@ -1,0 +1,1 @@
+"""Public tools for tests: builders, strategies, and the scenario runner."""
