@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from narthex.model.packet import Host, Packet, Trace
+from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.plan.ir import Deviation, Plan
 
 R = TypeVar("R")
@@ -34,8 +34,10 @@ class Backend(Protocol[R, C]):
         """What the rules are after the changes: the law is `patch(a, diff(a, b)) == b`."""
         ...
 
-    def walk(self, rules: R, packet: Packet, host: Host) -> Trace:
-        """A packet's way through the rules."""
+    def walk(
+        self, rules: R, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
+    ) -> Trace:
+        """A packet's way through the rules, given what earlier packets left behind."""
         ...
 
     def text(self, rules: R) -> str:

@@ -40,6 +40,25 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The node's own addresses without loopback; loopback is always local."""
 
 
+class Memory:
+    """What earlier packets left behind: elements of dynamic sets, xt_recent lists, or the plan's affinity records.
+
+    One record is (list, key); `list` is a set's name, and it was last touched at a time in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._touched: dict[tuple[str, tuple[str | int, ...]], float] = {}
+
+    def seen(self, name: str, key: tuple[str | int, ...], now: float, timeout: float) -> bool:
+        """Whether the key is in the list and was touched less than `timeout` seconds ago."""
+        at = self._touched.get((name, key))
+        return at is not None and now - at < timeout
+
+    def touch(self, name: str, key: tuple[str | int, ...], now: float) -> None:
+        """Put the key into the list, or start its time again."""
+        self._touched[name, key] = now
+
+
 class Disposition(enum.Enum):
     """How a packet's way through the Service rules ends. A closed list (never a guess)."""
 
@@ -78,6 +97,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     masquerade: bool = False
     """The source is rewritten to the node's own."""
     note: str = ""
+    remembers: tuple[tuple[str, tuple[str | int, ...]], ...] = ()
+    """What the packet path will remember if it goes this way: arguments for `Memory.touch`."""
     steps: tuple[Step, ...] = ()
 
 

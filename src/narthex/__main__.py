@@ -1,0 +1,5 @@
+"""`python -m narthex`."""
+
+from narthex.cli import main
+
+main()

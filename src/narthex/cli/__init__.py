@@ -1,0 +1,41 @@
+"""The command line: arguments and output only. Each command lives in a module of its own, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+import narthex
+
+_COMMANDS = {
+    "lab": ("narthex.cli.lab", "A cluster network on this machine, made of network namespaces."),
+    "plan": ("narthex.cli.plan", "Show what must happen to every packet: the decided plan."),
+    "proxy": ("narthex.cli.proxy", "Be the node proxy: program this network namespace until stopped."),
+    "render": ("narthex.cli.render", "Print the rules that a plan becomes in a mode."),
+    "scenario": ("narthex.cli.scenario", "Check packet-flow scenarios against plan, rules and kernel."),
+    "trace": ("narthex.cli.trace", "Explain a packet's way through Services, step by step."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when it is needed, so that `narthex --help` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(narthex.__version__, prog_name="narthex")
+def main() -> None:
+    """The Kubernetes Service network: plan it, program it, explain it."""
