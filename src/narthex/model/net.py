@@ -19,6 +19,8 @@ class IPFamily(enum.Enum):
     IPV4 = 4
     IPV6 = 6
 
+    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python, a million times
+
     @property
     def host_bits(self) -> int:
         """Prefix length of a single address: 32 or 128."""
@@ -50,6 +52,8 @@ class Protocol(enum.Enum):
     UDP = "UDP"
     SCTP = "SCTP"
     ICMP = "ICMP"
+
+    __hash__ = object.__hash__
 
     @property
     def lower(self) -> str:

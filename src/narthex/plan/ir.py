@@ -169,7 +169,7 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conflict(msgspec.Struct, frozen=True, kw_only=True):
-    """Two Service ports claim one match; `winner` has it (older claims by name order, never by arrival)."""
+    """Two Service ports claim one match; `winner` has it (by kind, then by name; never by arrival)."""
 
     match: Match
     kind: FrontendKind

@@ -1,0 +1,180 @@
+"""A packet's fate according to the plan: the reference meaning that rules and kernel are held against."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from narthex.model.net import contains, family_of, in_any, join_port
+from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Step, Trace, single
+from narthex.plan.ir import (
+    Decision,
+    Deviation,
+    Endpoint,
+    Forward,
+    Frontend,
+    FrontendKind,
+    Plan,
+    Reject,
+    Sender,
+    ServicePlan,
+)
+
+NO_DEVIATIONS: frozenset[Deviation] = frozenset()
+
+
+def evaluate(
+    plan: Plan,
+    packet: Packet,
+    host: Host,
+    deviations: frozenset[Deviation] = NO_DEVIATIONS,
+    memory: Memory | None = None,
+    now: float = 0.0,
+) -> Trace:
+    """What the plan says of a packet. `deviations` are the backend's own; `memory` holds the affinity records, with
+    `now` in the same seconds. The packet's family must be the plan's."""
+    found = find_frontend(plan, packet, host)
+    if found is None:
+        return _guarded(plan, packet, host, deviations)
+    service, frontend = found
+    sender = sender_of(plan, packet, host)
+    decision = frontend.decision(sender)
+    steps = [Step(where="frontend", what=f"{service.name} by its {frontend.kind.value}", why=_match_text(frontend))]
+    refused = isinstance(decision, Reject) and Deviation.REJECT_BEFORE_RANGES in deviations
+    if frontend.allow_from is not None and not in_any(frontend.allow_from, packet.source) and not refused:
+        steps.append(Step(where="source ranges", what="drop", why=f"{packet.source} is in none of the allowed ranges"))
+        return single(packet, Disposition.DROPPED, steps)
+    steps.append(Step(where="sender", what=sender.value, why=sender_reason(plan, packet, sender)))
+    if not isinstance(decision, Forward):
+        steps.append(Step(where="decision", what=type(decision).__name__.lower(), why=_nothing_reason(decision)))
+        return single(packet, Disposition.REJECTED if isinstance(decision, Reject) else Disposition.DROPPED, steps)
+    return _forwarded(packet, service, decision, deviations, memory, now, steps)
+
+
+def find_frontend(plan: Plan, packet: Packet, host: Host) -> tuple[ServicePlan, Frontend] | None:
+    """The frontend that a packet meets: an exact address first, then a node port."""
+    by_node: tuple[ServicePlan, Frontend] | None = None
+    for service in plan.services.values():
+        for frontend in service.frontends:
+            if frontend.protocol is not packet.protocol or frontend.port != packet.port:
+                continue
+            if frontend.address == packet.destination:
+                return service, frontend
+            if frontend.address is None and answers_node_ports(plan, packet.destination, host):
+                by_node = service, frontend
+    return by_node
+
+
+def answers_node_ports(plan: Plan, destination: str, host: Host) -> bool:
+    """Whether node ports answer on this address now."""
+    cidrs = plan.node_ports.cidrs
+    if contains(plan.family.loopback, destination):
+        return plan.node_ports.localhost and destination != "::1" and (cidrs is None or in_any(cidrs, destination))
+    return destination in host.addresses and (cidrs is None or in_any(cidrs, destination))
+
+
+def sender_of(plan: Plan, packet: Packet, host: Host) -> Sender:
+    """The sender's class; the first that fits."""
+    if plan.pods.matches(packet.source, packet.iif):
+        return Sender.POD
+    if packet.source in host.addresses or contains(family_of(packet.source).loopback, packet.source):
+        return Sender.NODE
+    return Sender.OTHER
+
+
+def sender_reason(plan: Plan, packet: Packet, sender: Sender) -> str:
+    """Why the sender is of its class, for people."""
+    pods = plan.pods
+    if sender is Sender.POD:
+        if pods.cidrs:
+            cidr = next(cidr for cidr in pods.cidrs if contains(cidr, packet.source))
+            return f"{packet.source} is a pod: it lies in {cidr}"
+        return f"it came in on {packet.iif}, where pods are"
+    if sender is Sender.NODE:
+        return f"{packet.source} is an address of this node"
+    if not pods.enabled:
+        return "pods cannot be told from others here: pod detection is off"
+    return f"{packet.source} is neither a pod nor an address of this node"
+
+
+def _guarded(plan: Plan, packet: Packet, host: Host, deviations: frozenset[Deviation]) -> Trace:
+    """No frontend: the guard of ClusterIPs and ServiceCIDRs (rows 5.8 to 5.10), and nothing else."""
+    own = packet.destination in host.addresses and not packet.from_host
+    if own or Deviation.NO_CLUSTER_IP_GUARD in deviations:
+        return single(packet, Disposition.NOT_OURS)
+    if packet.destination in cluster_ips(plan):
+        why = f"{packet.destination} is a cluster IP without this port"
+        return single(packet, Disposition.REJECTED, [Step(where="cluster IP guard", what="reject", why=why)])
+    if in_any(plan.service_cidrs, packet.destination):
+        why = f"{packet.destination} lies in a ServiceCIDR and belongs to no Service"
+        return single(packet, Disposition.DROPPED, [Step(where="cluster IP guard", what="drop", why=why)])
+    return single(packet, Disposition.NOT_OURS)
+
+
+def cluster_ips(plan: Plan) -> set[str]:
+    """All ClusterIPs of the plan."""
+    return {
+        front.address
+        for service in plan.services.values()
+        for front in service.frontends
+        if front.kind is FrontendKind.CLUSTER_IP and front.address
+    }
+
+
+def _forwarded(
+    packet: Packet,
+    service: ServicePlan,
+    decision: Forward,
+    deviations: frozenset[Deviation],
+    memory: Memory | None,
+    now: float,
+    steps: list[Step],
+) -> Trace:
+    pool = service.pool(decision.scope)
+    steps.append(Step(where="decision", what=f"one of {len(pool.endpoints)} endpoints", why=pool.reason))
+    drawn = pool.endpoints
+    if service.affinity_seconds is not None and memory is not None:
+        known = (
+            endpoint
+            for endpoint in pool.endpoints
+            if memory.seen(_record(service, endpoint), (packet.source,), now, service.affinity_seconds)
+        )
+        remembered = next(known, None)
+        if remembered is not None:
+            drawn = (remembered,)
+            steps.append(Step(where="affinity", what="the same endpoint again", why=f"{packet.source} is remembered"))
+    chance = Fraction(1, len(drawn))
+    outcomes = []
+    for endpoint in drawn:
+        hairpin = endpoint.address == packet.source and (
+            endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in deviations
+        )
+        draw = Step(where="endpoint", what=join_port(endpoint.address, endpoint.port), chance=chance)
+        outcomes.append(
+            Outcome(
+                disposition=Disposition.DELIVERED,
+                probability=chance,
+                endpoint=(endpoint.address, endpoint.port),
+                masquerade=decision.masquerade or hairpin,
+                remembers=((_record(service, endpoint), (packet.source,)),)
+                if service.affinity_seconds is not None
+                else (),
+                steps=(*steps, draw),
+            )
+        )
+    return Trace(packet=packet, outcomes=tuple(outcomes))
+
+
+def _record(service: ServicePlan, endpoint: Endpoint) -> str:
+    """Name of the list that remembers the clients of one endpoint of one Service port."""
+    return f"{service.name} {service.name.protocol.value} {join_port(endpoint.address, endpoint.port)}"
+
+
+def _match_text(frontend: Frontend) -> str:
+    where = "an address of this node" if frontend.address is None else frontend.address
+    return f"{where}, {frontend.protocol.value} port {frontend.port}"
+
+
+def _nothing_reason(decision: Decision) -> str:
+    if isinstance(decision, Reject):
+        return "no endpoint can be used anywhere in the cluster"
+    return "endpoints exist, but a Local traffic policy leaves none on this node"
