@@ -1,0 +1,20 @@
+"""Settings for all tests."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "narthex", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("narthex")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without root, kernel tests are left out on a desk; in CI their absence must be seen as a failure."""
+    if os.geteuid() == 0 or os.environ.get("CI"):
+        return
+    for item in items:
+        if item.get_closest_marker("kernel"):
+            item.add_marker(pytest.mark.skip(reason="needs root: run `sudo make test`"))

@@ -1,0 +1,95 @@
+"""Who may import whom. Each rule has its reason, printed when it breaks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "narthex"
+MODULES = sorted(SRC.rglob("*.py"))
+
+PURE = ("model", "state", "plan", "netfilter", "trace", "backends", "lab")
+EFFECTS = {"os", "socket", "subprocess", "asyncio", "threading", "time", "random", "ctypes", "pathlib", "shutil"}
+EFFECTS_REASON = (
+    "the core takes values and gives values, so that every decision can be tested without a machine; "
+    "put the effect into sources/ or host/ and pass its result in"
+)
+
+LEVELS = {
+    "model": 0,
+    "state": 1,
+    "plan": 2,
+    "netfilter": 2,
+    "trace": 3,
+    "backends": 4,
+    "lab": 4,
+    "sources": 5,
+    "host": 5,
+    "testing": 6,
+    "apps": 7,
+    "cli": 8,
+    "__main__": 9,
+    "__init__": 0,
+}
+SIBLINGS = [("plan", "netfilter"), ("backends", "lab"), ("sources", "host")]
+SIBLING_REASONS = {
+    ("plan", "netfilter"): "a plan speaks Service; rules are below it and must not be needed to decide",
+    ("backends", "lab"): "a backend renders plans of any cluster; the lab is only one of them",
+    ("sources", "host"): "what comes in and what goes out meet in apps/ only",
+}
+ALLOWED = {
+    ("sources", "plan"): "configuration is turned into the planner's NodeConfig",
+}
+ADD_ONS = {"socket.inet_pton", "socket.inet_ntop", "socket.AF_INET", "socket.AF_INET6"}
+
+
+def room(path: Path) -> str:
+    relative = path.relative_to(SRC)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full, so that a reader sees where they go"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_go_downwards(path):
+    here = room(path)
+    assert here in LEVELS, f"{path}: a new room needs its level here and its place in ARCHITECTURE.md"
+    for name in imports(path):
+        if not name.startswith("narthex."):
+            continue
+        there = name.split(".")[1]
+        if there not in LEVELS:
+            continue
+        assert LEVELS[there] <= LEVELS[here], f"{path}: {here}/ may not import {name}: data flows from model/ to cli/"
+        for one, other in SIBLINGS:
+            assert {here, there} != {one, other}, f"{path}: {name}: {SIBLING_REASONS[one, other]}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if room(path) in PURE], ids=lambda path: str(path.relative_to(SRC))
+)
+def test_the_core_has_no_effects(path):
+    for name in imports(path):
+        assert name in ADD_ONS or name.split(".")[0] not in EFFECTS, f"{path} imports {name}: {EFFECTS_REASON}"
+
+
+def test_only_host_run_waits_for_programs():
+    """One place starts programs and waits, so that quoting, namespaces and errors are handled once."""
+    for path in MODULES:
+        if path.name == "run.py" or room(path) in ("apps", "testing"):
+            continue
+        assert not any(name.split(".")[0] == "subprocess" for name in imports(path)), f"{path}: use host.run"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_modules_say_what_they_are(path):
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path}: begin with a docstring that says what it knows"
