@@ -1,0 +1,130 @@
+"""Rules as people read them in a trace: short, close to nft's words, the same for both tools.
+
+This is for reading only; what a kernel tool reads is printed by `nft` and `xtables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from narthex.model.net import join_port
+from narthex.netfilter.ast import (
+    Accept,
+    Atom,
+    Chance,
+    Compare,
+    Counter,
+    CtState,
+    CtStatus,
+    Dnat,
+    DnatMap,
+    DropPacket,
+    Expression,
+    Field,
+    Goto,
+    InSet,
+    IsLocal,
+    Jump,
+    Key,
+    MarkIs,
+    MarkOr,
+    MarkXor,
+    Masquerade,
+    PortRange,
+    Recent,
+    RecentSet,
+    RejectPacket,
+    Remember,
+    Return,
+    Rule,
+    Slot,
+    Spread,
+    Unknown,
+    Verdict,
+    VerdictMap,
+)
+
+_FIELDS = {
+    Field.SADDR: "source",
+    Field.DADDR: "destination",
+    Field.L4PROTO: "protocol",
+    Field.SPORT: "source port",
+    Field.DPORT: "port",
+    Field.IIFNAME: "in",
+    Field.OIFNAME: "out",
+}
+
+
+def brief_rule(rule: Rule) -> str:
+    """The rule on one line: its matches, then what it does. The comment is left to the caller."""
+    return ", ".join(text for text in map(brief, rule.expressions) if text) or "every packet"
+
+
+def brief(expression: Expression) -> str:
+    """One expression; empty for what changes nothing."""
+    return _PRINTERS[type(expression)](expression)
+
+
+def brief_key(key: Key) -> str:
+    """The parts that a key is built of."""
+    return " . ".join(f"random of {part.mod}" if isinstance(part, Slot) else _FIELDS[part] for part in key)
+
+
+def brief_element(name: str, key: tuple[Atom, ...], data: Verdict | tuple[str, int] | None) -> str:
+    """An element of a named set or map, as it was met."""
+    text = f"{name} {{ {' . '.join(map(str, key))}"
+    if isinstance(data, tuple):
+        text += f" : {join_port(*data)}"
+    elif data is not None:
+        text += f" : {brief(data)}"
+    return text + " }"
+
+
+def _values(values: tuple[Atom, ...]) -> str:
+    shown = ", ".join(map(str, values[:4]))
+    return f"{shown} and {len(values) - 4} more" if len(values) > 4 else shown
+
+
+def _not(negate: bool) -> str:
+    return "not " if negate else ""
+
+
+def _mark(expression: MarkIs) -> str:
+    sign = "!=" if expression.negate else "="
+    return f"mark & {expression.mask:#x} {sign} {expression.value:#x}"
+
+
+def _dnat(expression: Dnat) -> str:
+    to = expression.address if expression.port is None else join_port(expression.address, expression.port)
+    return f"dnat to {to}"
+
+
+_PRINTERS: dict[type, Callable[[Any], str]] = {
+    Compare: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{_values(e.values)}",
+    PortRange: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{e.first}-{e.last}",
+    IsLocal: lambda e: f"{_FIELDS[e.field]} is {_not(e.negate)}an own address",
+    CtState: lambda e: f"connection is {_not(e.negate)}{' or '.join(e.states)}",
+    CtStatus: lambda e: f"connection has {_not(e.negate)}{' or '.join(e.bits)}",
+    MarkIs: _mark,
+    InSet: lambda e: f"{brief_key(e.key)} {_not(e.negate)}in {e.name}",
+    Chance: lambda e: f"with probability {e.probability}",
+    Recent: lambda e: f"source seen by {e.name} within {e.seconds} s",
+    Unknown: lambda e: e.text,
+    Jump: lambda e: f"jump {e.chain}",
+    Goto: lambda e: f"goto {e.chain}",
+    Return: lambda _: "return",
+    Accept: lambda _: "accept",
+    DropPacket: lambda _: "drop",
+    RejectPacket: lambda e: f"reject with {e.kind}",
+    MarkOr: lambda e: f"set mark bits {e.bits:#x}",
+    MarkXor: lambda e: f"turn mark bits {e.bits:#x}",
+    Masquerade: lambda _: "masquerade",
+    Dnat: _dnat,
+    DnatMap: lambda e: f"dnat to {e.map} [ {brief_key(e.key)} ]",
+    VerdictMap: lambda e: f"do {e.map} [ {brief_key(e.key)} ]",
+    Spread: lambda e: f"goto one of {len(e.chains)} chains",
+    Remember: lambda e: f"remember {brief_key(e.key)} in {e.set}",
+    RecentSet: lambda e: f"remember source in {e.name}",
+    Counter: lambda _: "",
+}

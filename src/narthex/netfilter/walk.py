@@ -1,0 +1,402 @@
+"""A packet's way through rules, as the kernel takes it: hooks, base chains by priority, jumps, address rewriting.
+
+The packet is the first of a NEW connection. Wherever the kernel would draw a random number, all draws are followed,
+each with its exact probability. What the walk cannot know ends that branch as UNSUPPORTED; it never guesses.
+
+The kernel facts are those of Linux 5.13 and later: nf_nat_core.c (a hook's nat chains end with the first rewriting),
+nf_tables_core.c (jump, goto, return), and the loopback path (a packet from this host to itself passes output and
+postrouting, then prerouting and input without nat).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import msgspec
+
+from narthex.model.net import family_of
+from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace
+from narthex.netfilter.ast import (
+    Accept,
+    Chain,
+    Chance,
+    Counter,
+    Dnat,
+    DnatMap,
+    DropPacket,
+    Expression,
+    Goto,
+    Jump,
+    MarkOr,
+    MarkXor,
+    Masquerade,
+    RecentSet,
+    RejectPacket,
+    Remember,
+    Return,
+    Rule,
+    Ruleset,
+    Spread,
+    Table,
+    VerdictMap,
+)
+from narthex.netfilter.brief import brief, brief_element, brief_rule
+from narthex.netfilter.walk_index import indexed
+from narthex.netfilter.walk_match import Matcher, NotKnown
+from narthex.netfilter.walk_state import Branch, Place, merge
+
+NameOf = Callable[[str], str]
+"""Says what an address is ("pod shop/web-1"), or nothing ("")."""
+
+_MAX_DEPTH = 64
+_MAX_RULES = 5_000_000
+_U32 = 0xFFFFFFFF
+_DESTINATION_HOOKS = ("prerouting", "output")
+
+
+class _End(msgspec.Struct, frozen=True):
+    """How a branch leaves a rule, a chain or a hook."""
+
+    disposition: Disposition
+    note: str = ""
+
+
+_NEXT = None
+_ACCEPT = "accept"
+_RETURN = "return"
+Way = None | str | _End
+"""None: go on with the next rule; "return": leave the chain; "accept": leave the base chain; or the end."""
+
+_Ways = list[tuple[Way, Branch]]
+
+
+def walk(
+    ruleset: Ruleset,
+    packet: Packet,
+    host: Host,
+    memory: Memory | None = None,
+    now: float = 0.0,
+    name_of: NameOf | None = None,
+) -> Trace:
+    """Follow a packet through all tables of its family. `now` is in seconds, on the clock of `memory`."""
+    return _Walk(ruleset, packet, host, memory, now, name_of).trace()
+
+
+class _Walk:
+    def __init__(
+        self,
+        ruleset: Ruleset,
+        packet: Packet,
+        host: Host,
+        memory: Memory | None,
+        now: float,
+        name_of: NameOf | None,
+    ) -> None:
+        self._packet = packet
+        self._index = indexed(ruleset, family_of(packet.destination))
+        self._matcher = Matcher(packet, host, self._index, memory, now)
+        self._name_of = name_of or (lambda _address: "")
+        self._outcomes: dict[tuple[object, ...], Outcome] = {}
+        self._rules_left = _MAX_RULES
+
+    def trace(self) -> Trace:
+        """All ends that the packet can come to."""
+        packet = self._packet
+        start = [Branch(packet.destination, packet.port)]
+        for branch in self._sent(start) if packet.from_host else self._received(start):
+            delivered = branch.dnat
+            self._finish(branch, _End(Disposition.DELIVERED if delivered else Disposition.NOT_OURS))
+        return Trace(packet=packet, outcomes=tuple(self._outcomes.values()))
+
+    # ---- hooks -----------------------------------------------------------------------------------------------------
+
+    def _received(self, branches: list[Branch]) -> list[Branch]:
+        """In from a link: prerouting, then input or forward and postrouting."""
+        iif = self._packet.iif
+        here, away = self._routed(self._hook(Place("prerouting", iif=iif), branches))
+        here = self._hook(Place("input", iif=iif), here)
+        away = self._hook(Place("forward", iif=iif, oif=None), away)
+        return here + self._hook(Place("postrouting", oif=None), away)
+
+    def _sent(self, branches: list[Branch]) -> list[Branch]:
+        """Made on this host: output and postrouting, and once more in over loopback when it is for this host."""
+        oif = "lo" if self._matcher.local(self._packet.destination) else None
+        here, away = self._routed(self._hook(Place("output", oif=oif), branches))
+        away = self._hook(Place("postrouting", oif=None), away)
+        here = self._hook(Place("postrouting", oif="lo"), here)
+        here = self._hook(Place("prerouting", iif="lo"), here, nat=False)
+        return away + self._hook(Place("input", iif="lo"), here, nat=False)
+
+    def _routed(self, branches: list[Branch]) -> tuple[list[Branch], list[Branch]]:
+        here = [branch for branch in branches if self._matcher.local(branch.daddr)]
+        return here, [branch for branch in branches if not self._matcher.local(branch.daddr)]
+
+    def _hook(self, place: Place, branches: list[Branch], nat: bool = True) -> list[Branch]:
+        """Walk all base chains of a hook; what comes back is let through."""
+        for table, chain in self._index.base_chains(place.hook):
+            if not branches:
+                break
+            assert chain.hook is not None
+            if chain.hook.type != "nat":
+                branches = self._base_chain(place, table, chain, branches)
+            elif nat:
+                rewritten = [branch for branch in branches if _is_rewritten(place, branch)]
+                rest = [branch for branch in branches if not _is_rewritten(place, branch)]
+                branches = rewritten + self._base_chain(place, table, chain, rest)
+        return branches
+
+    def _base_chain(self, place: Place, table: Table, chain: Chain, branches: list[Branch]) -> list[Branch]:
+        passed: list[Branch] = []
+        for branch in branches:
+            for way, out in self._chain(place, table, chain, branch, ()):
+                if isinstance(way, _End):
+                    self._finish(out, way)
+                elif way != _ACCEPT and chain.hook is not None and chain.hook.policy == "drop":
+                    out.note(_where(place, table, chain), "policy drop")
+                    self._finish(out, _End(Disposition.DROPPED))
+                else:
+                    passed.append(out)
+        return merge(passed)
+
+    def _finish(self, branch: Branch, end: _End) -> None:
+        delivered = end.disposition is Disposition.DELIVERED
+        outcome = Outcome(
+            disposition=end.disposition,
+            probability=branch.probability,
+            endpoint=(branch.daddr, branch.dport) if delivered else None,
+            masquerade=delivered and branch.masquerade,
+            note=end.note,
+            remembers=branch.remembers,
+            steps=branch.steps(),
+        )
+        key = outcome.disposition, outcome.endpoint, outcome.masquerade, outcome.note, outcome.remembers
+        same = self._outcomes.get(key)
+        if same is not None:
+            teller = same if same.probability >= outcome.probability else outcome
+            outcome = msgspec.structs.replace(teller, probability=same.probability + outcome.probability)
+        self._outcomes[key] = outcome
+
+    # ---- chains and rules ------------------------------------------------------------------------------------------
+
+    def _chain(self, place: Place, table: Table, chain: Chain, branch: Branch, path: tuple[str, ...]) -> _Ways:
+        """All ways out of a chain. "Return" and the chain's end both come back as None."""
+        if chain.name in path or len(path) > _MAX_DEPTH:
+            return [(_unsupported(f"the chains of table {table.name} call each other without end"), branch)]
+        path = (*path, chain.name)
+        left: _Ways = []
+        present = [branch]
+        for rule in chain.rules:
+            self._rules_left -= 1
+            if self._rules_left < 0:
+                left += [(_unsupported("too many rules on the way"), out) for out in present]
+                return left
+            ongoing: list[Branch] = []
+            for here in present:
+                for way, out in self._rule(place, table, chain, rule, here, path):
+                    if way is _NEXT:
+                        ongoing.append(out)
+                    else:
+                        left.append((_NEXT if way == _RETURN else way, out))
+            present = merge(ongoing)
+            if not present:
+                return left
+        return left + [(_NEXT, out) for out in present]
+
+    def _rule(
+        self, place: Place, table: Table, chain: Chain, rule: Rule, branch: Branch, path: tuple[str, ...]
+    ) -> _Ways:
+        """All ways out of one rule."""
+        ways: _Ways = []
+        doubt = ""
+        noted = False
+        for expression in rule.expressions:
+            if self._matcher.is_match(expression):
+                answer = self._matcher.answer(expression, branch, place, table)
+                if answer is False:
+                    return [*ways, (_NEXT, branch)]
+                if isinstance(answer, str):
+                    doubt = doubt or answer
+                continue
+            if isinstance(expression, Counter):
+                continue
+            if isinstance(expression, Chance):
+                hit = branch.take(_probability(expression))
+                if branch.probability:
+                    ways.append((_NEXT, branch))
+                if not hit.probability:
+                    return ways
+                branch = hit
+                continue
+            if doubt:
+                break
+            if not noted and not isinstance(expression, (VerdictMap, DnatMap, Spread)):
+                branch.note(_where(place, table, chain), brief_rule(rule), rule.comment or self._why(rule))
+                noted = True
+            if isinstance(expression, (MarkOr, MarkXor, Remember, RecentSet)):
+                doubt = self._set_aside(expression, branch, place)
+                continue
+            return ways + self._act(place, table, chain, rule, expression, branch, path)
+        if doubt:
+            branch.note(_where(place, table, chain), brief_rule(rule), rule.comment)
+            return [*ways, (_unsupported(f"{_where(place, table, chain)}: {doubt}"), branch)]
+        return [*ways, (_NEXT, branch)]
+
+    def _set_aside(self, e: MarkOr | MarkXor | Remember | RecentSet, branch: Branch, place: Place) -> str:
+        """Statements that leave something behind and go on; returns why that cannot be followed, or nothing."""
+        if isinstance(e, MarkOr):
+            branch.mark = (branch.mark | e.bits) & _U32
+        elif isinstance(e, MarkXor):
+            branch.mark = (branch.mark ^ e.bits) & _U32
+        elif isinstance(e, RecentSet):
+            branch.remembers = (*branch.remembers, (e.name, (self._packet.source,)))
+        else:
+            try:
+                key = self._matcher.key(e.key, branch, place)
+            except NotKnown as error:
+                return str(error)
+            if key is not None:
+                branch.remembers = (*branch.remembers, (e.set, key))
+        return ""
+
+    def _act(
+        self,
+        place: Place,
+        table: Table,
+        chain: Chain,
+        rule: Rule,
+        expression: Expression,
+        branch: Branch,
+        path: tuple[str, ...],
+    ) -> _Ways:
+        """Statements that decide where the packet goes."""
+        if isinstance(expression, VerdictMap):
+            return self._verdict_map(place, table, chain, rule, expression, branch, path)
+        if isinstance(expression, DnatMap):
+            return self._dnat_map(place, table, chain, rule, expression, branch)
+        if isinstance(expression, Spread):
+            return self._spread(place, table, chain, rule, expression, branch, path)
+        if isinstance(expression, Dnat):
+            return [(self._rewrite(place, branch, expression.address, expression.port), branch)]
+        if isinstance(expression, Masquerade):
+            if place.hook != "postrouting":
+                return [(_unsupported(f"masquerade in {place.hook}"), branch)]
+            branch.masquerade = True
+            return [(_ACCEPT, branch)]
+        return self._verdict(place, table, expression, branch, path)
+
+    def _verdict(self, place: Place, table: Table, verdict: object, branch: Branch, path: tuple[str, ...]) -> _Ways:
+        if isinstance(verdict, (Jump, Goto)):
+            target = table.chains.get(verdict.chain)
+            if target is None:
+                return [(_unsupported(f"the chain {verdict.chain} of table {table.name} is not there"), branch)]
+            ways = self._chain(place, table, target, branch, path)
+            if isinstance(verdict, Goto):
+                return [(_RETURN if way is _NEXT else way, out) for way, out in ways]
+            return ways
+        if isinstance(verdict, Return):
+            return [(_RETURN, branch)]
+        if isinstance(verdict, Accept):
+            return [(_ACCEPT, branch)]
+        if isinstance(verdict, DropPacket):
+            return [(_End(Disposition.DROPPED), branch)]
+        if isinstance(verdict, RejectPacket):
+            return [(_End(Disposition.REJECTED), branch)]
+        return [(_unsupported(f"not understood: {verdict}"), branch)]
+
+    def _rewrite(self, place: Place, branch: Branch, address: str, port: int | None) -> Way:
+        if place.hook not in _DESTINATION_HOOKS:
+            return _unsupported(f"destination rewritten in {place.hook}")
+        branch.daddr = address
+        branch.dport = branch.dport if port is None else port
+        branch.dnat = True
+        return _ACCEPT
+
+    def _verdict_map(
+        self,
+        place: Place,
+        table: Table,
+        chain: Chain,
+        rule: Rule,
+        e: VerdictMap,
+        branch: Branch,
+        path: tuple[str, ...],
+    ) -> _Ways:
+        drawn, ways = self._look_up(place, table, chain, e, branch)
+        for out, element, data in drawn:
+            out.note(_where(place, table, chain), element, rule.comment)
+            ways += self._verdict(place, table, data, out, path)
+        return ways
+
+    def _dnat_map(self, place: Place, table: Table, chain: Chain, rule: Rule, e: DnatMap, branch: Branch) -> _Ways:
+        drawn, ways = self._look_up(place, table, chain, e, branch)
+        for out, element, data in drawn:
+            if not isinstance(data, tuple):
+                ways.append((_unsupported(f"the map {e.map} holds no address and port"), out))
+                continue
+            out.note(_where(place, table, chain), f"dnat to {element}", rule.comment or self._name_of(data[0]))
+            ways.append((self._rewrite(place, out, *data), out))
+        return ways
+
+    def _look_up(
+        self, place: Place, table: Table, chain: Chain, e: VerdictMap | DnatMap, branch: Branch
+    ) -> tuple[list[tuple[Branch, str, object]], _Ways]:
+        """The elements that the key may fall on, each with a branch of its own; and the ways that go on without."""
+        elements = self._index.elements(table, e.map)
+        if elements is None:
+            branch.note(_where(place, table, chain), brief(e))
+            return [], [(_unsupported(f"the map {e.map} of table {table.name} is not there"), branch)]
+        drawn: list[tuple[Branch, str, object]] = []
+        try:
+            draws = list(self._matcher.draws(e.key, branch, place))
+        except NotKnown as error:
+            branch.note(_where(place, table, chain), brief(e))
+            return [], [(_unsupported(f"{_where(place, table, chain)}: {error}"), branch)]
+        left = Fraction(1)
+        for share, key in draws:
+            element = elements.find(key)
+            if element is None:
+                continue
+            data = elements.data(element)
+            # `take` splits what is left of the branch, so a share of the whole has to be scaled up.
+            drawn.append((branch.take(share / left), brief_element(e.map, element, data), data))
+            left -= share
+        return drawn, [(_NEXT, branch)] if left else []
+
+    def _spread(
+        self,
+        place: Place,
+        table: Table,
+        chain: Chain,
+        rule: Rule,
+        e: Spread,
+        branch: Branch,
+        path: tuple[str, ...],
+    ) -> _Ways:
+        ways: _Ways = []
+        count = len(e.chains)
+        for number, name in enumerate(e.chains):
+            out = branch.take(Fraction(1, count - number))
+            out.note(_where(place, table, chain), f"draw {number} of {count}: goto {name}", rule.comment)
+            ways += self._verdict(place, table, Goto(name), out, path)
+        return ways
+
+    def _why(self, rule: Rule) -> str:
+        addresses = (e.address for e in rule.expressions if isinstance(e, Dnat))
+        return next(filter(None, map(self._name_of, addresses)), "")
+
+
+def _is_rewritten(place: Place, branch: Branch) -> bool:
+    return branch.dnat if place.hook in _DESTINATION_HOOKS else branch.masquerade
+
+
+def _probability(chance: Chance) -> Fraction:
+    return min(max(Fraction(chance.probability), Fraction(0)), Fraction(1))
+
+
+def _unsupported(note: str) -> _End:
+    return _End(Disposition.UNSUPPORTED, note)
+
+
+def _where(place: Place, table: Table, chain: Chain) -> str:
+    return f"{place.hook} {table.name} {chain.name}"

@@ -1,0 +1,108 @@
+"""What a walk carries along: one branch per way that chance has opened, and the place where it is."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+
+from narthex.model.packet import Step
+
+_ONE = Fraction(1)
+_MAX_BITS = 512
+_GRID = 1 << 128
+
+Remembered = tuple[tuple[str, tuple[str | int, ...]], ...]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where in the kernel a rule is asked, and what is known of the interfaces there."""
+
+    hook: str
+    iif: str = ""
+    """Empty where the kernel has no input interface."""
+    oif: str | None = ""
+    """Empty where the kernel has no output interface yet; None where it has one that nobody told us."""
+
+
+class Trail:
+    """Steps so far, newest first. Branches share the part of the way that they have in common."""
+
+    __slots__ = ("before", "step")
+
+    def __init__(self, step: Step, before: Trail | None) -> None:
+        self.step = step
+        self.before = before
+
+
+class Branch:
+    """One way that the packet may go, up to now."""
+
+    __slots__ = ("chance", "daddr", "dnat", "dport", "mark", "masquerade", "probability", "remembers", "trail")
+
+    def __init__(self, daddr: str, dport: int) -> None:
+        self.daddr = daddr
+        self.dport = dport
+        self.mark = 0
+        self.dnat = False
+        self.masquerade = False
+        self.probability = _ONE
+        self.chance = _ONE
+        """Probability of this way since its last step."""
+        self.remembers: Remembered = ()
+        self.trail: Trail | None = None
+
+    def take(self, share: Fraction) -> Branch:
+        """Split off a part of this branch's probability; what is left stays here."""
+        part = Branch(self.daddr, self.dport)
+        part.mark, part.dnat, part.masquerade = self.mark, self.dnat, self.masquerade
+        part.remembers, part.trail = self.remembers, self.trail
+        part.probability = self.probability if share == 1 else _manageable(self.probability * share)
+        part.chance = self.chance if share == 1 else _manageable(self.chance * share)
+        self.probability -= part.probability
+        self.chance -= part.chance
+        return part
+
+    def note(self, where: str, what: str, why: str = "") -> None:
+        """Record a step."""
+        self.trail = Trail(Step(where=where, what=what, why=why, chance=self.chance), self.trail)
+        self.chance = _ONE
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """All that decides how this branch goes on."""
+        return self.daddr, self.dport, self.mark, self.dnat, self.masquerade, self.remembers
+
+    def steps(self) -> tuple[Step, ...]:
+        """The way, first step first."""
+        steps: list[Step] = []
+        trail = self.trail
+        while trail is not None:
+            steps.append(trail.step)
+            trail = trail.before
+        return tuple(reversed(steps))
+
+
+def merge(branches: list[Branch]) -> list[Branch]:
+    """Put branches together that will go the same way from here; the likelier one tells the story."""
+    if len(branches) < 2:
+        return branches
+    kept: dict[tuple[object, ...], Branch] = {}
+    for branch in branches:
+        other = kept.setdefault(branch.state, branch)
+        if other is branch:
+            continue
+        if other.trail is branch.trail:
+            other.chance += branch.chance
+        elif branch.probability > other.probability:
+            other.trail, other.chance = branch.trail, branch.chance
+        other.probability += branch.probability
+    return list(kept.values())
+
+
+def _manageable(value: Fraction) -> Fraction:
+    # A ladder of a thousand decimals would grow a fraction of ten thousand digits. Rounding one part of a split
+    # down keeps the sum exact, since the other part is what is left.
+    if value.denominator.bit_length() <= _MAX_BITS:
+        return value
+    return Fraction(int(value * _GRID), _GRID)
