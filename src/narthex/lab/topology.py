@@ -1,0 +1,246 @@
+"""The lab's network as data: names, addresses, links and routes. Nothing here touches the machine.
+
+    outside 192.0.2.2 ──── fabric 192.0.2.1
+                           fabric underlay 192.168.49.1
+                             ├── node-1 eth0 192.168.49.11 ── cni0 10.244.1.1 ── pods 10.244.1.2 …
+                             └── node-2 eth0 192.168.49.12 ── cni0 10.244.2.1 ── pods 10.244.2.2 …
+
+Every box is a network namespace; the fabric is one too, so several labs use the same addresses side by side. The
+fabric and `outside` have no route to pods or to Services: they know the nodes' addresses only, as a network around a
+real cluster does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from narthex.model.names import NamespacedName
+
+MAX_NODES = 200
+MAX_PODS_PER_NODE = 250
+"""Addresses .2 to .251 of the node's /24."""
+
+CLUSTER_CIDRS = ("10.244.0.0/16", "fd00:10:244::/48")
+"""Where all pods are."""
+SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
+
+OUTSIDE = "outside"
+OUTSIDE_ADDRESSES = ("192.0.2.2", "fd00:192:0:2::2")
+_FABRIC = "fabric"
+_FABRIC_ADDRESSES = ("192.168.49.1/24", "fd00:192:168:49::1/64")
+_UNDERLAY_CIDRS = ("192.168.49.0/24", "fd00:192:168:49::/64")
+
+_LAB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?", re.ASCII)
+_PREFIX = "nx-"
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """What one namespace needs, in this order: settings, then commands in the words of `ip`."""
+
+    namespace: str
+    sysctls: dict[str, str]
+    commands: tuple[str, ...]
+
+
+class LabNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a lab."""
+
+    name: str
+    namespace: str
+    """Its network namespace."""
+    addresses: tuple[str, ...]
+    pod_cidrs: tuple[str, ...]
+    gateways: tuple[str, ...]
+    """The node's own addresses towards its pods."""
+
+    def pod_addresses(self, slot: int) -> tuple[str, ...]:
+        """Addresses of the pod in this slot (2 or more)."""
+        return tuple(f"{gateway[:-1]}{slot if '.' in gateway else f'{slot:x}'}" for gateway in self.gateways)
+
+
+def check_name(lab: str) -> None:
+    """Raise ValueError for a name that no lab can have."""
+    if not _LAB_NAME.fullmatch(lab):
+        raise ValueError(f"{lab!r} is no name for a lab: use at most 20 small letters, digits and '-' inside")
+
+
+def nodes(lab: str, count: int) -> tuple[LabNode, ...]:
+    """The lab's nodes, `node-1` and so on. Raises ValueError for a number out of range."""
+    if not 1 <= count <= MAX_NODES:
+        raise ValueError(f"a lab has 1 to {MAX_NODES} nodes, not {count}")
+    return tuple(_node(lab, index) for index in range(1, count + 1))
+
+
+def _node(lab: str, index: int) -> LabNode:
+    return LabNode(
+        name=f"node-{index}",
+        namespace=f"{_PREFIX}{lab}-node-{index}",
+        addresses=(f"192.168.49.{10 + index}", f"fd00:192:168:49::{10 + index:x}"),
+        pod_cidrs=(f"10.244.{index}.0/24", f"fd00:10:244:{index:x}::/64"),
+        gateways=(f"10.244.{index}.1", f"fd00:10:244:{index:x}::1"),
+    )
+
+
+def fabric_namespace(lab: str) -> str:
+    """The namespace that holds the network between the nodes."""
+    return f"{_PREFIX}{lab}-{_FABRIC}"
+
+
+def outside_namespace(lab: str) -> str:
+    """The namespace of the client beyond the cluster."""
+    return f"{_PREFIX}{lab}-{OUTSIDE}"
+
+
+def pod_namespace(lab: str, pod: NamespacedName) -> str:
+    """The network namespace of a pod: readable, and short enough whatever the pod is called."""
+    name = f"{_PREFIX}{lab}.{pod.namespace}.{pod.name}"
+    if len(name) <= 63:
+        return name
+    return f"{name[:50]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def owns(lab: str, namespace: str) -> bool:
+    """Whether a namespace of this name belongs to the lab. Never true for two labs: pods have a dot after the lab's
+    name, which has none, and the others end in what no lab's name adds to."""
+    if namespace.startswith(f"{_PREFIX}{lab}."):
+        return True
+    part = namespace.removeprefix(f"{_PREFIX}{lab}-")
+    return part != namespace and (part in (_FABRIC, OUTSIDE) or re.fullmatch(r"node-[1-9]\d*", part) is not None)
+
+
+def lab_of(namespace: str) -> str | None:
+    """The lab that a namespace belongs to, None when it belongs to none."""
+    match = re.fullmatch(rf"{_PREFIX}([a-z0-9-]+?)(\..+|-{_FABRIC}|-{OUTSIDE}|-node-[1-9]\d*)", namespace)
+    return match[1] if match and owns(match[1], namespace) else None
+
+
+_QUIET = {
+    # Addresses are ours to give: no router may add one, and none waits a second for a twin to object.
+    "net/ipv6/conf/default/accept_ra": "0",
+    "net/ipv6/conf/default/accept_dad": "0",
+    "net/ipv6/conf/default/accept_redirects": "0",
+    "net/ipv4/conf/all/accept_redirects": "0",
+    "net/ipv4/conf/default/accept_redirects": "0",
+}
+_ROUTER = {
+    **_QUIET,
+    "net/ipv4/ip_forward": "1",
+    "net/ipv6/conf/all/forwarding": "1",
+    # Pods of one node talk through the node, in and out of the same bridge, which would earn them redirects.
+    "net/ipv4/conf/all/send_redirects": "0",
+    "net/ipv4/conf/default/send_redirects": "0",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+}
+
+
+def wire_fabric(lab: str, members: tuple[LabNode, ...]) -> tuple[Wiring, ...]:
+    """The underlay bridge, a cable to every node and one to `outside`. The namespaces exist already."""
+    cables = [
+        command
+        for node in members
+        for command in (
+            f"link add {node.name} type veth peer name eth0 netns {node.namespace}",
+            f"link set {node.name} master underlay up",
+        )
+    ]
+    fabric = Wiring(
+        namespace=fabric_namespace(lab),
+        sysctls=_ROUTER,
+        commands=(
+            "link add underlay type bridge mcast_snooping 0",
+            *(f"address add {address} dev underlay nodad" for address in _FABRIC_ADDRESSES),
+            "link set underlay up",
+            *cables,
+            f"link add {OUTSIDE} type veth peer name eth0 netns {outside_namespace(lab)}",
+            f"address add 192.0.2.1/24 dev {OUTSIDE}",
+            f"address add fd00:192:0:2::1/64 dev {OUTSIDE} nodad",
+            f"link set {OUTSIDE} up",
+        ),
+    )
+    outside = Wiring(
+        namespace=outside_namespace(lab),
+        sysctls=_QUIET,
+        commands=(
+            f"address add {OUTSIDE_ADDRESSES[0]}/24 dev eth0",
+            f"address add {OUTSIDE_ADDRESSES[1]}/64 dev eth0 nodad",
+            "link set eth0 up",
+            f"route add {_UNDERLAY_CIDRS[0]} via 192.0.2.1",
+            f"route add {_UNDERLAY_CIDRS[1]} via fd00:192:0:2::1",
+        ),
+    )
+    return fabric, outside
+
+
+def wire_node(node: LabNode, members: tuple[LabNode, ...]) -> Wiring:
+    """The node's own side: its address, the bridge of its pods, the way to the pods of other nodes."""
+    routes = [
+        f"route add {cidr} via {address}"
+        for other in members
+        if other.name != node.name
+        for cidr, address in zip(other.pod_cidrs, other.addresses, strict=True)
+    ]
+    return Wiring(
+        namespace=node.namespace,
+        sysctls=_ROUTER,
+        commands=(
+            f"address add {node.addresses[0]}/24 dev eth0",
+            f"address add {node.addresses[1]}/64 dev eth0 nodad",
+            "link set eth0 up",
+            # A bridge without an address of its own takes the lowest of its ports', and changes it with every pod.
+            f"link add cni0 address {_bridge_mac(node)} type bridge mcast_snooping 0",
+            f"address add {node.gateways[0]}/24 dev cni0",
+            f"address add {node.gateways[1]}/64 dev cni0 nodad",
+            "link set cni0 up",
+            "route add default via 192.168.49.1",
+            "route add default via fd00:192:168:49::1",
+            *routes,
+        ),
+    )
+
+
+def _bridge_mac(node: LabNode) -> str:
+    third, fourth = node.gateways[0].split(".")[2:]
+    return f"0a:58:0a:f4:{int(third):02x}:{int(fourth):02x}"
+
+
+def wire_pod(node: LabNode, namespace: str, slot: int) -> tuple[Wiring, Wiring]:
+    """A pod's cable, on the node's side and on its own. The pod's namespace exists already.
+
+    The pod sends everything through its node, its neighbours' packets too: answers that took the short way over the
+    bridge would pass by the connection tracking that must undo what the proxy rewrote.
+    """
+    own, own6 = node.pod_addresses(slot)
+    on_node = Wiring(
+        namespace=node.namespace,
+        sysctls={},
+        commands=(
+            f"link add {port_of(slot)} type veth peer name eth0 netns {namespace}",
+            f"link set {port_of(slot)} master cni0 up",
+        ),
+    )
+    in_pod = Wiring(
+        namespace=namespace,
+        sysctls=_QUIET,
+        commands=(
+            f"address add {own}/24 dev eth0 noprefixroute",
+            f"address add {own6}/64 dev eth0 nodad noprefixroute",
+            "link set eth0 up",
+            f"route add default via {node.gateways[0]} dev eth0 onlink",
+            f"route add default via {node.gateways[1]} dev eth0 onlink",
+        ),
+    )
+    return on_node, in_pod
+
+
+def unwire_pod(node: LabNode, slot: int) -> Wiring:
+    """Take the pod's cable away; its other end goes with it."""
+    return Wiring(namespace=node.namespace, sysctls={}, commands=(f"link delete {port_of(slot)}",))
+
+
+def port_of(slot: int) -> str:
+    """The name of a pod's cable on its node."""
+    return f"veth{slot}"
