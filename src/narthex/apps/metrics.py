@@ -1,0 +1,228 @@
+"""What the proxy counts, under kube-proxy's names (rows of group 20).
+
+The loop counts in plain numbers; prometheus-client, a tenth of a second to load, comes with the first scrape. Names
+that have no meaning in the running mode are absent and not 0 (row 20.22).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from narthex.apps.sync import FamilySync, Sync
+from narthex.model.net import FAMILIES, IPFamily
+from narthex.netfilter.ast import Ruleset
+from narthex.plan.ir import Drop, FrontendKind, Plan
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+_SECONDS = tuple(0.001 * 2**step for step in range(15))
+_LABEL = ["ip_family"]
+_PREFIX = "kubeproxy_"
+
+
+class Histogram:
+    """Seconds, counted by bucket."""
+
+    def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound as text and number of values up to it."""
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+
+
+class _FamilyMetrics:
+    """Numbers of one family."""
+
+    def __init__(self) -> None:
+        self.duration = Histogram()
+        self.full = Histogram()
+        self.partial = Histogram()
+        self.last_good: float | None = None
+        self.last_queued: float | None = None
+        self.failures = 0
+        self.partial_failures = 0
+        self.drifts = 0
+        self.plan: Plan | None = None
+        self.rules: Any = None
+
+
+class Metrics:
+    """Written by the loop, read by the status server's thread."""
+
+    def __init__(self, mode: str = "") -> None:
+        self._mode = mode
+        self._families: dict[IPFamily, _FamilyMetrics] = {}
+        self._pending: Counter[str] = Counter()
+        self._total: Counter[str] = Counter()
+        self._codes: Counter[tuple[str, int]] = Counter()
+        self._registry: CollectorRegistry | None = None
+
+    def changed(self, kind: str) -> None:
+        """An object of this kind changed in the Store."""
+        self._pending[kind] += 1
+        self._total[kind] += 1
+
+    def nothing_pending(self) -> None:
+        """All families hold all changes."""
+        self._pending.clear()
+
+    def queued(self, family: IPFamily, wall: float) -> None:
+        """A sync was asked for."""
+        self._of(family).last_queued = wall
+
+    def failed(self, family: IPFamily) -> None:
+        """A sync failed."""
+        held = self._of(family)
+        held.failures += 1
+        held.partial_failures += held.plan is not None
+
+    def synced(self, sync: FamilySync[Any, Any], done: Sync, wall: float) -> None:
+        """A sync went well."""
+        held = self._of(done.family)
+        held.duration.observe(done.total)
+        (held.full if done.first or "read" in done.seconds else held.partial).observe(done.total)
+        held.last_good = wall
+        held.drifts += done.drift
+        held.plan, held.rules = done.plan, sync.rules
+
+    def answered(self, endpoint: str, status: int) -> None:
+        """`/healthz` or `/livez` was answered with this status."""
+        self._codes[endpoint, status] += 1
+
+    def exposition(self) -> bytes:
+        """All of it in the Prometheus text format."""
+        from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+        if self._registry is None:
+            self._registry = CollectorRegistry(auto_describe=False)
+            ProcessCollector(registry=self._registry)
+            PlatformCollector(registry=self._registry)
+            self._registry.register(self)
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics of ours, for prometheus-client."""
+        yield from self._sync_metrics()
+        yield from self._change_metrics()
+        yield from self._mode_metrics()
+        yield self._no_local_endpoints()
+
+    def _of(self, family: IPFamily) -> _FamilyMetrics:
+        return self._families.setdefault(family, _FamilyMetrics())
+
+    def _each(self) -> list[tuple[list[str], _FamilyMetrics]]:
+        """Label values and numbers, IPv4 first."""
+        return [([family.label], self._families[family]) for family in FAMILIES if family in self._families]
+
+    def _sync_metrics(self) -> Iterable[Metric]:
+        yield self._histogram("sync_proxy_rules_duration_seconds", "Time one sync took.", "duration")
+        if self._mode in ("iptables", "nftables"):
+            yield self._histogram("sync_full_proxy_rules_duration_seconds", "Time a full sync took.", "full")
+            yield self._histogram("sync_partial_proxy_rules_duration_seconds", "Time a partial sync took.", "partial")
+        yield self._gauge("sync_proxy_rules_last_timestamp_seconds", "Time of the last good sync.", "last_good")
+        yield self._gauge(
+            "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last asked for.", "last_queued"
+        )
+
+    def _change_metrics(self) -> Iterable[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for word, kind in (("endpoint", "EndpointSlice"), ("service", "Service")):
+            name = f"{_PREFIX}sync_proxy_rules_{word}_changes"
+            yield GaugeMetricFamily(f"{name}_pending", f"{kind} changes not written yet.", self._pending[kind])
+            yield CounterMetricFamily(name, f"{kind} changes seen.", self._total[kind])
+        for endpoint in ("healthz", "livez"):
+            counter = CounterMetricFamily(f"{_PREFIX}proxy_{endpoint}", f"Answers of /{endpoint}.", labels=["code"])
+            for code in (200, 503):
+                counter.add_metric([str(code)], self._codes[endpoint, code])
+            yield counter
+
+    def _mode_metrics(self) -> Iterable[Metric]:
+        if self._mode == "nftables":
+            yield self._counter("sync_proxy_rules_nftables_sync_failures", "Syncs that failed.", "failures")
+        if self._mode == "iptables":
+            yield self._counter("sync_proxy_rules_iptables_restore_failures", "Syncs that failed.", "failures")
+            yield self._counter(
+                "sync_proxy_rules_iptables_partial_restore_failures", "Partial syncs that failed.", "partial_failures"
+            )
+            yield self._iptables_total()
+        yield self._counter("narthex_rules_mended", "Times others had changed our rules.", "drifts", prefix="")
+
+    def _iptables_total(self) -> Metric:
+        from prometheus_client.core import GaugeMetricFamily
+
+        gauge = GaugeMetricFamily(
+            f"{_PREFIX}sync_proxy_rules_iptables_total", "Rules owned, by table.", labels=["table", *_LABEL]
+        )
+        for label, held in self._each():
+            if isinstance(held.rules, Ruleset):
+                for table in held.rules.tables:
+                    count = sum(len(chain.rules) for chain in table.chains.values())
+                    gauge.add_metric([table.name, *label], count)
+        return gauge
+
+    def _no_local_endpoints(self) -> Metric:
+        """Counted when asked: a look at every Service is too much for each sync."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        gauge = GaugeMetricFamily(
+            f"{_PREFIX}sync_proxy_rules_no_local_endpoints_total",
+            "Services with traffic policy Local and endpoints, but none on this node.",
+            labels=["traffic_policy", *_LABEL],
+        )
+        for label, held in self._each():
+            for policy, count in _without_local(held.plan).items():
+                gauge.add_metric([policy, *label], count)
+        return gauge
+
+    def _histogram(self, name: str, text: str, field: str) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(_PREFIX + name, text, labels=_LABEL)
+        for label, held in self._each():
+            histogram: Histogram = getattr(held, field)
+            family.add_metric(label, histogram.buckets, histogram.sum)
+        return family
+
+    def _gauge(self, name: str, text: str, field: str) -> Metric:
+        from prometheus_client.core import GaugeMetricFamily
+
+        gauge = GaugeMetricFamily(_PREFIX + name, text, labels=_LABEL)
+        for label, held in self._each():
+            gauge.add_metric(label, getattr(held, field) or 0.0)
+        return gauge
+
+    def _counter(self, name: str, text: str, field: str, prefix: str = _PREFIX) -> Metric:
+        from prometheus_client.core import CounterMetricFamily
+
+        counter = CounterMetricFamily(prefix + name, text, labels=_LABEL)
+        for label, held in self._each():
+            counter.add_metric(label, getattr(held, field))
+        return counter
+
+
+def _without_local(plan: Plan | None) -> dict[str, int]:
+    """Services whose Local policy leaves them without endpoints here, by policy; each counts once (row 20.17)."""
+    found: dict[str, set[tuple[str, str]]] = {"external": set(), "internal": set()}
+    for service in plan.services.values() if plan else ():
+        for front in service.frontends:
+            policy = "internal" if front.kind is FrontendKind.CLUSTER_IP else "external"
+            if isinstance(front.other, Drop):
+                found[policy].add(service.name.service)
+    return {policy: len(names) for policy, names in found.items()}

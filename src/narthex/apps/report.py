@@ -1,0 +1,169 @@
+"""What the proxy says while it runs: each thing once, when it comes and when it is gone."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from narthex.apps.logs import LOGGER, data
+from narthex.apps.sync import Sync
+from narthex.backends.base import ApplyError
+from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily, join_port
+from narthex.plan.ir import Conflict
+from narthex.state.store import Snapshot
+
+_NAMES_SHOWN = 3
+
+
+class Reporter:
+    """Remembers what was said already. Not safe for threads; the loop owns it."""
+
+    def __init__(self, node_name: str, families: int) -> None:
+        self._node_name = node_name
+        self._families = families
+        self._ready: list[IPFamily] = []
+        self._problems: dict[Any, None] = {}
+        self._conflicts: dict[IPFamily, tuple[Conflict, ...]] = {}
+        self._failing: dict[IPFamily, str] = {}
+        self._source_error = ""
+        self._node_known: bool | None = None
+
+    def source_failed(self, error: OSError) -> None:
+        """The source cannot be read at all."""
+        if str(error) != self._source_error:
+            LOGGER.error("cannot read the manifests: %s; what was read before stays in force", error)
+        self._source_error = str(error)
+
+    def source_works(self) -> None:
+        """The source can be read."""
+        if self._source_error:
+            LOGGER.info("the manifests can be read again")
+        self._source_error = ""
+
+    def problems(self, present: Sequence[Any]) -> None:
+        """What is wrong with single objects now."""
+        now = dict.fromkeys(present)
+        for problem in now:
+            if problem not in self._problems:
+                log = LOGGER.warning if problem.severity == "warning" else LOGGER.error
+                log("%s", problem, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
+        for problem in self._problems:
+            if problem not in now:
+                LOGGER.info("mended: %s", problem, extra=data(origin=problem.origin, object=problem.object))
+        self._problems = now
+
+    def node(self, snapshot: Snapshot) -> None:
+        """Whether this node has a Node object."""
+        if not snapshot.synced:
+            return
+        known = NamespacedName("", self._node_name) in snapshot.nodes
+        if known is self._node_known:
+            return
+        if not known:
+            others = [key.name for key in snapshot.nodes]
+            LOGGER.warning(
+                "no Node object is named %r (%s): it has no zone, no podCIDRs and no InternalIP, and only endpoints "
+                "whose nodeName is %r count as local; add the Node or correct --hostname-override",
+                self._node_name,
+                f"there are: {_some(others)}" if others else "there are none at all",
+                self._node_name,
+            )
+        elif self._node_known is not None:
+            LOGGER.info("the Node object %r is there now", self._node_name)
+        self._node_known = known
+
+    def failed(self, family: IPFamily, error: Exception, wait: float) -> None:
+        """A sync went wrong."""
+        if isinstance(error, ApplyError):
+            what = f"the kernel did not take the {family.label} rules: {error}"
+        else:
+            what = f"the {family.label} sync broke off: {type(error).__name__}: {error}"
+        LOGGER.error(
+            "%s; the rules that were there stay in force; the next try is in %.3g s",
+            what,
+            wait,
+            extra=data(family=family.label, retrySeconds=wait),
+        )
+        LOGGER.debug("where the %s sync broke off", family.label, exc_info=error)
+        self._failing[family] = str(error)
+
+    def synced(self, done: Sync) -> None:
+        """A sync went well."""
+        family = done.family
+        if self._failing.pop(family, None) is not None:
+            LOGGER.info("the %s sync works again", family.label)
+        if done.drift:
+            LOGGER.warning("somebody else had changed our %s rules; they are mended", family.label)
+        log = LOGGER.info if done.wrote or done.first else LOGGER.debug
+        log(
+            "synced %s in %s (%s): %s; %s",
+            family.label,
+            _time(done.total),
+            ", ".join(f"{phase} {_time(seconds)}" for phase, seconds in done.seconds.items()),
+            _subject(done),
+            done.written or ("written" if done.wrote else "nothing to write"),
+            extra=data(
+                family=family.label,
+                seconds=done.seconds,
+                changed=len(done.changed),
+                servicePorts=len(done.plan.services),
+                wrote=done.wrote,
+                written=done.written,
+            ),
+        )
+        self._report_conflicts(family, done.plan.conflicts)
+        if family not in self._ready:
+            self._ready.append(family)
+            if len(self._ready) == self._families:
+                names = " and ".join(sorted(each.label for each in self._ready))
+                LOGGER.info("ready: the first sync is done (%s)", names, extra=data(ready=True))
+
+    def _report_conflicts(self, family: IPFamily, present: tuple[Conflict, ...]) -> None:
+        before = self._conflicts.get(family, ())
+        if before is present:
+            return
+        for conflict in present:
+            if conflict not in before:
+                LOGGER.warning("%s", _claimed_twice(conflict), extra=data(winner=str(conflict.winner)))
+        for conflict in before:
+            if conflict not in present:
+                LOGGER.info("settled: %s has no rival for %s any more", conflict.loser, _place(conflict))
+        self._conflicts[family] = present
+
+
+def _claimed_twice(conflict: Conflict) -> str:
+    return (
+        f"Service port {conflict.loser} cannot have {_place(conflict)}: {conflict.winner} has it; "
+        f"give one of the two another address or port"
+    )
+
+
+def _place(conflict: Conflict) -> str:
+    address, protocol, port = conflict.match
+    where = join_port(address, port) if address else str(port)
+    return f"{conflict.kind.value} {where}/{protocol.value}"
+
+
+def _subject(done: Sync) -> str:
+    total = f"{_count(len(done.plan.services), 'Service port')}"
+    if done.first or not done.changed:
+        return total
+    names = _some([str(name) for name in done.changed])
+    return f"{_count(len(done.changed), 'Service port')} changed ({names}) of {total}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of many, by text."""
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(heapq.nsmallest(_NAMES_SHOWN, names)) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _time(seconds: float) -> str:
+    """Three figures, in ms or s."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

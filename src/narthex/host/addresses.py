@@ -1,0 +1,118 @@
+"""The node's own addresses, asked of the kernel by rtnetlink.
+
+Spoken by hand: one dump of one message type does not pay for the quarter of a second that a netlink library takes to
+load. All of it concerns the network namespace of the calling thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from narthex.model.net import FAMILIES, IPFamily
+
+_NLMSG_ERROR, _NLMSG_DONE, _RTM_NEWADDR, _RTM_GETADDR = 2, 3, 20, 22
+_NLM_F_DUMP_REQUEST = 0x301
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_F_TENTATIVE = 0x40
+_SCOPE_GLOBAL = 0
+_AF = {socket.AF_INET: IPFamily.IPV4, socket.AF_INET6: IPFamily.IPV6}
+
+_ELSEWHERE = {IPFamily.IPV4: "192.88.99.1", IPFamily.IPV6: "2002:c058:6301::"}
+"""The retired 6to4 relays (RFC 7526): on nobody's own network. Only the route is looked up, nothing is sent."""
+
+
+class OwnAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """One address of this node."""
+
+    address: str
+    prefix: int
+    interface: int
+    """Index of the interface."""
+    is_global: bool
+    """Not of link or host scope, and past duplicate address detection."""
+
+    @property
+    def family(self) -> IPFamily:
+        """The address's family."""
+        return IPFamily.IPV6 if ":" in self.address else IPFamily.IPV4
+
+
+def own_addresses() -> tuple[OwnAddress, ...]:
+    """All addresses of all interfaces, loopback too, in the kernel's order. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as sock:
+        sock.bind((0, 0))
+        sock.send(struct.pack("=IHHIIB3xI", 24, _RTM_GETADDR, _NLM_F_DUMP_REQUEST, 1, 0, socket.AF_UNSPEC, 0))
+        found: list[OwnAddress] = []
+        while True:
+            for kind, body in _messages(sock.recv(1 << 18)):
+                if kind == _NLMSG_DONE:
+                    return tuple(found)
+                if kind == _NLMSG_ERROR:
+                    raise OSError(-struct.unpack_from("=i", body)[0], "the kernel does not list its addresses")
+                if kind == _RTM_NEWADDR and body[0] in _AF:
+                    found.append(_own_address(body))
+
+
+def primary_address(family: IPFamily) -> str:
+    """The address this node would use towards the rest of the world; empty when it has none of the family.
+
+    That is the source the kernel picks for the default route, else the first global address.
+    """
+    held = [own.address for own in own_addresses() if own.family is family and own.is_global]
+    number = socket.AF_INET if family is IPFamily.IPV4 else socket.AF_INET6
+    try:
+        with socket.socket(number, socket.SOCK_DGRAM) as sock:
+            sock.connect((_ELSEWHERE[family], 9))
+            chosen = str(sock.getsockname()[0])
+    except OSError:
+        chosen = ""
+    return chosen if chosen in held else next(iter(held), "")
+
+
+def primary_addresses() -> tuple[str, ...]:
+    """The primary address of each family that has one, IPv4 first."""
+    return tuple(address for family in FAMILIES if (address := primary_address(family)))
+
+
+def usable_families(proc: Path = Path("/proc")) -> tuple[IPFamily, ...]:
+    """The families this network namespace can do: IPv6 needs `/proc/net/if_inet6` and must not be switched off
+    (row 15.2)."""
+    switch = proc / "sys/net/ipv6/conf/all/disable_ipv6"
+    off = not (proc / "net/if_inet6").exists() or (switch.exists() and switch.read_text().strip() == "1")
+    return (IPFamily.IPV4,) if off else FAMILIES
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and body of each netlink message."""
+    at = 0
+    while at + 16 <= len(data):
+        length, kind = struct.unpack_from("=IH", data, at)
+        if length < 16:
+            return
+        yield kind, data[at + 16 : at + length]
+        at += (length + 3) & ~3
+
+
+def _own_address(body: bytes) -> OwnAddress:
+    """Read one `struct ifaddrmsg` with its attributes. IFA_LOCAL is ours where the link is point to point."""
+    number, prefix, flags, scope, interface = struct.unpack_from("=BBBBI", body)
+    values: dict[int, bytes] = {}
+    at = 8
+    while at + 4 <= len(body):
+        length, kind = struct.unpack_from("=HH", body, at)
+        if length < 4:
+            break
+        values[kind] = body[at + 4 : at + length]
+        at += (length + 3) & ~3
+    raw = values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]
+    return OwnAddress(
+        address=socket.inet_ntop(number, raw),
+        prefix=prefix,
+        interface=interface,
+        is_global=scope == _SCOPE_GLOBAL and not flags & _IFA_F_TENTATIVE,
+    )

@@ -1,0 +1,183 @@
+"""Stand-ins for what has effects: a kernel in memory, a source of events, a clock that nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from narthex.backends.base import ApplyError, Backend
+from narthex.model.events import Delete, Event, Synced, Upsert
+from narthex.model.net import join_port
+from narthex.model.objects import AnyObject
+from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
+from narthex.plan.ir import Deviation, Forward, Plan
+
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+class FakeClock:
+    """Time that passes only when somebody sleeps. `at` runs something when the sleeper gets there."""
+
+    def __init__(self, now: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
+        self._now = now
+        self._wall = wall - now
+        self._woken = False
+        self._agenda: list[tuple[float, Callable[[], object]]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now + self._wall
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def at(self, delay: float, action: Callable[[], object]) -> None:
+        """Run an action when `delay` seconds from now have been slept."""
+        self._agenda.append((self._now + delay, action))
+        self._agenda.sort(key=lambda item: item[0])
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass without anything happening, as a slow piece of work does."""
+        self._now += seconds
+
+    def sleep(self, seconds: float) -> bool:
+        end = self._now + max(0.0, seconds)
+        while not self._woken and self._agenda and self._agenda[0][0] <= end:
+            when, action = self._agenda.pop(0)
+            self._now = max(self._now, when)
+            action()
+        if not self._woken:
+            self._now = max(self._now, end)
+        woken, self._woken = self._woken, False
+        return woken
+
+
+class FakeTarget(Generic[R, C]):
+    """A kernel in memory: `apply` does what the backend's `patch` says.
+
+    Public and free to change between calls: `rules` (what the kernel holds; assign to it to be somebody else who
+    changes the kernel), `failures` (messages; each `apply` takes one and fails with it), `unreadable` (likewise for
+    `read`), `applied` (all changes that were made).
+    """
+
+    def __init__(self, backend: Backend[R, C], empty: R, rules: R | None = None) -> None:
+        self._backend = backend
+        self._empty = empty
+        self.rules = rules
+        self.failures: list[str] = []
+        self.unreadable: list[str] = []
+        self.applied: list[C] = []
+        self.reads = 0
+
+    def read(self) -> R | None:
+        self.reads += 1
+        if self.unreadable:
+            raise ApplyError(self.unreadable.pop(0))
+        return self.rules
+
+    def apply(self, changes: C) -> None:
+        if self.failures:
+            raise ApplyError(self.failures.pop(0))
+        self.rules = self._backend.patch(self._empty if self.rules is None else self.rules, changes)
+        self.applied.append(changes)
+
+    def clean(self) -> None:
+        self.rules = None
+
+
+class FakeRules(msgspec.Struct, frozen=True):
+    """Rules of `FakeBackend`: one line of text per frontend, by what it matches."""
+
+    lines: tuple[tuple[str, str], ...] = ()
+
+
+class FakeChanges(msgspec.Struct, frozen=True):
+    """Changes of `FakeBackend`."""
+
+    reset: bool = False
+    """Forget everything first."""
+    put: tuple[tuple[str, str], ...] = ()
+    remove: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reset or self.put or self.remove)
+
+
+class FakeBackend:
+    """The smallest dataplane that keeps a backend's promises."""
+
+    name = "fake"
+    deviations: frozenset[Deviation] = frozenset()
+
+    def render(self, plan: Plan, previous: FakeRules | None = None) -> FakeRules:  # noqa: ARG002
+        lines = []
+        for service in plan.services.values():
+            for front in service.frontends:
+                where = join_port(front.address or "node", front.port)
+                ends = ""
+                if isinstance(front.other, Forward):
+                    pool = service.pool(front.other.scope)
+                    ends = ",".join(join_port(end.address, end.port) for end in pool.endpoints)
+                lines.append((f"{where}/{front.protocol.value}", f"{service.name} -> {ends or front.other}"))
+        return FakeRules(tuple(sorted(lines)))
+
+    def diff(self, have: FakeRules | None, want: FakeRules) -> FakeChanges:
+        if have is None:
+            return FakeChanges(reset=True, put=want.lines)
+        old, new = dict(have.lines), dict(want.lines)
+        return FakeChanges(
+            put=tuple(item for item in want.lines if old.get(item[0]) != item[1]),
+            remove=tuple(key for key in old if key not in new),
+        )
+
+    def patch(self, have: FakeRules, changes: FakeChanges) -> FakeRules:
+        lines = {} if changes.reset else dict(have.lines)
+        for key in changes.remove:
+            del lines[key]
+        lines.update(changes.put)
+        return FakeRules(tuple(sorted(lines.items())))
+
+    def walk(
+        self,
+        rules: FakeRules,
+        packet: Packet,
+        host: Host,  # noqa: ARG002
+        memory: Memory | None = None,  # noqa: ARG002
+        now: float = 0.0,  # noqa: ARG002
+    ) -> Trace:
+        where = f"{join_port(packet.destination, packet.port)}/{packet.protocol.value}"
+        known = where in dict(rules.lines)
+        return single(packet, Disposition.UNSUPPORTED if known else Disposition.NOT_OURS, note="a fake has no packets")
+
+    def text(self, rules: FakeRules) -> str:
+        return "".join(f"{where} {what}\n" for where, what in rules.lines)
+
+
+class FakeSource:
+    """A source that tells what the test puts into it."""
+
+    def __init__(self, *objects: AnyObject) -> None:
+        self._waiting: list[Event] = [*map(Upsert, objects), Synced()]
+        self.problems: tuple[Any, ...] = ()
+        self.unreadable: list[str] = []
+        self.scans = 0
+
+    def put(self, *objects: AnyObject) -> None:
+        """Let objects appear or change."""
+        self._waiting += map(Upsert, objects)
+
+    def remove(self, *objects: AnyObject) -> None:
+        """Let objects go."""
+        self._waiting += [Delete(type(gone).__name__, gone.key) for gone in objects]
+
+    def scan(self) -> list[Event]:
+        self.scans += 1
+        if self.unreadable:
+            raise OSError(self.unreadable.pop(0))
+        events, self._waiting = self._waiting, []
+        return events
