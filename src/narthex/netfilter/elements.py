@@ -1,0 +1,354 @@
+"""Set elements to and from the bytes of nf_tables netlink messages. Pure: no socket here.
+
+A set's key says how long each part is, so one element is laid out once per set (`layout`) and then filled for every
+element with a single `struct` call. Parts of a concatenated key are padded to four bytes; ports are big-endian, a slot
+is a 32-bit number of the host's byte order, as `numgen` leaves it in its register.
+
+Attribute numbers are those of linux/netfilter/nf_tables.h.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+
+from narthex.model.net import IPFamily, Protocol
+from narthex.netfilter.ast import (
+    Accept,
+    Atom,
+    DropPacket,
+    ElementData,
+    ElementKey,
+    Field,
+    Goto,
+    Jump,
+    KeyPart,
+    Return,
+    Set,
+    Slot,
+    Unprintable,
+    Verdict,
+)
+
+NESTED = 0x8000
+_TYPE_MASK = 0x3FFF
+LIST_ELEM = 1
+ELEM_KEY, ELEM_DATA, ELEM_FLAGS, ELEM_EXPR, ELEM_KEY_END, ELEM_EXPRESSIONS = 1, 2, 3, 7, 10, 11
+DATA_VALUE, DATA_VERDICT = 1, 2
+VERDICT_CODE, VERDICT_CHAIN = 1, 2
+EXPR_NAME, EXPR_DATA = 1, 2
+COUNTER_BYTES, COUNTER_PACKETS = 1, 2
+
+_CODES: dict[type, int] = {DropPacket: 0, Accept: 1, Jump: -3, Goto: -4, Return: -5}
+_VERDICTS: dict[int, Callable[[str], Verdict]] = {
+    0: lambda _: DropPacket(),
+    1: lambda _: Accept(),
+    -3: Jump,
+    -4: Goto,
+    -5: lambda _: Return(),
+}
+_PROTOCOL_NUMBERS = {protocol.lower: protocol.number for protocol in Protocol}
+_PROTOCOL_NAMES = {number: name for name, number in _PROTOCOL_NUMBERS.items()}
+
+Encoder = Callable[[Iterable[tuple[ElementKey, ElementData]]], Iterator[bytes]]
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """One netlink attribute, padded to four bytes."""
+    length = 4 + len(payload)
+    return struct.pack("=HH", length, kind) + payload + bytes(-length % 4)
+
+
+def attributes(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """The attributes between two offsets: (kind, first byte of payload, byte behind it). Raises ValueError."""
+    stop = len(data) if end is None else end
+    while start + 4 <= stop:
+        length, kind = _HEADER.unpack_from(data, start)
+        if length < 4 or start + length > stop:
+            raise ValueError("cut netlink attribute")
+        yield kind & _TYPE_MASK, start + 4, start + length
+        start += (length + 3) & ~3
+
+
+_HEADER = struct.Struct("=HH")
+
+
+def is_config_set(one: Set) -> bool:
+    """Whether the set is a plain list of networks. Those are written and read as nft text: an interval of a single
+    field has a form of its own in the kernel, and nft knows it for every version."""
+    return one.interval and len(one.key) == 1
+
+
+def encoder(one: Set, family: IPFamily) -> Encoder:
+    """A function that makes NFTA_LIST_ELEM attributes of (key, data) pairs, with data when the set is a map.
+
+    Raises Unprintable, from the function, for an element that does not fit the set.
+    """
+    if one.interval:
+        return _interval_encoder(one, family)
+    if one.data == "verdict":
+        return _verdict_encoder(one, family)
+    data_parts = (Field.DADDR, Field.DPORT) if one.data == "endpoint" else ()
+    key_size, data_size = _size(one.key, family), _size(data_parts, family)
+    header = [*_nested_headers(key_size, data_size)]
+    layout = struct.Struct(
+        "=" + "H" * len(header[:6]) + _format(one.key, family) + "H" * len(header[6:]) + _format(data_parts, family)
+    )
+    first, second = header[:6], header[6:]
+    fill = _fillers(one.key, family)
+    aim = _fillers(data_parts, family)
+
+    def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
+        pack = layout.pack
+        for key, data in pairs:
+            try:
+                yield pack(
+                    *first,
+                    *[put(atom) for put, atom in zip(fill, key, strict=True)],
+                    *second,
+                    *[put(atom) for put, atom in zip(aim, data or (), strict=True)],  # type: ignore[arg-type]
+                )
+            except (OSError, KeyError, TypeError, ValueError, struct.error) as error:
+                raise Unprintable(f"element {key!r} does not fit the set {one.name}: {error}") from None
+
+    return encode
+
+
+def key_encoder(one: Set, family: IPFamily) -> Encoder:
+    """As `encoder`, but keys only: what a deletion needs."""
+    return encoder(Set(name=one.name, key=one.key, interval=one.interval), family)
+
+
+def _nested_headers(key_size: int, data_size: int) -> Iterator[int]:
+    """Lengths and kinds of the attributes around a key and its data, in the order they stand in the message."""
+    total = 4 + 4 + 4 + key_size + (4 + 4 + data_size if data_size else 0)
+    yield from (total, LIST_ELEM | NESTED, 8 + key_size, ELEM_KEY | NESTED, 4 + key_size, DATA_VALUE)
+    if data_size:
+        yield from (8 + data_size, ELEM_DATA | NESTED, 4 + data_size, DATA_VALUE)
+
+
+def _verdict_encoder(one: Set, family: IPFamily) -> Encoder:
+    size = _size(one.key, family)
+    layout = struct.Struct("=6H" + _format(one.key, family))
+    fill = _fillers(one.key, family)
+    tails: dict[ElementData, bytes] = {}
+
+    def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
+        for key, data in pairs:
+            tail = tails.get(data)
+            if tail is None:
+                tail = tails[data] = _verdict_attribute(data)
+            try:
+                atoms = [put(atom) for put, atom in zip(fill, key, strict=True)]
+                head = layout.pack(
+                    12 + size + len(tail), LIST_ELEM | NESTED, 8 + size, ELEM_KEY | NESTED, 4 + size, DATA_VALUE, *atoms
+                )
+            except (OSError, KeyError, TypeError, ValueError, struct.error) as error:
+                raise Unprintable(f"element {key!r} does not fit the map {one.name}: {error}") from None
+            yield head + tail
+
+    return encode
+
+
+def _verdict_attribute(verdict: ElementData) -> bytes:
+    code = _CODES.get(type(verdict))
+    if code is None:
+        raise Unprintable(f"{verdict!r} cannot stand in a verdict map")
+    payload = attribute(VERDICT_CODE, struct.pack(">i", code))
+    if isinstance(verdict, Jump | Goto):
+        payload += attribute(VERDICT_CHAIN, verdict.chain.encode("ascii") + b"\0")
+    return attribute(ELEM_DATA | NESTED, attribute(DATA_VERDICT | NESTED, payload))
+
+
+def _interval_encoder(one: Set, family: IPFamily) -> Encoder:
+    """Concatenations with networks: a first and a last key, both included."""
+    layout = struct.Struct("=" + _format(one.key, family))
+    fill = _fillers(one.key, family)
+    if one.data or is_config_set(one):
+        raise Unprintable(f"set {one.name}: only concatenated sets of networks have a form here")
+
+    def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
+        for key, _ in pairs:
+            try:
+                ends = [_ends(atom) for atom in key]
+                low, high = (
+                    layout.pack(*[put(pair[side]) for put, pair in zip(fill, ends, strict=True)]) for side in (0, 1)
+                )
+            except (OSError, KeyError, TypeError, ValueError, struct.error) as error:
+                raise Unprintable(f"element {key!r} does not fit the set {one.name}: {error}") from None
+            yield attribute(
+                LIST_ELEM | NESTED,
+                attribute(ELEM_KEY | NESTED, attribute(DATA_VALUE, low))
+                + attribute(ELEM_KEY_END | NESTED, attribute(DATA_VALUE, high)),
+            )
+
+    return encode
+
+
+def _ends(atom: Atom) -> tuple[Atom, Atom]:
+    if isinstance(atom, str) and "/" in atom:
+        net = ipaddress.ip_network(atom)
+        return str(net.network_address), str(net.broadcast_address)
+    return atom, atom
+
+
+def _part_size(part: KeyPart, family: IPFamily) -> int:
+    return family.host_bits // 8 if part in (Field.SADDR, Field.DADDR) else 4
+
+
+def _size(key: tuple[KeyPart, ...], family: IPFamily) -> int:
+    return sum(_part_size(part, family) for part in key)
+
+
+def _format(key: tuple[KeyPart, ...], family: IPFamily) -> str:
+    """The `struct` letters of a key; ports are given as two bytes so that one struct can hold both byte orders."""
+    letters = {Field.L4PROTO: "B3x", Field.SPORT: "2s2x", Field.DPORT: "2s2x"}
+    text = ""
+    for part in key:
+        if isinstance(part, Slot):
+            text += "I"
+        elif part in (Field.SADDR, Field.DADDR):
+            text += f"{family.host_bits // 8}s"
+        elif part in letters:
+            text += letters[part]
+        else:
+            raise Unprintable(f"{part.value} has no element form here")
+    return text
+
+
+def _fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Callable[[Atom], bytes | int]]:
+    af = AF_INET if family is IPFamily.IPV4 else AF_INET6
+
+    def filler(part: KeyPart) -> Callable[[Atom], bytes | int]:
+        if isinstance(part, Slot):
+            return int
+        if part in (Field.SADDR, Field.DADDR):
+            return lambda atom: inet_pton(af, atom)  # type: ignore[arg-type]
+        if part is Field.L4PROTO:
+            return lambda atom: _PROTOCOL_NUMBERS[atom]  # type: ignore[index]
+        return lambda atom: atom.to_bytes(2, "big")  # type: ignore[union-attr]
+
+    return [filler(part) for part in key]
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def decode_list(
+    one: Set, family: IPFamily, data: bytes | memoryview, start: int, end: int
+) -> Iterator[tuple[ElementKey, ElementData, int]]:
+    """The elements in the payload of NFTA_SET_ELEM_LIST_ELEMENTS: key, data and packets counted (0 without counter).
+
+    A range of addresses that is no single network comes as several elements. Raises ValueError for bytes that do not
+    fit the set.
+    """
+    read_key = _reader(one.key, family)
+    read_data = _reader((Field.DADDR, Field.DPORT), family)
+    key_size, data_size = _size(one.key, family), _size((Field.DADDR, Field.DPORT), family)
+    for _, first, behind in attributes(data, start, end):
+        low: ElementKey = ()
+        high: ElementKey | None = None
+        value: ElementData = None
+        packets = 0
+        for kind, at, stop in attributes(data, first, behind):
+            if kind == ELEM_KEY:
+                low = read_key(data, _value_offset(at, stop, key_size))
+            elif kind == ELEM_KEY_END:
+                high = read_key(data, _value_offset(at, stop, key_size))
+            elif kind == ELEM_DATA and one.data == "verdict":
+                value = _read_verdict(data, at, stop)
+            elif kind == ELEM_DATA:
+                value = read_data(data, _value_offset(at, stop, data_size))  # type: ignore[assignment]
+            elif kind == ELEM_EXPR:
+                packets = _read_counter(data, at, stop)
+        if high is None or high == low:
+            yield low, value, packets
+        else:
+            yield from ((key, value, packets) for key in _networks(low, high))
+
+
+def _value_offset(at: int, stop: int, size: int) -> int:
+    """Where the bytes begin inside an attribute that holds one NFTA_DATA_VALUE."""
+    if stop - at != 4 + size:
+        raise ValueError(f"element of {stop - at - 4} bytes where {size} belong")
+    return at + 4
+
+
+def _reader(key: tuple[KeyPart, ...], family: IPFamily) -> Callable[[bytes | memoryview, int], ElementKey]:
+    layout = struct.Struct("=" + _format(key, family))
+
+    def part_reader(part: KeyPart) -> Callable[[bytes | int], Atom]:
+        if isinstance(part, Slot):
+            return lambda raw: raw  # type: ignore[return-value]
+        if part in (Field.SADDR, Field.DADDR):
+            return _address_text if family is IPFamily.IPV6 else lambda raw: inet_ntop(AF_INET, raw)  # type: ignore[arg-type]
+        if part is Field.L4PROTO:
+            return lambda raw: _PROTOCOL_NAMES.get(raw, raw)  # type: ignore[arg-type, return-value]
+        return lambda raw: int.from_bytes(raw, "big")  # type: ignore[arg-type]
+
+    readers = [part_reader(part) for part in key]
+
+    def read(data: bytes | memoryview, offset: int) -> ElementKey:
+        return tuple([reader(raw) for reader, raw in zip(readers, layout.unpack_from(data, offset), strict=True)])
+
+    return read
+
+
+def _read_verdict(data: bytes | memoryview, start: int, end: int) -> Verdict:
+    code, chain = 0, ""
+    for _, first, behind in attributes(data, start, end):
+        for kind, at, stop in attributes(data, first, behind):
+            if kind == VERDICT_CODE:
+                code = struct.unpack_from(">i", data, at)[0]
+            elif kind == VERDICT_CHAIN:
+                chain = bytes(data[at:stop]).rstrip(b"\0").decode("ascii", "replace")
+    if code not in _VERDICTS:
+        raise ValueError(f"verdict {code}")
+    return _VERDICTS[code](chain)
+
+
+def _read_counter(data: bytes | memoryview, start: int, end: int) -> int:
+    """Packets of a counter expression, 0 for another expression."""
+    for kind, first, behind in attributes(data, start, end):
+        if kind == EXPR_DATA:
+            for inner, at, stop in attributes(data, first, behind):
+                if inner == COUNTER_PACKETS and stop - at == 8:
+                    return int(struct.unpack_from(">Q", data, at)[0])
+    return 0
+
+
+def _networks(low: ElementKey, high: ElementKey) -> Iterator[ElementKey]:
+    """The keys between two ends when they differ in one part, an address."""
+    apart = [index for index, (one, other) in enumerate(zip(low, high, strict=True)) if one != other]
+    if len(apart) != 1 or not isinstance(low[apart[0]], str):
+        raise ValueError(f"element {low!r} to {high!r} is no network")
+    index = apart[0]
+    for network in networks_between(str(low[index]), str(high[index])):
+        yield (*low[:index], network, *low[index + 1 :])
+
+
+def networks_between(first: str, last: str) -> tuple[str, ...]:
+    """The networks that hold just the addresses from first to last; single addresses stand without a length.
+
+    Raises ValueError when these are not two addresses of one family in order.
+    """
+    ends = ipaddress.ip_address(first), ipaddress.ip_address(last)
+    try:
+        nets = list(ipaddress.summarize_address_range(*ends))
+    except TypeError:
+        raise ValueError(f"{first} and {last} are of two families") from None
+    return tuple(str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets)
+
+
+def _address_text(raw: bytes | int) -> str:
+    """IPv6 in the form of `narthex.model.net`, which never writes the last four bytes with dots."""
+    assert isinstance(raw, bytes)
+    text = inet_ntop(AF_INET6, raw)
+    return str(ipaddress.IPv6Address(raw)) if "." in text else text
+
+
+def count(elements: Mapping[str, Mapping[ElementKey, ElementData]]) -> int:
+    """How many elements there are in all sets together."""
+    return sum(map(len, elements.values()))
