@@ -2,6 +2,7 @@
 
 import logging
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -25,7 +26,7 @@ THE_NODE = Node(name=NODE, internal_ips=("10.20.0.11",))
 class Bench:
     """A proxy with everything around it faked."""
 
-    def __init__(self, *objects, families=FAMILIES, periods=Periods(), rules=None):
+    def __init__(self, *objects, families=FAMILIES, minimum=0.0, rules=None):
         self.clock = FakeClock()
         self.source = FakeSource(THE_NODE, *objects)
         backend = FakeBackend()
@@ -34,7 +35,7 @@ class Bench:
             FamilySync(family, Planner(CONFIG, family), backend, self.targets[family], self.clock)
             for family in families
         ]
-        self.proxy = Proxy(self.source, syncs, self.clock, periods, node_name=NODE)
+        self.proxy = Proxy(self.source, syncs, self.clock, Periods(minimum), node_name=NODE)
 
     @property
     def kernel(self):
@@ -139,7 +140,7 @@ def test_a_restart_writes_the_difference_to_what_it_finds():
 
 def test_changes_within_the_minimum_period_are_one_sync():
     """Row 21.2: the pause is from the end of one sync to the start of the next."""
-    bench = Bench(WEB, WEB_SLICE, periods=Periods(minimum=1.0))
+    bench = Bench(WEB, WEB_SLICE, minimum=1.0)
     bench.proxy.turn()
     bench.change(CART)
     assert bench.proxy.turn() == pytest.approx(1.0)
@@ -203,7 +204,7 @@ def test_a_failed_write_is_tried_again_with_growing_delay(log):
     times, apply = [], bench.targets[IPFamily.IPV4].apply
     bench.targets[IPFamily.IPV4].apply = lambda changes: (times.append(bench.clock.now()), apply(changes))
     bench.run_for(120)
-    assert [later - time for time, later in zip(times, times[1:])] == pytest.approx([1, 2, 4, 8, 16, 30, 30])
+    assert [later - time for time, later in pairwise(times)] == pytest.approx([1, 2, 4, 8, 16, 30, 30])
     assert bench.kernel == dict([WEB_LINE])
     errors = said(log, "the kernel did not take the IPv4 rules: Error: out of luck", "ERROR")
     assert len(errors) == 7
@@ -266,7 +267,7 @@ def test_a_planner_that_broke_off_looks_at_everything_again():
     bench.proxy.turn()
     half = bench.proxy._halves[0].sync
     hints, plan = [], half._planner.plan
-    half._planner.plan = lambda snapshot, changed: (hints.append(changed), 1 / 0)
+    half._planner.plan = lambda _, changed: (hints.append(changed), 1 / 0)
     bench.change(CART)
     bench.proxy.turn()
     half._planner.plan = lambda snapshot, changed: (hints.append(changed), plan(snapshot, changed))[1]

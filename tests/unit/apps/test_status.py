@@ -1,0 +1,182 @@
+"""The HTTP servers, asked over real loopback sockets."""
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from narthex.apps import status
+from narthex.apps.health import Health
+from narthex.apps.metrics import Metrics
+from narthex.apps.status import BindError, Listener, Reply, StatusServer, health_routes, metrics_routes
+from narthex.model.net import FAMILIES, IPFamily
+from narthex.testing.fakes import FakeClock
+
+
+def get(server, purpose, path):
+    address, port = server.addresses[purpose]
+    where = f"[{address}]" if ":" in address else address
+    try:
+        with urllib.request.urlopen(f"http://{where}:{port}{path}", timeout=5) as response:
+            return response.status, response.read(), response.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(), error.headers
+
+
+def ask(server, purpose, raw):
+    """Send bytes, read all that comes back."""
+    with socket.create_connection(server.addresses[purpose], timeout=5) as sock:
+        sock.sendall(raw)
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+@pytest.fixture
+def health():
+    return Health(FAMILIES, 30.0, FakeClock())
+
+
+@pytest.fixture
+def metrics():
+    return Metrics("nftables")
+
+
+@pytest.fixture
+def server(health, metrics):
+    serving = StatusServer(
+        [
+            Listener("health", "127.0.0.1", 0, health_routes(health, metrics)),
+            Listener("metrics", "::1", 0, metrics_routes(metrics, "nftables", {"mode": "nftables"})),
+        ]
+    )
+    serving.start()
+    yield serving
+    serving.stop()
+
+
+def test_healthz_follows_the_health(server, health):
+    code, body, headers = get(server, "health", "/healthz")
+    assert code == 503
+    assert json.loads(body)["healthy"] is False
+    assert headers["Content-Type"] == "application/json"
+    for family in FAMILIES:
+        health.synced(family)
+    code, body, _ = get(server, "health", "/healthz")
+    assert code == 200
+    assert json.loads(body).keys() == {"lastUpdated", "currentTime", "nodeEligible", "healthy", "status"}
+    assert get(server, "health", "/livez")[0] == 200
+
+
+def test_the_metrics_port(server):
+    assert get(server, "metrics", "/proxyMode")[:2] == (200, b"nftables")
+    assert get(server, "metrics", "/healthz")[:2] == (200, b"ok")
+    assert json.loads(get(server, "metrics", "/configz")[1]) == {"kubeproxy.config.k8s.io": {"mode": "nftables"}}
+    code, body, _ = get(server, "metrics", "/metrics?x=1")
+    assert code == 200
+    assert b"kubeproxy_proxy_healthz_total" in body
+
+
+def test_unknown_paths_say_what_there_is(server):
+    code, body, _ = get(server, "metrics", "/nothing")
+    assert code == 404
+    assert b"/metrics" in body
+
+
+@pytest.mark.parametrize(
+    "raw, start",
+    [
+        (b"POST /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 "),
+        (b"\r\n\r\n", b"HTTP/1.1 405 "),
+        (b"GET\r\n\r\n", b"HTTP/1.1 405 "),
+        (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 "),
+        (b"x" * 40000 + b"\r\n\r\n", b""),
+    ],
+)
+def test_strange_requests(server, raw, start):
+    try:
+        answer = ask(server, "health", raw)
+    except ConnectionResetError:
+        answer = b""
+    assert answer.startswith(start)
+    assert get(server, "health", "/livez")[0] == 503
+
+
+def test_head_has_no_body(server):
+    answer = ask(server, "metrics", b"HEAD /proxyMode HTTP/1.1\r\n\r\n")
+    assert b"Content-Length: 8" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+def test_a_silent_client_is_hung_up_on(server, monkeypatch):
+    monkeypatch.setattr(status, "_REQUEST_SECONDS", 0.1)
+    assert ask(server, "health", b"GET /hea") == b""
+
+
+def test_too_many_connections_are_closed(server, monkeypatch):
+    monkeypatch.setattr(status, "_CONNECTIONS", 0)
+    assert ask(server, "health", b"") == b""
+
+
+def test_a_route_that_fails_answers_500():
+    with_bug = StatusServer([Listener("health", "127.0.0.1", 0, {"/": lambda: Reply(1 // 0, b"")})])
+    with_bug.start()
+    try:
+        assert get(with_bug, "health", "/")[0] == 500
+    finally:
+        with_bug.stop()
+
+
+def test_a_taken_port_is_tried_again():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        waiting = StatusServer(
+            [Listener("health", "127.0.0.1", port, {"/": lambda: Reply(200, b"here")})], retry_seconds=0.05
+        )
+        waiting.start()
+        time.sleep(0.1)
+        assert waiting.addresses == {}
+    try:
+        end = time.monotonic() + 5
+        while not waiting.addresses and time.monotonic() < end:
+            time.sleep(0.02)
+        assert get(waiting, "health", "/")[1] == b"here"
+    finally:
+        waiting.stop()
+
+
+def test_a_taken_port_is_fatal_with_hard_fail():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        strict = StatusServer([Listener("health", "127.0.0.1", port, {})], hard_fail=True)
+        with pytest.raises(BindError, match=f"health server on 127.0.0.1:{port}: Address already in use"):
+            strict.start()
+        strict.stop()
+
+
+def test_a_server_without_listeners_does_nothing():
+    nothing = StatusServer([])
+    nothing.start()
+    nothing.stop()
+
+
+def test_unspecified_ipv6_takes_ipv4_too():
+    both = StatusServer([Listener("health", "::", 0, {"/": lambda: Reply(200, b"both")})])
+    both.start()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=5) as response:
+            assert response.read() == b"both"
+    finally:
+        both.stop()
+
+
+def test_answers_are_counted_by_code(server, health):
+    get(server, "health", "/healthz")
+    health.synced(IPFamily.IPV4), health.synced(IPFamily.IPV6)
+    get(server, "health", "/healthz")
+    text = get(server, "metrics", "/metrics")[1].decode()
+    assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in text
+    assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in text
+    assert 'kubeproxy_proxy_livez_total{code="503"} 0.0' in text
