@@ -1,0 +1,57 @@
+# Two commands do all the set-up: `make demo` runs the main job, `make test` passes the tests.
+# On a fresh Debian or Ubuntu machine with Python 3.11 or newer nothing else is needed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+KEEP_ENV := $(if $(SUDO),--preserve-env=CI,)
+# the program that a package brings : the package
+PACKAGES := nft:nftables iptables-restore:iptables iptables-legacy-restore:iptables ip:iproute2 conntrack:conntrack curl:curl
+
+.PHONY: help setup system demo test lint unit kernel bench clean
+
+help:  ## Show what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: system $(BIN)/.installed  ## Install system packages and the virtual environment
+
+system:
+	@missing=""; \
+	for pair in $(PACKAGES); do \
+	  command -v "$${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/$${pair%%:*}" ] || missing="$$missing $${pair##*:}"; \
+	done; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "narthex needs Python 3.11 or newer; set PYTHON=..."; exit 1; }; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	if [ -n "$$missing" ]; then \
+	  echo "Installing system packages:$$missing"; \
+	  $(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+
+$(BIN)/.installed: pyproject.toml
+	@echo "Installing Narthex into $(VENV)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+demo: setup  ## Run the main job: a Service on a network of two nodes, answered from pods
+	@$(SUDO) $(BIN)/python scripts/demo.py
+
+test: setup lint  ## Pass all tests, the kernel's among them
+	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(BIN)/.installed  ## Check style and types
+	$(BIN)/ruff check src tests scripts benchmarks
+	$(BIN)/mypy
+
+unit: $(BIN)/.installed  ## Run the tests that need no root
+	$(BIN)/python -m pytest -n 2 -m 'not kernel'
+
+kernel: setup  ## Run the tests that need root
+	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m kernel
+
+bench: setup  ## Measure, beside a floor, and print ratios
+	$(SUDO) $(BIN)/python benchmarks/nft_load.py
+
+clean:  ## Remove what `setup` made in this folder
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
