@@ -10,7 +10,6 @@ from narthex.state.store import Store
 from narthex.testing import strategies as some
 
 
-
 @settings(max_examples=150)
 @given(some.configs, some.families, st.lists(st.lists(some.events(), max_size=6), max_size=6))
 def test_incremental_equals_from_scratch(config, family, turns):

@@ -10,7 +10,6 @@ from narthex.backends import BACKENDS
 from narthex.host import netns
 from narthex.host.run import run
 from narthex.host.targets import target_for
-from narthex.model.events import Upsert
 from narthex.model.net import IPFamily
 from narthex.plan.planner import NodeConfig, Planner
 from narthex.state.store import Store
@@ -107,7 +106,11 @@ def test_nft_lists_what_nft_can_read(namespace):
 
 @pytest.mark.parametrize("mode", sorted(BACKENDS))
 def test_foreign_rules_stay_to_the_byte(mode, namespace):
-    run(["nft", "-f", "-"], stdin="table ip other { chain c { type filter hook input priority 5; ip saddr 1.2.3.4 drop; }; }\n", namespace=namespace)
+    run(
+        ["nft", "-f", "-"],
+        stdin="table ip other { chain c { type filter hook input priority 5; ip saddr 1.2.3.4 drop; }; }\n",
+        namespace=namespace,
+    )
     run(["iptables", "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.0/24", "-j", "MASQUERADE"], namespace=namespace)
     run(["iptables", "-A", "FORWARD", "-d", "192.0.2.0/24", "-j", "DROP"], namespace=namespace)
 
@@ -121,7 +124,9 @@ def test_foreign_rules_stay_to_the_byte(mode, namespace):
     backend, target = BACKENDS[mode], target_for(mode, IPFamily.IPV4, namespace)
     from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
-    the_plan = plan(service("shop/web", "10.110.0.5", node_port=30080), endpoint_slice("shop/web", endpoint("10.64.1.1")))
+    the_plan = plan(
+        service("shop/web", "10.110.0.5", node_port=30080), endpoint_slice("shop/web", endpoint("10.64.1.1"))
+    )
     target.apply(backend.diff(None, backend.render(the_plan)))
     assert foreign() == before
     target.clean()

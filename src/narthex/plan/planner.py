@@ -137,9 +137,7 @@ class Planner:
         touched.update({plan.name for plan in before} - {plan.name for plan in after})
         self._reclaim(before, after, matches)
 
-    def _reclaim(
-        self, before: tuple[ServicePlan, ...], after: tuple[ServicePlan, ...], matches: set[Match]
-    ) -> None:
+    def _reclaim(self, before: tuple[ServicePlan, ...], after: tuple[ServicePlan, ...], matches: set[Match]) -> None:
         old, new = _claims(before), _claims(after)
         for match in old.keys() | new.keys():
             if old.get(match) == new.get(match):

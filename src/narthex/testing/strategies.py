@@ -150,7 +150,9 @@ configs = st.builds(
 @st.composite
 def packets(draw: st.DrawFn, family: IPFamily) -> Packet:
     """A first packet from somewhere to something that may be a frontend, or nearly one."""
-    of_family = CLUSTER_IPS[family] + EXTERNAL_IPS[family] + tuple(ip for ip in NODE_IPS if (":" in ip) == (family.value == 6))
+    of_family = (
+        CLUSTER_IPS[family] + EXTERNAL_IPS[family] + tuple(ip for ip in NODE_IPS if (":" in ip) == (family.value == 6))
+    )
     unused = ("10.110.9.9",) if family is IPFamily.IPV4 else ("fd6e::99",)
     source = draw(st.sampled_from(CLIENTS[family] + PODS[family]))
     from_host = source in NODE_IPS

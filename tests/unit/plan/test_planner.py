@@ -60,7 +60,10 @@ def test_the_loser_takes_over_when_the_winner_goes():
     ],
 )
 def test_detect_local_modes(mode, family, expect):
-    assert plan(family=family, detect_local_mode=mode, bridge_interface="cni0", interface_name_prefix="veth").pods == expect
+    assert (
+        plan(family=family, detect_local_mode=mode, bridge_interface="cni0", interface_name_prefix="veth").pods
+        == expect
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,9 @@ def test_a_change_of_the_node_decides_everything_again():
     planner = Planner(CONFIG, IPFamily.IPV4)
     objects = (
         service("shop/web", "10.110.0.5"),
-        endpoint_slice("shop/web", endpoint("10.64.1.1", for_zones=("east",)), endpoint("10.64.2.1", for_zones=("west",))),
+        endpoint_slice(
+            "shop/web", endpoint("10.64.1.1", for_zones=("east",)), endpoint("10.64.2.1", for_zones=("west",))
+        ),
     )
     assert len(planner.plan(snapshot(*objects)).services[WEB].cluster.endpoints) == 2
     after = planner.plan(snapshot(node(zone="west"), *objects), frozenset())
@@ -110,7 +115,11 @@ def test_service_cidrs_of_the_family():
 
 def test_source_ranges_of_one_family_leave_the_other_open():
     dual = service(
-        "shop/web", "10.110.0.5", "fd6e::5", balancers=("203.0.113.10", "2001:db8:1b::10"), source_ranges=("198.51.100.0/24",)
+        "shop/web",
+        "10.110.0.5",
+        "fd6e::5",
+        balancers=("203.0.113.10", "2001:db8:1b::10"),
+        source_ranges=("198.51.100.0/24",),
     )
     four = plan(dual).services[WEB].frontends[1]
     six = plan(dual, family=IPFamily.IPV6).services[WEB].frontends[1]

@@ -35,7 +35,10 @@ class TestCandidates:
             endpoint_slice("shop/web", endpoint("10.64.1.9"), port=8080),
             endpoint_slice("shop/web", endpoint("10.64.1.10"), port=80, suffix="2"),
         )
-        assert [(each.endpoint.address, each.endpoint.port) for each in got] == [("10.64.1.10", 80), ("10.64.1.9", 8080)]
+        assert [(each.endpoint.address, each.endpoint.port) for each in got] == [
+            ("10.64.1.10", 80),
+            ("10.64.1.9", 8080),
+        ]
 
     @pytest.mark.parametrize(
         "port",
@@ -50,7 +53,9 @@ class TestCandidates:
 
     def test_other_families_fqdn_and_headless_slices_do_not_count(self):
         assert not found(endpoint_slice("shop/web", endpoint("fd64::1")))
-        assert not found(EndpointSlice(namespace="shop", name="x", service_name="web", ports=(EndpointPort(name="http", port=80),)))
+        assert not found(
+            EndpointSlice(namespace="shop", name="x", service_name="web", ports=(EndpointPort(name="http", port=80),))
+        )
         assert not found(
             endpoint_slice("shop/web", endpoint("10.64.1.10"), labels=(("service.kubernetes.io/headless", ""),))
         )
@@ -63,7 +68,12 @@ class TestCandidates:
 
     def test_local_needs_the_exact_node_name(self):
         (here, nowhere, there) = found(
-            endpoint_slice("shop/web", endpoint("10.64.1.1"), endpoint("10.64.1.2", node=""), endpoint("10.64.1.3", node="Worker-A"))
+            endpoint_slice(
+                "shop/web",
+                endpoint("10.64.1.1"),
+                endpoint("10.64.1.2", node=""),
+                endpoint("10.64.1.3", node="Worker-A"),
+            )
         )
         assert (here.endpoint.local, nowhere.endpoint.local, there.endpoint.local) == (True, False, False)
 
@@ -89,21 +99,27 @@ class TestReadiness:
 
     @pytest.mark.parametrize("state, usable", [({}, True), ({"ready": False}, False)])
     def test_any_usable(self, state, usable):
-        selection = select(found(endpoint_slice("shop/web", endpoint("10.64.2.1", node="b", **state))), HERE, cluster=False, local=True)
+        selection = select(
+            found(endpoint_slice("shop/web", endpoint("10.64.2.1", node="b", **state))), HERE, cluster=False, local=True
+        )
         assert selection.any_usable is usable
         assert selection.local is None
 
 
 class TestHints:
     def test_zone_hints_narrow(self):
-        assert cluster(endpoint("10.64.1.1", for_zones=("east",)), endpoint("10.64.1.2", for_zones=("west",))) == {"10.64.1.1"}
+        assert cluster(endpoint("10.64.1.1", for_zones=("east",)), endpoint("10.64.1.2", for_zones=("west",))) == {
+            "10.64.1.1"
+        }
 
     def test_one_ready_endpoint_without_hint_sets_them_aside(self):
         assert len(cluster(endpoint("10.64.1.1", for_zones=("east",)), endpoint("10.64.1.2"))) == 2
 
     def test_an_unready_one_without_hint_does_not(self):
         assert cluster(
-            endpoint("10.64.1.1", for_zones=("east",)), endpoint("10.64.1.2", for_zones=("west",)), endpoint("10.64.1.3", ready=False)
+            endpoint("10.64.1.1", for_zones=("east",)),
+            endpoint("10.64.1.2", for_zones=("west",)),
+            endpoint("10.64.1.3", ready=False),
         ) == {"10.64.1.1"}
 
     @pytest.mark.parametrize("zone", ["", "north"])
@@ -124,5 +140,11 @@ class TestHints:
         assert cluster(*ends, place=Place("worker-c", "east")) == {"10.64.1.2"}
 
     def test_the_terminating_fallback_and_local_sets_ignore_hints(self):
-        assert cluster(dying("10.64.1.1", for_zones=("west",)), dying("10.64.1.2", for_zones=("east",))) == {"10.64.1.1", "10.64.1.2"}
-        assert local(endpoint("10.64.1.1", for_zones=("west",)), endpoint("10.64.1.2", for_zones=("east",))) == {"10.64.1.1", "10.64.1.2"}
+        assert cluster(dying("10.64.1.1", for_zones=("west",)), dying("10.64.1.2", for_zones=("east",))) == {
+            "10.64.1.1",
+            "10.64.1.2",
+        }
+        assert local(endpoint("10.64.1.1", for_zones=("west",)), endpoint("10.64.1.2", for_zones=("east",))) == {
+            "10.64.1.1",
+            "10.64.1.2",
+        }

@@ -71,7 +71,9 @@ def test_source_ranges_come_before_the_rest_unless_a_backend_deviates():
     assert ends(plan(closed, ENDS), OUTSIDE, "203.0.113.10:80", deviations=refuses) == {("dropped", None, False)}
 
 
-@pytest.mark.parametrize("destination, answers", [("10.20.0.11", True), ("10.20.1.11", False), ("10.110.0.5", False), ("203.0.113.9", False)])
+@pytest.mark.parametrize(
+    "destination, answers", [("10.20.0.11", True), ("10.20.1.11", False), ("10.110.0.5", False), ("203.0.113.9", False)]
+)
 def test_node_ports_answer_on_the_listed_own_addresses_only(destination, answers):
     the_plan = plan(service("shop/web", "10.110.0.5", node_port=30080), ENDS)
     got = ends(the_plan, OUTSIDE, f"{destination}:30080", deviations=frozenset({Deviation.NO_CLUSTER_IP_GUARD}))
@@ -87,7 +89,10 @@ def test_an_exact_address_wins_over_a_node_port():
 @pytest.mark.parametrize("localhost, expect", [(True, "delivered"), (False, "not-ours")])
 def test_localhost_node_ports(localhost, expect):
     the_plan = plan(
-        service("shop/web", "10.110.0.5", node_port=30080), ENDS, node_port_addresses=None, localhost_node_ports=localhost
+        service("shop/web", "10.110.0.5", node_port=30080),
+        ENDS,
+        node_port_addresses=None,
+        localhost_node_ports=localhost,
     )
     got = ends(the_plan, "127.0.0.1", "127.0.0.1:30080")
     assert {(end[0], end[2]) for end in got} == {(expect, localhost)}
