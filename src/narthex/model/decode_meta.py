@@ -1,0 +1,131 @@
+"""`metadata` and other parts that several kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from narthex.model import wire
+from narthex.model.net import Protocol, family_of
+from narthex.model.objects import Labels
+from narthex.model.problem import Report, quoted, wrong_type
+from narthex.model.validate import DNS_LABEL, LABEL_KEY, LABEL_VALUE, Syntax
+
+MOST_ANNOTATION_BYTES = 256 * 1024
+
+PROTOCOLS = {word.value: word for word in (Protocol.TCP, Protocol.UDP, Protocol.SCTP)}
+
+
+class ObjectFields(TypedDict):
+    """The fields that every object has."""
+
+    name: str
+    namespace: str
+    labels: Labels
+    annotations: Labels
+    uid: str
+    resource_version: str
+    deletion_timestamp: str
+    origin: str
+
+
+def object_fields(meta: wire.Meta | None, report: Report, names: Syntax, *, namespaced: bool = True) -> ObjectFields:
+    """Checked `metadata`; `default` is the namespace of an object that names none."""
+    meta = meta if meta is not None else wire.Meta()
+    if not meta.name:
+        report.error("metadata.name", "is required")
+    else:
+        report.check("metadata.name", meta.name, names)
+    namespace = (meta.namespace or "default") if namespaced else ""
+    if namespaced:
+        report.check("metadata.namespace", namespace, DNS_LABEL)
+    elif meta.namespace:
+        report.warning("metadata.namespace", "is ignored, this kind has no namespace")
+    stamp = meta.deletionTimestamp
+    return {
+        "name": meta.name or "",
+        "namespace": namespace,
+        "labels": labels("metadata.labels", meta.labels, report),
+        "annotations": _annotations(meta.annotations, report),
+        "uid": meta.uid or "",
+        "resource_version": meta.resourceVersion or "",
+        "deletion_timestamp": "" if stamp is None else str(stamp),
+        "origin": report.origin,
+    }
+
+
+def labels(field: str, value: Any, report: Report) -> Labels:
+    """Labels or a selector, sorted by key."""
+    if value is None:
+        return ()
+    found = []
+    for key, text in _pairs(field, value, report):
+        if not LABEL_KEY.holds(key):
+            report.error(field, f"{quoted(key)} is not {LABEL_KEY.name}: {LABEL_KEY.allowed}")
+        elif text is None:
+            found.append((key, ""))
+        elif not isinstance(text, str):
+            report.error(f"{field}[{key}]", wrong_type(text, "text"))
+        elif report.check(f"{field}[{key}]", text, LABEL_VALUE):
+            found.append((key, text))
+    return tuple(sorted(found))
+
+
+def _annotations(value: Any, report: Report) -> Labels:
+    if value is None:
+        return ()
+    found, size = [], 0
+    for key, text in _pairs("metadata.annotations", value, report):
+        if not LABEL_KEY.holds(key.lower()):
+            report.error("metadata.annotations", f"{quoted(key)} is not an annotation key: {LABEL_KEY.allowed}")
+        elif text is None:
+            found.append((key, ""))
+        elif not isinstance(text, str):
+            report.error(f"metadata.annotations[{key}]", wrong_type(text, "text"))
+        else:
+            found.append((key, text))
+            size += len(key) + len(text)
+    if size > MOST_ANNOTATION_BYTES:
+        report.error("metadata.annotations", f"hold {size} bytes together, at most {MOST_ANNOTATION_BYTES} are allowed")
+    return tuple(sorted(found))
+
+
+def _pairs(field: str, value: Any, report: Report) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        report.error(field, wrong_type(value, "a mapping of text to text"))
+        return []
+    if bad := [key for key in value if not isinstance(key, str)]:
+        report.error(field, f"the key {quoted(bad[0])} is not text")
+        return []
+    return list(value.items())
+
+
+def protocol(field: str, value: str | None, report: Report) -> Protocol:
+    """TCP (also when absent), UDP or SCTP."""
+    if not value:
+        return Protocol.TCP
+    if found := PROTOCOLS.get(value):
+        return found
+    report.choice(field, value, PROTOCOLS)
+    return Protocol.TCP
+
+
+def texts(
+    field: str, values: list[str] | None, report: Report, read: Callable[[str], str], *, lenient: bool = False
+) -> tuple[str, ...]:
+    """Values through a reader that raises ValueError: an error each, or a warning when `lenient`."""
+    found = []
+    for index, value in enumerate(values or ()):
+        try:
+            found.append(read(value))
+        except ValueError as error:
+            (report.warning if lenient else report.error)(
+                f"{field}[{index}]", f"{quoted(value)} {error}" + (", ignored" if lenient else "")
+            )
+    return tuple(found)
+
+
+def family_pair(field: str, values: tuple[str, ...], report: Report, what: str) -> None:
+    """At most one value of each family."""
+    if len(values) > 2 or len({family_of(value) for value in values}) != len(values):
+        report.error(field, f"at most one {what} of each IP family is allowed")

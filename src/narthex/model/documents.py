@@ -1,0 +1,361 @@
+"""Text of YAML and JSON files into plain values that know their lines. Knows nothing of Kubernetes kinds.
+
+YAML is read from libyaml's events and not through its loaders: composing a deeply nested document overruns the C
+stack, aliases can make a small file a huge one, duplicate keys would pass in silence, and lines would be lost. What
+comes out is what JSON could say: mappings with text keys, lists, text, numbers, true, false, null. A document that
+is no such thing gives a Fault, and the documents around it are read all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import yaml  # type: ignore[import-untyped]
+
+DEEPEST = 100
+"""Levels of nesting; Kubernetes objects need about 20."""
+MOST_REPEATED = 100_000
+"""Values that aliases may add to a document."""
+
+Positions = dict[tuple[int, str | int], int]
+"""Line of each value: by `id` of the list or mapping that holds it, and its index or key."""
+
+
+class Document(msgspec.Struct, frozen=True):
+    """One document."""
+
+    value: Any
+    line: int
+    """Its first line, counted from 1."""
+    positions: Positions
+
+    def line_of(self, value: Any, path: tuple[str | int, ...], start: int) -> int:
+        """Line of what the path leads to from `value`, or of the last step that exists; `start` when there is none."""
+        line = start
+        for step in path:
+            line = self.positions.get((id(value), step), line)
+            try:
+                value = value[step]
+            except (KeyError, IndexError, TypeError):
+                break
+        return line
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Text that is no document."""
+
+    line: int
+    message: str
+
+
+class _Malformed(ValueError):
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(line, message)
+
+
+def read(text: str) -> Iterator[Document | Fault]:
+    """All documents of a file, JSON (also several values in a row) or YAML (also several documents)."""
+    if text.lstrip()[:1] in ("{", "["):
+        yield from _json_or_flow(text)
+        return
+    for chunk, first_line in _chunks(text):
+        yield from _yaml(chunk, first_line)
+
+
+def _json_or_flow(text: str) -> list[Document | Fault]:
+    """What begins like JSON may still be YAML's flow style, and YAML's reader tells more about most faults."""
+    fault: Fault | None = None
+    try:
+        return list(_json(text))
+    except json.JSONDecodeError as error:
+        fault = Fault(error.lineno, f"not valid JSON: {error.msg}")
+    except (ValueError, RecursionError):
+        pass
+    chunks = list(_chunks(text))
+    found = [item for chunk, first_line in chunks for item in _yaml(chunk, first_line)]
+    if fault is not None and len(chunks) == 1 and any(isinstance(item, Fault) for item in found):
+        return [fault]
+    return found
+
+
+def _json(text: str) -> Iterator[Document]:
+    decoder = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    space = re.compile(r"[ \t\r\n]*")
+    at, line = 0, 1
+    while True:
+        begin = space.match(text, at).end()  # type: ignore[union-attr]
+        if begin == len(text):
+            return
+        line += text.count("\n", at, begin)
+        value, at = decoder.raw_decode(text, begin)
+        _check_depth(value)
+        yield Document(value, line, {})
+        line += text.count("\n", begin, at)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key is given twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for outer in level for inner in _children(outer)]
+        if not level:
+            return
+    raise ValueError(f"nested more than {DEEPEST} levels deep")
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+_DOCUMENT_MARK = re.compile(r"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
+
+
+def _chunks(text: str) -> Iterator[tuple[str, int]]:
+    """Cut before each `---` line, which no scalar may hold, so that a fault in one document spares the others."""
+    line, begin = 1, 0
+    marks = [match.start() for match in _DOCUMENT_MARK.finditer(text)]
+    for end in [*marks, len(text)]:
+        chunk = text[begin:end]
+        if any(row.strip() and row[0] not in "#%" for row in chunk.splitlines()):
+            yield chunk, line
+        line += chunk.count("\n")
+        begin = end
+
+
+_CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What YAML does not allow in its text."""
+
+
+def _yaml(chunk: str, first_line: int) -> Iterator[Document | Fault]:
+    builder = _Builder(first_line)
+    try:
+        loader = yaml.CSafeLoader(chunk)
+        try:
+            while (event := loader.get_event()) is not None:
+                if (document := builder.feed(event)) is not None:
+                    yield document
+        finally:
+            loader.dispose()
+    except _Malformed as error:
+        yield error.fault
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        # libyaml puts an unexpected end behind the last line.
+        lines = chunk.count("\n", 0, len(chunk.rstrip()) or None)
+        yield Fault(first_line + (min(mark.line, lines) if mark else 0), f"not valid YAML: {said}")
+    except yaml.YAMLError as error:
+        bad = _CONTROL.search(chunk)
+        line = first_line + (chunk.count("\n", 0, bad.start()) if bad else 0)
+        yield Fault(line, f"not valid YAML: {str(error).splitlines()[0]}")
+
+
+class _Open:
+    """A list or mapping whose end has not come yet."""
+
+    __slots__ = ("anchor", "key", "line", "merges", "size", "value")
+
+    def __init__(self, value: Any, anchor: str | None, line: int) -> None:
+        self.value = value
+        self.anchor = anchor
+        self.line = line
+        self.size = 1
+        self.key: str | None = None
+        self.merges: list[Any] = []
+
+
+_MERGE = "<<"
+
+
+class _Builder:
+    """Events of one stream to Documents. Keeps its own stack, so that depth costs no recursion."""
+
+    def __init__(self, first_line: int) -> None:
+        self._first = first_line
+        self._reset(first_line)
+
+    def _reset(self, line: int) -> None:
+        self._line = line
+        self._stack: list[_Open] = []
+        self._anchors: dict[str, tuple[Any, int] | None] = {}
+        self._positions: Positions = {}
+        self._repeated = 0
+        self._root: Any = None
+
+    def feed(self, event: Any) -> Document | None:
+        """Take one event; a Document when it ends one that is not empty."""
+        line = self._first + event.start_mark.line
+        match event:
+            case yaml.ScalarEvent():
+                self._scalar(event, line)
+            case yaml.MappingStartEvent():
+                self._open({}, event, line)
+            case yaml.SequenceStartEvent():
+                self._open([], event, line)
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                self._close()
+            case yaml.AliasEvent():
+                self._alias(event.anchor, line)
+            case yaml.DocumentStartEvent():
+                self._reset(line)
+            case yaml.DocumentEndEvent() if self._root is not None:
+                return Document(self._root, self._line, self._positions)
+        return None
+
+    def _scalar(self, event: Any, line: int) -> None:
+        top = self._stack[-1] if self._stack else None
+        if top is not None and top.key is None and isinstance(top.value, dict):
+            self._key(top, event, line)
+            return
+        value = _resolve(event, line)
+        if event.anchor:
+            self._anchors[event.anchor] = (value, 1)
+        self._put(value, 1, line)
+
+    def _key(self, top: _Open, event: Any, line: int) -> None:
+        key = event.value
+        if event.anchor:
+            self._anchors[event.anchor] = (key, 1)
+        if key in top.value:
+            earlier = self._positions[id(top.value), key]
+            raise _Malformed(line, f"the key {key[:60]!a} is given twice, first in line {earlier}")
+        top.key = key
+        self._positions[id(top.value), key] = line
+
+    def _open(self, value: Any, event: Any, line: int) -> None:
+        if len(self._stack) >= DEEPEST:
+            raise _Malformed(line, f"nested more than {DEEPEST} levels deep")
+        if self._stack and self._stack[-1].key is None and isinstance(self._stack[-1].value, dict):
+            raise _Malformed(line, "a key must be text, not a list or mapping")
+        if event.anchor:
+            self._anchors[event.anchor] = None
+        if not self._stack:
+            self._line = line
+        self._stack.append(_Open(value, event.anchor, line))
+
+    def _close(self) -> None:
+        done = self._stack.pop()
+        for merged in done.merges:
+            self._merge(done, merged)
+        if done.anchor:
+            self._anchors[done.anchor] = (done.value, done.size)
+        self._put(done.value, done.size, done.line)
+
+    def _alias(self, anchor: str, line: int) -> None:
+        if anchor not in self._anchors:
+            raise _Malformed(line, f"the alias *{anchor[:60]} has no anchor")
+        known = self._anchors[anchor]
+        if known is None:
+            raise _Malformed(line, f"the alias *{anchor[:60]} stands inside of what it repeats")
+        self._count_repeated(known[1], line)
+        top = self._stack[-1] if self._stack else None
+        if top is not None and top.key is None and isinstance(top.value, dict):
+            raise _Malformed(line, "a key must be text, not an alias")
+        self._put(known[0], known[1], line)
+
+    def _count_repeated(self, size: int, line: int) -> None:
+        self._repeated += size
+        if self._repeated > MOST_REPEATED:
+            raise _Malformed(line, f"aliases repeat more than {MOST_REPEATED} values")
+
+    def _put(self, value: Any, size: int, line: int) -> None:
+        if not self._stack:
+            self._root = value
+            return
+        top = self._stack[-1]
+        top.size += size
+        if isinstance(top.value, list):
+            self._positions[id(top.value), len(top.value)] = line
+            top.value.append(value)
+            return
+        key, top.key = top.key, None
+        if key == _MERGE:
+            self._positions.pop((id(top.value), _MERGE))
+            self._take_merge(top, value, line)
+        else:
+            top.value[key] = value
+
+    @staticmethod
+    def _take_merge(top: _Open, value: Any, line: int) -> None:
+        sources = value if isinstance(value, list) else [value]
+        if not all(isinstance(source, dict) for source in sources):
+            raise _Malformed(line, "'<<' merges mappings only")
+        top.merges.extend(sources)
+
+    def _merge(self, into: _Open, source: dict[str, Any]) -> None:
+        """Copy what the mapping does not say itself (YAML's `<<`)."""
+        self._count_repeated(len(source), into.line)
+        for key, value in source.items():
+            if key not in into.value:
+                into.value[key] = value
+                self._positions[id(into.value), key] = self._positions.get((id(source), key), into.line)
+
+
+_TAG = "tag:yaml.org,2002:"
+_NULLS = frozenset(("", "~", "null", "Null", "NULL"))
+_BOOLS = {
+    form: truth
+    for word, truth in (("true", True), ("yes", True), ("on", True), ("false", False), ("no", False), ("off", False))
+    for form in (word, word.capitalize(), word.upper())
+}
+_INT = re.compile(r"[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)", re.ASCII)
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_NOT_JSON = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+
+
+def _resolve(event: Any, line: int) -> Any:
+    """The value of a scalar: YAML 1.1 as Kubernetes reads it, so without dates and base 60 numbers."""
+    text: str = event.value
+    tag: str | None = event.tag
+    if tag is None:
+        return _plain(text, line) if event.implicit[0] else text
+    if tag in ("!", _TAG + "str", _TAG + "timestamp", _TAG + "binary"):
+        return text
+    if tag in (_TAG + "int", _TAG + "float", _TAG + "bool", _TAG + "null"):
+        return _plain(text, line)
+    raise _Malformed(line, f"the tag {tag[:60]!a} is not allowed")
+
+
+def _plain(text: str, line: int) -> Any:
+    if text in _NULLS:
+        return None
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if text[0] not in "+-.0123456789":
+        return text
+    if len(text) > 400:
+        return text
+    if _INT.fullmatch(text):
+        return _integer(text.replace("_", ""))
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _NOT_JSON.fullmatch(text):
+        raise _Malformed(line, f"{text} is no JSON number")
+    return text
+
+
+def _integer(text: str) -> int | str:
+    sign, digits = (-1, text[1:]) if text[0] == "-" else (1, text.lstrip("+"))
+    if len(digits) > 1 and digits[0] == "0" and digits[1] in "01234567":
+        return sign * int(digits, 8)
+    try:
+        return sign * int(digits, 0)
+    except ValueError:  # "0x_": underscores only.
+        return text
