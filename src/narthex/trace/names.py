@@ -1,0 +1,79 @@
+"""What an address is in Kubernetes' words, and where it lives: for people who should not have to read addresses."""
+
+from __future__ import annotations
+
+import msgspec
+
+from narthex.model.net import contains, family_of
+from narthex.model.objects import Node
+from narthex.state.store import Snapshot
+
+
+class Named(msgspec.Struct, frozen=True):
+    """An address that belongs to something."""
+
+    kind: str
+    """pod, Service, node or outside."""
+    name: str
+    """`namespace/name`, or a node's name."""
+    node: str = ""
+    """The node that it is on, empty when that is not known or means nothing."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind} {self.name}" if self.name else self.kind
+        return f"{text} on {self.node}" if self.node else text
+
+
+class Names:
+    """The names of all addresses in a snapshot; `others` are addresses that no object holds (an outside client)."""
+
+    def __init__(self, snapshot: Snapshot, others: dict[str, Named] | None = None) -> None:
+        self._nodes: list[Node] = sorted(snapshot.nodes.values(), key=lambda node: node.name)
+        self._held: dict[str, Named] = dict(others or {})
+        for pod in snapshot.pods.values():
+            if not pod.spec.host_network:
+                for ip in pod.ips:
+                    self._held[ip] = Named("pod", str(pod.key), pod.spec.node_name)
+        for slices in snapshot.slices.values():
+            for each in slices.values():
+                for endpoint in each.endpoints:
+                    if endpoint.target:
+                        found = Named("pod", f"{each.namespace}/{endpoint.target}", endpoint.node_name)
+                    else:
+                        found = Named("endpoint of", str(each.service), endpoint.node_name)
+                    self._held.setdefault(endpoint.address, found)
+        for service in snapshot.services.values():
+            balancers = (entry.ip for entry in service.ingress)
+            for ip in (*service.cluster_ips, *service.external_ips, *balancers):
+                self._held.setdefault(ip, Named("Service", str(service.key)))
+        for node in self._nodes:
+            for ip in (*node.internal_ips, *node.external_ips):
+                # A host-network pod shares the node's address; the node is what people mean by it.
+                self._held[ip] = Named("node", node.name)
+
+    def named(self, address: str) -> Named | None:
+        """What holds the address."""
+        return self._held.get(address)
+
+    def of(self, address: str) -> str:
+        """What the address is ("pod shop/web-1 on worker-a"), empty when nothing holds it."""
+        found = self._held.get(address)
+        return str(found) if found else ""
+
+    def route(self, address: str, here: str) -> str:
+        """Where a packet for the address leaves the node `here`, as far as Node objects tell."""
+        held = self._held.get(address)
+        if held is not None and held.kind == "node":
+            return "stays on this node" if held.name == here else f"straight to node {held.name}"
+        for node in self._nodes:
+            cidr = next((cidr for cidr in node.pod_cidrs if contains(cidr, address)), None)
+            if cidr is None:
+                continue
+            if node.name == here:
+                return f"{cidr} is this node's pod range: over its bridge (cni0) to the pod"
+            via = next((ip for ip in node.internal_ips if family_of(ip) is family_of(address)), "")
+            return f"{cidr} is {node.name}'s pod range: by way of {node.name}{f' ({via})' if via else ''}"
+        if held is not None and held.node:
+            where = "this node" if held.node == here else held.node
+            return f"on {where}, says its EndpointSlice; no Node has a pod range that holds it"
+        return "in no pod range of a known Node: by the node's own routes"
