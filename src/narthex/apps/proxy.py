@@ -29,16 +29,16 @@ READ_BACK_SHARE = 20
 """Reading the kernel back takes at most one part in this many of the time, also where there are very many rules."""
 
 
-class Source(Protocol):
-    """Where objects come from."""
+class Inbox(Protocol):
+    """Where the loop finds what its source has told. Whoever fills it calls `Proxy.notice`."""
 
     @property
     def problems(self) -> Sequence[Any]:
         """What is wrong with the objects at present."""
         ...
 
-    def scan(self) -> Sequence[Event]:
-        """What is new since the last call; Synced comes once, after the first complete list."""
+    def take(self) -> Sequence[Event]:
+        """What came since the last call; Synced comes once, after the first complete list."""
         ...
 
 
@@ -98,7 +98,7 @@ class Proxy:
 
     def __init__(
         self,
-        source: Source,
+        inbox: Inbox,
         families: Sequence[FamilySync[Any, Any]],
         clock: Clock,
         periods: Periods,
@@ -109,7 +109,7 @@ class Proxy:
         metrics: Metrics | None = None,
     ) -> None:
         """`complete` adds to a snapshot what the node itself knows better (its own addresses)."""
-        self._source = source
+        self._inbox = inbox
         self._halves = [_Half(family) for family in families]
         self._clock = clock
         self._periods = periods
@@ -119,7 +119,6 @@ class Proxy:
         self.metrics = metrics or Metrics()
         self._report = Reporter(node_name, len(families))
         self._store = Store()
-        self._scan_at = -math.inf
         self._stopping = False
 
     def run(self) -> None:
@@ -133,36 +132,26 @@ class Proxy:
         self._clock.wake()
 
     def notice(self) -> None:
-        """The source has something new. Safe from any thread."""
-        self._scan_at = -math.inf
+        """There is something in the inbox. Safe from any thread."""
         self._clock.wake()
 
     def turn(self) -> float:
         """Take in what is new, sync what is due; return the seconds until the next turn makes sense."""
-        if self._clock.now() >= self._scan_at:
-            self._scan()
+        self._take_in()
         snapshot = self._complete(self._store.snapshot)
         if snapshot.synced:
             for half in self._halves:
                 if not self._stopping and self._clock.now() >= half.due(snapshot):
                     self._sync(half, snapshot)
-        soonest = min([half.due(snapshot) for half in self._halves if snapshot.synced], default=math.inf)
-        return max(0.0, min(soonest, self._scan_at) - self._clock.now())
+        due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
+        # A turn now and then also finds what nobody gives notice of: new addresses of the node.
+        return max(0.0, min([*due, self._periods.sync]))
 
-    def _scan(self) -> None:
-        # Before the scan and not after it: a notice that comes meanwhile must lead to one more.
-        self._scan_at = self._clock.now() + self._periods.sync
-        try:
-            events = self._source.scan()
-        except OSError as error:
-            self._report.source_failed(error)
-            self._scan_at = min(self._scan_at, self._clock.now() + FIRST_RETRY)
-            return
-        self._report.source_works()
+    def _take_in(self) -> None:
         before = self._store.snapshot
-        for event in events:
+        for event in self._inbox.take():
             self._count(event)
-        self._report.problems(self._source.problems)
+        self._report.problems(self._inbox.problems)
         snapshot = self._store.snapshot
         changed = self._store.take_changed()
         if snapshot is before:

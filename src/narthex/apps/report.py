@@ -27,20 +27,7 @@ class Reporter:
         self._problems: dict[Any, None] = {}
         self._conflicts: dict[IPFamily, tuple[Conflict, ...]] = {}
         self._failing: dict[IPFamily, str] = {}
-        self._source_error = ""
         self._node_known: bool | None = None
-
-    def source_failed(self, error: OSError) -> None:
-        """The source cannot be read at all."""
-        if str(error) != self._source_error:
-            LOGGER.error("cannot read the manifests: %s; what was read before stays in force", error)
-        self._source_error = str(error)
-
-    def source_works(self) -> None:
-        """The source can be read."""
-        if self._source_error:
-            LOGGER.info("the manifests can be read again")
-        self._source_error = ""
 
     def problems(self, present: Sequence[Any]) -> None:
         """What is wrong with single objects now."""

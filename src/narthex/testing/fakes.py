@@ -1,4 +1,4 @@
-"""Stand-ins for what has effects: a kernel in memory, a source of events, a clock that nobody waits for."""
+"""Stand-ins for what has effects: a kernel in memory, an inbox of events, a clock that nobody waits for."""
 
 from __future__ import annotations
 
@@ -158,14 +158,12 @@ class FakeBackend:
         return "".join(f"{where} {what}\n" for where, what in rules.lines)
 
 
-class FakeSource:
-    """A source that tells what the test puts into it."""
+class FakeInbox:
+    """An inbox that holds what the test puts into it; the first time also Synced."""
 
     def __init__(self, *objects: AnyObject) -> None:
         self._waiting: list[Event] = [*map(Upsert, objects), Synced()]
         self.problems: tuple[Any, ...] = ()
-        self.unreadable: list[str] = []
-        self.scans = 0
 
     def put(self, *objects: AnyObject) -> None:
         """Let objects appear or change."""
@@ -175,9 +173,6 @@ class FakeSource:
         """Let objects go."""
         self._waiting += [Delete(type(gone).__name__, gone.key) for gone in objects]
 
-    def scan(self) -> list[Event]:
-        self.scans += 1
-        if self.unreadable:
-            raise OSError(self.unreadable.pop(0))
+    def take(self) -> list[Event]:
         events, self._waiting = self._waiting, []
         return events

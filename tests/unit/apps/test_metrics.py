@@ -9,7 +9,7 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
 from narthex.plan.planner import Planner
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
-from narthex.testing.fakes import FakeBackend, FakeClock, FakeRules, FakeSource, FakeTarget
+from narthex.testing.fakes import FakeBackend, FakeClock, FakeInbox, FakeRules, FakeTarget
 
 
 def scrape(metrics):
@@ -24,8 +24,8 @@ def proxy_of(mode, *objects):
     clock, backend = FakeClock(), FakeBackend()
     target = FakeTarget(backend, FakeRules())
     sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, target, clock)
-    source = FakeSource(node(), *objects)
-    return Proxy(source, [sync], clock, Periods(), node_name=NODE, metrics=Metrics(mode)), source, target, clock
+    inbox = FakeInbox(node(), *objects)
+    return Proxy(inbox, [sync], clock, Periods(), node_name=NODE, metrics=Metrics(mode)), inbox, target, clock
 
 
 FOUR = ("ip_family", "IPv4")
@@ -46,10 +46,10 @@ def test_a_sync_is_counted():
 
 
 def test_a_failed_sync_leaves_changes_pending():
-    proxy, source, target, clock = proxy_of("nftables")
+    proxy, inbox, target, clock = proxy_of("nftables")
     proxy.turn()
     target.failures = ["no"]
-    source.put(service("shop/web", "10.110.0.1"))
+    inbox.put(service("shop/web", "10.110.0.1"))
     proxy.notice()
     proxy.turn()
     seen = scrape(proxy.metrics)

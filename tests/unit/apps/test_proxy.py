@@ -13,7 +13,7 @@ from narthex.model.objects import Node
 from narthex.model.problem import Problem
 from narthex.plan.planner import Planner
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, service
-from narthex.testing.fakes import FakeBackend, FakeChanges, FakeClock, FakeRules, FakeSource, FakeTarget
+from narthex.testing.fakes import FakeBackend, FakeChanges, FakeClock, FakeInbox, FakeRules, FakeTarget
 
 WEB = service("shop/web", "10.110.0.1", "fd6e::1")
 WEB_SLICE = endpoint_slice("shop/web", endpoint("10.64.1.5"))
@@ -28,14 +28,14 @@ class Bench:
 
     def __init__(self, *objects, families=FAMILIES, minimum=0.0, rules=None):
         self.clock = FakeClock()
-        self.source = FakeSource(THE_NODE, *objects)
+        self.inbox = FakeInbox(THE_NODE, *objects)
         backend = FakeBackend()
         self.targets = {family: FakeTarget(backend, FakeRules(), rules) for family in families}
         syncs = [
             FamilySync(family, Planner(CONFIG, family), backend, self.targets[family], self.clock)
             for family in families
         ]
-        self.proxy = Proxy(self.source, syncs, self.clock, Periods(minimum), node_name=NODE)
+        self.proxy = Proxy(self.inbox, syncs, self.clock, Periods(minimum), node_name=NODE)
 
     @property
     def kernel(self):
@@ -47,7 +47,7 @@ class Bench:
 
     def change(self, *objects):
         """Objects change and the watch says so."""
-        self.source.put(*objects)
+        self.inbox.put(*objects)
         self.proxy.notice()
 
     def run_for(self, seconds):
@@ -83,13 +83,13 @@ def test_the_first_turn_writes_all_families():
     assert dict(bench.targets[IPFamily.IPV6].rules.lines) == {"[fd6e::1]:80/TCP": "shop/web:http -> Reject()"}
 
 
-def test_nothing_is_written_before_the_source_has_told_all():
+def test_nothing_is_written_before_the_inbox_has_told_all():
     bench = Bench(WEB, WEB_SLICE)
-    synced = bench.source._waiting.pop()
+    synced = bench.inbox._waiting.pop()
     bench.proxy.turn()
     assert bench.targets[IPFamily.IPV4].reads == bench.writes == 0
     assert bench.proxy.health.healthz()[0] == 503
-    bench.source._waiting.append(synced)
+    bench.inbox._waiting.append(synced)
     bench.proxy.notice()
     bench.proxy.turn()
     assert bench.writes == 1
@@ -116,7 +116,7 @@ def test_a_change_without_effect_writes_nothing():
 def test_a_service_that_goes_is_removed():
     bench = Bench(WEB, WEB_SLICE, CART)
     bench.proxy.turn()
-    bench.source.remove(CART)
+    bench.inbox.remove(CART)
     bench.proxy.notice()
     bench.proxy.turn()
     assert bench.targets[IPFamily.IPV4].applied[-1] == FakeChanges(remove=("10.110.0.2:80/TCP",))
@@ -306,7 +306,7 @@ def test_conflicts_are_said_when_they_come_and_when_they_go(log):
     bench.run_for(100)
     (line,) = said(log, "cannot have", "WARNING")
     assert line.startswith("Service port b/two:http cannot have external IP 203.0.113.5:80/TCP: a/one:http has it")
-    bench.source.remove(one)
+    bench.inbox.remove(one)
     bench.proxy.notice()
     bench.run_for(1)
     assert said(log, "settled: b/two:http", "INFO")
@@ -314,32 +314,21 @@ def test_conflicts_are_said_when_they_come_and_when_they_go(log):
 
 def test_problems_are_said_once_and_once_again_when_mended(log):
     bench = Bench(WEB)
-    bench.source.problems = (
+    bench.inbox.problems = (
         Problem(origin="web.yaml:3", object="Service shop/web", field="spec.ports[0].port", message="0 is no port"),
     )
     bench.run_for(100)
     assert len(said(log, "0 is no port", "ERROR")) == 1
-    bench.source.problems = ()
+    bench.inbox.problems = ()
     bench.proxy.notice()
     bench.run_for(1)
     assert len(said(log, "mended: web.yaml:3", "INFO")) == 1
 
 
-def test_an_unreadable_source_keeps_what_was_read(log):
-    bench = Bench(WEB, WEB_SLICE)
-    bench.proxy.turn()
-    bench.source.unreadable = ["no such directory"] * 3
-    bench.proxy.notice()
-    bench.run_for(10)
-    assert bench.kernel == dict([WEB_LINE])
-    assert len(said(log, "cannot read the manifests: no such directory", "ERROR")) == 1
-    assert said(log, "the manifests can be read again")
-
-
 def test_an_unknown_node_is_said_once(log):
     bench = Bench(WEB)
-    bench.source._waiting.pop(0)
-    bench.source.put(Node(name="worker-b"))
+    bench.inbox._waiting.pop(0)
+    bench.inbox.put(Node(name="worker-b"))
     bench.run_for(1)
     bench.change(CART)
     bench.run_for(1)
@@ -350,26 +339,10 @@ def test_an_unknown_node_is_said_once(log):
     assert said(log, "the Node object 'worker-a' is there now")
 
 
-def test_a_notice_during_a_scan_leads_to_another():
-    bench = Bench(WEB)
-    scan = bench.source.scan
-
-    def scan_while_something_changes():
-        events = scan()
-        bench.source.scan = scan
-        bench.change(CART)
-        return events
-
-    bench.source.scan = scan_while_something_changes
-    bench.proxy.turn()
-    assert bench.proxy.turn() > 0
-    assert "10.110.0.2:80/TCP" in bench.kernel
-
-
 def test_a_lost_notice_is_made_up_for_by_the_sync_period():
     bench = Bench(WEB)
     bench.proxy.turn()
-    bench.source.put(CART)
+    bench.inbox.put(CART)
     bench.run_for(31)
     assert "10.110.0.2:80/TCP" in bench.kernel
 

@@ -1,0 +1,29 @@
+"""What this process may do to the network namespace it is in, and which tools it finds there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from narthex.model.net import IPFamily
+
+_CAP_NET_ADMIN = 12
+
+_TOOLS = {
+    ("nftables", IPFamily.IPV4): ("nft",),
+    ("nftables", IPFamily.IPV6): ("nft",),
+    ("iptables", IPFamily.IPV4): ("iptables-save", "iptables-restore"),
+    ("iptables", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore"),
+}
+
+
+def may_change_network(status: Path = Path("/proc/thread-self/status")) -> bool:
+    """Whether the calling thread has CAP_NET_ADMIN (root has it, also root of a user namespace)."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> _CAP_NET_ADMIN & 1)
+
+
+def missing_tools(mode: str, family: IPFamily) -> tuple[str, ...]:
+    """The programs that a mode needs for a family and that are not on the PATH."""
+    return tuple(tool for tool in _TOOLS.get((mode, family), ()) if shutil.which(tool) is None)
