@@ -14,7 +14,9 @@ import contextlib
 import errno
 import selectors
 import socket
-from collections.abc import Iterable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 from narthex.host import netns
 
@@ -22,76 +24,93 @@ _IPPROTO_SCTP = 132
 _LARGEST_REQUEST = 64 * 1024
 _BACKLOG = 512
 _HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"PATCH ", b"OPTIONS ")
-_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class EchoServer:
-    """Listeners of many pods and one loop. `serve` belongs to one thread; `add` and `remove` may come from another."""
+    """Listeners of many pods and one loop. `serve` belongs to one thread; the rest is called from another."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._listeners: dict[str, list[socket.socket]] = {}
+        self._pods: dict[str, list[_Listener]] = {}
+        self._tasks: deque[Callable[[], None]] = deque()
         self._doorbell, self._door = socket.socketpair()
         self._door.setblocking(False)
         self._selector.register(self._door, selectors.EVENT_READ, None)
         self._stopping = False
 
-    def add(self, pod: str, node: str, namespace: str, ports: Iterable[tuple[str, int]], identity: str) -> None:
-        """Listen for a pod on (`TCP`|`UDP`|`SCTP`, port) pairs, on all its addresses; returns when it listens.
+    def add(self, identity: str, says: str, namespace: str, ports: Iterable[tuple[str, int]]) -> None:
+        """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace; returns when it listens.
 
-        `identity` names the pod to `remove`. Raises OSError naming the port; then it listens on none.
+        `identity` is for `remove`, `says` begins each answer ("web-x2x4z on node-1"). Raises OSError naming the port,
+        and then listens on none.
         """
-        opened: list[tuple[socket.socket, str]] = []
+        listeners: list[_Listener] = []
         try:
             with netns.entered(namespace):
                 for protocol, port in ports:
-                    opened.append((_listen(protocol, port), protocol))
+                    listeners.append(_Listener(_listen(protocol, port), protocol, f"{says}, asked by "))
         except OSError:
-            for sock, _ in opened:
-                sock.close()
+            for listener in listeners:
+                listener.sock.close()
             raise
-        says = f"{pod} on {node}, asked by "
-        self._listeners[identity] = [sock for sock, _ in opened]
-        for sock, protocol in opened:
-            self._selector.register(sock, selectors.EVENT_READ, _Listener(sock, protocol, says))
+        self._pods[identity] = listeners
+        self._do(lambda: self._open(listeners))
 
     def remove(self, identity: str) -> None:
-        """Stop listening for a pod. Connections that are open stay until the client closes them."""
-        for sock in self._listeners.pop(identity, []):
-            self._selector.unregister(sock)
-            sock.close()
-        self._ring()
+        """Stop listening and end open connections; returns when all is closed. Needs `serve` to run."""
+        listeners = self._pods.pop(identity, [])
+        done = threading.Event()
+        self._do(lambda: self._close(listeners, done))
+        done.wait()
 
     def stop(self) -> None:
         """End `serve`. Safe from any thread."""
         self._stopping = True
-        self._ring()
+        self._do(lambda: None)
 
     def serve(self) -> None:
         """Answer until stopped."""
         while not self._stopping:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    with contextlib.suppress(BlockingIOError):
-                        self._door.recv(64)
-                else:
-                    # A listener may have been closed by `remove` after select had found it ready.
-                    with contextlib.suppress(OSError):
-                        self._turn(key.data)
+            ready = self._selector.select()
+            for key, _ in ready:
+                if key.data is not None:
+                    self._turn(key.data)
+            # Last, because a task may close sockets that this round has found ready.
+            with contextlib.suppress(BlockingIOError):
+                self._door.recv(64)
+            while self._tasks:
+                self._tasks.popleft()()
 
-    def _ring(self) -> None:
+    def _do(self, task: Callable[[], None]) -> None:
+        self._tasks.append(task)
         self._doorbell.send(b"!")
+
+    def _open(self, listeners: list[_Listener]) -> None:
+        for listener in listeners:
+            self._selector.register(listener.sock, selectors.EVENT_READ, listener)
+
+    def _close(self, listeners: list[_Listener], done: threading.Event) -> None:
+        for listener in listeners:
+            for conversation in tuple(listener.conversations):
+                self._end(conversation)
+            self._selector.unregister(listener.sock)
+            listener.sock.close()
+        done.set()
+
+    def _end(self, conversation: _Conversation) -> None:
+        conversation.listener.conversations.discard(conversation)
+        self._selector.unregister(conversation.sock)
+        conversation.sock.close()
 
     def _turn(self, user: _Listener | _Conversation) -> None:
         if isinstance(user, _Conversation):
             if not user.turn():
-                self._selector.unregister(user.sock)
-                user.sock.close()
+                self._end(user)
         elif user.protocol == "UDP":
             user.answer_datagrams()
         else:
-            for sock, client in user.accept():
-                self._selector.register(sock, selectors.EVENT_READ, _Conversation(sock, f"{user.says}{client}\n"))
+            for conversation in user.accept():
+                self._selector.register(conversation.sock, selectors.EVENT_READ, conversation)
 
 
 class _Listener:
@@ -100,36 +119,38 @@ class _Listener:
     def __init__(self, sock: socket.socket, protocol: str, says: str) -> None:
         self.sock = sock
         self.protocol = protocol
-        self.says = says
+        self.conversations: set[_Conversation] = set()
+        self._says = says
 
-    def accept(self) -> Iterable[tuple[socket.socket, str]]:
-        """Connections that wait, with their clients' addresses."""
+    def accept(self) -> Iterator[_Conversation]:
+        """Connections that wait."""
         while True:
             try:
                 sock, peer = self.sock.accept()
-            except BlockingIOError:
+            except OSError:
+                # None waits any more, the client has left already, or files have run out: the next round tries again.
                 return
-            except OSError as error:
-                if error.errno in _OUT_OF_FILES:
-                    return
-                raise
             sock.setblocking(False)
-            yield sock, _printed(peer)
+            conversation = _Conversation(self, sock, f"{self._says}{_printed(peer)}\n")
+            self.conversations.add(conversation)
+            yield conversation
 
     def answer_datagrams(self) -> None:
         """One answer to each datagram that waits."""
         while True:
             try:
                 _, peer = self.sock.recvfrom(_LARGEST_REQUEST)
-                self.sock.sendto(f"{self.says}{_printed(peer)}\n".encode(), peer)
-            except BlockingIOError:
+                self.sock.sendto(f"{self._says}{_printed(peer)}\n".encode(), peer)
+            except OSError:
+                # None waits any more, or the kernel reports that nobody is at an earlier answer's address.
                 return
 
 
 class _Conversation:
     """One TCP or SCTP connection."""
 
-    def __init__(self, sock: socket.socket, says: str) -> None:
+    def __init__(self, listener: _Listener, sock: socket.socket, says: str) -> None:
+        self.listener = listener
         self.sock = sock
         self._body = says.encode()
         self._got = b""

@@ -1,0 +1,170 @@
+"""`narthex lab`: a cluster network on this machine, made of network namespaces."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from narthex.apps import lab
+from narthex.apps.lab_state import LabError
+from narthex.cli import lab_output
+
+MODES = ("nftables", "iptables")
+
+
+def _name(function: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--name", default=lab.DEFAULT_NAME, show_default=True, help="Which lab.")(function)
+
+
+def _output(function: Callable[..., None]) -> Callable[..., None]:
+    choice = click.Choice(["text", "json"])
+    return click.option("-o", "--output", type=choice, default="text", help="Form of the output.")(function)
+
+
+def _plain_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """A LabError is a message for people, not a traceback."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except LabError as error:
+            raise click.ClickException(str(error)) from None
+
+    return wrapped
+
+
+def _print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value)))
+
+
+@click.group()
+def command() -> None:
+    """A cluster network on this machine: nodes, pods and an outside client, each a network namespace.
+
+    Every node runs the same node proxy that a real node would, over the manifests you give. Needs root.
+    """
+
+
+@command.command()
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.option("--nodes", default=2, show_default=True, type=click.IntRange(min=1), help="How many nodes.")
+@click.option(
+    "--mode", default="nftables", show_default=True, type=click.Choice(MODES), help="How the proxies program."
+)
+@_name
+@_output
+@_plain_errors
+def up(directory: Path | None, nodes: int, mode: str, name: str, output: str) -> None:
+    """Bring a lab up over the manifests in DIRECTORY, which it follows from then on: edits take effect at once.
+
+    Deployments and Pods become pods with a server on each containerPort; Services get addresses and endpoints.
+    Without DIRECTORY the lab makes an empty one and says where.
+    """
+    started = lab.up(name, directory, nodes, mode)
+    if output == "json":
+        _print_json({**lab.to_builtins(started.state), "seconds": round(started.seconds, 3)})
+    else:
+        click.echo(lab_output.started(started))
+
+
+@command.command()
+@_name
+@_output
+@_plain_errors
+def status(name: str, output: str) -> None:
+    """Show nodes, proxies, pods and Services. Exit status 1 when something of it does not work."""
+    found = lab.look(name)
+    if output == "json":
+        _print_json(found)
+    else:
+        click.echo(lab_output.status(found))
+    if not found.healthy:
+        raise SystemExit(1)
+
+
+@command.command(name="list")
+@_output
+@_plain_errors
+def list_labs(output: str) -> None:
+    """Show which labs there are."""
+    found = lab.look_at_all()
+    if output == "json":
+        _print_json(found)
+    else:
+        click.echo(lab_output.labs(found))
+
+
+@command.command(name="exec", context_settings={"ignore_unknown_options": True})
+@_name
+@click.argument("target")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+@_plain_errors
+def exec_(name: str, target: str, argv: tuple[str, ...]) -> NoReturn:
+    """Run COMMAND in the network of TARGET: a node, a pod (NAME or NAMESPACE/NAME) or `outside`.
+
+    Only the network is another one; files and programs are this machine's.
+    """
+    namespace = lab.where(lab.read(name), target)
+    # `ip netns exec` also puts the namespace's own view of /sys in place.
+    os.execvp("ip", ["ip", "netns", "exec", namespace, *argv])
+
+
+@command.command()
+@click.argument("target", metavar="deployment/NAME")
+@click.argument("replicas", type=click.IntRange(min=0))
+@click.option("-n", "--namespace", default="default", show_default=True, help="The Deployment's namespace.")
+@_name
+@_output
+@_plain_errors
+def scale(target: str, replicas: int, namespace: str, name: str, output: str) -> None:
+    """Give a Deployment another number of pods, without touching your manifests.
+
+    Returns when the pods are there and every proxy knows. It holds until the manifest itself asks for another number.
+    """
+    kind, slash, deployment = target.partition("/")
+    if not slash or kind not in ("deployment", "deployments", "deploy", "deployment.apps"):
+        raise click.UsageError(f"{target!r} is not deployment/NAME")
+    state = lab.scale(name, namespace, deployment, replicas)
+    if output == "json":
+        _print_json(lab.to_builtins(state))
+    else:
+        click.echo(f"Deployment {namespace}/{deployment} has {replicas} replicas now:\n")
+        click.echo(lab_output.pods(state))
+
+
+@command.command()
+@_name
+@_output
+@_plain_errors
+def wait(name: str, output: str) -> None:
+    """Wait until the manifests as they are now have reached every proxy. For scripts that edit and then call."""
+    state = lab.settle(name)
+    if output == "json":
+        _print_json(lab.to_builtins(state))
+    else:
+        click.echo(lab_output.problems(state) or "Everything is in force.")
+
+
+@command.command()
+@_name
+@click.option("--all", "all_labs", is_flag=True, help="Every lab on this machine.")
+@_output
+@_plain_errors
+def down(name: str, all_labs: bool, output: str) -> None:
+    """Take a lab away with everything in it, also what a crash has left."""
+    names = lab.all_names() if all_labs else [name]
+    done = [{"name": each, "removed": lab.down(each)} for each in names]
+    if output == "json":
+        _print_json(done)
+        return
+    for each in done:
+        click.echo(f"Lab {each['name']} is gone." if each["removed"] else f"There is no lab {each['name']}.")
+    if not done:
+        click.echo("There is no lab.")
