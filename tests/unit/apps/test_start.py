@@ -1,0 +1,51 @@
+"""What a machine must have before a proxy starts on it."""
+
+import logging
+
+import pytest
+
+from narthex.apps import start
+from narthex.apps.start import StartError, check_machine
+from narthex.model.net import FAMILIES, IPFamily
+
+
+@pytest.fixture
+def machine(monkeypatch, caplog):
+    """A machine that has everything; tests take things away."""
+    monkeypatch.setattr(start, "may_change_network", lambda: True)
+    monkeypatch.setattr(start, "usable_families", lambda: FAMILIES)
+    monkeypatch.setattr(start, "missing_tools", lambda *_: ())
+    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+    caplog.set_level(logging.INFO, "narthex")
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("machine")
+def test_both_families_where_both_work():
+    assert check_machine("nftables") == FAMILIES
+
+
+def test_without_the_right_to_program_the_kernel_it_says_so(machine):
+    machine.setattr(start, "may_change_network", lambda: False)
+    with pytest.raises(StartError, match="needs root"):
+        check_machine("nftables")
+
+
+def test_without_ipv6_only_ipv4_is_served(machine, caplog):
+    machine.setattr(start, "usable_families", lambda: (IPFamily.IPV4,))
+    assert check_machine("nftables") == (IPFamily.IPV4,)
+    assert "IPv6 is switched off here" in caplog.text
+
+
+def test_without_the_tool_of_the_mode_it_says_what_to_install(machine):
+    machine.setattr(start, "missing_tools", lambda *_: ("nft",))
+    with pytest.raises(
+        StartError, match="mode nftables needs nft, not found on the PATH: install the package nftables"
+    ):
+        check_machine("nftables")
+
+
+def test_a_family_whose_tool_is_missing_is_left_alone(machine, caplog):
+    machine.setattr(start, "missing_tools", lambda _, family: ("ip6tables-save",) if family is IPFamily.IPV6 else ())
+    assert check_machine("iptables") == (IPFamily.IPV4,)
+    assert "ip6tables-save is not found on the PATH: IPv6 is left alone" in caplog.text

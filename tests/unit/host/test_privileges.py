@@ -1,0 +1,23 @@
+"""What a process may do, and what it finds installed."""
+
+from narthex.host.privileges import may_change_network, missing_tools
+from narthex.model.net import IPFamily
+
+
+def test_cap_net_admin_is_bit_12(tmp_path):
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nCapPrm:\tffffffffffffffff\nCapEff:\t0000000000001000\n")
+    assert may_change_network(status)
+    status.write_text("Name:\tx\nCapPrm:\tffffffffffffffff\nCapEff:\t0000000000000fff\n")
+    assert not may_change_network(status)
+    status.write_text("Name:\tx\n")
+    assert not may_change_network(status)
+
+
+def test_missing_tools(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing_tools("nftables", IPFamily.IPV4) == ("nft",)
+    assert missing_tools("iptables", IPFamily.IPV6) == ("ip6tables-save", "ip6tables-restore")
+    for tool in ("ip6tables-save", "ip6tables-restore"):
+        (tmp_path / tool).touch(0o755)
+    assert missing_tools("iptables", IPFamily.IPV6) == ()
