@@ -32,6 +32,8 @@ class Document(msgspec.Struct, frozen=True):
     line: int
     """Its first line, counted from 1."""
     positions: Positions
+    doubled: tuple[tuple[str, int], ...] = ()
+    """Keys given a second time, with the line; the last value counts. Only when the reader was told to bear it."""
 
     def line_of(self, value: Any, path: tuple[str | int, ...], start: int) -> int:
         """Line of what the path leads to from `value`, or of the last step that exists; `start` when there is none."""
@@ -58,16 +60,19 @@ class _Malformed(ValueError):
         self.fault = Fault(line, message)
 
 
-def read(text: str) -> Iterator[Document | Fault]:
-    """All documents of a file, JSON (also several values in a row) or YAML (also several documents)."""
+def read(text: str, *, bear_doubled: bool = False) -> Iterator[Document | Fault]:
+    """All documents of a file, JSON (also several values in a row) or YAML (also several documents).
+
+    A key given twice is a Fault unless `bear_doubled`, for configuration files that older programs bore with.
+    """
     if text.lstrip()[:1] in ("{", "["):
-        yield from _json_or_flow(text)
+        yield from _json_or_flow(text, bear_doubled)
         return
     for chunk, first_line in _chunks(text):
-        yield from _yaml(chunk, first_line)
+        yield from _yaml(chunk, first_line, bear_doubled)
 
 
-def _json_or_flow(text: str) -> list[Document | Fault]:
+def _json_or_flow(text: str, bear_doubled: bool) -> list[Document | Fault]:
     """What begins like JSON may still be YAML's flow style, and YAML's reader tells more about most faults."""
     fault: Fault | None = None
     try:
@@ -77,7 +82,7 @@ def _json_or_flow(text: str) -> list[Document | Fault]:
     except (ValueError, RecursionError):
         pass
     chunks = list(_chunks(text))
-    found = [item for chunk, first_line in chunks for item in _yaml(chunk, first_line)]
+    found = [item for chunk, first_line in chunks for item in _yaml(chunk, first_line, bear_doubled)]
     if fault is not None and len(chunks) == 1 and any(isinstance(item, Fault) for item in found):
         return [fault]
     return found
@@ -143,8 +148,8 @@ _CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-
 """What YAML does not allow in its text."""
 
 
-def _yaml(chunk: str, first_line: int) -> Iterator[Document | Fault]:
-    builder = _Builder(first_line)
+def _yaml(chunk: str, first_line: int, bear_doubled: bool) -> Iterator[Document | Fault]:
+    builder = _Builder(first_line, bear_doubled)
     try:
         loader = yaml.CSafeLoader(chunk)
         try:
@@ -187,8 +192,9 @@ _MERGE = "<<"
 class _Builder:
     """Events of one stream to Documents. Keeps its own stack, so that depth costs no recursion."""
 
-    def __init__(self, first_line: int) -> None:
+    def __init__(self, first_line: int, bear_doubled: bool) -> None:
         self._first = first_line
+        self._bear_doubled = bear_doubled
         self._reset(first_line)
 
     def _reset(self, line: int) -> None:
@@ -198,6 +204,7 @@ class _Builder:
         self._positions: Positions = {}
         self._repeated = 0
         self._root: Any = None
+        self._doubled: list[tuple[str, int]] = []
 
     def feed(self, event: Any) -> Document | None:
         """Take one event; a Document when it ends one that is not empty."""
@@ -216,7 +223,7 @@ class _Builder:
             case yaml.DocumentStartEvent():
                 self._reset(line)
             case yaml.DocumentEndEvent() if self._root is not None:
-                return Document(self._root, self._line, self._positions)
+                return Document(self._root, self._line, self._positions, tuple(self._doubled))
         return None
 
     def _scalar(self, event: Any, line: int) -> None:
@@ -234,8 +241,10 @@ class _Builder:
         if event.anchor:
             self._anchors[event.anchor] = (key, 1)
         if key in top.value:
-            earlier = self._positions[id(top.value), key]
-            raise _Malformed(line, f"the key {key[:60]!a} is given twice, first in line {earlier}")
+            if not self._bear_doubled:
+                earlier = self._positions[id(top.value), key]
+                raise _Malformed(line, f"the key {key[:60]!a} is given twice, first in line {earlier}")
+            self._doubled.append((key, line))
         top.key = key
         self._positions[id(top.value), key] = line
 

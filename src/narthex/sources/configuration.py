@@ -1,0 +1,460 @@
+"""KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1): kube-proxy's configuration file.
+
+All fields are read and checked, with kube-proxy's defaults (behaviours of group 27), also those that nothing here
+uses, so that a file that works there works here. Two differences: no mode means nftables, and an unknown feature gate
+is a warning, since most of Kubernetes' gates have nothing to do with the proxy. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from narthex.model import documents, validate
+from narthex.model.net import IPFamily, family_of, join_port, split_port
+from narthex.model.problem import Problem, Report, kind_of, quoted, steps
+from narthex.model.validate import DNS_SUBDOMAIN
+from narthex.plan.planner import NodeConfig
+from narthex.sources.fields import Fields
+
+API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
+KIND = "KubeProxyConfiguration"
+DEFAULT_MODE = "nftables"
+MODES = ("nftables", "iptables", "ipvs")
+LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
+HEALTHZ_PORT = 10256
+METRICS_PORT = 10249
+PRIMARY = "primary"
+
+_MOST_BYTES = 1024 * 1024
+_MOST = 2**31 - 1
+
+
+class ConfigurationError(ValueError):
+    """The file cannot be used; `problems` says why, in all places."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """`iptables` and `nftables`: what these modes have in common."""
+
+    masquerade_bit: int = 14
+    masquerade_all: bool = False
+    localhost_node_ports: bool = True
+    """iptables only."""
+    sync_period: float = 30.0
+    min_sync_period: float = 1.0
+
+
+class IPVS(msgspec.Struct, frozen=True, kw_only=True):
+    """`ipvs`."""
+
+    sync_period: float = 30.0
+    min_sync_period: float = 0.0
+    scheduler: str = ""
+    exclude_cidrs: tuple[str, ...] = ()
+    strict_arp: bool = False
+    tcp_timeout: float = 0.0
+    """0: left as it is, like the next two."""
+    tcp_fin_timeout: float = 0.0
+    udp_timeout: float = 0.0
+
+
+class Conntrack(msgspec.Struct, frozen=True, kw_only=True):
+    """`conntrack`."""
+
+    max_per_core: int = 32768
+    """0: the limit is left as it is."""
+    min: int = 131072
+    tcp_established_timeout: float = 86400.0
+    tcp_close_wait_timeout: float = 3600.0
+    tcp_be_liberal: bool = False
+    udp_timeout: float = 0.0
+    udp_stream_timeout: float = 0.0
+
+
+class ClientConnection(msgspec.Struct, frozen=True, kw_only=True):
+    """`clientConnection`."""
+
+    kubeconfig: str = ""
+    """Path; empty: the service account of the pod."""
+    accept_content_types: str = ""
+    content_type: str = "application/vnd.kubernetes.protobuf"
+    qps: float = 5.0
+    burst: int = 10
+
+
+class Logging(msgspec.Struct, frozen=True, kw_only=True):
+    """`logging`."""
+
+    format: str = "text"
+    verbosity: int = 0
+    vmodule: tuple[tuple[str, int], ...] = ()
+    flush_frequency: float = 5.0
+
+
+class Winkernel(msgspec.Struct, frozen=True, kw_only=True):
+    """`winkernel`; Windows only, read and unused."""
+
+    network_name: str = ""
+    source_vip: str = ""
+    enable_dsr: bool = False
+    root_hns_endpoint_name: str = ""
+    forward_health_check_vip: bool = False
+
+
+class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked KubeProxyConfiguration; made without arguments it holds the defaults."""
+
+    mode: str = DEFAULT_MODE
+    feature_gates: tuple[tuple[str, bool], ...] = ()
+    client_connection: ClientConnection = ClientConnection()
+    logging: Logging = Logging()
+    hostname_override: str = ""
+    bind_address: str = "0.0.0.0"
+    healthz_bind_address: str = f"0.0.0.0:{HEALTHZ_PORT}"
+    metrics_bind_address: str = f"127.0.0.1:{METRICS_PORT}"
+    bind_address_hard_fail: bool = False
+    enable_profiling: bool = False
+    show_hidden_metrics_for_version: str = ""
+    iptables: Rules = Rules()
+    nftables: Rules = Rules()
+    ipvs: IPVS = IPVS()
+    winkernel: Winkernel = Winkernel()
+    windows_run_as_service: bool = False
+    detect_local_mode: str = "ClusterCIDR"
+    bridge_interface: str = ""
+    interface_name_prefix: str = ""
+    cluster_cidrs: tuple[str, ...] = ()
+    node_port_addresses: tuple[str, ...] | None = None
+    """None: not set, the mode decides; ("primary",); or networks."""
+    oom_score_adj: int = -999
+    conntrack: Conntrack = Conntrack()
+    config_sync_period: float = 900.0
+    port_range: str = ""
+    """Unused, as in kube-proxy."""
+
+    def feature_gate(self, name: str, default: bool) -> bool:
+        """A gate's setting."""
+        return next((on for gate, on in self.feature_gates if gate == name), default)
+
+
+def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
+    """What decisions depend on, with the defaults of the mode that runs ("" is the default mode).
+
+    `mode` need not be the configuration's own: commands can show what another mode would do.
+    """
+    mode = mode or configuration.mode
+    # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
+    section = configuration.nftables if mode == "nftables" else configuration.iptables
+    unset = (PRIMARY,) if mode == "nftables" else None
+    given = configuration.node_port_addresses
+    return NodeConfig(
+        node_name=node_name,
+        detect_local_mode=configuration.detect_local_mode,
+        cluster_cidrs=configuration.cluster_cidrs,
+        bridge_interface=configuration.bridge_interface,
+        interface_name_prefix=configuration.interface_name_prefix,
+        masquerade_all=section.masquerade_all,
+        masquerade_bit=section.masquerade_bit,
+        node_port_addresses=unset if given is None else given,
+        localhost_node_ports=mode == "iptables" and configuration.iptables.localhost_node_ports,
+        bind_address=configuration.bind_address,
+        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
+    )
+
+
+def read(path: str | Path) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:
+    """The configuration in a file, and warnings. Raises ConfigurationError."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise _failure(str(path), f"cannot be read: {error.strerror or error}") from None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:
+    """`read` for content that is here already; `origin` names the file in problems."""
+    if len(data) > _MOST_BYTES:
+        raise _failure(origin, f"is larger than {_MOST_BYTES} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _failure(origin, f"is not UTF-8 text (at byte {error.start})") from None
+    document, others = _choose(text, origin)
+    report = Report(f"{origin}:{document.line}", KIND, lambda field: _place(document, field, origin))
+    for key, line in document.doubled:
+        others.append(
+            Problem(
+                origin=f"{origin}:{line}",
+                object=KIND,
+                message=f"the key {quoted(key)} is given twice, the last one counts",
+                severity="warning",
+            )
+        )
+    configuration = _configuration(Fields(document.value, report))
+    problems = (*others, *report.problems)
+    if report.failed:
+        raise ConfigurationError(problems)
+    return configuration, problems
+
+
+def _failure(origin: str, message: str) -> ConfigurationError:
+    return ConfigurationError((Problem(origin=origin, object=KIND, message=message),))
+
+
+def _place(document: documents.Document, field: str, origin: str) -> str:
+    return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
+
+
+def _choose(text: str, origin: str) -> tuple[documents.Document, list[Problem]]:
+    """The one KubeProxyConfiguration among the file's documents, and warnings about the others."""
+    chosen: documents.Document | None = None
+    others = []
+    for document in documents.read(text, bear_doubled=True):
+        if isinstance(document, documents.Fault):
+            raise _failure(f"{origin}:{document.line}", document.message)
+        place, value = f"{origin}:{document.line}", document.value
+        if not isinstance(value, dict):
+            raise _failure(place, f"is {kind_of(value)}, must be a mapping with apiVersion and kind")
+        if value.get("kind") != KIND:
+            shown = quoted(value.get("kind"))
+            others.append(
+                Problem(origin=place, field="kind", message=f"{shown} is not {KIND}, ignored", severity="warning")
+            )
+        elif value.get("apiVersion") != API_VERSION:
+            raise _failure(place, f"apiVersion: {quoted(value.get('apiVersion'))} is not {API_VERSION}")
+        elif chosen is not None:
+            raise _failure(place, f"is there twice, first in line {chosen.line}")
+        else:
+            chosen = document
+    if chosen is None:
+        raise _failure(origin, f"holds no document of apiVersion {API_VERSION} and kind {KIND}")
+    return chosen, others
+
+
+def _configuration(top: Fields) -> ProxyConfiguration:
+    for name in ("apiVersion", "kind"):
+        top.raw(name)
+    bind_address = top.read("bindAddress", validate.any_address, "0.0.0.0")
+    six = family_of(bind_address) is IPFamily.IPV6
+    detect = top.section("detectLocal")
+    made = ProxyConfiguration(
+        mode=_mode(top),
+        feature_gates=_feature_gates(top),
+        client_connection=_client_connection(top.section("clientConnection")),
+        logging=_logging(top.section("logging")),
+        hostname_override=top.read("hostnameOverride", _node_name),
+        bind_address=bind_address,
+        healthz_bind_address=_bind_address(top, "healthzBindAddress", "::" if six else "0.0.0.0", HEALTHZ_PORT),
+        metrics_bind_address=_bind_address(top, "metricsBindAddress", "::1" if six else "127.0.0.1", METRICS_PORT),
+        bind_address_hard_fail=top.flag("bindAddressHardFail"),
+        enable_profiling=top.flag("enableProfiling"),
+        show_hidden_metrics_for_version=top.read("showHiddenMetricsForVersion", _version),
+        iptables=_rules(top.section("iptables"), localhost=True),
+        nftables=_rules(top.section("nftables"), localhost=False),
+        ipvs=_ipvs(top.section("ipvs")),
+        winkernel=_winkernel(top.section("winkernel")),
+        windows_run_as_service=top.flag("windowsRunAsService"),
+        detect_local_mode=top.word("detectLocalMode", LOCAL_MODES, "ClusterCIDR"),
+        bridge_interface=detect.read("bridgeInterface", _interface),
+        interface_name_prefix=detect.read("interfaceNamePrefix", _interface),
+        cluster_cidrs=_cluster_cidrs(top),
+        node_port_addresses=_node_port_addresses(top),
+        oom_score_adj=top.whole("oomScoreAdj", -999, -1000, 1000),
+        conntrack=_conntrack(top.section("conntrack")),
+        config_sync_period=top.seconds("configSyncPeriod", 900.0, zero_is_default=True),
+        port_range=top.text("portRange"),
+    )
+    for mode, name in (("BridgeInterface", "bridgeInterface"), ("InterfaceNamePrefix", "interfaceNamePrefix")):
+        if made.detect_local_mode == mode and not detect.raw(name):
+            detect.error(name, f"is required for detectLocalMode {mode}")
+    top.unknown()
+    return made
+
+
+def _mode(top: Fields) -> str:
+    if top.raw("mode") == "kernelspace":
+        top.error("mode", f"'kernelspace' is for Windows; allowed: {', '.join(MODES)} or nothing (then {DEFAULT_MODE})")
+        return DEFAULT_MODE
+    return top.word("mode", MODES, DEFAULT_MODE)
+
+
+_KNOWN_GATES = frozenset(("AllowServiceExternalIPs",))
+_GATE_NAME = re.compile(r"[A-Za-z0-9]{1,100}")
+
+
+def _feature_gates(top: Fields) -> tuple[tuple[str, bool], ...]:
+    gates = Fields(top.raw("featureGates"), top.report, "featureGates")
+    found = []
+    for name in gates.names:
+        if not _GATE_NAME.fullmatch(name):
+            top.error("featureGates", f"{quoted(name)} is not the name of a feature gate")
+            continue
+        on = gates.flag(name)
+        found.append((name, on))
+        if name not in _KNOWN_GATES:
+            gates.warning(name, "has no effect here")
+    return tuple(sorted(found))
+
+
+def _client_connection(raw: Fields) -> ClientConnection:
+    return ClientConnection(
+        kubeconfig=raw.text("kubeconfig"),
+        accept_content_types=raw.text("acceptContentTypes"),
+        content_type=raw.text("contentType", "application/vnd.kubernetes.protobuf"),
+        qps=raw.decimal("qps", 5.0) or 5.0,
+        burst=raw.whole("burst", 10, 0, _MOST) or 10,
+    )
+
+
+def _logging(raw: Fields) -> Logging:
+    raw.raw("options")
+    vmodule = []
+    entries = raw.raw("vmodule")
+    if entries is not None and not isinstance(entries, list):
+        raw.error("vmodule", f"is {kind_of(entries)}, must be a list")
+        entries = None
+    for index, entry in enumerate(entries or ()):
+        item = Fields(entry, raw.report, raw.path(f"vmodule[{index}]"))
+        vmodule.append((item.text("filePattern"), item.whole("verbosity", 0, 0, _MOST)))
+    return Logging(
+        format=raw.word("format", ("text", "json"), "text"),
+        verbosity=raw.whole("verbosity", 0, 0, _MOST),
+        vmodule=tuple(vmodule),
+        flush_frequency=_flush_frequency(raw),
+    )
+
+
+def _flush_frequency(raw: Fields) -> float:
+    """A duration, or nanoseconds as a number."""
+    if isinstance(raw.raw("flushFrequency"), int):
+        return raw.whole("flushFrequency", 0, 0, 2**63 - 1) / 1e9
+    return raw.seconds("flushFrequency", 5.0)
+
+
+def _rules(raw: Fields, *, localhost: bool) -> Rules:
+    sync, least = _periods(raw, 1.0)
+    return Rules(
+        masquerade_bit=raw.whole("masqueradeBit", 14, 0, 31),
+        masquerade_all=raw.flag("masqueradeAll"),
+        localhost_node_ports=raw.flag("localhostNodePorts", True) if localhost else False,
+        sync_period=sync,
+        min_sync_period=least,
+    )
+
+
+def _periods(raw: Fields, least: float) -> tuple[float, float]:
+    """`syncPeriod` and `minSyncPeriod`; zero means the default, as in kube-proxy."""
+    sync = raw.seconds("syncPeriod", 30.0, zero_is_default=True)
+    found = raw.seconds("minSyncPeriod", least, zero_is_default=True)
+    if found > sync:
+        given = f"{raw.path('syncPeriod')} ({sync:g}s)"
+        raw.error("minSyncPeriod", f"is {found:g}s, must not be longer than {given}")
+    return sync, found
+
+
+def _ipvs(raw: Fields) -> IPVS:
+    sync, least = _periods(raw, 0.0)
+    return IPVS(
+        sync_period=sync,
+        min_sync_period=least,
+        scheduler=raw.read("scheduler", _scheduler),
+        exclude_cidrs=raw.texts("excludeCIDRs", validate.network),
+        strict_arp=raw.flag("strictARP"),
+        tcp_timeout=raw.seconds("tcpTimeout", 0.0),
+        tcp_fin_timeout=raw.seconds("tcpFinTimeout", 0.0),
+        udp_timeout=raw.seconds("udpTimeout", 0.0),
+    )
+
+
+def _conntrack(raw: Fields) -> Conntrack:
+    return Conntrack(
+        max_per_core=raw.whole("maxPerCore", 32768, 0, _MOST),
+        min=raw.whole("min", 131072, 0, _MOST),
+        tcp_established_timeout=raw.seconds("tcpEstablishedTimeout", 86400.0),
+        tcp_close_wait_timeout=raw.seconds("tcpCloseWaitTimeout", 3600.0),
+        tcp_be_liberal=raw.flag("tcpBeLiberal"),
+        udp_timeout=raw.seconds("udpTimeout", 0.0),
+        udp_stream_timeout=raw.seconds("udpStreamTimeout", 0.0),
+    )
+
+
+def _winkernel(raw: Fields) -> Winkernel:
+    return Winkernel(
+        network_name=raw.text("networkName"),
+        source_vip=raw.text("sourceVip"),
+        enable_dsr=raw.flag("enableDSR"),
+        root_hns_endpoint_name=raw.text("rootHnsEndpointName"),
+        forward_health_check_vip=raw.flag("forwardHealthCheckVip"),
+    )
+
+
+def _cluster_cidrs(top: Fields) -> tuple[str, ...]:
+    text = top.text("clusterCIDR")
+    found = []
+    for part in text.split(",") if text else ():
+        try:
+            found.append(validate.network(part.strip()))
+        except ValueError as error:
+            top.error("clusterCIDR", f"{quoted(part)} {error}")
+    if len(found) > 2 or len({family_of(cidr) for cidr in found}) < len(found):
+        top.error("clusterCIDR", f"{quoted(text)} must be one CIDR, or one of each IP family joined by a comma")
+    return tuple(found)
+
+
+def _node_port_addresses(top: Fields) -> tuple[str, ...] | None:
+    found = top.texts("nodePortAddresses", lambda text: text if text == PRIMARY else validate.network(text))
+    if PRIMARY in found and len(found) > 1:
+        top.error("nodePortAddresses", f"{PRIMARY!r} must be the only value")
+    return found or None
+
+
+def _bind_address(top: Fields, name: str, address: str, port: int) -> str:
+    """`address:port` from an address, with or without a port."""
+
+    def reader(text: str) -> str:
+        try:
+            return join_port(validate.any_address(text), port)
+        except ValueError:
+            pass
+        try:
+            return join_port(*split_port(text))
+        except ValueError:
+            raise ValueError("is not an address with or without a port, such as 0.0.0.0:10256 or [::]:10256") from None
+
+    return top.read(name, reader, join_port(address, port))
+
+
+def _node_name(text: str) -> str:
+    name = text.strip().lower()
+    if not DNS_SUBDOMAIN.holds(name):
+        raise ValueError(f"is not the name of a Node: {DNS_SUBDOMAIN.allowed}")
+    return name
+
+
+def _interface(text: str) -> str:
+    """An interface name or the beginning of one; wildcards of rule languages are refused."""
+    if not re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", text):
+        raise ValueError(
+            "is not (the beginning of) an interface name: 1-15 letters, digits, '_', '.', ':', '@' and '-'"
+        )
+    return text
+
+
+def _scheduler(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_]{1,15}", text):
+        raise ValueError("is not an IPVS scheduler such as rr, lc or mh")
+    return text
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"\d{1,3}\.\d{1,3}", text, re.ASCII):
+        raise ValueError("is not a minor version such as 1.35")
+    return text

@@ -1,0 +1,143 @@
+"""Reading a configuration's fields one by one, so that each fault is named and none hides another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from narthex.model.problem import Report, quoted, wrong_type
+
+_DURATION = re.compile(r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?0", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """Seconds of a Go duration such as `30s`, `1h15m` or `250ms`. Raises ValueError."""
+    if len(text) > 64 or not _DURATION.fullmatch(text):
+        raise ValueError("is not a duration such as 30s, 1h15m or 250ms")
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+    return -seconds if text.startswith("-") else seconds
+
+
+class Fields:
+    """The fields of one mapping. What nobody asked for is unknown, and `unknown` says so."""
+
+    def __init__(self, raw: Any, report: Report, path: str = "") -> None:
+        self.report = report
+        self._path = path
+        if raw is not None and not isinstance(raw, dict):
+            report.error(path, wrong_type(raw, "a mapping"))
+        self._raw: dict[str, Any] = raw if isinstance(raw, dict) else {}
+        self._asked: set[str] = set()
+        self._sections: list[Fields] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that are there."""
+        return tuple(self._raw)
+
+    def path(self, name: str) -> str:
+        """The full path of a field."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def raw(self, name: str) -> Any:
+        """The value as it was read, None when absent."""
+        self._asked.add(name)
+        return self._raw.get(name)
+
+    def section(self, name: str) -> Fields:
+        """A mapping inside."""
+        inner = Fields(self.raw(name), self.report, self.path(name))
+        self._sections.append(inner)
+        return inner
+
+    def text(self, name: str, default: str = "") -> str:
+        """Text; empty is the default."""
+        value = self._typed(name, str, "text")
+        return value or default
+
+    def read(self, name: str, reader: Callable[[str], str], default: str = "") -> str:
+        """Text through a reader that raises ValueError with what is wrong."""
+        text = self.text(name)
+        try:
+            return reader(text) if text else default
+        except ValueError as error:
+            self.error(name, f"{quoted(text)} {error}")
+            return default
+
+    def word(self, name: str, allowed: Iterable[str], default: str = "") -> str:
+        """One of some words."""
+        text = self.text(name)
+        return text if text and self.report.choice(self.path(name), text, allowed) else default
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self._typed(name, bool, "true or false")
+        return default if value is None else bool(value)
+
+    def whole(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number, low <= number <= high."""
+        value = self._typed(name, int, "a whole number")
+        if value is None or not self.report.number(self.path(name), value, low, high, "a number in range"):
+            return default
+        return int(value)
+
+    def decimal(self, name: str, default: float) -> float:
+        """A number."""
+        value = self._typed(name, (int, float), "a number")
+        return default if value is None else float(value)
+
+    def seconds(self, name: str, default: float, *, zero_is_default: bool = False) -> float:
+        """A duration that is not negative."""
+        text = self._typed(name, str, 'a duration in quotes, such as "30s"')
+        if not text:
+            return default
+        try:
+            value = duration(text)
+        except ValueError as error:
+            self.error(name, f"{quoted(text)} {error}")
+            return default
+        if value < 0:
+            self.error(name, f"{quoted(text)} is negative, must be 0s or more")
+            return default
+        return default if zero_is_default and value == 0 else value
+
+    def texts(self, name: str, reader: Callable[[str], str] = str) -> tuple[str, ...]:
+        """A list of texts, each through a reader."""
+        found = []
+        for index, value in enumerate(self._typed(name, list, "a list") or ()):
+            field = f"{name}[{index}]"
+            if not isinstance(value, str):
+                self.error(field, wrong_type(value, "text"))
+                continue
+            try:
+                found.append(reader(value))
+            except ValueError as error:
+                self.error(field, f"{quoted(value)} {error}")
+        return tuple(found)
+
+    def error(self, name: str, message: str) -> None:
+        """A fault in a field."""
+        self.report.error(self.path(name), message)
+
+    def warning(self, name: str, message: str) -> None:
+        """Something about a field that a person should know."""
+        self.report.warning(self.path(name), message)
+
+    def unknown(self) -> None:
+        """Warn of fields that nobody asked for, here and in all sections."""
+        for name in self._raw:
+            if name not in self._asked:
+                shown = name if re.fullmatch(r"\w{1,60}", name, re.ASCII) else quoted(name)
+                self.report.warning(self.path(shown), "is not a known field, ignored")
+        for section in self._sections:
+            section.unknown()
+
+    def _typed(self, name: str, types: type | tuple[type, ...], must: str) -> Any:
+        value = self.raw(name)
+        if value is None or (isinstance(value, types) and (types is bool or not isinstance(value, bool))):
+            return value
+        self.error(name, wrong_type(value, must))
+        return None
