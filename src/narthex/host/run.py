@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from narthex.host import netns
 
+TimeoutExpired = subprocess.TimeoutExpired
+"""For those who catch it: nobody else needs the module that it comes from."""
+
 
 class CommandError(RuntimeError):
     """A program ended with an error; the message holds the command and what it said."""

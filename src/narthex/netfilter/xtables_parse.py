@@ -6,6 +6,7 @@ guessed and nothing is left out, since a rule without one of its matches is anot
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from narthex.model.net import IPFamily
@@ -45,9 +46,12 @@ def parse_rules(text: str, family: IPFamily) -> Mapping[str, tuple[Rule, ...]]:
     chains: dict[str, str] = {}
     rules: dict[str, list[Rule]] = {}
     for number, line in _lines(text):
-        if line.startswith(("-A ", "[", ":", "-N ", "-P ")):
+        if _CHAIN_OR_RULE.match(line):
             _take(line, number, family, chains, rules)
     return {chain: tuple(rules.get(chain, ())) for chain in chains | dict.fromkeys(rules, "")}
+
+
+_CHAIN_OR_RULE = re.compile(r"(?:\[\d+:\d+\] )?-[ANP] \S|:\S+ (?:-|[A-Z]+)(?: \[|$)")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

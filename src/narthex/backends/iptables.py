@@ -1,0 +1,206 @@
+"""The iptables backend: kube-proxy's chains, names and shape, so that people's knowledge and tools hold.
+
+Two things differ from kube-proxy on purpose, so that all modes give one answer (rows 13.4, 13.6, 29.5): a process on
+this node is refused by an external address without endpoints, and node ports without endpoints are refused only where
+node ports answer. And the chains of the filter table begin with a rule that lets pass what nat has already sent on:
+an endpoint may have the address and port of somebody else's frontend, as host network pods do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import msgspec
+from immutables import Map, MapMutation
+
+from narthex.backends import iptables_names as names
+from narthex.backends.iptables_chains import Fragment, count_endpoints, fragment
+from narthex.backends.iptables_frame import SENT_ON, Frame, Rules, rule
+from narthex.backends.iptables_rules import Descent, XtablesChanges, XtablesRules, diff, patch
+from narthex.model.names import ServicePortName
+from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.netfilter.ast import Jump, Return, Rule
+from narthex.netfilter.walk import walk
+from narthex.netfilter.xtables import save_text
+from narthex.plan.ir import Deviation, Plan
+
+LARGE = 1000
+"""Endpoints beyond which endpoint rules carry no comments (row 21.12)."""
+
+_LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+
+Fragments = Map[ServicePortName, Fragment]
+
+
+class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rendering leaves for the next."""
+
+    plan_number: int
+    frame: Frame
+    fragments: Fragments
+    endpoints: int
+
+
+class IptablesBackend:
+    """Renders and compares; see `narthex.backends.base.Backend`."""
+
+    name = "iptables"
+    deviations = frozenset({Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES})
+
+    def render(self, plan: Plan, previous: XtablesRules | None = None) -> XtablesRules:
+        """The rules for a plan. Fragments of unchanged Service ports are taken over from `previous`."""
+        last = cast("_Rendering | None", previous.rendering) if previous else None
+        endpoints = _count(plan, last)
+        frame = Frame(plan, commented=endpoints <= LARGE)
+        if previous is None or last is None or last.frame != frame:
+            return _render_all(plan, frame, endpoints)
+        return _render_changes(plan, previous, last, endpoints)
+
+    def diff(self, have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
+        """Only chains whose rules differ are written."""
+        return diff(have, want)
+
+    def patch(self, have: XtablesRules, changes: XtablesChanges) -> XtablesRules:
+        """The rules after the changes."""
+        return patch(have, changes)
+
+    def walk(
+        self, rules: XtablesRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
+    ) -> Trace:
+        """A packet's way through these rules alone."""
+        return walk(rules.ruleset, packet, host, memory, now)
+
+    def text(self, rules: XtablesRules) -> str:
+        """The rules as iptables-save would print them in an otherwise empty network namespace."""
+        return save_text(rules.ruleset)
+
+
+def _changed(plan: Plan, last: _Rendering) -> Iterable[ServicePortName]:
+    """Service ports that may differ from the last rendering."""
+    if plan.lineage.number == last.plan_number:
+        return ()
+    if plan.lineage.parent == last.plan_number:
+        return plan.lineage.changed
+    known = last.fragments
+    gone = [name for name in known if name not in plan.services]
+    return gone + [
+        name
+        for name, service in plan.services.items()
+        if (held := known.get(name)) is None or held.service is not service
+    ]
+
+
+def _count(plan: Plan, last: _Rendering | None) -> int:
+    if last is None:
+        return sum(map(count_endpoints, plan.services.values()))
+    count = last.endpoints
+    for name in _changed(plan, last):
+        service, held = plan.services.get(name), last.fragments.get(name)
+        count += (count_endpoints(service) if service else 0) - (held.endpoints if held else 0)
+    return count
+
+
+def _render_all(plan: Plan, frame: Frame, endpoints: int) -> XtablesRules:
+    fragments: Fragments = Map({name: fragment(service, frame) for name, service in plan.services.items()})
+    nat: dict[str, Rules] = frame.fixed_nat() | _shared_nat(fragments, frame)
+    for each in fragments.values():
+        nat.update(each.chains)
+    return XtablesRules(
+        plan.family,
+        {
+            "nat": Map(nat),
+            "filter": Map(frame.fixed_filter() | _shared_filter(fragments)),
+            "mangle": Map({names.CANARY: ()}),
+        },
+        Map(frame.jumps()),
+        frame.sysctls(),
+        rendering=_Rendering(plan_number=plan.lineage.number, frame=frame, fragments=fragments, endpoints=endpoints),
+    )
+
+
+def _render_changes(plan: Plan, previous: XtablesRules, last: _Rendering, endpoints: int) -> XtablesRules:
+    touched: set[tuple[str, str]] = set()
+    shared_differ = False
+    fragments = last.fragments
+    with previous.chains["nat"].mutate() as nat:
+        for name in _changed(plan, last):
+            service, before = plan.services.get(name), last.fragments.get(name)
+            after = fragment(service, last.frame) if service else None
+            shared_differ |= _shared(before) != _shared(after)
+            fragments = fragments.delete(name) if after is None and before else fragments
+            fragments = fragments.set(name, after) if after else fragments
+            touched.update(_replace_chains(nat, before.chains if before else {}, after.chains if after else {}))
+        chains = dict(previous.chains)
+        if shared_differ:
+            shared = _shared_nat(fragments, last.frame)
+            nat.update(shared)
+            touched.update(("nat", chain) for chain in shared)
+            refusals = _shared_filter(fragments)
+            chains["filter"] = previous.chains["filter"].update(refusals)
+            touched.update(("filter", chain) for chain in refusals)
+        chains["nat"] = nat.finish()
+    return XtablesRules(
+        plan.family,
+        chains,
+        previous.jumps,
+        previous.sysctls,
+        Descent(previous.number, frozenset(touched)),
+        _Rendering(plan_number=plan.lineage.number, frame=last.frame, fragments=fragments, endpoints=endpoints),
+    )
+
+
+def _shared(each: Fragment | None) -> tuple[object, ...]:
+    return each.shared if each else ()
+
+
+def _replace_chains(
+    nat: MapMutation[str, Rules], before: Mapping[str, Rules], after: Mapping[str, Rules]
+) -> Iterable[tuple[str, str]]:
+    """Write one Service port's chains over its former ones; yields those that differ."""
+    for chain in before.keys() - after.keys():
+        del nat[chain]
+        yield "nat", chain
+    for chain, rules in after.items():
+        if before.get(chain) != rules:
+            nat[chain] = rules
+            yield "nat", chain
+
+
+def _sorted(fragments: Fragments) -> list[Fragment]:
+    return [each for _, each in sorted(fragments.items(), key=lambda item: item[0].sort_key)]
+
+
+def _shared_nat(fragments: Fragments, frame: Frame) -> dict[str, Rules]:
+    """Chains of the nat table in which every Service port has lines."""
+    ordered = _sorted(fragments)
+    taken = {number for each in ordered for number in each.node_port_numbers}
+    services: list[Rule] = []
+    node_ports: list[Rule] = []
+    for each in ordered:
+        services += each.services
+        node_ports += each.node_ports
+        for number, lines in each.leaks.items():
+            services += lines if number in taken else ()
+    services += (rule(*match, Jump(names.NODE_PORTS), comment=_LAST) for match in frame.node_port_matches)
+    return {names.SERVICES: tuple(services), names.NODE_PORTS: tuple(node_ports)}
+
+
+def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
+    """Chains of the filter table in which Service ports have lines."""
+    ordered = _sorted(fragments)
+    return {
+        names.SERVICES: _unless_sent(line for each in ordered for line in each.cluster_refusals),
+        names.EXTERNAL_SERVICES: _unless_sent(
+            [
+                *(line for each in ordered for line in each.external_refusals),
+                *(line for each in ordered for line in each.node_port_refusals),
+            ]
+        ),
+        names.PROXY_FIREWALL: _unless_sent(line for each in ordered for line in each.firewall),
+    }
+
+
+def _unless_sent(lines: Iterable[Rule]) -> Rules:
+    rules = tuple(lines)
+    return (rule(SENT_ON, Return()), *rules) if rules else ()

@@ -1,0 +1,226 @@
+"""Changes as one input for iptables-restore, and what is ours in a dump of a kernel.
+
+Everybody's rules live in the same tables. Ours are chains by their names and, in built-in chains, rules that do
+nothing but jump to one of ours. The rest is never written: `--noflush` leaves what the input does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+from immutables import Map
+
+from narthex.backends import iptables_names as names
+from narthex.backends.iptables_frame import guard_rule
+from narthex.backends.iptables_rules import Rules, XtablesChanges, XtablesRules
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast import Chain, CtState, Goto, Jump, Rule, Table
+from narthex.netfilter.xtables import parse
+from narthex.netfilter.xtables_print import chain_lines, chain_word, rule_text
+from narthex.netfilter.xtables_values import builtin_chains
+
+_ENTRIES = {
+    "nat": {names.SERVICES, names.POSTROUTING},
+    "filter": {
+        names.SERVICES,
+        names.EXTERNAL_SERVICES,
+        names.NODE_PORTS,
+        names.FORWARD,
+        names.PROXY_FIREWALL,
+        names.FIREWALL,
+    },
+}
+"""Chains that built-in chains jump to; those of any kube-proxy's age."""
+
+_TO_FIREWALL = Rule((Jump(names.FIREWALL),))
+
+Place = tuple[str, str]
+"""Table and chain."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel holds that matters to us."""
+
+    family: IPFamily
+    own: Mapping[str, Map[str, Rules]]
+    """Chains of ours, by table."""
+    jumps: Mapping[Place, Rules]
+    lines: Mapping[Place, tuple[str, ...]]
+    """The same jumps as the kernel's tool printed them, without `-A CHAIN`: only this text is sure to name the rule."""
+    kept: frozenset[Place] = frozenset()
+    """Chains of ours that somebody else's rules use, and all that they use. They must stay."""
+    shared_firewall: bool = False
+    """KUBE-FIREWALL belongs to a kubelet, or holds rules that are not ours: never emptied, never removed."""
+
+    def rules(self, guarded: bool) -> XtablesRules | None:
+        """Our rules as values; None when there are none. `guarded`: a shared KUBE-FIREWALL counts as ours when it
+        holds our guard."""
+        own, jumps = dict(self.own), dict(self.jumps)
+        if self.shared_firewall:
+            holds = guarded and guard_rule() in own["filter"].get(names.FIREWALL, ())
+            own["filter"] = own["filter"].delete(names.FIREWALL)
+            if holds:
+                own["filter"] = own["filter"].set(names.FIREWALL, (guard_rule(),))
+            for place, rules in self.jumps.items():
+                theirs = _TO_FIREWALL in rules
+                plain = tuple(rule for rule in rules if rule != _TO_FIREWALL)
+                jumps[place] = (*plain, _TO_FIREWALL) if theirs and holds else plain
+        jumps = {place: rules for place, rules in jumps.items() if rules}
+        if not jumps and not any(own.values()):
+            return None
+        return XtablesRules(self.family, own, Map(jumps))
+
+
+def find(text: str, family: IPFamily) -> Found:
+    """Pick out what is ours from the output of iptables-save, of one table or more. Raises SaveTextError."""
+    tables = {table.name: table for table in parse(text, family).tables}
+    printed = _builtin_lines(text)
+    own: dict[str, Map[str, Rules]] = {}
+    jumps: dict[Place, Rules] = {}
+    lines: dict[Place, tuple[str, ...]] = {}
+    used: set[Place] = set()
+    for name in names.OWN_TABLES:
+        table = tables.get(name) or Table(family=family, name=name)
+        own[name] = Map({chain.name: chain.rules for chain in table.chains.values() if names.is_ours(name, chain.name)})
+        for chain in table.chains.values():
+            if chain.name in own[name]:
+                continue
+            ours = [_is_our_jump(name, chain, rule) for rule in chain.rules]
+            if any(ours):
+                place = name, chain.name
+                jumps[place] = tuple(rule for rule, mine in zip(chain.rules, ours, strict=True) if mine)
+                lines[place] = tuple(line for line, mine in zip(printed[place], ours, strict=True) if mine)
+            theirs = (rule for rule, mine in zip(chain.rules, ours, strict=True) if not mine)
+            used.update((name, target) for target in _targets(theirs) if target in own[name])
+    return Found(
+        family=family,
+        own=own,
+        jumps=jumps,
+        lines=lines,
+        kept=_reachable(used, own),
+        shared_firewall=_is_shared(own["filter"].get(names.FIREWALL), tables.get("mangle")),
+    )
+
+
+def _builtin_lines(text: str) -> dict[Place, list[str]]:
+    printed: dict[Place, list[str]] = {}
+    table = ""
+    for raw in text.split("\n"):
+        line = raw.strip()
+        if line.startswith("*"):
+            table = line[1:]
+            continue
+        if line.startswith("["):
+            line = line.partition("]")[2].lstrip()
+        if line.startswith("-A "):
+            _, chain, rule = line.split(" ", 2) if line.count(" ") > 1 else (*line.split(" ", 1), "")
+            if not names.is_ours(table, chain):
+                printed.setdefault((table, chain), []).append(rule)
+    return printed
+
+
+def _is_our_jump(table: str, chain: Chain, rule: Rule) -> bool:
+    """A rule of a built-in chain that sends everything, or everything new, to one of our chains."""
+    if chain.hook is None or not rule.expressions:
+        return False
+    *matches, last = rule.expressions
+    return (
+        isinstance(last, Jump)
+        and last.chain in _ENTRIES.get(table, ())
+        and all(isinstance(match, CtState) for match in matches)
+    )
+
+
+def _targets(rules: Iterable[Rule]) -> Iterator[str]:
+    for rule in rules:
+        for expression in rule.expressions:
+            if isinstance(expression, Jump | Goto):
+                yield expression.chain
+
+
+def _reachable(used: set[Place], own: Mapping[str, Map[str, Rules]]) -> frozenset[Place]:
+    reached, waiting = set(used), list(used)
+    while waiting:
+        table, chain = waiting.pop()
+        for target in _targets(own[table].get(chain, ())):
+            if (table, target) not in reached and target in own[table]:
+                reached.add((table, target))
+                waiting.append((table, target))
+    return frozenset(reached)
+
+
+def _is_shared(firewall: Rules | None, mangle: Table | None) -> bool:
+    if firewall is None:
+        return False
+    kubelet = mangle is not None and any(chain in mangle.chains for chain in names.KUBELET_CHAINS)
+    return kubelet or any(rule != guard_rule() for rule in firewall)
+
+
+def needs_look(changes: XtablesChanges) -> bool:
+    """Whether the kernel must be looked at before the changes can be written down."""
+    touched = (*changes.written.get("filter", ()), *changes.removed.get("filter", ()))
+    return changes.replace or changes.jumps is not None or names.FIREWALL in touched
+
+
+def restore_input(changes: XtablesChanges, found: Found | None = None) -> str:
+    """The text for `iptables-restore --noflush`; empty when nothing is to be done.
+
+    Within a table: chains are made or emptied, jumps set right, rules written, and unused chains removed at the end,
+    when nothing refers to them any more (row 21.11). `found` must be given when `needs_look` says so.
+    """
+    assert found is not None or not needs_look(changes)
+    lines: list[str] = []
+    for table in names.OWN_TABLES:
+        body = _table_lines(table, changes, found)
+        if body:
+            lines += (f"*{table}", *body, "COMMIT")
+    return "".join(line + "\n" for line in lines)
+
+
+def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> list[str]:
+    written = changes.written.get(table, {})
+    removed: Iterable[str] = changes.removed.get(table, ())
+    if found is not None:
+        if changes.replace:
+            removed = sorted(found.own[table].keys() - written.keys())
+        removed = [chain for chain in removed if (table, chain) not in found.kept]
+        if table == "filter" and found.shared_firewall:
+            removed = [chain for chain in removed if chain != names.FIREWALL]
+    shared = _shared_lines(table, written, found)
+    if shared is not None:
+        written = {chain: rules for chain, rules in written.items() if chain != names.FIREWALL}
+    lines = [f":{chain_word(chain)} - [0:0]" for chain in (*written, *removed)]
+    if changes.jumps is not None and found is not None:
+        lines += _jump_lines(table, changes, found)
+    lines += shared or ()
+    for chain, rules in written.items():
+        lines += chain_lines(chain, rules, changes.family)
+    lines += (f"-X {chain}" for chain in removed)
+    return lines
+
+
+def _shared_lines(table: str, written: Mapping[str, Rules], found: Found | None) -> list[str] | None:
+    """The guard behind what a shared KUBE-FIREWALL holds already; None when the chain is not shared."""
+    if table != "filter" or found is None or not found.shared_firewall:
+        return None
+    held = found.own[table].get(names.FIREWALL, ())
+    missing = [rule for rule in written.get(names.FIREWALL, ()) if rule not in held]
+    return list(chain_lines(names.FIREWALL, missing, found.family))
+
+
+def _jump_lines(table: str, changes: XtablesChanges, found: Found) -> Iterator[str]:
+    """Ours come first in their built-in chains, in their order. What is right already stays where it is."""
+    assert changes.jumps is not None
+    for chain in builtin_chains(table):
+        place = table, chain
+        want, have = changes.jumps.get(place, ()), found.jumps.get(place, ())
+        printed = found.lines.get(place, ())
+        if found.shared_firewall:
+            theirs = _TO_FIREWALL in have
+            want = tuple(rule for rule in want if rule != _TO_FIREWALL or not theirs)
+            mine = [(rule, line) for rule, line in zip(have, printed, strict=True) if rule != _TO_FIREWALL]
+            have, printed = tuple(rule for rule, _ in mine), tuple(line for _, line in mine)
+        if want != have:
+            yield from (f"-D {chain} {line}" for line in printed)
+            yield from (f"-I {chain} {number}{rule_text(rule, found.family)}" for number, rule in enumerate(want, 1))

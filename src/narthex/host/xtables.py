@@ -1,0 +1,102 @@
+"""The iptables Target: one iptables-restore per change, in one network namespace, for one family."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from narthex.backends import iptables_names as names
+from narthex.backends.base import ApplyError
+from narthex.backends.iptables_rules import XtablesChanges, XtablesRules
+from narthex.backends.iptables_script import Found, find, needs_look, restore_input
+from narthex.host import netns
+from narthex.host.run import CommandError, TimeoutExpired, run
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast import Unprintable
+from narthex.netfilter.xtables import SaveTextError
+
+_LOCK_SECONDS = "5"
+"""How long to wait for another program that holds the xtables lock."""
+
+_LINE = re.compile(r"\bline:?\s+(\d+)", re.IGNORECASE)
+
+PROC_SYS = Path("/proc/sys")
+
+
+class IptablesTarget:
+    """The tables nat, filter and mangle of one namespace. See `narthex.backends.base.Target`.
+
+    By default the system's own choice of iptables is used (nf_tables or legacy), `legacy` asks for the old one. The
+    two do not see each other's rules, so a node should use what everybody else there uses.
+    """
+
+    def __init__(self, family: IPFamily, namespace: str | None = None, legacy: bool = False) -> None:
+        self._family = family
+        self._namespace = namespace
+        self._command = ("iptables" if family is IPFamily.IPV4 else "ip6tables") + ("-legacy" if legacy else "")
+        self._guarded = False
+        """The last changes wanted KUBE-FIREWALL; tells whether a shared one counts as ours."""
+
+    def read(self) -> XtablesRules | None:
+        """Our rules in the kernel now. Raises ApplyError when they cannot be read."""
+        return self._found().rules(self._guarded)
+
+    def apply(self, changes: XtablesChanges) -> None:
+        """Write the changes, all or nothing in each table. Raises ApplyError."""
+        found = self._found() if needs_look(changes) else None
+        if changes.replace or names.FIREWALL in changes.written.get("filter", {}):
+            self._guarded = names.FIREWALL in changes.written.get("filter", {})
+        elif names.FIREWALL in changes.removed.get("filter", ()):
+            self._guarded = False
+        try:
+            script = restore_input(changes, found)
+        except Unprintable as error:
+            raise ApplyError(f"iptables rules could not be written down: {error}") from error
+        if script:
+            self._restore(script)
+        # Only now: route_localnet without its guard would let neighbours reach this node's loopback.
+        for path, value in changes.sysctls:
+            self._set(path, value)
+
+    def clean(self) -> None:
+        """Remove all chains of ours and the jumps to them. A chain that somebody else's rules use stays."""
+        self.apply(XtablesChanges(family=self._family, replace=True, jumps={}))
+
+    def _found(self) -> Found:
+        text = "".join(self._run([f"{self._command}-save", "-t", table]) for table in names.OWN_TABLES)
+        try:
+            return find(text, self._family)
+        except SaveTextError as error:
+            raise ApplyError(f"{self._command}-save printed what cannot be read: {error}") from error
+
+    def _restore(self, script: str) -> None:
+        try:
+            self._run([f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS], script)
+        except ApplyError as error:
+            raise ApplyError(f"{error}{_quoted_line(script, str(error))}") from error
+
+    def _run(self, argv: list[str], stdin: str = "") -> str:
+        try:
+            return run(argv, stdin=stdin, namespace=self._namespace)
+        except FileNotFoundError as error:
+            raise ApplyError(f"{error.filename or argv[0]} is not there: is iptables installed?") from error
+        except (CommandError, TimeoutExpired) as error:
+            raise ApplyError(str(error)) from error
+
+    def _set(self, path: str, value: str) -> None:
+        setting = PROC_SYS / path
+        try:
+            with netns.entered(self._namespace):
+                if setting.read_text().strip() != value:
+                    setting.write_text(value)
+        except OSError as error:
+            raise ApplyError(f"could not set {path} to {value}: {error}") from error
+
+
+def _quoted_line(script: str, said: str) -> str:
+    """The line of the input that the tool complains about."""
+    number = _LINE.search(said)
+    lines = script.splitlines()
+    if number is None or not 0 < int(number[1]) <= len(lines):
+        return ""
+    return f"\n  line {number[1]} of the input: {lines[int(number[1]) - 1]}"
