@@ -1,1 +1,12 @@
-"""How a decided plan looks in each kernel tool. Pure."""
+"""Dataplanes: each renders a plan into its kernel tool's rules. Pure. `BACKENDS` has them all, the default first."""
+
+from typing import Any
+
+from narthex.backends.base import Backend
+from narthex.backends.iptables import IptablesBackend
+from narthex.backends.nftables import NftablesBackend
+
+BACKENDS: dict[str, Backend[Any, Any]] = {backend.name: backend for backend in (NftablesBackend(), IptablesBackend())}
+"""By the `mode` of KubeProxyConfiguration."""
+
+__all__ = ["BACKENDS"]

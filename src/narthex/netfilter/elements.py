@@ -285,7 +285,7 @@ def _reader(key: tuple[KeyPart, ...], family: IPFamily) -> Callable[[bytes | mem
         if part in (Field.SADDR, Field.DADDR):
             return _address_text if family is IPFamily.IPV6 else lambda raw: inet_ntop(AF_INET, raw)  # type: ignore[arg-type]
         if part is Field.L4PROTO:
-            return lambda raw: _PROTOCOL_NAMES.get(raw, raw)  # type: ignore[arg-type, return-value]
+            return lambda raw: _PROTOCOL_NAMES.get(raw, raw)  # type: ignore[arg-type]
         return lambda raw: int.from_bytes(raw, "big")  # type: ignore[arg-type]
 
     readers = [part_reader(part) for part in key]
@@ -336,7 +336,7 @@ def networks_between(first: str, last: str) -> tuple[str, ...]:
     """
     ends = ipaddress.ip_address(first), ipaddress.ip_address(last)
     try:
-        nets = list(ipaddress.summarize_address_range(*ends))
+        nets: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = list(ipaddress.summarize_address_range(*ends))
     except TypeError:
         raise ValueError(f"{first} and {last} are of two families") from None
     return tuple(str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets)

@@ -1,0 +1,189 @@
+"""The rules of the nftables backend as one value, and how the next value is made from the one before.
+
+Rules that were rendered keep only settings, Service ports with their slots, and counts of shared elements; elements are
+spelled out when somebody asks (`table`). Rules that were read from a kernel are the table itself. Both compare by the
+table they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from immutables import Map
+
+from narthex.backends.nftables_changes import NftChanges, between, with_elements
+from narthex.backends.nftables_frame import TABLE, Settings, frame_chains, shared_sets
+from narthex.backends.nftables_rows import Row, row_chains
+from narthex.backends.nftables_service import Fragment, Part, Shared, add, fragment
+from narthex.model.names import ServicePortName
+from narthex.netfilter.ast import Ruleset, Table
+from narthex.plan.ir import Plan, ServicePlan
+
+
+class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """Table `ip narthex` or `ip6 narthex`. Compares by content; elements of dynamic sets are no content."""
+
+    settings: Settings | None = None
+    """None: read from a kernel, or patched; then `spelled` holds all."""
+    fragments: Map[ServicePortName, Fragment] = Map()
+    shared: Map[Shared, int] = Map()
+    """How many Service ports need an element that several may need."""
+    rows: frozenset[Row] = frozenset()
+    """Rows in use, and those that were: a chain is kept while rules are rendered one from the other, so that a count
+    that comes back finds it. Rules rendered without predecessor have only what they use."""
+    lineage: int = 0
+    """Number of the plan's lineage."""
+    identity: object = msgspec.field(default_factory=object)
+    step: tuple[object, NftChanges] | None = None
+    """Identity of the rules that these were rendered from, and the changes that lead here."""
+    spelled: list[Table] = msgspec.field(default_factory=list)
+    """The table, once somebody asked for it."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NftRules):
+            return NotImplemented
+        return self is other or self.table() == other.table()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def table(self) -> Table:
+        """All of it, spelled out. The first call costs as much as there are elements."""
+        if not self.spelled:
+            self.spelled.append(self.spell_out())
+        return self.spelled[0]
+
+    def spell_out(self) -> Table:
+        """As `table`, but what is made is not kept."""
+        if self.spelled:
+            return self.spelled[0]
+        assert self.settings is not None
+        return _spelled(self.settings, add(Part(), self.fragments.values(), self.settings), self.rows)
+
+    def ruleset(self) -> Ruleset:
+        """For a walk, for printing, for comparing."""
+        return Ruleset((self.table(),))
+
+
+def from_table(table: Table) -> NftRules:
+    """Rules that were read from a kernel."""
+    return NftRules(spelled=[table])
+
+
+def render(plan: Plan, previous: NftRules | None) -> NftRules:
+    """The rules of a plan. Costs as much as Service ports changed since `previous`; all of them without it, when a
+    setting changed, or when `previous` was read from a kernel."""
+    settings = Settings.of(plan)
+    if previous is None or previous.settings is None or previous.settings.family is not settings.family:
+        return _rendered(settings, plan, Map(), frozenset())
+    if previous.settings != settings:
+        return _rendered(settings, plan, previous.fragments, frozenset())
+    return _advanced(previous, settings, plan)
+
+
+def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragment], rows: frozenset[Row]) -> NftRules:
+    """All Service ports anew, with the slots that they had."""
+    fragments: Map[ServicePortName, Fragment] = Map(
+        {name: fragment(service, before.get(name)) for name, service in plan.services.items()}
+    )
+    part = add(Part(), fragments.values(), settings)
+    rows |= part.rows
+    return NftRules(
+        settings=settings,
+        fragments=fragments,
+        shared=Map(part.shared),
+        rows=rows,
+        lineage=plan.lineage.number,
+        spelled=[_spelled(settings, part, rows)],
+    )
+
+
+def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
+    """The next rules from the previous ones, looking only at what changed."""
+    leaving: list[Fragment] = []
+    coming: list[Fragment] = []
+    with previous.fragments.mutate() as mutation:
+        for name in _changed(previous, plan):
+            before, service = previous.fragments.get(name), plan.services.get(name)
+            if before is not None and before.service is service:
+                continue
+            if before is not None:
+                leaving.append(before)
+            if service is None:
+                mutation.pop(name, None)
+            else:
+                now = fragment(service, before)
+                mutation[name] = now
+                coming.append(now)
+    fragments = mutation.finish()
+    old, new = add(Part(), leaving, settings), add(Part(), coming, settings)
+    shared = _counted(previous.shared, old, new)
+    # A shared set that only one side touches is not a set that comes or goes.
+    for touched in old.elements.keys() | new.elements.keys():
+        old.of(touched)
+        new.of(touched)
+    rows = previous.rows | new.rows
+    # Rows share leaves, so a new row has to be seen beside all the others.
+    grown = rows != previous.rows
+    have = _partial(settings, old, previous.rows if grown else ())
+    want = _partial(settings, new, rows if grown else ())
+    return NftRules(
+        settings=settings,
+        fragments=fragments,
+        shared=shared,
+        rows=rows,
+        lineage=plan.lineage.number,
+        step=(previous.identity, between(have, want)),
+    )
+
+
+def _changed(previous: NftRules, plan: Plan) -> Iterable[ServicePortName]:
+    """Service ports that may differ."""
+    if previous.lineage and previous.lineage == plan.lineage.parent:
+        return plan.lineage.changed
+    have: dict[ServicePortName, ServicePlan] = {name: one.service for name, one in previous.fragments.items()}
+    differing = [name for name, service in plan.services.items() if have.pop(name, None) is not service]
+    return (*differing, *have)
+
+
+def _counted(counts: Map[Shared, int], old: Part, new: Part) -> Map[Shared, int]:
+    """Shared elements counted anew; those that come or go are put into the parts as elements."""
+    with counts.mutate() as mutation:
+        one: Shared
+        for one in old.shared.keys() | new.shared.keys():
+            before = mutation.get(one, 0)
+            after = before - old.shared[one] + new.shared[one]
+            name, key = one
+            if after:
+                mutation[one] = after
+            elif before:
+                del mutation[one]
+            if before:
+                old.of(name)[key] = None
+            if after:
+                new.of(name)[key] = None
+    return mutation.finish()
+
+
+def _partial(settings: Settings, part: Part, rows: Iterable[Row]) -> Table:
+    """The table as far as a part and some rows have it; shared sets that it does not touch are left out."""
+    chains = {chain.name: chain for row in sorted(rows) for chain in row_chains(row, settings)}
+    chains.update(part.chains)
+    sets = dict(part.sets)
+    declared = shared_sets(settings)
+    for name, elements in part.elements.items():
+        sets[name] = with_elements(declared[name], elements)
+    return Table(family=settings.family, name=TABLE, chains=chains, sets=sets)
+
+
+def _spelled(settings: Settings, part: Part, rows: Iterable[Row]) -> Table:
+    """The whole table."""
+    for name, key in part.shared:
+        part.of(name)[key] = None
+    partial = _partial(settings, part, rows)
+    return Table(
+        family=settings.family,
+        name=TABLE,
+        chains={**frame_chains(settings), **partial.chains},
+        sets={**shared_sets(settings), **partial.sets},
+    )

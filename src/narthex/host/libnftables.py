@@ -1,0 +1,66 @@
+"""libnftables, in process, by ctypes: runs nft text without starting a program."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+from narthex.host import netns
+
+_TERSE = 1 << 11
+_NAMES = ("libnftables.so.1", "libnftables.so")
+
+
+class NftError(RuntimeError):
+    """nft refused the text; the message is what it said."""
+
+
+class NftMissing(RuntimeError):
+    """libnftables is not installed."""
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    for name in _NAMES:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        context, text = ctypes.c_void_p, ctypes.c_char_p
+        library.nft_ctx_new.restype, library.nft_ctx_new.argtypes = context, [ctypes.c_uint32]
+        library.nft_ctx_free.argtypes = [context]
+        library.nft_ctx_buffer_output.argtypes = [context]
+        library.nft_ctx_buffer_error.argtypes = [context]
+        library.nft_ctx_get_output_buffer.restype, library.nft_ctx_get_output_buffer.argtypes = text, [context]
+        library.nft_ctx_get_error_buffer.restype, library.nft_ctx_get_error_buffer.argtypes = text, [context]
+        library.nft_ctx_output_set_flags.argtypes = [context, ctypes.c_uint]
+        library.nft_run_cmd_from_buffer.argtypes = [context, text]
+        return library
+    raise NftMissing("libnftables.so.1 is not installed: install the package libnftables1")
+
+
+def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str:
+    """Run nft commands as one transaction and return what they print; `terse` leaves out elements of sets.
+
+    A context lives for one call: it opens its netlink socket in the namespace, and what it remembers of large rulesets
+    is not kept. Raises NftError, NftMissing, FileNotFoundError (no such namespace), ValueError for text with NUL.
+    """
+    if "\0" in text:
+        raise ValueError("nft text must not hold NUL")
+    library = _library()
+    with netns.entered(namespace):
+        context = library.nft_ctx_new(0)
+        if not context:
+            raise NftError("libnftables could not make a context")
+        try:
+            library.nft_ctx_buffer_output(context)
+            library.nft_ctx_buffer_error(context)
+            if terse:
+                library.nft_ctx_output_set_flags(context, _TERSE)
+            failed = library.nft_run_cmd_from_buffer(context, text.encode())
+            said = (library.nft_ctx_get_error_buffer(context) or b"").decode("utf-8", "replace")
+            if failed:
+                raise NftError(said.strip() or "nft failed and did not say why")
+            return (library.nft_ctx_get_output_buffer(context) or b"").decode("utf-8", "replace")
+        finally:
+            library.nft_ctx_free(context)

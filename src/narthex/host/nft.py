@@ -1,0 +1,193 @@
+"""The nftables Target: carries changes of table `narthex` to one network namespace, and reads the table back.
+
+Tables, chains, rules and declarations go as nft text through libnftables, so that `nft list` always shows what `nft -f`
+takes; elements go as one netlink batch of our own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from narthex.backends.base import ApplyError
+from narthex.backends.nftables_changes import Elements, NftChanges
+from narthex.backends.nftables_frame import TABLE
+from narthex.backends.nftables_rules import NftRules, from_table
+from narthex.host.libnftables import NftError, run_nft
+from narthex.host.nfnetlink import (
+    DELETE_ELEMENTS,
+    FAMILY_NUMBERS,
+    NEW_ELEMENTS,
+    Interrupted,
+    NetlinkError,
+    NfNetlink,
+    element_messages,
+    failed_element,
+)
+from narthex.model.net import IPFamily
+from narthex.netfilter import nft
+from narthex.netfilter.ast import ElementData, ElementKey, Set, Table
+from narthex.netfilter.elements import decode_list, encoder, is_config_set, key_encoder
+from narthex.netfilter.nft_print import element_text
+
+_READ_ATTEMPTS = 10
+_REMOVE_ATTEMPTS = 20
+_REMOVE_PAUSE = 0.1
+_BUSY = ("Device or resource busy", "Resource busy")
+
+
+class NftablesTarget:
+    """Table `ip narthex` or `ip6 narthex` of one namespace (None: the present one). Not for several threads at once."""
+
+    def __init__(self, family: IPFamily, namespace: str | None = None) -> None:
+        self._family = family
+        self._number = int(FAMILY_NUMBERS[family.value])
+        self._namespace = namespace
+        self._netlink: NfNetlink | None = None
+
+    def _link(self) -> NfNetlink:
+        if self._netlink is None:
+            self._netlink = NfNetlink(self._namespace)
+        return self._netlink
+
+    def close(self) -> None:
+        """Close the netlink socket; the next call opens another."""
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self) -> NftRules | None:
+        """The table as it stands, all of one moment; None when it is not there. Raises ApplyError when somebody keeps
+        changing the ruleset, or when the kernel does not let us read."""
+        try:
+            for _ in range(_READ_ATTEMPTS):
+                before = self._link().generation()
+                if not self._link().has_table(self._number, TABLE):
+                    return None
+                try:
+                    table = self._read_table()
+                except (Interrupted, NftError):
+                    continue
+                if table is not None and self._link().generation() == before:
+                    return from_table(table)
+        except (OSError, ValueError) as error:
+            self.close()
+            raise ApplyError(f"cannot read table {self._family.nft} {TABLE}: {error}") from error
+        raise ApplyError(f"cannot read table {self._family.nft} {TABLE}: other programs keep changing the rules")
+
+    def _read_table(self) -> Table | None:
+        text = run_nft(f"list table {self._family.nft} {TABLE}", self._namespace, terse=True)
+        tables = nft.parse(text).tables
+        if not tables:
+            return None
+        sets = {name: self._filled(one) for name, one in tables[0].sets.items()}
+        return msgspec.structs.replace(tables[0], sets=sets)
+
+    def _filled(self, one: Set) -> Set:
+        """The set with its elements; what stands in a dynamic set is no part of the rules."""
+        if one.dynamic:
+            return one
+        if is_config_set(one):
+            text = run_nft(f"list set {self._family.nft} {TABLE} {one.name}", self._namespace)
+            return nft.parse(text).tables[0].sets[one.name]
+        elements = {key: data for key, data, _ in self._dump(one)}
+        return msgspec.structs.replace(one, elements=elements)
+
+    def _dump(self, one: Set) -> Iterator[tuple[ElementKey, ElementData, int]]:
+        for data, start, end in self._link().dump_elements(self._number, TABLE, one.name):
+            yield from decode_list(one, self._family, data, start, end)
+
+    def read_counters(self, sets: Mapping[str, Set]) -> dict[str, dict[ElementKey, int]]:
+        """New connections counted per element, for those of `sets` that count. A count starts again when the data of
+        its element changes. Raises ApplyError."""
+        counts: dict[str, dict[ElementKey, int]] = {}
+        try:
+            for name, one in sets.items():
+                if one.counter:
+                    counts[name] = {key: packets for key, _, packets in self._dump(one)}
+        except (OSError, ValueError, Interrupted) as error:
+            raise ApplyError(f"cannot read the counters of {self._family.nft} {TABLE}: {error}") from error
+        return counts
+
+    # ---- changing --------------------------------------------------------------------------------------------------
+
+    def apply(self, changes: NftChanges) -> None:
+        """Script, elements, script: each is one kernel transaction. Raises ApplyError and leaves the rest undone."""
+        self._run(changes.first_script(), "rules")
+        self._commit(changes)
+        self._remove(changes.last_script())
+
+    def _run(self, script: str, what: str) -> None:
+        if not script:
+            return
+        try:
+            run_nft(script, self._namespace)
+        except (NftError, OSError, ValueError) as error:
+            raise ApplyError(f"nft refused the {what} of table {self._family.nft} {TABLE}: {error}") from error
+
+    def _remove(self, script: str) -> None:
+        """The last phase; an older kernel may for a moment still count references that are gone."""
+        for _ in range(_REMOVE_ATTEMPTS):
+            try:
+                self._run(script, "last rules")
+                return
+            except ApplyError as error:
+                if not any(word in str(error) for word in _BUSY):
+                    raise
+            time.sleep(_REMOVE_PAUSE)
+        self._run(script, "last rules")
+
+    def _commit(self, changes: NftChanges) -> None:
+        messages: list[tuple[int, bytes]] = []
+        origins: list[tuple[str, int]] = []
+        for kind, elements in ((DELETE_ELEMENTS, changes.deletions), (NEW_ELEMENTS, changes.additions)):
+            for name, pairs in elements.items():
+                first = 0
+                for payload, count in self._payloads(kind, changes.declarations[name], pairs):
+                    messages.append((kind, payload))
+                    origins.append((name, first))
+                    first += count
+        if not messages:
+            return
+        try:
+            self._link().commit(self._number, messages)
+        except NetlinkError as error:
+            raise ApplyError(self._explained(error, changes, messages, origins)) from error
+        except OSError as error:
+            self.close()
+            raise ApplyError(f"cannot send elements of table {self._family.nft} {TABLE}: {error}") from error
+
+    def _payloads(self, kind: int, one: Set, pairs: Mapping[ElementKey, ElementData]) -> Iterator[tuple[bytes, int]]:
+        encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)
+        return element_messages(TABLE, one.name, encode(pairs.items()))
+
+    def _explained(
+        self,
+        error: NetlinkError,
+        changes: NftChanges,
+        messages: list[tuple[int, bytes]],
+        origins: list[tuple[str, int]],
+    ) -> str:
+        """The kernel's words, with the element that it named."""
+        where = f"table {self._family.nft} {TABLE}"
+        if error.message is None or not 0 <= error.message < len(messages):
+            return f"the kernel refused elements of {where}: {error.strerror}"
+        kind, payload = messages[error.message]
+        name, first = origins[error.message]
+        verb = "add" if kind == NEW_ELEMENTS else "delete"
+        number = None if error.offset is None else failed_element(payload, error.offset)
+        if number is None:
+            return f"the kernel refused to {verb} elements of {where}, set {name}: {error.strerror}"
+        elements: Elements = changes.additions if kind == NEW_ELEMENTS else changes.deletions
+        key, data = list(elements[name].items())[first + number]
+        text = element_text(key, data)
+        return f"the kernel refused to {verb} the element {text} of {where}, set {name}: {error.strerror}"
+
+    def clean(self) -> None:
+        """Remove the table. Nothing happens when it is not there."""
+        where = f"{self._family.nft} {TABLE}"
+        self._run(f"table {where}\ndelete table {where}\n", "removal")

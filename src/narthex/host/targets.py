@@ -1,0 +1,24 @@
+"""Which Target belongs to which mode. Each is imported when it is asked for: a node runs one mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from narthex.backends.base import Target
+from narthex.model.net import IPFamily
+
+
+def target_for(mode: str, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
+    """The Target of a mode, for one family, in a named network namespace (None: the present one).
+
+    Raises ValueError for a mode that has none.
+    """
+    if mode == "nftables":
+        from narthex.host.nft import NftablesTarget
+
+        return NftablesTarget(family, namespace)
+    if mode == "iptables":
+        from narthex.host.xtables import IptablesTarget
+
+        return IptablesTarget(family, namespace)
+    raise ValueError(f"{mode!r} is not a proxy mode: use nftables or iptables")
