@@ -41,6 +41,7 @@ def text(explanation: Explanation) -> str:
 
 
 def _ways(ends: Sequence[End]) -> list[Line]:
+    ends = [msgspec.structs.replace(end, steps=_telling(end.steps)) for end in ends]
     if len(ends) == 1:
         return [*map(_step, ends[0].steps), _end(ends[0], chance=False)]
     shared = _shared(ends)
@@ -52,6 +53,16 @@ def _ways(ends: Sequence[End]) -> list[Line]:
             inner = [*map(_step, end.steps[shared:]), *_details(end)]
             leaves.append(Line(_end_line(end, chance=True), inner))
     return leaves
+
+
+def _telling(steps: tuple[Met, ...]) -> tuple[Met, ...]:
+    """The steps without visits to chains in which nothing happened."""
+    told: list[Met] = []
+    for met in reversed(steps):
+        _, jump, chain = met.what.rpartition("jump ")
+        if not jump or (told and told[-1].where.endswith(f" {chain}")):
+            told.append(met)
+    return tuple(reversed(told))
 
 
 def _shared(ends: Sequence[End]) -> int:
@@ -69,7 +80,8 @@ def _step(met: Met) -> Line:
 
 
 def _met(met: Met) -> str:
-    return f"{met.where}: {met.what}" + (f" ({met.why})" if met.why else "")
+    what = met.what if met.where == "decision" else f"{met.where}: {met.what}"
+    return what + (f" ({met.why})" if met.why else "")
 
 
 def _end(end: End, chance: bool) -> Line:

@@ -1,0 +1,74 @@
+"""`narthex trace`: one packet's way, explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from narthex.apps.inputs import InputError, Inputs
+from narthex.apps.trace import OUTSIDE, Places, Question, TraceError, answer, ask, question
+from narthex.cli.inputs import cluster_of, manifests_option, options, output_option, viewed, wishes_of
+from narthex.trace.explain import Explanation, as_data
+from narthex.trace.names import Named
+from narthex.trace.tree import text
+
+
+@click.command()
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST[:PORT][/PROTO]")
+@manifests_option(required=False)
+@click.option("--lab", metavar="NAME", help="A running lab, with its live rules and routes, instead of --manifests.")
+@options
+@click.option("--iif", metavar="NAME", help="The interface that the packet comes in on. Default: one that fits SRC.")
+@output_option
+def command(
+    source: str,
+    destination: str,
+    manifests: Path | None,
+    lab: str | None,
+    iif: str | None,
+    output: str,
+    **wishes: Any,
+) -> None:
+    """Explain the way of the first packet of a new connection from SRC to DST, step by step.
+
+    SRC is an address, a pod (pod/NAMESPACE/NAME or NAMESPACE/NAME), a node, or `outside`. DST is one of these or a
+    Service; without PORT it is the Service's only one. PROTO is tcp, udp, sctp or icmp.
+
+    \b
+        narthex trace shop/client shop/web --manifests DIR --node worker-a
+        narthex trace outside worker-a:30001 --manifests DIR
+    """
+    if (manifests is None) is (lab is None):
+        raise click.UsageError("say where to look: --manifests DIR or --lab NAME")
+    try:
+        if lab is not None:
+            from narthex.apps.trace_lab import trace_lab
+
+            explanation = trace_lab(lab, source, destination, str(wishes["node"]), iif)
+        else:
+            assert manifests is not None
+            explanation = _from_manifests(manifests, source, destination, iif, wishes)
+    except (TraceError, InputError) as error:
+        raise click.ClickException(str(error)) from error
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(as_data(explanation))))
+    else:
+        click.echo(text(explanation), nl=False)
+
+
+def _from_manifests(
+    manifests: Path, source: str, destination: str, iif: str | None, options: dict[str, Any]
+) -> Explanation:
+    cluster = cluster_of(manifests)
+    wishes = wishes_of(options)
+    places = Places(cluster.snapshot)
+    sender, target, wanted = ask(places, source, destination)
+    if not wishes.node:
+        wishes = msgspec.structs.replace(wishes, node=sender.node or target.node)
+    inputs: Inputs = viewed(cluster, wishes)
+    asked: Question = question(places, sender, target, wanted, inputs, inputs.host, iif)
+    return answer(asked, inputs, inputs.host, others={ip: Named("outside", "") for ip in OUTSIDE})
