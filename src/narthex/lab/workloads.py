@@ -86,8 +86,7 @@ def reconcile_pods(
         create.extend(new)
 
     marked = [
-        pod if pod.key in keep or pod.terminating else _replace_pod(pod, deletion_timestamp=now, ready=False)
-        for pod in present
+        pod if pod.key in keep or pod.terminating else _replace_pod(pod, deletion_timestamp=now) for pod in present
     ]
     labels = _node_labels(wanted.nodes.values(), nodes)
     placed = [pod for pod in marked if pod.placed]

@@ -1,0 +1,75 @@
+"""What the lab writes reads back as the same objects."""
+
+import pytest
+from msgspec.structs import replace
+
+from narthex.lab.controllers import objects
+from narthex.lab.encode import encode, manifest_list
+from narthex.model.decode import load
+from narthex.model.net import IPFamily, Protocol
+from narthex.model.objects import LoadBalancerIngress, Node, Service, ServicePort
+from narthex.testing.build import endpoint, endpoint_slice
+
+from .clusters import LABELS, deployment, service, snapshot, start, template
+
+
+def round_trip(*things):
+    loaded = load(manifest_list(things), "lab.json")
+    assert [str(problem) for problem in loaded.problems] == []
+    return [replace(obj, origin="") for obj in loaded.objects]
+
+
+def test_a_whole_cluster():
+    wanted = (
+        deployment(3, template=template(node_selector=(("kubernetes.io/hostname", "node-1"),))),
+        service(type="NodePort", ip_family_policy="PreferDualStack"),
+        service("headless", cluster_ips=("None",)),
+        service("name", type="ExternalName", external_name="example.org", ports=(), selector=()),
+        Node(name="node-1", labels=(("topology.kubernetes.io/zone", "east"),)),
+        service("by-hand", selector=()),
+        endpoint_slice(
+            "shop/by-hand", endpoint("192.0.2.9", node=""), labels=(("kubernetes.io/service-name", "by-hand"),)
+        ),
+    )
+    things = objects(snapshot(*wanted), start(*wanted))
+    assert {type(thing).__name__ for thing in things} == {"Node", "ServiceCIDR", "Service", "EndpointSlice", "Pod"}
+    assert round_trip(*things) == [replace(thing, origin="") for thing in things]
+
+
+def test_a_service_with_everything():
+    everything = Service(
+        name="all",
+        namespace="shop",
+        labels=LABELS,
+        annotations=(("a", "b"),),
+        type="LoadBalancer",
+        cluster_ips=("10.96.1.1", "fd00:10:96::5"),
+        ip_families=(IPFamily.IPV4, IPFamily.IPV6),
+        ip_family_policy="RequireDualStack",
+        external_ips=("198.51.100.7",),
+        ingress=(LoadBalancerIngress(ip="203.0.113.1"), LoadBalancerIngress(ip="203.0.113.2", proxy=True)),
+        source_ranges=("10.0.0.0/8",),
+        ports=(
+            ServicePort(name="a", port=80, target_port="http", node_port=30080),
+            ServicePort(name="b", port=53, protocol=Protocol.UDP, target_port=5353, node_port=30053),
+        ),
+        selector=LABELS,
+        external_policy_local=True,
+        internal_policy_local=True,
+        affinity_seconds=77,
+        health_check_node_port=30099,
+        publish_not_ready=True,
+        allocate_node_ports=False,
+        traffic_distribution="PreferClose",
+    )
+    assert round_trip(everything) == [everything]
+
+
+def test_deployments_are_not_for_proxies():
+    with pytest.raises(TypeError, match="Deployment"):
+        encode(deployment())
+
+
+def test_one_object_a_line():
+    lines = manifest_list([service("a"), service("b")]).splitlines()
+    assert [b'"name":"a"' in lines[1], b'"name":"b"' in lines[2]] == [True, True]
