@@ -47,7 +47,7 @@ def evaluate(
     if not isinstance(decision, Forward):
         steps.append(Step(where="decision", what=type(decision).__name__.lower(), why=_nothing_reason(decision)))
         return single(packet, Disposition.REJECTED if isinstance(decision, Reject) else Disposition.DROPPED, steps)
-    return _forwarded(packet, service, decision, deviations, memory, now, steps)
+    return _forwarded(packet, host, service, decision, deviations, memory, now, steps)
 
 
 def find_frontend(plan: Plan, packet: Packet, host: Host) -> tuple[ServicePlan, Frontend] | None:
@@ -122,6 +122,7 @@ def cluster_ips(plan: Plan) -> set[str]:
 
 def _forwarded(
     packet: Packet,
+    host: Host,
     service: ServicePlan,
     decision: Forward,
     deviations: frozenset[Deviation],
@@ -148,13 +149,16 @@ def _forwarded(
         hairpin = endpoint.address == packet.source and (
             endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in deviations
         )
+        # A packet from outside to a process on this node ends in INPUT: postrouting, where sources are rewritten, never
+        # sees it, and the answer leaves through this node in any case.
+        leaves = packet.from_host or endpoint.address not in host.addresses
         draw = Step(where="endpoint", what=join_port(endpoint.address, endpoint.port), chance=chance)
         outcomes.append(
             Outcome(
                 disposition=Disposition.DELIVERED,
                 probability=chance,
                 endpoint=(endpoint.address, endpoint.port),
-                masquerade=decision.masquerade or hairpin,
+                masquerade=leaves and (decision.masquerade or hairpin),
                 remembers=((_record(service, endpoint), (packet.source,)),)
                 if service.affinity_seconds is not None
                 else (),

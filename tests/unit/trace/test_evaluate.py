@@ -98,6 +98,14 @@ def test_localhost_node_ports(localhost, expect):
     assert {(end[0], end[2]) for end in got} == {(expect, localhost)}
 
 
+def test_a_packet_to_a_process_on_this_node_never_reaches_postrouting():
+    own = endpoint_slice("shop/web", endpoint("10.20.0.11"), endpoint("10.20.0.12", node="worker-b"))
+    the_plan = plan(service("shop/web", "10.110.0.5", node_port=30080), own)
+    expect = {("delivered", "10.20.0.11", False), ("delivered", "10.20.0.12", True)}
+    assert ends(the_plan, OUTSIDE, "10.20.0.11:30080") == expect
+    assert ends(the_plan, NODE, "10.20.0.11:30080") == {(*end[:2], True) for end in expect}
+
+
 def test_affinity_keeps_a_client_while_it_returns_in_time():
     the_plan = plan(service("shop/web", "10.110.0.5", affinity_seconds=10), ENDS)
     memory = Memory()
