@@ -183,7 +183,7 @@ def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> li
     removed: Iterable[str] = changes.removed.get(table, ())
     if found is not None:
         if changes.replace:
-            removed = sorted(found.own[table].keys() - written.keys())
+            removed = sorted(chain for chain in found.own[table] if chain not in written)
         removed = [chain for chain in removed if (table, chain) not in found.kept]
         if table == "filter" and found.shared_firewall:
             removed = [chain for chain in removed if chain != names.FIREWALL]
