@@ -38,8 +38,9 @@ class EchoServer:
         self._selector.register(self._door, selectors.EVENT_READ, None)
         self._stopping = False
 
-    def add(self, identity: str, says: str, namespace: str, ports: Iterable[tuple[str, int]]) -> None:
-        """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace; returns when it listens.
+    def add(self, identity: str, says: str, namespace: str | None, ports: Iterable[tuple[str, int]]) -> None:
+        """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace (None: this one);
+        returns when it listens.
 
         `identity` is for `remove`, `says` begins each answer ("web-x2x4z on node-1"). Raises OSError naming the port,
         and then listens on none.
@@ -69,7 +70,7 @@ class EchoServer:
         self._do(lambda: None)
 
     def serve(self) -> None:
-        """Answer until stopped."""
+        """Answer until stopped; then everything is closed."""
         while not self._stopping:
             ready = self._selector.select()
             for key, _ in ready:
@@ -80,6 +81,13 @@ class EchoServer:
                 self._door.recv(64)
             while self._tasks:
                 self._tasks.popleft()()
+
+        for key in tuple(self._selector.get_map().values()):
+            if isinstance(key.data, (_Listener, _Conversation)):
+                key.data.sock.close()
+        self._selector.close()
+        self._door.close()
+        self._doorbell.close()
 
     def _do(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
