@@ -44,7 +44,7 @@ class Lab(NamedTuple):
     """With `namespace`, `name`, `node`, `network_namespace`, `addresses`, `ready`."""
 
 
-class ProxyStatus(NamedTuple):
+class ProxyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node's proxy, asked now."""
 
     node: str
@@ -53,18 +53,15 @@ class ProxyStatus(NamedTuple):
     """It says that the kernel holds what it should."""
 
 
-class LabStatus(NamedTuple):
+class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A lab, asked now."""
 
-    state: LabState
     running: bool
     """The lab's own process runs."""
+    healthy: bool
+    """Everything runs, and every proxy says that it is well."""
     proxies: tuple[ProxyStatus, ...]
-
-    @property
-    def healthy(self) -> bool:
-        """Everything runs."""
-        return self.running and all(proxy.healthy for proxy in self.proxies)
+    state: LabState
 
 
 class Started(NamedTuple):
@@ -108,8 +105,15 @@ def look(name: str) -> LabStatus:
     proxies = []
     for node in state.nodes:
         running = node.name in recorded and processes.alive(recorded[node.name])
-        proxies.append(ProxyStatus(node.name, running, running and lab_ask.healthy(node.namespace)))
-    return LabStatus(state, is_running(state), tuple(proxies))
+        healthy = running and lab_ask.healthy(node.namespace)
+        proxies.append(ProxyStatus(node=node.name, running=running, healthy=healthy))
+    runs = is_running(state)
+    return LabStatus(
+        running=runs,
+        healthy=runs and all(proxy.healthy for proxy in proxies),
+        proxies=tuple(proxies),
+        state=state,
+    )
 
 
 def look_at_all() -> list[LabStatus]:

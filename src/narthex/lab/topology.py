@@ -134,6 +134,9 @@ _ROUTER = {
     "net/ipv4/conf/default/send_redirects": "0",
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
+    # Where br_netfilter is loaded, a bridge would rewrite packets by itself, and then not send a pod what came from it.
+    "net/bridge/bridge-nf-call-iptables": "0",
+    "net/bridge/bridge-nf-call-ip6tables": "0",
 }
 
 
