@@ -1,0 +1,113 @@
+"""`narthex scenario`: packet-flow scenarios against the plan, the rules and the kernel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from narthex.testing.findings import Finding, print_said
+from narthex.testing.runner import WITNESSES, Counts, Request, clean_up_on_signals, hear, modes_of
+from narthex.testing.scenario import KNOWN_MODES, Scenario, ScenarioError, find, load
+
+
+@click.group()
+def command() -> None:
+    """Check packet-flow scenarios against plan, rules and kernel."""
+
+
+def _known_modes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    from narthex.backends import BACKENDS
+
+    for value in values:
+        if value not in KNOWN_MODES:
+            raise click.BadParameter(f"{value!r} is none of {', '.join(KNOWN_MODES)}", ctx, param)
+        if value not in BACKENDS:
+            raise click.BadParameter(f"mode {value} has no backend here; there are {', '.join(BACKENDS)}", ctx, param)
+    return values
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--mode", "modes", multiple=True, callback=_known_modes, help="Only this mode; may be repeated.")
+@click.option(
+    "--against", multiple=True, type=click.Choice(WITNESSES), help="Only this witness; may be repeated. Default: all."
+)
+@click.option("--skip-level", multiple=True, type=click.Choice(["quirk", "must"]), help="Leave out such scenarios.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def run(
+    files: tuple[Path, ...],
+    modes: tuple[str, ...],
+    against: tuple[str, ...],
+    skip_level: tuple[str, ...],
+    output: str,
+) -> None:
+    """Run scenario FILES (or all in a directory) and compare every flow with what it must come to.
+
+    The witness `plan` evaluates the decided plan, `rules` walks the rendered rules, `kernel` sends real packets
+    through network namespaces (as root). Exit status 0 only when something was checked and all of it holds.
+    """
+    request = Request(modes=modes, against=against or WITNESSES, skip_levels=frozenset(skip_level))
+    if "kernel" in request.against:
+        if os.geteuid() != 0:
+            raise click.UsageError("the witness kernel needs root; use --against plan --against rules without it")
+        clean_up_on_signals()
+    try:
+        paths = find(list(files))
+    except ScenarioError as error:
+        raise click.UsageError(str(error)) from None
+    counts = Counts()
+    for scenario in _loaded(paths, counts):
+        findings = list(_told(scenario, request, output))
+        counts.add(findings)
+        counts.scenarios += bool(findings)
+    _sum_up(counts, output)
+    sys.exit(0 if counts.all_hold else 1)
+
+
+def _loaded(paths: list[Path], counts: Counts) -> Iterator[Scenario]:
+    """The files that are scenarios; the others are reported and counted."""
+    for path in paths:
+        try:
+            scenario = load(path)
+        except ScenarioError as error:
+            counts.invalid += 1
+            click.echo(f"error: {error}", err=True)
+            continue
+        for warning in scenario.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        yield scenario
+
+
+def _told(scenario: Scenario, request: Request, output: str) -> Iterator[Finding]:
+    """The findings, each printed as it comes."""
+    tally: dict[tuple[str, str], list[bool]] = {}
+    for finding in hear(scenario, request):
+        tally.setdefault((finding.mode, finding.against), []).append(finding.ok)
+        if output == "json":
+            click.echo(msgspec.json.encode(finding))
+        elif not finding.ok:
+            click.echo(f"FAIL {finding.scenario}, {finding.label} ({finding.mode}, {finding.against})")
+            click.echo(f"     expected {print_said(finding.expect)}")
+            click.echo(f"     got      {print_said(finding.got)}")
+        yield finding
+    if output == "text":
+        for mode in modes_of(scenario, request):
+            sums = [f"{w} {sum(oks)}/{len(oks)}" for (m, w), oks in tally.items() if m == mode]
+            good = all(all(oks) for (m, _), oks in tally.items() if m == mode)
+            if sums:
+                click.echo(f"{'ok  ' if good else 'FAIL'} {scenario.name} ({mode}): {', '.join(sums)}")
+
+
+def _sum_up(counts: Counts, output: str) -> None:
+    if output == "json":
+        click.echo(msgspec.json.encode(counts))
+        return
+    if not counts.flows:
+        click.echo("nothing was checked: no flow applies to a mode that has a backend and was asked for", err=True)
+    invalid = f", {counts.invalid} invalid files" if counts.invalid else ""
+    click.echo(f"{counts.scenarios} scenarios, {counts.flows} checks: {counts.ok} ok, {counts.failed} failed{invalid}")

@@ -1,0 +1,103 @@
+"""What a witness says of one flow, beside what the scenario demands: the common shape, its comparison, its printing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from narthex.model.net import join_port
+from narthex.model.packet import Disposition, Trace
+
+End = tuple[Disposition, tuple[str, int] | None, bool]
+"""Where a packet ends: disposition, endpoint when delivered, whether its source was rewritten to the node's."""
+Ends = frozenset[End]
+"""All ends that one connection can have."""
+
+Said = str | Mapping[str, object]
+"""An outcome in the words of a scenario file, or `{error: text}`, or `{unsupported: text}`."""
+
+_WORDS = {Disposition.REJECTED: "reject", Disposition.DROPPED: "drop", Disposition.NOT_OURS: "none"}
+
+REJECT: Ends = frozenset({(Disposition.REJECTED, None, False)})
+DROP: Ends = frozenset({(Disposition.DROPPED, None, False)})
+NONE: Ends = frozenset({(Disposition.NOT_OURS, None, False)})
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One flow or step, one mode, one witness."""
+
+    scenario: str
+    label: str
+    mode: str
+    against: str
+    """`plan`, `rules` or `kernel`."""
+    expect: Said
+    got: Said
+    ok: bool
+
+
+def delivered(targets: Iterable[tuple[str, int]], masq: bool, masq_for: Iterable[tuple[str, int]] = ()) -> Ends:
+    """The ends `{dnat: targets, masq: …, masq_for: …}` of a scenario file."""
+    rewritten = frozenset(masq_for)
+    return frozenset((Disposition.DELIVERED, target, masq or target in rewritten) for target in targets)
+
+
+def possible_ends(trace: Trace) -> Ends:
+    """All ends of a trace that can happen at all."""
+    return frozenset(end for end, chance in trace.ends().items() if chance > 0)
+
+
+def targets_of(ends: Ends) -> frozenset[tuple[str, int]]:
+    """The endpoints among the ends."""
+    return frozenset(endpoint for _, endpoint, _ in ends if endpoint is not None)
+
+
+def say(ends: Ends, note: str = "") -> Said:
+    """Ends in the words of a scenario file. What no single expectation can say is put under `also`."""
+    deliveries = sorted(
+        (join_port(*end[1]), end[2]) for end in ends if end[0] is Disposition.DELIVERED and end[1] is not None
+    )
+    if any(end[0] is Disposition.UNSUPPORTED for end in ends):
+        return {"unsupported": note or "the way depends on something that the walker does not know"}
+    others = sorted(
+        _WORDS[what] + (" with another source" if rewritten else "")
+        for what, endpoint, rewritten in ends
+        if endpoint is None and what in _WORDS
+    )
+    if not deliveries:
+        return others[0] if len(others) == 1 else {"also": others} if others else {"error": note or "nothing was seen"}
+    said: dict[str, object] = {"dnat": list(dict.fromkeys(target for target, _ in deliveries))}
+    rewritten = [target for target, masq in deliveries if masq]
+    said["masq"] = len(rewritten) == len(deliveries)
+    if rewritten and not said["masq"]:
+        said["masq_for"] = rewritten
+        both = sorted({target for target, masq in deliveries if not masq} & set(rewritten))
+        if both:
+            said["masq_varies"] = both
+    if others:
+        said["also"] = others
+    return said
+
+
+def say_trace(trace: Trace) -> Said:
+    """The same for a trace; the walker's note says what it did not understand."""
+    note = next((outcome.note for outcome in trace.outcomes if outcome.note), "")
+    return say(possible_ends(trace), note)
+
+
+def print_said(said: Said) -> str:
+    """One line for people."""
+    if isinstance(said, str):
+        return said
+    parts = []
+    for key, value in said.items():
+        if key == "dnat" and isinstance(value, list):
+            parts.append(" | ".join(value))
+        elif key == "masq":
+            parts.append("masq" if value else "source kept")
+        elif isinstance(value, list):
+            parts.append(f"{key} {', '.join(map(str, value))}")
+        else:
+            parts.append(f"{key}: {value}")
+    return ", ".join(parts)

@@ -1,0 +1,95 @@
+"""Bring scenarios before their witnesses, and keep one that breaks from stopping the others."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+
+import msgspec
+
+from narthex.backends import BACKENDS
+from narthex.testing import kernel, kernel_world, witnesses
+from narthex.testing.findings import Finding, say
+from narthex.testing.scenario import Flow, Scenario
+
+WITNESSES = ("plan", "rules", "kernel")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to check."""
+
+    modes: tuple[str, ...] = ()
+    """Empty: every mode of the file that has a backend."""
+    against: tuple[str, ...] = WITNESSES
+    skip_levels: frozenset[str] = frozenset()
+
+
+def modes_of(scenario: Scenario, request: Request) -> tuple[str, ...]:
+    """The modes to run a scenario in, in the order of BACKENDS."""
+    return tuple(mode for mode in BACKENDS if mode in scenario.modes and (not request.modes or mode in request.modes))
+
+
+def hear(scenario: Scenario, request: Request) -> Iterator[Finding]:
+    """All findings of one scenario: mode by mode, witness by witness."""
+    if scenario.level in request.skip_levels:
+        return
+    for mode in modes_of(scenario, request):
+        flows = tuple(flow for flow in scenario.flows_in(mode) if flow.level not in request.skip_levels)
+        if not flows and not scenario.steps_in(mode):
+            continue
+        for against in WITNESSES:
+            if against in request.against:
+                yield from _testify(scenario, mode, against, flows)
+
+
+def _testify(scenario: Scenario, mode: str, against: str, flows: tuple[Flow, ...]) -> list[Finding]:
+    try:
+        if against == "kernel":
+            return kernel.testify(scenario, mode, flows)
+        return witnesses.testify(scenario, mode, against, flows)
+    except Exception as error:
+        # Whatever a witness breaks on is that witness' answer; the other files are heard all the same.
+        said = {"error": f"{type(error).__name__}: {error}"}
+        labels = [(flow.label, say(flow.expect)) for flow in flows]
+        labels += [(f"step {step.number}", step.pick) for step in scenario.steps_in(mode)]
+        return [
+            Finding(scenario=scenario.name, label=label, mode=mode, against=against, expect=expect, got=said, ok=False)
+            for label, expect in labels
+        ]
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """The sum of a run."""
+
+    scenarios: int = 0
+    flows: int = 0
+    """Findings: one per flow or step, mode and witness."""
+    ok: int = 0
+    failed: int = 0
+    invalid: int = 0
+    """Files that are no scenario."""
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Count them."""
+        for finding in findings:
+            self.flows += 1
+            self.ok += finding.ok
+            self.failed += not finding.ok
+
+    @property
+    def all_hold(self) -> bool:
+        """Whether something was checked and nothing is wrong."""
+        return self.flows > 0 and not self.failed and not self.invalid
+
+
+def clean_up_on_signals(signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP)) -> None:
+    """Let these signals end the process by SystemExit, so that no namespace stays; remove what a killed run left."""
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        sys.exit(128 + number)
+
+    for each in signals:
+        signal.signal(each, leave)
+    kernel_world.sweep()

@@ -1,0 +1,155 @@
+"""What a scenario means to the planner and to a packet: configuration, snapshot, and how a connection arrives."""
+
+from __future__ import annotations
+
+import msgspec
+
+from narthex.model.events import Synced, Upsert
+from narthex.model.net import IPFamily, contains, family_of, in_any
+from narthex.model.objects import AnyObject, EndpointSlice, Node, Service, ServiceCIDR
+from narthex.model.packet import Host, Packet
+from narthex.plan.planner import NodeConfig
+from narthex.state.store import Snapshot, Store
+from narthex.testing.scenario import Connection, Scenario
+
+
+def node_config(scenario: Scenario, mode: str) -> NodeConfig:
+    """The node's configuration with the mode's defaults filled in (rows 9.1, 9.9)."""
+    config = scenario.config
+    words = config.node_port_addresses
+    if words is None and mode == "nftables":
+        words = ("primary",)
+    localhost = config.localhost_node_ports if config.localhost_node_ports is not None else True
+    return NodeConfig(
+        node_name=scenario.node_name,
+        detect_local_mode=config.detect_local_mode,
+        cluster_cidrs=config.cluster_cidrs,
+        bridge_interface=config.bridge_interface,
+        interface_name_prefix=config.interface_name_prefix,
+        masquerade_all=config.masquerade_all,
+        node_port_addresses=words,
+        localhost_node_ports=localhost and mode == "iptables",
+        allow_service_external_ips=config.gate("AllowServiceExternalIPs") is not False,
+    )
+
+
+def snapshot(scenario: Scenario) -> Snapshot:
+    """All objects at once, the Node among them."""
+    store = Store()
+    node = Node(
+        name=scenario.node_name,
+        labels=scenario.labels,
+        pod_cidrs=scenario.pod_cidrs,
+        internal_ips=scenario.node_ips,
+    )
+    store.apply(Upsert(node))
+    for obj in scenario.objects:
+        seen = _through_gates(obj, scenario)
+        if seen is not None:
+            store.apply(Upsert(seen))
+    return store.apply(Synced())
+
+
+def _through_gates(obj: AnyObject, scenario: Scenario) -> AnyObject | None:
+    """The object without the fields that a feature gate switches off; None when the whole kind is off."""
+    gate = scenario.config.gate
+    if isinstance(obj, ServiceCIDR) and gate("MultiCIDRServiceAllocator") is False:
+        return None
+    if isinstance(obj, Service) and gate("LoadBalancerIPMode") is False:
+        return msgspec.structs.replace(
+            obj, ingress=tuple(msgspec.structs.replace(each, proxy=False) for each in obj.ingress)
+        )
+    if isinstance(obj, EndpointSlice) and gate("PreferSameTrafficDistribution") is False:
+        return msgspec.structs.replace(
+            obj, endpoints=tuple(msgspec.structs.replace(each, for_nodes=()) for each in obj.endpoints)
+        )
+    return obj
+
+
+def balancer_addresses(scenario: Scenario) -> frozenset[str]:
+    """Addresses that only a Service has: a packet from one of them was made by a process on this node."""
+    found: set[str] = set()
+    for service in scenario.services:
+        found.update(service.external_ips)
+        found.update(entry.ip for entry in service.ingress)
+        found.update(ip for ip in service.cluster_ips if ip != "None")
+    return frozenset(found)
+
+
+def from_host(scenario: Scenario, connection: Connection) -> bool:
+    """Whether a process on the node makes the connection."""
+    source = connection.source
+    if contains(family_of(source).loopback, source):
+        return True
+    if connection.iface:
+        return connection.iface == "lo"
+    return source in scenario.node_ips or source in balancer_addresses(scenario)
+
+
+def pod_interface(scenario: Scenario) -> str:
+    """The interface that this node's pods are behind when a flow names none."""
+    config = scenario.config
+    if config.detect_local_mode == "BridgeInterface" and config.bridge_interface:
+        return config.bridge_interface
+    if config.detect_local_mode == "InterfaceNamePrefix" and config.interface_name_prefix:
+        return (config.interface_name_prefix + "0")[:15]
+    return "cni0"
+
+
+def uplink(scenario: Scenario) -> str:
+    """The interface that everything else is behind; never one that could pass for a pod's."""
+    config = scenario.config
+    prefix = config.interface_name_prefix or "\0"
+    taken = {pod_interface(scenario), config.bridge_interface}
+    return next(name for name in ("eth0", "wan0", "up0") if name not in taken and not name.startswith(prefix))
+
+
+def is_local_pod(scenario: Scenario, address: str) -> bool:
+    """Whether an address belongs to a pod of this node: by its range, or because a slice says so."""
+    if address in scenario.node_ips:
+        return False
+    return in_any(scenario.pod_cidrs, address) or any(
+        endpoint.address == address and endpoint.node_name == scenario.node_name
+        for obj in scenario.objects
+        if isinstance(obj, EndpointSlice)
+        for endpoint in obj.endpoints
+    )
+
+
+def home_interface(scenario: Scenario, address: str) -> str:
+    """The interface that the way to an address leads through."""
+    return pod_interface(scenario) if is_local_pod(scenario, address) else uplink(scenario)
+
+
+def arrival(scenario: Scenario, connection: Connection) -> str:
+    """The interface that a connection comes in on; empty for the node's own."""
+    if from_host(scenario, connection):
+        return ""
+    return connection.iface or home_interface(scenario, connection.source)
+
+
+def packet_of(scenario: Scenario, connection: Connection) -> Packet:
+    """The connection's first packet."""
+    return Packet(
+        source=connection.source,
+        destination=connection.destination,
+        port=connection.port,
+        protocol=connection.protocol,
+        iif=arrival(scenario, connection),
+        from_host=from_host(scenario, connection),
+    )
+
+
+def host_of(scenario: Scenario, connection: Connection) -> Host:
+    """The node as the connection finds it: an address that a host process sends from is one of the node's."""
+    own = scenario.node_ips
+    source = connection.source
+    if from_host(scenario, connection) and source not in own and not contains(family_of(source).loopback, source):
+        own = (*own, source)
+    return Host(addresses=own)
+
+
+def families_of(connections: tuple[Connection, ...]) -> tuple[IPFamily, ...]:
+    """The families that connections use, IPv4 first."""
+    used = {family_of(connection.destination) for connection in connections}
+    return tuple(family for family in IPFamily if family in used)

@@ -1,0 +1,137 @@
+"""The two witnesses that need no kernel: the plan evaluated, and the rendered rules walked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from narthex.backends import BACKENDS
+from narthex.model.net import family_of, join_port
+from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace
+from narthex.plan.planner import plan_once
+from narthex.testing.findings import Finding, Said, possible_ends, say, say_trace
+from narthex.testing.scenario import Flow, Scenario, Step
+from narthex.testing.setting import families_of, host_of, node_config, packet_of, snapshot
+from narthex.trace.evaluate import evaluate
+
+Answer = Callable[[Packet, Host, Memory | None, float], Trace]
+"""One witness's way of following a packet."""
+
+BRANCHES = 48
+"""How many different histories of steps are followed side by side. Two endpoints and five free picks fit."""
+
+
+def plan_answer(scenario: Scenario, mode: str) -> Answer:
+    """The witness `plan`: the decided table itself, less what the mode's backend declares it does not do."""
+    backend, objects, config = BACKENDS[mode], snapshot(scenario), node_config(scenario, mode)
+    plans = {family: plan_once(objects, config, family) for family in families_of((*scenario.flows, *scenario.steps))}
+
+    def answer(packet: Packet, host: Host, memory: Memory | None, now: float) -> Trace:
+        return evaluate(plans[family_of(packet.destination)], packet, host, backend.deviations, memory, now)
+
+    return answer
+
+
+def rules_answer(scenario: Scenario, mode: str) -> Answer:
+    """The witness `rules`: what the backend renders, walked as the kernel tool would."""
+    backend, objects, config = BACKENDS[mode], snapshot(scenario), node_config(scenario, mode)
+    rules = {
+        family: backend.render(plan_once(objects, config, family))
+        for family in families_of((*scenario.flows, *scenario.steps))
+    }
+
+    def answer(packet: Packet, host: Host, memory: Memory | None, now: float) -> Trace:
+        return backend.walk(rules[family_of(packet.destination)], packet, host, memory, now)
+
+    return answer
+
+
+ANSWERS = {"plan": plan_answer, "rules": rules_answer}
+
+
+def testify(scenario: Scenario, mode: str, against: str, flows: tuple[Flow, ...]) -> list[Finding]:
+    """What the witness `against` says of the flows and of all steps."""
+    answer = ANSWERS[against](scenario, mode)
+    findings = []
+    for flow in flows:
+        trace = answer(packet_of(scenario, flow), host_of(scenario, flow), None, 0.0)
+        findings.append(
+            Finding(
+                scenario=scenario.name,
+                label=flow.label,
+                mode=mode,
+                against=against,
+                expect=say(flow.expect),
+                got=say_trace(trace),
+                ok=possible_ends(trace) == flow.expect,
+            )
+        )
+    return findings + _follow(scenario, mode, against, answer)
+
+
+class _History(msgspec.Struct):
+    """One possible past: what is remembered, and what each step picked."""
+
+    memory: Memory
+    picks: Mapping[int, tuple[str, int]] = {}
+
+
+def _follow(scenario: Scenario, mode: str, against: str, answer: Answer) -> list[Finding]:
+    """The steps in every history that chance allows (up to BRANCHES): a demand has to hold in all of them."""
+    histories = [_History(Memory())]
+    findings: list[Finding] = []
+    for step in scenario.steps_in(mode):
+        packet, host = packet_of(scenario, step), host_of(scenario, step)
+        traces = [(history, answer(packet, host, history.memory, step.at)) for history in histories]
+        got, ok = _judge(step, traces)
+        findings.append(
+            Finding(
+                scenario=scenario.name,
+                label=f"step {step.number}",
+                mode=mode,
+                against=against,
+                expect=step.pick,
+                got=got,
+                ok=ok,
+            )
+        )
+        histories = _spread([_after(history, outcome, step) for history, t in traces for outcome in _live(t)])
+        if not histories:
+            break
+    return findings
+
+
+def _judge(step: Step, traces: list[tuple[_History, Trace]]) -> tuple[Said, bool]:
+    """Whether every outcome in every history fits; and the first that does not."""
+    picks: set[str] = set()
+    for history, trace in traces:
+        before = history.picks.get(step.refers_to) if step.refers_to is not None else None
+        for outcome in _live(trace):
+            if outcome.endpoint is None:
+                return say_trace(trace), False
+            if not step.allows(outcome.endpoint, before):
+                was = f" when step {step.refers_to} had {join_port(*before)}" if before else ""
+                return {"dnat": [join_port(*outcome.endpoint)], "history": f"possible{was}"}, False
+            picks.add(join_port(*outcome.endpoint))
+    return {"dnat": sorted(picks)}, True
+
+
+def _live(trace: Trace) -> list[Outcome]:
+    return [outcome for outcome in trace.outcomes if outcome.probability > 0]
+
+
+def _after(history: _History, outcome: Outcome, step: Step) -> _History:
+    memory = copy.deepcopy(history.memory)
+    for name, key in outcome.remembers:
+        memory.touch(name, key, step.at)
+    endpoint = outcome.endpoint if outcome.disposition is Disposition.DELIVERED and outcome.endpoint else ("", 0)
+    return _History(memory, {**history.picks, step.number: endpoint})
+
+
+def _spread(histories: list[_History]) -> list[_History]:
+    """At most BRANCHES of the histories, taken evenly."""
+    if len(histories) <= BRANCHES:
+        return histories
+    return [histories[index * len(histories) // BRANCHES] for index in range(BRANCHES)]
