@@ -8,6 +8,7 @@ from typing import Any
 
 from narthex.apps.logs import LOGGER, data
 from narthex.apps.sync import Sync
+from narthex.apps.written import counted
 from narthex.backends.base import ApplyError
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
@@ -134,21 +135,17 @@ def _place(conflict: Conflict) -> str:
 
 
 def _subject(done: Sync) -> str:
-    total = f"{_count(len(done.plan.services), 'Service port')}"
+    total = f"{counted(len(done.plan.services), 'Service port')}"
     if done.first or not done.changed:
         return total
     names = _some([str(name) for name in done.changed])
-    return f"{_count(len(done.changed), 'Service port')} changed ({names}) of {total}"
+    return f"{counted(len(done.changed), 'Service port')} changed ({names}) of {total}"
 
 
 def _some(names: Sequence[str]) -> str:
     """The first few of many, by text."""
     rest = len(names) - _NAMES_SHOWN
     return ", ".join(heapq.nsmallest(_NAMES_SHOWN, names)) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _time(seconds: float) -> str:

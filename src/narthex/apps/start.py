@@ -6,45 +6,33 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
-
-import msgspec
 
 from narthex.apps.feed import Feed, Watched
 from narthex.apps.health import Health
 from narthex.apps.logs import LOGGER
 from narthex.apps.metrics import Metrics
 from narthex.apps.own_node import OwnNode
-from narthex.apps.proxy import Inbox, Periods, Proxy
+from narthex.apps.proxy import Inbox, Proxy
+from narthex.apps.settings import Settings
 from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
 from narthex.apps.sync import FamilySync
+from narthex.backends import BACKENDS
 from narthex.host.addresses import primary_addresses, usable_families
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.privileges import may_change_network, missing_tools
+from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
-from narthex.plan.planner import NodeConfig, Planner
+from narthex.plan.planner import Planner
 
 
 class StartError(RuntimeError):
     """The proxy cannot start here; the message says why and what to do."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a node proxy is told."""
-
-    mode: str
-    node: NodeConfig
-    periods: Periods = Periods()
-    healthz: tuple[str, int] | None = ("0.0.0.0", 10256)
-    """Address and port; None: off."""
-    metrics: tuple[str, int] | None = ("127.0.0.1", 10249)
-    bind_address_hard_fail: bool = False
-    configuration: Any = None
-    """What `/configz` shows: the configuration in force, in kube-proxy's words."""
-
-
 def check_machine(mode: str) -> tuple[IPFamily, ...]:
     """The families that the mode can serve here. Raises StartError when there is none, or no permission."""
+    if mode not in BACKENDS:
+        raise StartError(f"mode {mode} is not there yet: choose {' or '.join(BACKENDS)} with --proxy-mode or `mode`")
     if not may_change_network():
         raise StartError("programming the kernel needs root (CAP_NET_ADMIN): run it with sudo")
     families = []
@@ -66,9 +54,6 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
 
 def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], clock: Clock) -> Proxy:
     """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
-    from narthex.backends import BACKENDS
-    from narthex.host.targets import target_for
-
     backend = BACKENDS[settings.mode]
     syncs = [
         FamilySync(family, Planner(settings.node, family), backend, target_for(settings.mode, family), clock)

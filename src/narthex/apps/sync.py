@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from narthex.apps.written import written
 from narthex.backends.base import Backend, Target
 from narthex.host.clock import Clock
 from narthex.model.names import NamespacedName, ServicePortName
@@ -114,7 +115,7 @@ class FamilySync(Generic[R, C]):
             with self._timed("apply"):
                 self._target.apply(changes)
         self._rules, self._synced = want, plan
-        return self._done(plan, last, wrote=bool(changes), drift=drift, written=_words(changes))
+        return self._done(plan, last, wrote=bool(changes), drift=drift, words=written(changes))
 
     def _look(self) -> bool:
         """Read the kernel; True when it does not hold what was written last."""
@@ -135,7 +136,7 @@ class FamilySync(Generic[R, C]):
         self._planner_known = True
         return plan
 
-    def _done(self, plan: Plan, last: Plan | None, *, wrote: bool, drift: bool = False, written: str = "") -> Sync:
+    def _done(self, plan: Plan, last: Plan | None, *, wrote: bool, drift: bool = False, words: str = "") -> Sync:
         return Sync(
             family=self.family,
             plan=plan,
@@ -144,7 +145,7 @@ class FamilySync(Generic[R, C]):
             drift=drift and wrote,
             changed=_changed(last, plan),
             seconds=dict(self._seconds),
-            written=written,
+            written=words,
         )
 
     @contextmanager
@@ -167,7 +168,3 @@ def _changed(old: Plan | None, new: Plan) -> frozenset[ServicePortName]:
     names = old.services.keys() | new.services.keys()
     return frozenset(name for name in names if old.services.get(name) is not new.services.get(name))
 
-
-def _words(changes: Any) -> str:
-    """The changes as one short text, empty for none."""
-    return str(changes) if changes else ""

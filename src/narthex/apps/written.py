@@ -1,0 +1,35 @@
+"""What a sync wrote, in few words for the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from narthex.backends.iptables_rules import XtablesChanges
+from narthex.backends.nftables_changes import NftChanges
+
+
+def written(changes: Any) -> str:
+    """Numbers of what went to the kernel; empty when that is nothing, or of a kind that has no numbers."""
+    if not changes:
+        return ""
+    match changes:
+        case NftChanges():
+            chains = len(changes.chains) + len(changes.late_chains) + len(changes.removed_chains)
+            parts = [
+                counted(changes.element_count(), "element"),
+                counted(chains, "chain"),
+                counted(len(changes.sets) + len(changes.removed_sets), "set"),
+            ]
+        case XtablesChanges():
+            chains = sum(map(len, changes.written.values()))
+            removed = sum(map(len, changes.removed.values()))
+            parts = [counted(changes.rules, "rule"), counted(chains, "chain"), counted(removed, "chain") + " removed"]
+        case _:
+            return ""
+    said = ", ".join(part for part in parts if not part.startswith("0 ")) or "settings only"
+    return f"everything anew: {said}" if changes.replace else f"wrote {said}"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 chain`, `2 chains`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
