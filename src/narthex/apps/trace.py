@@ -260,7 +260,7 @@ def answer(
         mode=inputs.mode,
         planned=evaluate(plan, packet, host, backend.deviations),
         walked=backend.walk(rules, packet, host),
-        deviations=backend.deviations,
+        rules="read from the node" if live_rules else "rendered from the plan",
     )
     names = Names(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))

@@ -41,7 +41,7 @@ from narthex.netfilter.ast import (
     Table,
     VerdictMap,
 )
-from narthex.netfilter.brief import brief, brief_element, brief_rule
+from narthex.netfilter.brief import brief, brief_element
 from narthex.netfilter.walk_index import indexed
 from narthex.netfilter.walk_match import Matcher, NotKnown
 from narthex.netfilter.walk_state import Branch, Place, merge
@@ -231,14 +231,15 @@ class _Walk:
             if doubt:
                 break
             if not noted and not isinstance(expression, (VerdictMap, DnatMap, Spread)):
-                branch.note(_where(place, table, chain), brief_rule(rule), rule.comment or self._why(rule))
+                told = self._matcher.told(rule, branch, place, table)
+                branch.note(_where(place, table, chain), told, rule.comment or self._why(rule))
                 noted = True
             if isinstance(expression, (MarkOr, MarkXor, Remember, RecentSet)):
                 doubt = self._set_aside(expression, branch, place)
                 continue
             return ways + self._act(place, table, chain, rule, expression, branch, path)
         if doubt:
-            branch.note(_where(place, table, chain), brief_rule(rule), rule.comment)
+            branch.note(_where(place, table, chain), self._matcher.told(rule, branch, place, table), rule.comment)
             return [*ways, (_unsupported(f"{_where(place, table, chain)}: {doubt}"), branch)]
         return [*ways, (_NEXT, branch)]
 

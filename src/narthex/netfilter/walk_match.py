@@ -6,6 +6,7 @@ its matches is False, whatever could not be known before it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -25,10 +26,12 @@ from narthex.netfilter.ast import (
     MarkIs,
     PortRange,
     Recent,
+    Rule,
     Slot,
     Table,
     Unknown,
 )
+from narthex.netfilter.brief import brief, brief_rule
 from narthex.netfilter.walk_index import IndexedRuleset
 from narthex.netfilter.walk_state import Branch, Place
 
@@ -107,6 +110,22 @@ class Matcher:
                 values[position] = rest % mod
                 rest //= mod
             yield Fraction(1, total), tuple(value for value in values if value is not None)
+
+    def told(self, rule: Rule, branch: Branch, place: Place, table: Table) -> str:
+        """The rule in brief, with the elements of sets that the packet met. To be asked before the rule acts."""
+        texts = (self._told(expression, branch, place, table) for expression in rule.expressions)
+        return ", ".join(filter(None, texts)) or brief_rule(rule)
+
+    def _told(self, expression: Expression, branch: Branch, place: Place, table: Table) -> str:
+        text = brief(expression)
+        if isinstance(expression, InSet) and not expression.negate:
+            elements = self._index.elements(table, expression.name)
+            with contextlib.suppress(NotKnown):
+                key = self.key(expression.key, branch, place)
+                met = elements.find(key) if elements is not None and key is not None else None
+                if met is not None:
+                    return f"{text} {{ {' . '.join(map(str, met))} }}"
+        return text
 
     def remembered(self, name: str, key: tuple[Atom, ...], branch: Branch, seconds: float) -> bool:
         """Whether an earlier packet, or this one further up, left the key in a list."""

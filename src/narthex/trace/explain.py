@@ -10,7 +10,7 @@ import msgspec
 
 from narthex.model.net import join_port
 from narthex.model.packet import Disposition, Host, Outcome, Packet, Step, Trace, agree
-from narthex.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
+from narthex.plan.ir import Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
 from narthex.plan.show import conflict_text, frontend_text
 from narthex.trace.evaluate import find_frontend, sender_of, sender_reason
 from narthex.trace.names import Names
@@ -70,6 +70,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     sender_reason: str
     plan: tuple[Met, ...]
     """What the plan says, as far as it holds for all ways."""
+    rules: str
+    """Where the rules come from."""
     ends: tuple[End, ...]
     agree: bool
     differences: tuple[str, ...] = ()
@@ -87,7 +89,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """From `evaluate`."""
     walked: Trace
     """From the rules of the mode."""
-    deviations: frozenset[Deviation] = frozenset()
+    rules: str = "rendered from the plan"
 
 
 def explain(case: Case, names: Names, route: RouteOf) -> Explanation:
@@ -107,6 +109,7 @@ def explain(case: Case, names: Names, route: RouteOf) -> Explanation:
         sender=sender.value,
         sender_reason=sender_reason(plan, packet, sender),
         plan=_planned(case),
+        rules=case.rules,
         ends=tuple(_end(case, outcome, found, sender, names, route) for outcome in case.walked.outcomes),
         agree=agree(case.planned, case.walked),
         differences=_differences(case.planned, case.walked),

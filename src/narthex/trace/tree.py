@@ -31,7 +31,7 @@ def text(explanation: Explanation) -> str:
     below.append(Line(f"sender: {e.sender}; {e.sender_reason}"))
     below += [Line(f"plan: {_met(met)}") for met in e.plan if met.where not in ("frontend", "sender")]
     below += [Line(conflict) for conflict in e.conflicts]
-    below.append(Line(f"rules ({e.mode})", _ways(e.ends)))
+    below.append(Line(f"rules ({e.mode}, {e.rules})", _ways(e.ends)))
     if e.agree:
         below.append(Line("plan and rules agree"))
     else:

@@ -735,3 +735,10 @@ def test_other_services_are_not_walked() -> None:
     for _ in range(10):
         assert only(walk(rules, packet("10.100.1.1"), HOST)) == ("delivered", "10.64.1.1:80", False)
     assert (time.perf_counter() - start) / 10 < 0.02
+
+
+def test_steps_name_the_element_of_a_set_that_was_met() -> None:
+    pods = mapping("pod-cidrs", (SADDR,), {("10.32.0.0/12",): None, ("10.64.0.0/12",): None}, interval=True)
+    rules = drops(base("forward", rule(InSet((SADDR,), "pod-cidrs"), DropPacket())), sets=(pods,))
+    (outcome,) = walk(rules, packet("10.1.1.1"), HOST).outcomes
+    assert outcome.steps[0].what == "source in pod-cidrs { 10.64.0.0/12 }, drop"
