@@ -277,15 +277,16 @@ class _Writer:
         for position, (endpoint, chain) in enumerate(pool):
             left = len(pool) - position
             chance = (_share(left),) if left > 1 else ()
-            yield rule(*chance, Jump(chain), comment=self._arrow(endpoint))
+            yield Rule((*chance, Jump(chain)), self._arrow(endpoint))
 
     def _sep_rules(self, endpoint: Endpoint, chain: str) -> Rules:
         comment = self._text() if self._frame.commented else ""
         remember = () if self._service.affinity_seconds is None else (RecentSet(chain),)
         to = Dnat(endpoint.address, endpoint.port)
+        # Built without sorting: these are nearly all the rules there are.
         return (
-            rule(Compare(Field.SADDR, (endpoint.address,)), JUMP_MARK, comment=comment),
-            rule(_PROTOCOLS[self._name.protocol], *remember, to, comment=comment),
+            Rule((Compare(Field.SADDR, (endpoint.address,)), JUMP_MARK), comment),
+            Rule((_PROTOCOLS[self._name.protocol], *remember, to), comment),
         )
 
     # ---- filter ----------------------------------------------------------------------------------------------------

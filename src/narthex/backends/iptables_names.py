@@ -46,7 +46,8 @@ def is_ours(table: str, chain: str) -> bool:
 
 def chain_hash(identity: str) -> str:
     """16 characters of base32(sha256(identity))."""
-    return base64.b32encode(hashlib.sha256(identity.encode()).digest())[:16].decode()
+    # Ten bytes are sixteen characters.
+    return base64.b32encode(hashlib.sha256(identity.encode()).digest()[:10]).decode()
 
 
 def service_id(name: ServicePortName) -> str:

@@ -45,6 +45,10 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return NotImplemented
         return self is other or self.table() == other.table()
 
+    def __ne__(self, other: object) -> bool:
+        # The base class has one of its own, which asks for identity.
+        return not self == other
+
     __hash__ = None  # type: ignore[assignment]
 
     def table(self) -> Table:

@@ -162,8 +162,11 @@ def _unknown(words: list[str], negate: bool) -> Unknown:
 
 def _basic(field: Field, values: list[str], negate: bool) -> Compare:
     # `-s ! 10.0.0.1` is how iptables wrote it before 1.4.
-    negate = negate or values[:1] == ["!"]
-    value = values[-1]
+    if values[:1] == ["!"]:
+        negate, values = True, values[1:]
+    if len(values) != 1:
+        raise ValueError("one value is wanted")
+    value = values[0]
     if field in (Field.SADDR, Field.DADDR):
         value = plain_network(value)
     elif field in (Field.IIFNAME, Field.OIFNAME):

@@ -49,7 +49,7 @@ MAX_COMMENT = 255
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,27}", re.ASCII)
 _LIST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,198}", re.ASCII)
-_INTERFACE = re.compile(r"[A-Za-z0-9_.:@-]{1,15}", re.ASCII)
+_INTERFACE = re.compile(r"[A-Za-z0-9_.:@][A-Za-z0-9_.:@-]{0,14}", re.ASCII)
 _NETWORK = re.compile(r"[0-9A-Fa-f:.]+(?:/\d{1,3})?", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z0-9][a-z0-9-]{0,15}", re.ASCII)
 _PROBABILITY = re.compile(r"[01]\.\d{1,11}", re.ASCII)
@@ -143,9 +143,10 @@ def rule_text(rule: Rule, family: IPFamily) -> str:
 def _comment(comment: str) -> list[str]:
     if not comment:
         return []
+    word = quoted(comment)
     if len(comment.encode()) > MAX_COMMENT:
         raise Unprintable(f"a comment of {len(comment.encode())} bytes: iptables keeps {MAX_COMMENT}")
-    return [f"-m comment --comment {quoted(comment)}"]
+    return [f"-m comment --comment {word}"]
 
 
 def _word(shape: re.Pattern[str], text: str, what: str) -> str:
