@@ -99,7 +99,7 @@ def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = Non
     `origin` is its `file:line`; `locate` gives the `file:line` of a field's path where that is known.
     """
     if not isinstance(raw, dict):
-        return _refused(origin, "", "", f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, …")
+        return _refused(origin, "", "", f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, ...")
     label, identity = _identify(raw)
     report = Report(origin, label, locate)
     kind = _kind_of(raw, report)

@@ -72,6 +72,9 @@ def read(text: str, *, bear_doubled: bool = False) -> Iterator[Document | Fault]
         yield from _yaml(chunk, first_line, bear_doubled)
 
 
+_LIKE_JSON = re.compile(r'\s*[\[{]\s*["\[{]')
+
+
 def _json_or_flow(text: str, bear_doubled: bool) -> list[Document | Fault]:
     """What begins like JSON may still be YAML's flow style, and YAML's reader tells more about most faults."""
     fault: Fault | None = None
@@ -83,7 +86,12 @@ def _json_or_flow(text: str, bear_doubled: bool) -> list[Document | Fault]:
         pass
     chunks = list(_chunks(text))
     found = [item for chunk, first_line in chunks for item in _yaml(chunk, first_line, bear_doubled)]
-    if fault is not None and len(chunks) == 1 and any(isinstance(item, Fault) for item in found):
+    if (
+        fault is not None
+        and _LIKE_JSON.match(text)
+        and len(chunks) == 1
+        and any(isinstance(item, Fault) for item in found)
+    ):
         return [fault]
     return found
 
@@ -253,6 +261,8 @@ class _Builder:
             raise _Malformed(line, f"nested more than {DEEPEST} levels deep")
         if self._stack and self._stack[-1].key is None and isinstance(self._stack[-1].value, dict):
             raise _Malformed(line, "a key must be text, not a list or mapping")
+        if event.tag not in _CONTAINER_TAGS:
+            raise _Malformed(line, f"the tag {event.tag[:60]!a} is not allowed")
         if event.anchor:
             self._anchors[event.anchor] = None
         if not self._stack:
@@ -318,6 +328,7 @@ class _Builder:
 
 
 _TAG = "tag:yaml.org,2002:"
+_CONTAINER_TAGS = (None, "!", _TAG + "map", _TAG + "seq")
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOLS = {
     form: truth
@@ -352,7 +363,7 @@ def _plain(text: str, line: int) -> Any:
     if len(text) > 400:
         return text
     if _INT.fullmatch(text):
-        return _integer(text.replace("_", ""))
+        return _integer(text)
     if _FLOAT.fullmatch(text):
         return float(text)
     if _NOT_JSON.fullmatch(text):
@@ -361,7 +372,7 @@ def _plain(text: str, line: int) -> Any:
 
 
 def _integer(text: str) -> int | str:
-    sign, digits = (-1, text[1:]) if text[0] == "-" else (1, text.lstrip("+"))
+    sign, digits = (-1 if text[0] == "-" else 1), text.lstrip("+-").replace("_", "")
     if len(digits) > 1 and digits[0] == "0" and digits[1] in "01234567":
         return sign * int(digits, 8)
     try:

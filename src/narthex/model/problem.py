@@ -47,7 +47,7 @@ def quoted(value: object) -> str:
         text = repr(value)
     else:
         return kind_of(value)
-    return text if len(text) <= _LONGEST_QUOTE + 2 else text[:_LONGEST_QUOTE] + "…'"
+    return text if len(text) <= _LONGEST_QUOTE + 2 else text[:_LONGEST_QUOTE] + "...'"
 
 
 def kind_of(value: object) -> str:

@@ -2,7 +2,7 @@
 
 All fields are read and checked, with kube-proxy's defaults (behaviours of group 27), also those that nothing here
 uses, so that a file that works there works here. Two differences: no mode means nftables, and an unknown feature gate
-is a warning, since most of Kubernetes' gates have nothing to do with the proxy. Times are in seconds.
+is a warning, since most of Kubernetes' gates have nothing to do with the proxy.
 """
 
 from __future__ import annotations
@@ -10,22 +10,31 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import msgspec
-
 from narthex.model import documents, validate
 from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, Report, kind_of, quoted, steps
 from narthex.model.validate import DNS_SUBDOMAIN
 from narthex.plan.planner import NodeConfig
 from narthex.sources.fields import Fields
+from narthex.sources.proxy_configuration import (
+    DEFAULT_MODE,
+    HEALTHZ_PORT,
+    IPVS,
+    METRICS_PORT,
+    ClientConnection,
+    Conntrack,
+    Logging,
+    ProxyConfiguration,
+    Rules,
+    Winkernel,
+)
+
+__all__ = ["ConfigurationError", "ProxyConfiguration", "node_config", "parse", "read"]
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
-DEFAULT_MODE = "nftables"
 MODES = ("nftables", "iptables", "ipvs")
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
-HEALTHZ_PORT = 10256
-METRICS_PORT = 10249
 PRIMARY = "primary"
 
 _MOST_BYTES = 1024 * 1024
@@ -38,110 +47,6 @@ class ConfigurationError(ValueError):
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """`iptables` and `nftables`: what these modes have in common."""
-
-    masquerade_bit: int = 14
-    masquerade_all: bool = False
-    localhost_node_ports: bool = True
-    """iptables only."""
-    sync_period: float = 30.0
-    min_sync_period: float = 1.0
-
-
-class IPVS(msgspec.Struct, frozen=True, kw_only=True):
-    """`ipvs`."""
-
-    sync_period: float = 30.0
-    min_sync_period: float = 0.0
-    scheduler: str = ""
-    exclude_cidrs: tuple[str, ...] = ()
-    strict_arp: bool = False
-    tcp_timeout: float = 0.0
-    """0: left as it is, like the next two."""
-    tcp_fin_timeout: float = 0.0
-    udp_timeout: float = 0.0
-
-
-class Conntrack(msgspec.Struct, frozen=True, kw_only=True):
-    """`conntrack`."""
-
-    max_per_core: int = 32768
-    """0: the limit is left as it is."""
-    min: int = 131072
-    tcp_established_timeout: float = 86400.0
-    tcp_close_wait_timeout: float = 3600.0
-    tcp_be_liberal: bool = False
-    udp_timeout: float = 0.0
-    udp_stream_timeout: float = 0.0
-
-
-class ClientConnection(msgspec.Struct, frozen=True, kw_only=True):
-    """`clientConnection`."""
-
-    kubeconfig: str = ""
-    """Path; empty: the service account of the pod."""
-    accept_content_types: str = ""
-    content_type: str = "application/vnd.kubernetes.protobuf"
-    qps: float = 5.0
-    burst: int = 10
-
-
-class Logging(msgspec.Struct, frozen=True, kw_only=True):
-    """`logging`."""
-
-    format: str = "text"
-    verbosity: int = 0
-    vmodule: tuple[tuple[str, int], ...] = ()
-    flush_frequency: float = 5.0
-
-
-class Winkernel(msgspec.Struct, frozen=True, kw_only=True):
-    """`winkernel`; Windows only, read and unused."""
-
-    network_name: str = ""
-    source_vip: str = ""
-    enable_dsr: bool = False
-    root_hns_endpoint_name: str = ""
-    forward_health_check_vip: bool = False
-
-
-class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked KubeProxyConfiguration; made without arguments it holds the defaults."""
-
-    mode: str = DEFAULT_MODE
-    feature_gates: tuple[tuple[str, bool], ...] = ()
-    client_connection: ClientConnection = ClientConnection()
-    logging: Logging = Logging()
-    hostname_override: str = ""
-    bind_address: str = "0.0.0.0"
-    healthz_bind_address: str = f"0.0.0.0:{HEALTHZ_PORT}"
-    metrics_bind_address: str = f"127.0.0.1:{METRICS_PORT}"
-    bind_address_hard_fail: bool = False
-    enable_profiling: bool = False
-    show_hidden_metrics_for_version: str = ""
-    iptables: Rules = Rules()
-    nftables: Rules = Rules()
-    ipvs: IPVS = IPVS()
-    winkernel: Winkernel = Winkernel()
-    windows_run_as_service: bool = False
-    detect_local_mode: str = "ClusterCIDR"
-    bridge_interface: str = ""
-    interface_name_prefix: str = ""
-    cluster_cidrs: tuple[str, ...] = ()
-    node_port_addresses: tuple[str, ...] | None = None
-    """None: not set, the mode decides; ("primary",); or networks."""
-    oom_score_adj: int = -999
-    conntrack: Conntrack = Conntrack()
-    config_sync_period: float = 900.0
-    port_range: str = ""
-    """Unused, as in kube-proxy."""
-
-    def feature_gate(self, name: str, default: bool) -> bool:
-        """A gate's setting."""
-        return next((on for gate, on in self.feature_gates if gate == name), default)
 
 
 def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
