@@ -62,6 +62,21 @@ class _End(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class _At(msgspec.Struct, frozen=True):
+    """Where in the rules a branch is."""
+
+    place: Place
+    table: Table
+    chain: Chain
+    path: tuple[str, ...]
+    """Chains from the base chain to this one."""
+
+    @property
+    def where(self) -> str:
+        """For a step."""
+        return f"{self.place.hook} {self.table.name} {self.chain.name}"
+
+
 _NEXT = None
 _ACCEPT = "accept"
 _RETURN = "return"
@@ -147,13 +162,14 @@ class _Walk:
         return branches
 
     def _base_chain(self, place: Place, table: Table, chain: Chain, branches: list[Branch]) -> list[Branch]:
+        assert chain.hook is not None
         passed: list[Branch] = []
         for branch in branches:
             for way, out in self._chain(place, table, chain, branch, ()):
                 if isinstance(way, _End):
                     self._finish(out, way)
-                elif way != _ACCEPT and chain.hook is not None and chain.hook.policy == "drop":
-                    out.note(_where(place, table, chain), "policy drop")
+                elif way != _ACCEPT and chain.hook.policy == "drop":
+                    out.note(_At(place, table, chain, ()).where, "policy drop")
                     self._finish(out, _End(Disposition.DROPPED))
                 else:
                     passed.append(out)
@@ -183,17 +199,16 @@ class _Walk:
         """All ways out of a chain. "Return" and the chain's end both come back as None."""
         if chain.name in path or len(path) > _MAX_DEPTH:
             return [(_unsupported(f"the chains of table {table.name} call each other without end"), branch)]
-        path = (*path, chain.name)
+        at = _At(place, table, chain, (*path, chain.name))
         left: _Ways = []
         present = [branch]
         for rule in chain.rules:
             self._rules_left -= 1
             if self._rules_left < 0:
-                left += [(_unsupported("too many rules on the way"), out) for out in present]
-                return left
+                return left + [(_unsupported("too many rules on the way"), out) for out in present]
             ongoing: list[Branch] = []
             for here in present:
-                for way, out in self._rule(place, table, chain, rule, here, path):
+                for way, out in self._rule(at, rule, here):
                     if way is _NEXT:
                         ongoing.append(out)
                     else:
@@ -203,16 +218,14 @@ class _Walk:
                 return left
         return left + [(_NEXT, out) for out in present]
 
-    def _rule(
-        self, place: Place, table: Table, chain: Chain, rule: Rule, branch: Branch, path: tuple[str, ...]
-    ) -> _Ways:
+    def _rule(self, at: _At, rule: Rule, branch: Branch) -> _Ways:
         """All ways out of one rule."""
         ways: _Ways = []
         doubt = ""
         noted = False
         for expression in rule.expressions:
             if self._matcher.is_match(expression):
-                answer = self._matcher.answer(expression, branch, place, table)
+                answer = self._matcher.answer(expression, branch, at.place, at.table)
                 if answer is False:
                     return [*ways, (_NEXT, branch)]
                 if isinstance(answer, str):
@@ -231,16 +244,16 @@ class _Walk:
             if doubt:
                 break
             if not noted and not isinstance(expression, (VerdictMap, DnatMap, Spread)):
-                told = self._matcher.told(rule, branch, place, table)
-                branch.note(_where(place, table, chain), told, rule.comment or self._why(rule))
+                told = self._matcher.told(rule, branch, at.place, at.table)
+                branch.note(at.where, told, rule.comment or self._why(rule))
                 noted = True
             if isinstance(expression, (MarkOr, MarkXor, Remember, RecentSet)):
-                doubt = self._set_aside(expression, branch, place)
+                doubt = self._set_aside(expression, branch, at.place)
                 continue
-            return ways + self._act(place, table, chain, rule, expression, branch, path)
+            return ways + self._act(at, rule, expression, branch)
         if doubt:
-            branch.note(_where(place, table, chain), self._matcher.told(rule, branch, place, table), rule.comment)
-            return [*ways, (_unsupported(f"{_where(place, table, chain)}: {doubt}"), branch)]
+            branch.note(at.where, self._matcher.told(rule, branch, at.place, at.table), rule.comment)
+            return [*ways, (_unsupported(f"{at.where}: {doubt}"), branch)]
         return [*ways, (_NEXT, branch)]
 
     def _set_aside(self, e: MarkOr | MarkXor | Remember | RecentSet, branch: Branch, place: Place) -> str:
@@ -260,38 +273,29 @@ class _Walk:
                 branch.remembers = (*branch.remembers, (e.set, key))
         return ""
 
-    def _act(
-        self,
-        place: Place,
-        table: Table,
-        chain: Chain,
-        rule: Rule,
-        expression: Expression,
-        branch: Branch,
-        path: tuple[str, ...],
-    ) -> _Ways:
+    def _act(self, at: _At, rule: Rule, expression: Expression, branch: Branch) -> _Ways:
         """Statements that decide where the packet goes."""
         if isinstance(expression, VerdictMap):
-            return self._verdict_map(place, table, chain, rule, expression, branch, path)
+            return self._verdict_map(at, rule, expression, branch)
         if isinstance(expression, DnatMap):
-            return self._dnat_map(place, table, chain, rule, expression, branch)
+            return self._dnat_map(at, rule, expression, branch)
         if isinstance(expression, Spread):
-            return self._spread(place, table, chain, rule, expression, branch, path)
+            return self._spread(at, rule, expression, branch)
         if isinstance(expression, Dnat):
-            return [(self._rewrite(place, branch, expression.address, expression.port), branch)]
+            return [(_rewrite(at.place, branch, expression.address, expression.port), branch)]
         if isinstance(expression, Masquerade):
-            if place.hook != "postrouting":
-                return [(_unsupported(f"masquerade in {place.hook}"), branch)]
+            if at.place.hook != "postrouting":
+                return [(_unsupported(f"masquerade in {at.place.hook}"), branch)]
             branch.masquerade = True
             return [(_ACCEPT, branch)]
-        return self._verdict(place, table, expression, branch, path)
+        return self._verdict(at, expression, branch)
 
-    def _verdict(self, place: Place, table: Table, verdict: object, branch: Branch, path: tuple[str, ...]) -> _Ways:
+    def _verdict(self, at: _At, verdict: object, branch: Branch) -> _Ways:
         if isinstance(verdict, (Jump, Goto)):
-            target = table.chains.get(verdict.chain)
+            target = at.table.chains.get(verdict.chain)
             if target is None:
-                return [(_unsupported(f"the chain {verdict.chain} of table {table.name} is not there"), branch)]
-            ways = self._chain(place, table, target, branch, path)
+                return [(_unsupported(f"the chain {verdict.chain} of table {at.table.name} is not there"), branch)]
+            ways = self._chain(at.place, at.table, target, branch, at.path)
             if isinstance(verdict, Goto):
                 return [(_RETURN if way is _NEXT else way, out) for way, out in ways]
             return ways
@@ -305,54 +309,37 @@ class _Walk:
             return [(_End(Disposition.REJECTED), branch)]
         return [(_unsupported(f"not understood: {verdict}"), branch)]
 
-    def _rewrite(self, place: Place, branch: Branch, address: str, port: int | None) -> Way:
-        if place.hook not in _DESTINATION_HOOKS:
-            return _unsupported(f"destination rewritten in {place.hook}")
-        branch.daddr = address
-        branch.dport = branch.dport if port is None else port
-        branch.dnat = True
-        return _ACCEPT
-
-    def _verdict_map(
-        self,
-        place: Place,
-        table: Table,
-        chain: Chain,
-        rule: Rule,
-        e: VerdictMap,
-        branch: Branch,
-        path: tuple[str, ...],
-    ) -> _Ways:
-        drawn, ways = self._look_up(place, table, chain, e, branch)
+    def _verdict_map(self, at: _At, rule: Rule, e: VerdictMap, branch: Branch) -> _Ways:
+        drawn, ways = self._look_up(at, e, branch)
         for out, element, data in drawn:
-            out.note(_where(place, table, chain), element, rule.comment)
-            ways += self._verdict(place, table, data, out, path)
+            out.note(at.where, element, rule.comment)
+            ways += self._verdict(at, data, out)
         return ways
 
-    def _dnat_map(self, place: Place, table: Table, chain: Chain, rule: Rule, e: DnatMap, branch: Branch) -> _Ways:
-        drawn, ways = self._look_up(place, table, chain, e, branch)
+    def _dnat_map(self, at: _At, rule: Rule, e: DnatMap, branch: Branch) -> _Ways:
+        drawn, ways = self._look_up(at, e, branch)
         for out, element, data in drawn:
             if not isinstance(data, tuple):
                 ways.append((_unsupported(f"the map {e.map} holds no address and port"), out))
                 continue
-            out.note(_where(place, table, chain), f"dnat to {element}", rule.comment or self._name_of(data[0]))
-            ways.append((self._rewrite(place, out, *data), out))
+            out.note(at.where, f"dnat to {element}", rule.comment or self._name_of(data[0]))
+            ways.append((_rewrite(at.place, out, *data), out))
         return ways
 
     def _look_up(
-        self, place: Place, table: Table, chain: Chain, e: VerdictMap | DnatMap, branch: Branch
+        self, at: _At, e: VerdictMap | DnatMap, branch: Branch
     ) -> tuple[list[tuple[Branch, str, object]], _Ways]:
         """The elements that the key may fall on, each with a branch of its own; and the ways that go on without."""
-        elements = self._index.elements(table, e.map)
+        elements = self._index.elements(at.table, e.map)
         if elements is None:
-            branch.note(_where(place, table, chain), brief(e))
-            return [], [(_unsupported(f"the map {e.map} of table {table.name} is not there"), branch)]
-        drawn: list[tuple[Branch, str, object]] = []
+            branch.note(at.where, brief(e))
+            return [], [(_unsupported(f"the map {e.map} of table {at.table.name} is not there"), branch)]
         try:
-            draws = list(self._matcher.draws(e.key, branch, place))
+            draws = list(self._matcher.draws(e.key, branch, at.place))
         except NotKnown as error:
-            branch.note(_where(place, table, chain), brief(e))
-            return [], [(_unsupported(f"{_where(place, table, chain)}: {error}"), branch)]
+            branch.note(at.where, brief(e))
+            return [], [(_unsupported(f"{at.where}: {error}"), branch)]
+        drawn: list[tuple[Branch, str, object]] = []
         left = Fraction(1)
         for share, key in draws:
             element = elements.find(key)
@@ -364,27 +351,27 @@ class _Walk:
             left -= share
         return drawn, [(_NEXT, branch)] if left else []
 
-    def _spread(
-        self,
-        place: Place,
-        table: Table,
-        chain: Chain,
-        rule: Rule,
-        e: Spread,
-        branch: Branch,
-        path: tuple[str, ...],
-    ) -> _Ways:
+    def _spread(self, at: _At, rule: Rule, e: Spread, branch: Branch) -> _Ways:
         ways: _Ways = []
         count = len(e.chains)
         for number, name in enumerate(e.chains):
             out = branch.take(Fraction(1, count - number))
-            out.note(_where(place, table, chain), f"draw {number} of {count}: goto {name}", rule.comment)
-            ways += self._verdict(place, table, Goto(name), out, path)
+            out.note(at.where, f"draw {number} of {count}: goto {name}", rule.comment)
+            ways += self._verdict(at, Goto(name), out)
         return ways
 
     def _why(self, rule: Rule) -> str:
         addresses = (e.address for e in rule.expressions if isinstance(e, Dnat))
         return next(filter(None, map(self._name_of, addresses)), "")
+
+
+def _rewrite(place: Place, branch: Branch, address: str, port: int | None) -> Way:
+    if place.hook not in _DESTINATION_HOOKS:
+        return _unsupported(f"destination rewritten in {place.hook}")
+    branch.daddr = address
+    branch.dport = branch.dport if port is None else port
+    branch.dnat = True
+    return _ACCEPT
 
 
 def _is_rewritten(place: Place, branch: Branch) -> bool:
@@ -397,7 +384,3 @@ def _probability(chance: Chance) -> Fraction:
 
 def _unsupported(note: str) -> _End:
     return _End(Disposition.UNSUPPORTED, note)
-
-
-def _where(place: Place, table: Table, chain: Chain) -> str:
-    return f"{place.hook} {table.name} {chain.name}"
