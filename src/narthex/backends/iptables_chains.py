@@ -212,7 +212,8 @@ class _Writer:
         classes: list[tuple[str, tuple[Match, ...], Decision]] = [("", ((),), other)]
         if node != other:
             classes.insert(0, ("LOCAL", ((FROM_SELF,),), node))
-        if pod != classes[0][2]:
+        if not pod == node == other:
+            # Also when it equals the next: most pods are not LOCAL, some are.
             classes.insert(0, ("pod", self._frame.pods, pod))
         for who, matches, decision in classes:
             for match in matches:
