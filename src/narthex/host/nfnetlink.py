@@ -74,6 +74,10 @@ class NfNetlink:
         """Close the socket."""
         self._socket.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):
+            self._socket.close()
+
     def commit(self, family: int, messages: Sequence[tuple[int, bytes]]) -> None:
         """Send (message type, payload) as one batch: all or nothing. Raises NetlinkError, with the first message that
         failed. `family` is AF_INET or AF_INET6."""

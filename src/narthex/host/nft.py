@@ -6,13 +6,15 @@ takes; elements go as one netlink batch of our own.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from narthex.backends.base import ApplyError
-from narthex.backends.nftables_changes import Elements, NftChanges
+from narthex.backends.nftables_changes import NftChanges
 from narthex.backends.nftables_frame import TABLE
 from narthex.backends.nftables_rules import NftRules, from_table
 from narthex.host.libnftables import NftError, run_nft
@@ -28,7 +30,7 @@ from narthex.host.nfnetlink import (
 )
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft
-from narthex.netfilter.ast import ElementData, ElementKey, Set, Table
+from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable
 from narthex.netfilter.elements import decode_list, encoder, is_config_set, key_encoder
 from narthex.netfilter.nft_print import element_text
 
@@ -36,6 +38,16 @@ _READ_ATTEMPTS = 10
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE = 0.1
 _BUSY = ("Device or resource busy", "Resource busy")
+
+
+class _Message(NamedTuple):
+    """Some elements of one set, as one netlink message."""
+
+    kind: int
+    payload: bytes
+    set: str
+    first: int
+    """The place of its first element among all of the set's that are sent."""
 
 
 class NftablesTarget:
@@ -117,9 +129,14 @@ class NftablesTarget:
 
     def apply(self, changes: NftChanges) -> None:
         """Script, elements, script: each is one kernel transaction. Raises ApplyError and leaves the rest undone."""
-        self._run(changes.first_script(), "rules")
-        self._commit(changes)
-        self._remove(changes.last_script())
+        try:
+            first, last = changes.first_script(), changes.last_script()
+            messages = self._messages(changes)
+        except Unprintable as error:
+            raise ApplyError(f"table {self._family.nft} {TABLE}: {error}") from error
+        self._run(first, "rules")
+        self._commit(changes, messages)
+        self._remove(last)
 
     def _run(self, script: str, what: str) -> None:
         if not script:
@@ -141,51 +158,44 @@ class NftablesTarget:
             time.sleep(_REMOVE_PAUSE)
         self._run(script, "last rules")
 
-    def _commit(self, changes: NftChanges) -> None:
-        messages: list[tuple[int, bytes]] = []
-        origins: list[tuple[str, int]] = []
+    def _messages(self, changes: NftChanges) -> list[_Message]:
+        messages: list[_Message] = []
         for kind, elements in ((DELETE_ELEMENTS, changes.deletions), (NEW_ELEMENTS, changes.additions)):
             for name, pairs in elements.items():
+                one = changes.declarations[name]
+                encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)
                 first = 0
-                for payload, count in self._payloads(kind, changes.declarations[name], pairs):
-                    messages.append((kind, payload))
-                    origins.append((name, first))
+                for payload, count in element_messages(TABLE, name, encode(pairs.items())):
+                    messages.append(_Message(kind, payload, name, first))
                     first += count
+        return messages
+
+    def _commit(self, changes: NftChanges, messages: list[_Message]) -> None:
         if not messages:
             return
         try:
-            self._link().commit(self._number, messages)
+            self._link().commit(self._number, [(message.kind, message.payload) for message in messages])
         except NetlinkError as error:
-            raise ApplyError(self._explained(error, changes, messages, origins)) from error
+            raise ApplyError(self._explained(error, changes, messages)) from error
         except OSError as error:
             self.close()
             raise ApplyError(f"cannot send elements of table {self._family.nft} {TABLE}: {error}") from error
 
-    def _payloads(self, kind: int, one: Set, pairs: Mapping[ElementKey, ElementData]) -> Iterator[tuple[bytes, int]]:
-        encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)
-        return element_messages(TABLE, one.name, encode(pairs.items()))
-
-    def _explained(
-        self,
-        error: NetlinkError,
-        changes: NftChanges,
-        messages: list[tuple[int, bytes]],
-        origins: list[tuple[str, int]],
-    ) -> str:
+    def _explained(self, error: NetlinkError, changes: NftChanges, messages: list[_Message]) -> str:
         """The kernel's words, with the element that it named."""
         where = f"table {self._family.nft} {TABLE}"
         if error.message is None or not 0 <= error.message < len(messages):
             return f"the kernel refused elements of {where}: {error.strerror}"
-        kind, payload = messages[error.message]
-        name, first = origins[error.message]
-        verb = "add" if kind == NEW_ELEMENTS else "delete"
-        number = None if error.offset is None else failed_element(payload, error.offset)
+        message = messages[error.message]
+        adding = message.kind == NEW_ELEMENTS
+        verb = "add" if adding else "delete"
+        number = None if error.offset is None else failed_element(message.payload, error.offset)
         if number is None:
-            return f"the kernel refused to {verb} elements of {where}, set {name}: {error.strerror}"
-        elements: Elements = changes.additions if kind == NEW_ELEMENTS else changes.deletions
-        key, data = list(elements[name].items())[first + number]
+            return f"the kernel refused to {verb} elements of {where}, set {message.set}: {error.strerror}"
+        elements = (changes.additions if adding else changes.deletions)[message.set]
+        key, data = next(itertools.islice(elements.items(), message.first + number, None))
         text = element_text(key, data)
-        return f"the kernel refused to {verb} the element {text} of {where}, set {name}: {error.strerror}"
+        return f"the kernel refused to {verb} the element {text} of {where}, set {message.set}: {error.strerror}"
 
     def clean(self) -> None:
         """Remove the table. Nothing happens when it is not there."""

@@ -118,7 +118,8 @@ def encoder(one: Set, family: IPFamily) -> Encoder:
 
 def key_encoder(one: Set, family: IPFamily) -> Encoder:
     """As `encoder`, but keys only: what a deletion needs."""
-    return encoder(Set(name=one.name, key=one.key, interval=one.interval), family)
+    encode = encoder(Set(name=one.name, key=one.key, interval=one.interval), family)
+    return lambda pairs: encode((key, None) for key, _ in pairs)
 
 
 def _nested_headers(key_size: int, data_size: int) -> Iterator[int]:
