@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
 
 from narthex.testing.findings import Finding, print_said
-from narthex.testing.runner import WITNESSES, Counts, Request, clean_up_on_signals, hear, modes_of
+from narthex.testing.runner import WITNESSES, Counts, Request, clean_up_on_signals, hear_all, modes_of
 from narthex.testing.scenario import KNOWN_MODES, Scenario, ScenarioError, find, load
 
 
@@ -38,12 +37,14 @@ def _known_modes(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     "--against", multiple=True, type=click.Choice(WITNESSES), help="Only this witness; may be repeated. Default: all."
 )
 @click.option("--skip-level", multiple=True, type=click.Choice(["quirk", "must"]), help="Leave out such scenarios.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Scenarios at a time.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def run(
     files: tuple[Path, ...],
     modes: tuple[str, ...],
     against: tuple[str, ...],
     skip_level: tuple[str, ...],
+    jobs: int,
     output: str,
 ) -> None:
     """Run scenario FILES (or all in a directory) and compare every flow with what it must come to.
@@ -61,16 +62,17 @@ def run(
     except ScenarioError as error:
         raise click.UsageError(str(error)) from None
     counts = Counts()
-    for scenario in _loaded(paths, counts):
-        findings = list(_told(scenario, request, output))
+    for scenario, findings in hear_all(_loaded(paths, counts), request, jobs):
+        _tell(scenario, findings, request, output)
         counts.add(findings)
         counts.scenarios += bool(findings)
     _sum_up(counts, output)
     sys.exit(0 if counts.all_hold else 1)
 
 
-def _loaded(paths: list[Path], counts: Counts) -> Iterator[Scenario]:
+def _loaded(paths: list[Path], counts: Counts) -> list[Scenario]:
     """The files that are scenarios; the others are reported and counted."""
+    scenarios = []
     for path in paths:
         try:
             scenario = load(path)
@@ -80,13 +82,14 @@ def _loaded(paths: list[Path], counts: Counts) -> Iterator[Scenario]:
             continue
         for warning in scenario.warnings:
             click.echo(f"warning: {warning}", err=True)
-        yield scenario
+        scenarios.append(scenario)
+    return scenarios
 
 
-def _told(scenario: Scenario, request: Request, output: str) -> Iterator[Finding]:
-    """The findings, each printed as it comes."""
+def _tell(scenario: Scenario, findings: list[Finding], request: Request, output: str) -> None:
+    """Print the findings of one scenario."""
     tally: dict[tuple[str, str], list[bool]] = {}
-    for finding in hear(scenario, request):
+    for finding in findings:
         tally.setdefault((finding.mode, finding.against), []).append(finding.ok)
         if output == "json":
             click.echo(msgspec.json.encode(finding))
@@ -94,7 +97,6 @@ def _told(scenario: Scenario, request: Request, output: str) -> Iterator[Finding
             click.echo(f"FAIL {finding.scenario}, {finding.label} ({finding.mode}, {finding.against})")
             click.echo(f"     expected {print_said(finding.expect)}")
             click.echo(f"     got      {print_said(finding.got)}")
-        yield finding
     if output == "text":
         for mode in modes_of(scenario, request):
             sums = [f"{w} {sum(oks)}/{len(oks)}" for (m, w), oks in tally.items() if m == mode]

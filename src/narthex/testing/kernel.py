@@ -18,13 +18,14 @@ from narthex.model.objects import EndpointSlice, Service
 from narthex.model.packet import Disposition
 from narthex.plan.planner import plan_once
 from narthex.testing.findings import DROP, End, Ends, Finding, Said, say, targets_of
-from narthex.testing.kernel_probe import Ears, ProbeError, Result, Tap
+from narthex.testing.kernel_client import ProbeError
+from narthex.testing.kernel_probe import Call, Ears, Result, Tap
 from narthex.testing.kernel_world import NODE, World, gateways, lay_out
 from narthex.testing.pace import Paced, pace
 from narthex.testing.scenario import Connection, Flow, Scenario, Step
 from narthex.testing.setting import arrival, families_of, from_host, node_config, snapshot
 
-SILENCE = 0.4
+SILENCE = 0.3
 """Seconds without any sign that make an expected drop one."""
 PATIENCE = 2.5
 """Seconds to wait where something else than silence is expected: longer than a retransmission takes."""
@@ -78,7 +79,8 @@ def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Find
             rules = Rules(scenario, mode, families, world.node)
             rules.load()
             forget = rules.forget if _remembers(scenario) else None
-            findings += [stand.judge_flow(flow, forget) for flow in flows]
+            silent = stand.silent_together(flows)
+            findings += [silent.get(flow) or stand.judge_flow(flow, forget) for flow in flows]
         if scenario.steps_in(mode):
             paced = pace(scenario, scenario.steps_in(mode))
             Rules(paced.scenario, mode, families, world.node).forget()
@@ -124,6 +126,32 @@ class Stand:
             error = str(trouble)
         said: Said = {"error": error} if error else say(frozenset(seen))
         return self._finding(flow.label, say(flow.expect), said, not error and frozenset(seen) == flow.expect)
+
+    def silent_together(self, flows: tuple[Flow, ...]) -> dict[Flow, Finding]:
+        """Judge all expected drops in one wait. Empty when anything is heard of any of them: then each has to
+        be judged alone."""
+        drops = [flow for flow in flows if flow.expect == DROP and self._needs_nothing(flow)]
+        self._tap.take()
+        try:
+            if not drops or not self._ears.silent([self._call(flow) for flow in drops], SILENCE):
+                return {}
+        except ProbeError:
+            return {}
+        reached = self._tap.take()
+        if any(self._passage(flow) not in reached for flow in drops if arrival(self._scenario, flow)):
+            return {}
+        return {flow: self._finding(flow.label, say(DROP), say(DROP), True) for flow in drops}
+
+    def _needs_nothing(self, flow: Flow) -> bool:
+        """Whether the world can send this flow as it stands."""
+        interface = arrival(self._scenario, flow)
+        if not interface:
+            return flow.source in self._scenario.node_ips
+        return self.world.layout.senders[flow.source, interface] == self.world.layout.homes[flow.source]
+
+    def _passage(self, connection: Connection) -> tuple[str, str, str]:
+        """What the tap sees of a connection that comes in."""
+        return connection.source, connection.destination, arrival(self._scenario, connection)
 
     def _draw_all(self, flow: Flow, forget: Callable[[], None] | None, seen: set[End]) -> None:
         """Add the ends of enough draws to `seen`; stop early at the first that is not expected."""
@@ -182,31 +210,30 @@ class Stand:
             self.world.turn_to(source, arrival(self._scenario, connection))
         return stack
 
-    def _draw(self, connection: Connection, expected: Ends) -> End:
-        """Send one connection. Raises Trouble for what no expectation has a word for."""
+    def _call(self, connection: Connection) -> Call:
         interface = arrival(self._scenario, connection)
-        if interface:
-            sender = self.world.layout.senders[connection.source, interface]
-            namespace = self.world.namespace(sender)
-        else:
-            namespace = self.world.node
-        if expected == DROP:
-            self._tap.clear()
-        result = self._ears.connect(
-            namespace,
+        sender = self.world.layout.senders[connection.source, interface] if interface else NODE
+        return Call(
+            self.world.namespace(sender),
             connection.source,
             connection.destination,
             connection.port,
             connection.protocol,
-            SILENCE if expected == DROP else PATIENCE,
         )
+
+    def _draw(self, connection: Connection, expected: Ends) -> End:
+        """Send one connection. Raises Trouble for what no expectation has a word for."""
+        if expected == DROP:
+            self._tap.take()
+        result = self._ears.connect(self._call(connection), SILENCE if expected == DROP else PATIENCE)
         if result.arrivals:
             return self._arrived(connection, result, expected)
         if result.refusal in ("port unreachable", "refused"):
             return Disposition.REJECTED, None, False
         if result.refusal:
             raise Trouble(f"refused, but by {result.refusal}")
-        if interface and expected == DROP and not self._tap.saw(connection.source, connection.destination, interface):
+        interface = arrival(self._scenario, connection)
+        if interface and expected == DROP and self._passage(connection) not in self._tap.take():
             raise Trouble(f"the packet never reached the node's interface {interface}")
         return Disposition.DROPPED, None, False
 

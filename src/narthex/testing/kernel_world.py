@@ -176,10 +176,10 @@ def node_commands(layout: Layout, namespaces: list[str]) -> list[str]:
         commands += [
             f"link add name {name} address {_bridge_mac(number)} type bridge stp_state 0 mcast_snooping 0",
             f"link set dev {name} up",
-            *(f"address add {host_network(gateway(number, family))} dev {name}" for family in IPFamily),
+            *(_bear(gateway(number, family), name) for family in IPFamily),
         ]
     commands += [f"link add name {_OWN} type bridge stp_state 0", f"link set dev {_OWN} up"]
-    commands += [f"address add {host_network(ip)} dev {_OWN}" for ip in layout.node_ips]
+    commands += [_bear(ip, _OWN) for ip in layout.node_ips]
     for number, site in enumerate(layout.sites):
         commands += [
             f"link add name nxs-{number} type veth peer name eth0 address {_site_mac(number)} netns {namespaces[number]}",
@@ -192,6 +192,13 @@ def node_commands(layout: Layout, namespaces: list[str]) -> list[str]:
         commands.append(f"neighbour add {via} lladdr {_site_mac(0)} dev {beyond} nud permanent")
         commands.append(f"route add {everything} via {via} dev {beyond} onlink")
     return commands
+
+
+def _bear(address: str, device: str) -> str:
+    """The `ip` command that gives a device an address. An IPv6 one must be of use at once: its check for duplicates,
+    even when it is off, would end a moment later."""
+    nodad = " nodad" if family_of(address) is IPFamily.IPV6 else ""
+    return f"address add {host_network(address)} dev {device}{nodad}"
 
 
 def way_to(layout: Layout, address: str, site: int) -> list[str]:
@@ -208,7 +215,7 @@ def site_commands(layout: Layout, number: int) -> list[str]:
     site = layout.sites[number]
     interface = layout.interfaces.index(site.interface)
     commands = ["link set dev eth0 up"]
-    commands += [f"address add {host_network(address)} dev lo" for address in site.addresses]
+    commands += [_bear(address, "lo") for address in site.addresses]
     for family in IPFamily:
         via = gateway(interface, family)
         everything = "0.0.0.0/0" if family is IPFamily.IPV4 else "::/0"
@@ -284,7 +291,7 @@ class World:
 
     def lend(self, address: str) -> None:
         """Give the node an address, as a host that has a balancer's address bound."""
-        links.batch(self.node, [f"address add {host_network(address)} dev {_OWN}"])
+        links.batch(self.node, [_bear(address, _OWN)])
 
     def take_back(self, address: str) -> None:
         """Undo `lend`."""
@@ -295,7 +302,8 @@ _alive: set[World] = set()
 
 
 @atexit.register
-def _close_all() -> None:
+def close_all() -> None:
+    """Remove the namespaces of every world of this process."""
     for world in list(_alive):
         world.close()
 

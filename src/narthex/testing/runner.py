@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from types import FrameType
 
 import msgspec
@@ -13,6 +17,8 @@ from narthex.backends import BACKENDS
 from narthex.testing import kernel, kernel_world, witnesses
 from narthex.testing.findings import Finding, say
 from narthex.testing.scenario import Flow, Scenario
+
+_PR_SET_PDEATHSIG = 1
 
 WITNESSES = ("plan", "rules", "kernel")
 
@@ -42,6 +48,47 @@ def hear(scenario: Scenario, request: Request) -> Iterator[Finding]:
         for against in WITNESSES:
             if against in request.against:
                 yield from _testify(scenario, mode, against, flows)
+
+
+def hear_all(scenarios: Sequence[Scenario], request: Request, jobs: int) -> Iterator[tuple[Scenario, list[Finding]]]:
+    """The findings of each scenario, in order, with `jobs` of them heard at a time.
+
+    A kernel waits for silence and for seconds to pass, so more jobs than processors pay.
+    """
+    if jobs <= 1 or len(scenarios) <= 1:
+        for scenario in scenarios:
+            yield scenario, list(hear(scenario, request))
+        return
+    pool = ProcessPoolExecutor(
+        min(jobs, len(scenarios)),
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_die_with_parent,
+        initargs=(os.getpid(),),
+    )
+    try:
+        pending = [pool.submit(_heard, scenario, request) for scenario in scenarios]
+        for scenario, future in zip(scenarios, pending, strict=True):
+            yield scenario, future.result()
+    finally:
+        # Those at work end by themselves, in seconds, and take their namespaces along.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Let a worker end, and its namespaces with it, when the process that it works for is gone."""
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        kernel_world.close_all()
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        leave(signal.SIGTERM, None)
+
+
+def _heard(scenario: Scenario, request: Request) -> list[Finding]:
+    return list(hear(scenario, request))
 
 
 def _testify(scenario: Scenario, mode: str, against: str, flows: tuple[Flow, ...]) -> list[Finding]:

@@ -1,0 +1,163 @@
+"""The calling end of a connection, and what a first packet looks like.
+
+A refusal by ICMP arrives in the error queue of the client's socket, which tells it from a reset by a peer. This kernel
+need have no SCTP: its packets are written by hand, with one INIT or INIT ACK chunk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+
+from narthex.model.net import IPFamily, Protocol, family_of, join_port
+
+_RECVERR = {IPFamily.IPV4: (socket.IPPROTO_IP, 11), IPFamily.IPV6: (socket.IPPROTO_IPV6, 25)}
+_PORT_UNREACHABLE = {(2, 3, 3), (3, 1, 4)}
+"""Origin (ICMP, ICMPv6), type and code."""
+ADDRESS_FAMILY = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
+SOCKET_KIND = {
+    Protocol.TCP: socket.SOCK_STREAM,
+    Protocol.UDP: socket.SOCK_DGRAM,
+    Protocol.SCTP: socket.SOCK_RAW,
+}
+_RST_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class ProbeError(RuntimeError):
+    """The packet could not even be sent."""
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum of SCTP (RFC 9260)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for index in range(256):
+        value = index
+        for _ in range(8):
+            value = (value >> 1) ^ 0x82F63B78 if value & 1 else value >> 1
+        table.append(value)
+    return tuple(table)
+
+
+_CRC_TABLE = _crc_table()
+
+
+def sctp_packet(source_port: int, port: int, tag: int, chunk: int, init_tag: int) -> bytes:
+    """An SCTP packet with one INIT (chunk 1) or INIT ACK (chunk 2)."""
+    body = struct.pack("!BBHIIHHI", chunk, 0, 20, init_tag, 0xFFFF, 1, 1, init_tag)
+    head = struct.pack("!HHI", source_port, port, tag)
+    return head + struct.pack("<I", crc32c(head + bytes(4) + body)) + body
+
+
+def first_packet(data: bytes, protocol: Protocol) -> bytes | None:
+    """What tells one connection's first packet from another's; None for any packet that is not a first one."""
+    if protocol is Protocol.TCP:
+        return b"" if len(data) >= 20 and data[13] & 0x12 == 0x02 else None
+    if protocol is Protocol.UDP:
+        return data[8:]
+    return data[16:20] if len(data) >= 20 and data[12] == 1 else None
+
+
+class Client:
+    """The calling end of one connection."""
+
+    def __init__(self, source: str, destination: str, port: int, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self.refusal = ""
+        self.answered = False
+        self.events = select.EPOLLERR | (select.EPOLLOUT if protocol is Protocol.TCP else select.EPOLLIN)
+        self._to = destination, port
+        # Read backwards, as the answer brings it, it is another.
+        self._token = os.urandom(4) if protocol is Protocol.SCTP else b"?" + os.urandom(6) + b"!"
+        family = family_of(source)
+        kind = SOCKET_KIND[protocol]
+        self.socket = socket.socket(ADDRESS_FAMILY[family], kind, protocol.number)
+        try:
+            self.socket.setblocking(False)
+            self.socket.setsockopt(*_RECVERR[family], 1)
+            if protocol is Protocol.TCP:
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
+            self.socket.bind((source, 0))
+        except OSError as error:
+            self.socket.close()
+            raise ProbeError(f"cannot send from {source}: {error.strerror}") from None
+
+    def send(self) -> None:
+        """Let the first packet out."""
+        destination, port = self._to
+        raw = self.protocol is Protocol.SCTP
+        number = self.socket.connect_ex((destination, 0 if raw else port))
+        if number == 0 and self.protocol is not Protocol.TCP:
+            try:
+                self.socket.send(self._first(port) if raw else self._token)
+            except OSError as error:
+                number = error.errno or 0
+        # EPERM: a rule of this node stopped it on its way out, with or without a refusal that follows.
+        if number in (0, errno.EINPROGRESS, errno.EPERM, errno.ECONNREFUSED):
+            self.look()
+            if number == errno.ECONNREFUSED and not self.refusal:
+                self.refusal = "refused"
+            return
+        raise ProbeError(f"cannot send to {join_port(destination, port)}: {os.strerror(number)}")
+
+    def _first(self, port: int) -> bytes:
+        source_port = 32768 + int.from_bytes(self._token[:2], "big") % 28000
+        return sctp_packet(source_port, port, 0, 1, int.from_bytes(self._token, "big"))
+
+    def sent(self, payload: bytes) -> bool:
+        """Whether a packet that arrived somewhere is this client's first."""
+        return self.protocol is Protocol.TCP or payload == self._token
+
+    def look(self) -> None:
+        """Read what has come back."""
+        self._read_errors()
+        if self.protocol is Protocol.TCP:
+            self._look_tcp()
+        else:
+            self._read_answers()
+
+    def _look_tcp(self) -> None:
+        number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self.refusal = self.refusal or ("refused" if number == errno.ECONNREFUSED else os.strerror(number))
+            return
+        try:
+            self.socket.getpeername()
+            self.answered = True
+        except OSError:
+            return
+
+    def _read_answers(self) -> None:
+        while True:
+            try:
+                data = self.socket.recv(4096)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.refusal = self.refusal or ("refused" if error.errno == errno.ECONNREFUSED else str(error.strerror))
+                continue
+            if self.protocol is Protocol.UDP:
+                self.answered = self.answered or data == self._token[::-1]
+            else:
+                segment = data[(data[0] & 15) * 4 :] if self.socket.family == socket.AF_INET else data
+                self.answered = self.answered or (segment[4:8] == self._token and segment[12:13] == b"\x02")
+
+    def _read_errors(self) -> None:
+        while True:
+            try:
+                _, ancillary, _, _ = self.socket.recvmsg(4096, 512, socket.MSG_ERRQUEUE)
+            except OSError:
+                return
+            for _, _, data in ancillary:
+                _, origin, kind, code = struct.unpack_from("=IBBB", data)
+                known = (origin, kind, code) in _PORT_UNREACHABLE
+                self.refusal = "port unreachable" if known else f"ICMP type {kind} code {code}"
