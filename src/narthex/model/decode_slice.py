@@ -7,12 +7,13 @@ from narthex.model.decode_meta import object_fields, protocol
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
 from narthex.model.problem import Report, quoted
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, FQDN, LABEL_VALUE
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, FQDN, LABEL_VALUE, Syntax
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 
 _ADDRESS_TYPES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6, "FQDN": None}
 _NO_CONDITIONS = wire.Conditions()
+_NO_HINTS = wire.Hints()
 
 
 def endpoint_slice(raw: wire.EndpointSlice, report: Report) -> EndpointSlice | None:
@@ -27,7 +28,7 @@ def endpoint_slice(raw: wire.EndpointSlice, report: Report) -> EndpointSlice | N
     endpoints = tuple(
         endpoint
         for index, entry in enumerate(raw.endpoints or ())
-        if (endpoint := _endpoint(f"endpoints[{index}]", entry, family, report)) is not None
+        if (endpoint := _endpoint(index, entry, family, report)) is not None
     )
     made = EndpointSlice(
         **fields,
@@ -55,20 +56,21 @@ def _ports(raw: list[wire.EndpointPort] | None, report: Report) -> tuple[Endpoin
     return tuple(found)
 
 
-def _endpoint(field: str, raw: wire.Endpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
-    address = _address(field, raw.addresses, family, report)
-    if raw.nodeName:
-        report.check(f"{field}.nodeName", raw.nodeName, DNS_SUBDOMAIN)
-    if raw.zone:
-        report.check(f"{field}.zone", raw.zone, LABEL_VALUE)
-    if raw.hostname:
-        report.check(f"{field}.hostname", raw.hostname, DNS_LABEL)
-    conditions = raw.conditions if raw.conditions is not None else _NO_CONDITIONS
-    hints = raw.hints
+def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
+    # One slice may hold a thousand of these: paths of fields are only made for those that have a fault.
+    address = _address(index, raw.addresses, family, report)
     target = raw.targetRef
     pod = (target.name or "") if target is not None and target.kind == "Pod" else ""
-    if pod:
-        report.check(f"{field}.targetRef.name", pod, DNS_SUBDOMAIN)
+    for name, text, syntax in (
+        ("nodeName", raw.nodeName, DNS_SUBDOMAIN),
+        ("zone", raw.zone, LABEL_VALUE),
+        ("hostname", raw.hostname, DNS_LABEL),
+        ("targetRef.name", pod, DNS_SUBDOMAIN),
+    ):
+        if text and not syntax.holds(text):
+            report.check(f"endpoints[{index}].{name}", text, syntax)
+    conditions = raw.conditions if raw.conditions is not None else _NO_CONDITIONS
+    hints = raw.hints if raw.hints is not None else _NO_HINTS
     if not address:
         return None
     return SliceEndpoint(
@@ -79,36 +81,38 @@ def _endpoint(field: str, raw: wire.Endpoint, family: IPFamily | None, report: R
         node_name=raw.nodeName or "",
         zone=raw.zone or "",
         hostname=raw.hostname or "",
-        for_zones=_hints(f"{field}.hints.forZones", hints.forZones, report) if hints is not None else (),
-        for_nodes=_hints(f"{field}.hints.forNodes", hints.forNodes, report) if hints is not None else (),
+        for_zones=_hints(index, "forZones", hints.forZones, LABEL_VALUE, report) if hints.forZones else (),
+        for_nodes=_hints(index, "forNodes", hints.forNodes, DNS_SUBDOMAIN, report) if hints.forNodes else (),
         target=pod,
     )
 
 
-def _address(field: str, addresses: list[str] | None, family: IPFamily | None, report: Report) -> str:
+def _address(index: int, addresses: list[str] | None, family: IPFamily | None, report: Report) -> str:
     """The first address, empty when there is none. All are checked, as by the API server; one counts (row 2.6)."""
     if not addresses:
-        report.warning(f"{field}.addresses", "is empty: the endpoint is ignored")
+        report.warning(f"endpoints[{index}].addresses", "is empty: the endpoint is ignored")
         return ""
-    found = []
-    for index, text in enumerate(addresses):
-        where = f"{field}.addresses[{index}]"
+    first = ""
+    for number, text in enumerate(addresses):
         if family is None:
-            report.check(where, text, FQDN)
-            found.append(text)
+            report.check(f"endpoints[{index}].addresses[{number}]", text, FQDN)
+            first = first or text
             continue
         try:
-            found.append(validate.family_address(text, family))
+            address = validate.family_address(text, family)
         except ValueError as error:
-            report.error(where, f"{quoted(text)} {error}")
-    return found[0] if found else ""
+            report.error(f"endpoints[{index}].addresses[{number}]", f"{quoted(text)} {error}")
+        else:
+            first = first or address
+    return first
 
 
-def _hints(field: str, raw: list[wire.Hint] | None, report: Report) -> tuple[str, ...]:
+def _hints(index: int, field: str, raw: list[wire.Hint], syntax: Syntax, report: Report) -> tuple[str, ...]:
     found = []
-    for index, hint in enumerate(raw or ()):
+    for number, hint in enumerate(raw):
+        place = f"endpoints[{index}].hints.{field}[{number}].name"
         if not hint.name:
-            report.error(f"{field}[{index}].name", "is required")
-        elif report.check(f"{field}[{index}].name", hint.name, DNS_SUBDOMAIN if "Nodes" in field else LABEL_VALUE):
+            report.error(place, "is required")
+        elif report.check(place, hint.name, syntax):
             found.append(hint.name)
     return tuple(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -203,6 +203,15 @@ class _Builder:
     def __init__(self, first_line: int, bear_doubled: bool) -> None:
         self._first = first_line
         self._bear_doubled = bear_doubled
+        self._takes: dict[type, Callable[[Any, int], None]] = {
+            yaml.ScalarEvent: self._scalar,
+            yaml.MappingStartEvent: lambda event, line: self._open({}, event, line),
+            yaml.SequenceStartEvent: lambda event, line: self._open([], event, line),
+            yaml.MappingEndEvent: self._close,
+            yaml.SequenceEndEvent: self._close,
+            yaml.AliasEvent: self._alias,
+            yaml.DocumentStartEvent: lambda _, line: self._reset(line),
+        }
         self._reset(first_line)
 
     def _reset(self, line: int) -> None:
@@ -216,22 +225,13 @@ class _Builder:
 
     def feed(self, event: Any) -> Document | None:
         """Take one event; a Document when it ends one that is not empty."""
-        line = self._first + event.start_mark.line
-        match event:
-            case yaml.ScalarEvent():
-                self._scalar(event, line)
-            case yaml.MappingStartEvent():
-                self._open({}, event, line)
-            case yaml.SequenceStartEvent():
-                self._open([], event, line)
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                self._close()
-            case yaml.AliasEvent():
-                self._alias(event.anchor, line)
-            case yaml.DocumentStartEvent():
-                self._reset(line)
-            case yaml.DocumentEndEvent() if self._root is not None:
-                return Document(self._root, self._line, self._positions, tuple(self._doubled))
+        kind = type(event)
+        if kind is yaml.DocumentEndEvent:
+            if self._root is None:
+                return None
+            return Document(self._root, self._line, self._positions, tuple(self._doubled))
+        if (take := self._takes.get(kind)) is not None:
+            take(event, self._first + event.start_mark.line)
         return None
 
     def _scalar(self, event: Any, line: int) -> None:
@@ -269,7 +269,7 @@ class _Builder:
             self._line = line
         self._stack.append(_Open(value, event.anchor, line))
 
-    def _close(self) -> None:
+    def _close(self, _event: Any, _line: int) -> None:
         done = self._stack.pop()
         for merged in done.merges:
             self._merge(done, merged)
@@ -277,7 +277,8 @@ class _Builder:
             self._anchors[done.anchor] = (done.value, done.size)
         self._put(done.value, done.size, done.line)
 
-    def _alias(self, anchor: str, line: int) -> None:
+    def _alias(self, event: Any, line: int) -> None:
+        anchor = event.anchor
         if anchor not in self._anchors:
             raise _Malformed(line, f"the alias *{anchor[:60]} has no anchor")
         known = self._anchors[anchor]
