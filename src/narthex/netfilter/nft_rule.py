@@ -215,7 +215,11 @@ def _mark(words: Words) -> Many:
         words.take()
         mask = words.number()
     negate = _negation(words)
-    return (MarkIs(words.number(), mask, negate),)
+    value, slash, length = words.take().partition("/")
+    if slash:
+        # nft lists a mask whose ones all lead as the length of a prefix.
+        mask &= 0xFFFFFFFF << (32 - int(length)) & 0xFFFFFFFF
+    return (MarkIs(int(value, 0), mask, negate),)
 
 
 def _target(kind: type[Jump] | type[Goto]) -> Callable[[Words], Many]:
