@@ -101,7 +101,8 @@ class LabProcess:
             try:
                 answer = self._serve(request)
             except Exception as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
+                answer = {"error": f"{kind}{error}"}
                 print(f"{_now()} {answer['error']}", file=sys.stderr, flush=True)
                 # What is due stays due; without a pause this would turn as fast as it can.
                 time.sleep(_ERROR_PAUSE_SECONDS)
@@ -176,8 +177,10 @@ class LabProcess:
         waiting = [node for node in self._cluster.nodes if self._proxies[node.name].poll() is None]
         while waiting := [node for node in waiting if not synced_since(node.namespace, self._written_at)]:
             if time.monotonic() > deadline:
-                names = ", ".join(node.name for node in waiting)
-                raise LabError(f"the proxy of {names} has not taken the change in; see {self._directory.logs}")
+                raise LabError(
+                    f"the proxy of {waiting[0].name} has not taken the change in; the end of its log:\n"
+                    f"{self._last_words(waiting[0].name)}"
+                )
             time.sleep(_POLL_SECONDS)
 
     def _scale(self, namespace: str, name: str, replicas: int) -> dict[str, Any]:

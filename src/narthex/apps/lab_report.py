@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -69,7 +70,7 @@ def _service(service: Service, cluster: Cluster, slices: list[EndpointSlice]) ->
         name=service.name,
         type="headless" if service.headless else service.type,
         frontends=tuple(_frontends(service, cluster)),
-        endpoints=len({endpoint.address for endpoint in ready}),
+        endpoints=max(Counter(map(family_of, {endpoint.address for endpoint in ready})).values(), default=0),
         pods=tuple(dict.fromkeys(endpoint.target for endpoint in ready if endpoint.target)),
     )
 

@@ -69,7 +69,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     frontends: tuple[FrontendRecord, ...] = ()
     endpoints: int = 0
-    """Addresses that are ready."""
+    """How many are ready; one that has addresses of both families counts once."""
     pods: tuple[str, ...] = ()
     """Names of the pods behind it."""
 
