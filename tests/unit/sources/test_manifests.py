@@ -270,10 +270,20 @@ def test_a_directory_below_that_cannot_be_read_keeps_its_objects(source, tmp_pat
     assert source.problems == ()
 
 
-def test_the_examples_are_good():
-    source = ManifestSource(EXAMPLES)
-    assert "+hello-world-service" in told(source.scan())
+@pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+def test_the_examples_are_good(example):
+    source = ManifestSource(example)
+    assert any(isinstance(event, Upsert) for event in source.scan())
     assert source.problems == ()
+
+
+def test_the_hello_world_example_is_the_seed():
+    """A Deployment with one replica, and node port 30001 to 4000 to 8080."""
+    deployment, service = [event.object for event in ManifestSource(EXAMPLES / "hello-world").scan()[:2]]
+    (port,) = service.ports
+    assert (deployment.replicas, deployment.template_labels) == (1, service.selector)
+    assert (service.type, port.node_port, port.port, port.target_port) == ("NodePort", 30001, 4000, 8080)
+    assert deployment.template.containers[0].ports[0].port == 8080
 
 
 class Follower:
