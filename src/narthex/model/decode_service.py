@@ -78,7 +78,7 @@ def _cluster_ips(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
 
 
 def _ip_families(spec: wire.ServiceSpec, cluster_ips: tuple[str, ...], report: Report) -> tuple[IPFamily, ...]:
-    """As given; what is not given follows from the addresses, as the API server fills it in."""
+    """As given. Without them only the first cluster IP counts, by its own family (row 1.4)."""
     named = spec.ipFamilies or []
     for index, word in enumerate(named):
         report.choice(f"spec.ipFamilies[{index}]", word, _FAMILIES)
@@ -96,7 +96,7 @@ def _ip_families(spec: wire.ServiceSpec, cluster_ips: tuple[str, ...], report: R
                 field,
                 f"{quoted(ip)} is {family_of(ip).label}, but spec.ipFamilies[{index}] is {family.label}",
             )
-    return families + tuple(family_of(ip) for ip in cluster_ips[len(families) :])
+    return families
 
 
 def _ports(spec: wire.ServiceSpec, type_: str, cluster_ips: tuple[str, ...], report: Report) -> tuple[ServicePort, ...]:

@@ -83,7 +83,8 @@ def _decide_port(
     ]
     if context.external_ips:
         ways += [(FrontendKind.EXTERNAL_IP, ip, port.port, None) for ip in external_ips]
-    ways += [(FrontendKind.LOAD_BALANCER, ip, port.port, _allow_from(service, ip, context)) for ip in balancers]
+    allow_from = _allow_from(service, balancers, context)
+    ways += [(FrontendKind.LOAD_BALANCER, ip, port.port, allow_from) for ip in balancers]
     if port.node_port:
         ways.append((FrontendKind.NODE_PORT, None, port.node_port, None))
     frontends: dict[tuple[str | None, int], Frontend] = {}
@@ -134,14 +135,14 @@ def _outside_row(external_local: bool, selection: Selection) -> tuple[Decision, 
     return Forward(Scope.CLUSTER, masquerade=False), Forward(Scope.CLUSTER, masquerade=True), others
 
 
-def _allow_from(service: Service, address: str, context: Context) -> tuple[str, ...] | None:
-    """Who may use a balancer address, by the ranges of its own family (rows 10.3 to 10.9)."""
+def _allow_from(service: Service, balancers: tuple[str, ...], context: Context) -> tuple[str, ...] | None:
+    """Who may use the balancer addresses, by the ranges of their own family (rows 10.3 to 10.9)."""
     ranges = tuple(cidr for cidr in service.source_ranges if family_of(cidr) is context.family)
     if not ranges or any(is_zero_prefix(cidr) for cidr in ranges):
         return None
     if context.node_ip and any(contains(cidr, context.node_ip) for cidr in ranges):
-        # A process on this node that talks to an address bound here has that address as its source (row 10.6).
-        ranges += (host_network(address),)
+        # A process on this node that talks to an address bound here has such an address as its source (row 10.6).
+        ranges += tuple(host_network(ip) for ip in balancers)
     return collapse(ranges)
 
 
