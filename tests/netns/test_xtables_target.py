@@ -129,6 +129,7 @@ def test_what_is_read_back_is_what_was_meant(namespace, family, config, legacy):
     want = BACKEND.render(cluster(family=family, **config))
     target.apply(BACKEND.diff(None, want))
     assert target.read() == want
+    assert not BACKEND.diff(target.read(), want)
     target.clean()
     assert target.read() is None
 

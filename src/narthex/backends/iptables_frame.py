@@ -36,6 +36,9 @@ TO_SELF = IsLocal(Field.DADDR)
 FROM_SELF = IsLocal(Field.SADDR)
 JUMP_MARK = Jump(names.MARK_MASQ)
 
+ROUTE_LOCALNET = ("net/ipv4/conf/all/route_localnet", "1")
+"""Lets 127.0.0.0/8 be the source of what leaves this node (row 9.9)."""
+
 _RANK = {Field.SADDR: 0, Field.DADDR: 1, Field.IIFNAME: 2, Field.OIFNAME: 3, Field.L4PROTO: 4}
 _BEHIND = 5
 
@@ -176,7 +179,7 @@ class Frame:
 
     def sysctls(self) -> tuple[tuple[str, str], ...]:
         """Kernel settings that the rules rely on."""
-        return (("net/ipv4/conf/all/route_localnet", "1"),) if self.guarded else ()
+        return (ROUTE_LOCALNET,) if self.guarded else ()
 
 
 def guard_rule() -> Rule:

@@ -13,7 +13,7 @@ from immutables import Map
 
 from narthex.backends import iptables_names as names
 from narthex.backends.iptables_frame import guard_rule
-from narthex.backends.iptables_rules import Rules, XtablesChanges, XtablesRules
+from narthex.backends.iptables_rules import Rules, Sysctl, XtablesChanges, XtablesRules
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, CtState, Goto, Jump, Rule, Table
 from narthex.netfilter.xtables import parse
@@ -53,9 +53,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     shared_firewall: bool = False
     """KUBE-FIREWALL belongs to a kubelet, or holds rules that are not ours: never emptied, never removed."""
 
-    def rules(self, guarded: bool) -> XtablesRules | None:
-        """Our rules as values; None when there are none. `guarded`: a shared KUBE-FIREWALL counts as ours when it
-        holds our guard."""
+    def rules(self, guarded: bool, sysctls: tuple[Sysctl, ...] = ()) -> XtablesRules | None:
+        """Our rules as values, with the kernel settings that are in force; None when there are no rules.
+
+        `guarded`: a shared KUBE-FIREWALL counts as ours when it holds our guard.
+        """
         own, jumps = dict(self.own), dict(self.jumps)
         if self.shared_firewall:
             holds = guarded and guard_rule() in own["filter"].get(names.FIREWALL, ())
@@ -69,7 +71,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         jumps = {place: rules for place, rules in jumps.items() if rules}
         if not jumps and not any(own.values()):
             return None
-        return XtablesRules(self.family, own, Map(jumps))
+        return XtablesRules(self.family, own, Map(jumps), sysctls)
 
 
 def find(text: str, family: IPFamily) -> Found:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from narthex.backends import iptables_names as names
 from narthex.backends.base import ApplyError
-from narthex.backends.iptables_rules import XtablesChanges, XtablesRules
+from narthex.backends.iptables_frame import ROUTE_LOCALNET
+from narthex.backends.iptables_rules import Sysctl, XtablesChanges, XtablesRules
 from narthex.backends.iptables_script import Found, find, needs_look, restore_input
 from narthex.host import netns
 from narthex.host.run import CommandError, TimeoutExpired, run
@@ -39,7 +40,7 @@ class IptablesTarget:
 
     def read(self) -> XtablesRules | None:
         """Our rules in the kernel now. Raises ApplyError when they cannot be read."""
-        return self._found().rules(self._guarded)
+        return self._found().rules(self._guarded, self._in_force())
 
     def apply(self, changes: XtablesChanges) -> None:
         """Write the changes, all or nothing in each table. Raises ApplyError."""
@@ -82,6 +83,13 @@ class IptablesTarget:
             raise ApplyError(f"{error.filename or argv[0]} is not there: is iptables installed?") from error
         except (CommandError, TimeoutExpired) as error:
             raise ApplyError(str(error)) from error
+
+    def _in_force(self) -> tuple[Sysctl, ...]:
+        if self._family is not IPFamily.IPV4:
+            return ()
+        path, value = ROUTE_LOCALNET
+        with netns.entered(self._namespace):
+            return (ROUTE_LOCALNET,) if (PROC_SYS / path).read_text().strip() == value else ()
 
     def _set(self, path: str, value: str) -> None:
         setting = PROC_SYS / path
