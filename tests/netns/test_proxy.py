@@ -156,7 +156,8 @@ def test_rules_stay_when_it_stops_and_a_restart_writes_nothing(proxy, mode, numb
     assert content(proxy.rules(mode, handles=True)) == content(before)
     proxy.start("--proxy-mode", mode).ready()
     assert content(proxy.rules(mode, handles=True)) == content(before)
-    assert proxy.log.count("nothing to write") == 2
+    # Settings such as route_localnet are no rules: they may be set again to what they are.
+    assert proxy.log.count("nothing to write") + proxy.log.count("wrote settings only") == 2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -172,7 +173,7 @@ def test_what_changed_while_it_was_down_is_caught_up_with(proxy, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rules_that_somebody_flushed_come_back(proxy, mode):
-    proxy.start("--proxy-mode", mode, "--sync-period", "1s").ready()
+    proxy.start("--proxy-mode", mode).ready()
     if mode == "nftables":
         run(["nft", "flush", "ruleset"], namespace=proxy.namespace)
     else:

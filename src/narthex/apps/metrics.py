@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from narthex.apps.sync import FamilySync, Sync
+from narthex.apps.written import rules_by_table
+from narthex.backends.iptables_names import OWN_TABLES
+from narthex.backends.iptables_rules import XtablesRules
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.netfilter.ast import Ruleset
 from narthex.plan.ir import Drop, FrontendKind, Plan
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class _FamilyMetrics:
         self.drifts = 0
         self.plan: Plan | None = None
         self.rules: Any = None
+        self.rules_written: dict[str, int] = {}
 
 
 class Metrics:
@@ -100,6 +103,7 @@ class Metrics:
         held.last_good = wall
         held.drifts += done.drift
         held.plan, held.rules = done.plan, sync.rules
+        held.rules_written = rules_by_table(done.changes)
 
     def answered(self, endpoint: str, status: int) -> None:
         """`/healthz` or `/livez` was answered with this status."""
@@ -161,20 +165,19 @@ class Metrics:
             yield self._counter(
                 "sync_proxy_rules_iptables_partial_restore_failures", "Partial syncs that failed.", "partial_failures"
             )
-            yield self._iptables_total()
+            yield self._by_table("total", "Rules owned, by table.", lambda held: _rules_owned(held.rules))
+            yield self._by_table("last", "Rules written by the last sync, by table.", lambda held: held.rules_written)
         yield self._counter("narthex_rules_mended", "Times others had changed our rules.", "drifts", prefix="")
 
-    def _iptables_total(self) -> Metric:
+    def _by_table(self, name: str, text: str, count: Callable[[_FamilyMetrics], dict[str, int]]) -> Metric:
         from prometheus_client.core import GaugeMetricFamily
 
-        gauge = GaugeMetricFamily(
-            f"{_PREFIX}sync_proxy_rules_iptables_total", "Rules owned, by table.", labels=["table", *_LABEL]
-        )
+        full = f"{_PREFIX}sync_proxy_rules_iptables_{name}"
+        gauge = GaugeMetricFamily(full, text, labels=["table", *_LABEL])
         for label, held in self._each():
-            if isinstance(held.rules, Ruleset):
-                for table in held.rules.tables:
-                    count = sum(len(chain.rules) for chain in table.chains.values())
-                    gauge.add_metric([table.name, *label], count)
+            counts = count(held)
+            for table in OWN_TABLES:
+                gauge.add_metric([table, *label], counts.get(table, 0))
         return gauge
 
     def _no_local_endpoints(self) -> Metric:
@@ -215,6 +218,16 @@ class Metrics:
         for label, held in self._each():
             counter.add_metric(label, getattr(held, field))
         return counter
+
+
+def _rules_owned(rules: Any) -> dict[str, int]:
+    """Rules of ours by table: those in our chains, and our jumps in built-in ones."""
+    if not isinstance(rules, XtablesRules):
+        return {}
+    counts = {table: sum(map(len, chains.values())) for table, chains in rules.chains.items()}
+    for (table, _), jumps in rules.jumps.items():
+        counts[table] = counts.get(table, 0) + len(jumps)
+    return counts
 
 
 def _without_local(plan: Plan | None) -> dict[str, int]:

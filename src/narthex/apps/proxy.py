@@ -8,25 +8,21 @@ turns it sleeps until the next one can be, or until it is woken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-
-import msgspec
 
 from narthex.apps.health import Health
 from narthex.apps.metrics import Metrics
 from narthex.apps.report import Reporter
-from narthex.apps.sync import FamilySync, Sync
+from narthex.apps.schedule import Half, Periods
+from narthex.apps.sync import FamilySync
 from narthex.host.clock import Clock
 from narthex.model.events import Delete, Event, Synced
 from narthex.model.names import NamespacedName
 from narthex.state.store import Snapshot, Store
 
-FIRST_RETRY = 1.0
-"""Seconds until a failed sync is tried again; doubled each time, up to the sync period."""
-READ_BACK_SHARE = 20
-"""Reading the kernel back takes at most one part in this many of the time, also where there are very many rules."""
+LOOK_SECONDS = 1.0
+"""How often the kernel is asked whether somebody changed rules, where it can tell."""
 
 
 class Inbox(Protocol):
@@ -42,57 +38,6 @@ class Inbox(Protocol):
         ...
 
 
-class Periods(msgspec.Struct, frozen=True):
-    """Seconds between syncs."""
-
-    minimum: float = 0.0
-    """From the end of one sync to the start of the next; changes in between are one sync (row 21.2)."""
-    sync: float = 30.0
-    """The kernel is read back and healed this often; also the longest wait after a failure."""
-
-
-class _Half:
-    """When one family is due."""
-
-    def __init__(self, sync: FamilySync[Any, Any]) -> None:
-        self.sync = sync
-        self.waiting: frozenset[NamespacedName] = frozenset()
-        """Services that may differ since the last good sync."""
-        self.seen: Snapshot | None = None
-        """The snapshot of the last good sync."""
-        self.ended = -math.inf
-        """When the last sync ended, good or not."""
-        self.earliest = -math.inf
-        """Not before this: the minimum period, or the wait after a failure."""
-        self.read_back_at = math.inf
-        self.failures = 0
-
-    def due(self, snapshot: Snapshot) -> float:
-        """The time from which a sync makes sense."""
-        wanted = self.read_back_at if snapshot is self.seen else -math.inf
-        return max(wanted, self.earliest)
-
-    def changed(self, services: frozenset[NamespacedName], periods: Periods) -> None:
-        """A change came in. It may mend what failed, so a long wait is cut to the first one."""
-        self.waiting |= services
-        if self.failures:
-            self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
-
-    def succeeded(self, now: float, periods: Periods, snapshot: Snapshot, done: Sync) -> None:
-        """Note a good sync that ended now."""
-        self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
-        self.ended, self.earliest = now, now + periods.minimum
-        if "read" in done.seconds:
-            self.read_back_at = now + max(periods.sync, READ_BACK_SHARE * done.seconds["read"])
-
-    def failed(self, now: float, periods: Periods) -> None:
-        """Note a sync that failed now; wait longer each time."""
-        self.seen = None
-        self.ended = now
-        self.earliest = now + max(periods.minimum, min(periods.sync, FIRST_RETRY * 2**self.failures))
-        self.failures = min(self.failures + 1, 32)
-
-
 class Proxy:
     """Owns the Store. Starts nothing by itself: `run` blocks the calling thread until `stop`."""
 
@@ -105,16 +50,20 @@ class Proxy:
         *,
         node_name: str = "",
         complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+        generation: Callable[[], int] | None = None,
         health: Health | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """`complete` adds to a snapshot what the node itself knows better (its own addresses)."""
+        """`complete` adds to a snapshot what the node itself knows better (its own addresses). `generation` is a
+        number that is another one whenever somebody, also this proxy, has changed rules (row 29.9)."""
         self._inbox = inbox
-        self._halves = [_Half(family) for family in families]
+        self._halves = [Half(family) for family in families]
         self._clock = clock
         self._periods = periods
         self._node = NamespacedName("", node_name)
         self._complete = complete
+        self._generation = generation
+        self._known_generation: int | None = None
         self.health = health or Health([family.family for family in families], periods.sync, clock)
         self.metrics = metrics or Metrics()
         self._report = Reporter(node_name, len(families))
@@ -138,14 +87,32 @@ class Proxy:
     def turn(self) -> float:
         """Take in what is new, sync what is due; return the seconds until the next turn makes sense."""
         self._take_in()
+        self._look()
         snapshot = self._complete(self._store.snapshot)
+        wrote = False
         if snapshot.synced:
             for half in self._halves:
                 if not self._stopping and self._clock.now() >= half.due(snapshot):
-                    self._sync(half, snapshot)
+                    wrote |= self._sync(half, snapshot)
+        if wrote:
+            self._known_generation = self._ask_generation()
         due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
         # A turn now and then also finds what nobody gives notice of: new addresses of the node.
-        return max(0.0, min([*due, self._periods.sync]))
+        return max(0.0, min([*due, LOOK_SECONDS if self._generation else self._periods.sync]))
+
+    def _look(self) -> None:
+        """See whether somebody else may have changed our rules."""
+        now = self._ask_generation()
+        if now != self._known_generation and self._known_generation is not None:
+            for half in self._halves:
+                half.suspicious = True
+        self._known_generation = now
+
+    def _ask_generation(self) -> int | None:
+        try:
+            return self._generation() if self._generation else None
+        except OSError:
+            return None
 
     def _take_in(self) -> None:
         before = self._store.snapshot
@@ -170,7 +137,8 @@ class Proxy:
         kind = event.kind if isinstance(event, Delete) else type(event.object).__name__
         self.metrics.changed(kind)
 
-    def _sync(self, half: _Half, snapshot: Snapshot) -> None:
+    def _sync(self, half: Half, snapshot: Snapshot) -> bool:
+        """Sync one family; True when rules may have been written."""
         family = half.sync.family
         read_back = self._clock.now() >= half.read_back_at
         try:
@@ -179,10 +147,11 @@ class Proxy:
             half.failed(self._clock.now(), self._periods)
             self.metrics.failed(family)
             self._report.failed(family, error, half.earliest - half.ended)
-            return
+            return True
         half.succeeded(self._clock.now(), self._periods, snapshot, done)
         self.health.synced(family)
         self.metrics.synced(half.sync, done, self._clock.wall())
         if all(each.seen is snapshot for each in self._halves):
             self.metrics.nothing_pending()
         self._report.synced(done)
+        return done.wrote

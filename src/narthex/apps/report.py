@@ -8,7 +8,7 @@ from typing import Any
 
 from narthex.apps.logs import LOGGER, data
 from narthex.apps.sync import Sync
-from narthex.apps.written import counted
+from narthex.apps.written import counted, written
 from narthex.backends.base import ApplyError
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
@@ -84,6 +84,7 @@ class Reporter:
             LOGGER.info("the %s sync works again", family.label)
         if done.drift:
             LOGGER.warning("somebody else had changed our %s rules; they are mended", family.label)
+        words = written(done.changes)
         log = LOGGER.info if done.wrote or done.first else LOGGER.debug
         log(
             "synced %s in %s (%s): %s; %s",
@@ -91,14 +92,14 @@ class Reporter:
             _time(done.total),
             ", ".join(f"{phase} {_time(seconds)}" for phase, seconds in done.seconds.items()),
             _subject(done),
-            done.written or ("written" if done.wrote else "nothing to write"),
+            words or ("written" if done.wrote else "nothing to write"),
             extra=data(
                 family=family.label,
                 seconds=done.seconds,
                 changed=len(done.changed),
                 servicePorts=len(done.plan.services),
                 wrote=done.wrote,
-                written=done.written,
+                written=words,
             ),
         )
         self._report_conflicts(family, done.plan.conflicts)
@@ -112,11 +113,13 @@ class Reporter:
         before = self._conflicts.get(family, ())
         if before is present:
             return
+        # A node port is claimed in both families alike; once is enough.
+        others = {each for other, held in self._conflicts.items() if other is not family for each in held}
         for conflict in present:
-            if conflict not in before:
+            if conflict not in before and conflict not in others:
                 LOGGER.warning("%s", _claimed_twice(conflict), extra=data(winner=str(conflict.winner)))
         for conflict in before:
-            if conflict not in present:
+            if conflict not in present and conflict not in others:
                 LOGGER.info("settled: %s has no rival for %s any more", conflict.loser, _place(conflict))
         self._conflicts[family] = present
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.apps.proxy import Periods
+from narthex.apps.schedule import Periods
 from narthex.model import documents
 from narthex.model.net import split_port
 from narthex.plan.planner import NodeConfig

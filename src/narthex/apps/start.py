@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import msgspec
+
 from narthex.apps.feed import Feed, Watched
 from narthex.apps.health import Health
 from narthex.apps.logs import LOGGER
@@ -19,6 +21,7 @@ from narthex.apps.sync import FamilySync
 from narthex.backends import BACKENDS
 from narthex.host.addresses import primary_addresses, usable_families
 from narthex.host.clock import Clock, SystemClock
+from narthex.host.nfnetlink import NfNetlink
 from narthex.host.privileges import may_change_network, missing_tools
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
@@ -59,13 +62,16 @@ def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], c
         FamilySync(family, Planner(settings.node, family), backend, target_for(settings.mode, family), clock)
         for family in families
     ]
+    # iptables-legacy does not count in nf_tables' generations, so there they are a hint and not the whole truth.
+    watched = settings.mode == "nftables"
     return Proxy(
         inbox,
         syncs,
         clock,
-        settings.periods,
+        msgspec.structs.replace(settings.periods, watched=watched),
         node_name=settings.node.node_name,
         complete=OwnNode(settings.node.node_name, primary_addresses).complete,
+        generation=NfNetlink().generation,
         health=Health(families, settings.periods.sync, clock),
         metrics=Metrics(settings.mode),
     )

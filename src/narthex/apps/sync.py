@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from narthex.apps.written import written
 from narthex.backends.base import Backend, Target
 from narthex.host.clock import Clock
 from narthex.model.names import NamespacedName, ServicePortName
@@ -35,16 +34,19 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     family: IPFamily
     plan: Plan
     first: bool
-    wrote: bool
-    """False: the kernel held everything already."""
     drift: bool = False
     """Somebody else had changed our rules since we last wrote or read them."""
     changed: frozenset[ServicePortName] = frozenset()
     """Service ports whose plan is another than at the last good sync."""
     seconds: dict[str, float]
     """Time spent, by phase: read, plan, render, diff, apply. A phase that was not needed is missing."""
-    written: str = ""
-    """What went to the kernel, in the backend's words."""
+    changes: Any = None
+    """What went to the kernel: changes of the backend's own kind, None when it was nothing."""
+
+    @property
+    def wrote(self) -> bool:
+        """False: the kernel held everything already."""
+        return self.changes is not None
 
     @property
     def total(self) -> float:
@@ -105,7 +107,7 @@ class FamilySync(Generic[R, C]):
         plan = self._plan(snapshot, changed)
         last = self._synced
         if plan is last and not unsure:
-            return self._done(plan, last, wrote=False)
+            return self._done(plan, last)
         have = self._rules
         with self._timed("render"):
             want = self.backend.render(plan, have)
@@ -115,7 +117,7 @@ class FamilySync(Generic[R, C]):
             with self._timed("apply"):
                 self._target.apply(changes)
         self._rules, self._synced = want, plan
-        return self._done(plan, last, wrote=bool(changes), drift=drift, words=written(changes))
+        return self._done(plan, last, changes=changes or None, drift=drift)
 
     def _look(self) -> bool:
         """Read the kernel; True when it does not hold what was written last."""
@@ -136,16 +138,15 @@ class FamilySync(Generic[R, C]):
         self._planner_known = True
         return plan
 
-    def _done(self, plan: Plan, last: Plan | None, *, wrote: bool, drift: bool = False, words: str = "") -> Sync:
+    def _done(self, plan: Plan, last: Plan | None, *, changes: C | None = None, drift: bool = False) -> Sync:
         return Sync(
             family=self.family,
             plan=plan,
             first=last is None,
-            wrote=wrote,
-            drift=drift and wrote,
+            drift=drift and changes is not None,
             changed=_changed(last, plan),
             seconds=dict(self._seconds),
-            written=words,
+            changes=changes,
         )
 
     @contextmanager
@@ -167,4 +168,3 @@ def _changed(old: Plan | None, new: Plan) -> frozenset[ServicePortName]:
         return new.lineage.changed
     names = old.services.keys() | new.services.keys()
     return frozenset(name for name in names if old.services.get(name) is not new.services.get(name))
-

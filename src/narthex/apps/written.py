@@ -33,3 +33,10 @@ def written(changes: Any) -> str:
 def counted(number: int, thing: str) -> str:
     """`1 chain`, `2 chains`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def rules_by_table(changes: Any) -> dict[str, int]:
+    """How many rules an iptables sync wrote, by table."""
+    if not isinstance(changes, XtablesChanges):
+        return {}
+    return {table: sum(map(len, chains.values())) for table, chains in changes.written.items()}

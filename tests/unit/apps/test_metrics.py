@@ -3,12 +3,13 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.apps.metrics import Histogram, Metrics
-from narthex.apps.proxy import Periods, Proxy
+from narthex.apps.proxy import Proxy
+from narthex.apps.schedule import Periods
 from narthex.apps.sync import FamilySync
+from narthex.backends import BACKENDS
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
 from narthex.plan.planner import Planner
-from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
+from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, plan, service
 from narthex.testing.fakes import FakeBackend, FakeClock, FakeInbox, FakeRules, FakeTarget
 
 
@@ -72,13 +73,22 @@ def test_a_mode_shows_only_its_own_names():
 
 
 def test_iptables_rules_are_counted_by_table():
-    proxy, _, _, _ = proxy_of("iptables")
+    clock, inbox = FakeClock(), FakeInbox(node(), service("shop/web", "10.110.0.1"))
+    backend = BACKENDS["iptables"]
+    target = FakeTarget(backend, backend.render(plan()))
+    sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, target, clock)
+    proxy = Proxy(inbox, [sync], clock, Periods(), node_name=NODE, metrics=Metrics("iptables"))
     proxy.turn()
-    chain = Chain(name="KUBE-SERVICES", rules=(Rule(()), Rule(())))
-    tables = (Table(family=IPFamily.IPV4, name="nat", chains={chain.name: chain}),)
-    proxy.metrics._families[IPFamily.IPV4].rules = Ruleset(tables)
+    total, last = (f"kubeproxy_sync_proxy_rules_iptables_{word}" for word in ("total", "last"))
+    nat, table_filter = (FOUR, ("table", "nat")), (FOUR, ("table", "filter"))
     seen = scrape(proxy.metrics)
-    assert seen["kubeproxy_sync_proxy_rules_iptables_total", FOUR, ("table", "nat")] == 2
+    assert seen[total, *nat] > seen[last, *nat] > 0
+    assert seen[total, *table_filter] > 0
+    inbox.put(endpoint_slice("shop/web", endpoint("10.64.1.5")))
+    proxy.turn()
+    changed = scrape(proxy.metrics)
+    assert changed[total, *nat] > seen[total, *nat]
+    assert 0 < changed[last, *nat] < changed[total, *nat]
 
 
 def test_local_services_without_local_endpoints_are_counted_once_each():

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from narthex.apps.proxy import Periods, Proxy
+from narthex.apps.proxy import Proxy
+from narthex.apps.schedule import Periods
 from narthex.apps.sync import FamilySync
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import Node
@@ -26,7 +27,7 @@ THE_NODE = Node(name=NODE, internal_ips=("10.20.0.11",))
 class Bench:
     """A proxy with everything around it faked."""
 
-    def __init__(self, *objects, families=FAMILIES, minimum=0.0, rules=None):
+    def __init__(self, *objects, families=FAMILIES, minimum=0.0, rules=None, watched=False):
         self.clock = FakeClock()
         self.inbox = FakeInbox(THE_NODE, *objects)
         backend = FakeBackend()
@@ -35,7 +36,19 @@ class Bench:
             FamilySync(family, Planner(CONFIG, family), backend, self.targets[family], self.clock)
             for family in families
         ]
-        self.proxy = Proxy(self.inbox, syncs, self.clock, Periods(minimum), node_name=NODE)
+        self.proxy = Proxy(
+            self.inbox,
+            syncs,
+            self.clock,
+            Periods(minimum, watched=watched),
+            node_name=NODE,
+            generation=self.generation if watched else None,
+        )
+        self.others = 0
+
+    def generation(self):
+        """As the kernel counts: one for each transaction of anybody."""
+        return self.others + sum(len(target.applied) for target in self.targets.values())
 
     @property
     def kernel(self):
@@ -198,6 +211,43 @@ def test_slow_reading_is_done_less_often():
     assert target.reads <= 6
 
 
+def test_where_the_kernel_tells_of_changes_drift_is_healed_at_once():
+    """Row 29.9."""
+    bench = Bench(WEB, WEB_SLICE, watched=True)
+    bench.run_for(10)
+    bench.targets[IPFamily.IPV4].rules = None
+    bench.others += 1
+    bench.run_for(1.5)
+    assert bench.kernel == dict([WEB_LINE])
+
+
+def test_where_the_kernel_tells_of_changes_it_is_read_seldom():
+    bench = Bench(WEB, WEB_SLICE, watched=True)
+    bench.run_for(200)
+    bench.change(CART)
+    bench.run_for(90)
+    assert bench.targets[IPFamily.IPV4].reads == 1
+    bench.run_for(300)
+    assert bench.targets[IPFamily.IPV4].reads == 2
+
+
+def test_reading_because_of_others_is_limited_too():
+    bench = Bench(WEB, families=[IPFamily.IPV4], watched=True)
+    target, read = bench.targets[IPFamily.IPV4], bench.targets[IPFamily.IPV4].read
+    target.read = lambda: (bench.clock.advance(1), read())[1]
+    for _ in range(200):
+        bench.others += 1
+        bench.run_for(1)
+    assert 9 <= target.reads <= 11
+
+
+def test_a_kernel_that_does_not_tell_is_read_all_the_same():
+    bench = Bench(WEB, WEB_SLICE)
+    bench.proxy._generation = lambda: exec("raise OSError")
+    bench.run_for(100)
+    assert bench.targets[IPFamily.IPV4].reads == 4
+
+
 def test_a_failed_write_is_tried_again_with_growing_delay(log):
     bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
     bench.targets[IPFamily.IPV4].failures = ["Error: out of luck"] * 7
@@ -310,6 +360,18 @@ def test_conflicts_are_said_when_they_come_and_when_they_go(log):
     bench.proxy.notice()
     bench.run_for(1)
     assert said(log, "settled: b/two:http", "INFO")
+
+
+def test_a_conflict_of_both_families_is_said_once(log):
+    one = service("a/one", "10.110.0.3", "fd6e::3", type="NodePort", node_port=30001)
+    two = service("b/two", "10.110.0.4", "fd6e::4", type="NodePort", node_port=30001)
+    bench = Bench(one, two)
+    bench.run_for(1)
+    assert len(said(log, "cannot have node port 30001/TCP", "WARNING")) == 1
+    bench.inbox.remove(one)
+    bench.proxy.notice()
+    bench.run_for(1)
+    assert len(said(log, "settled:")) == 1
 
 
 def test_problems_are_said_once_and_once_again_when_mended(log):
