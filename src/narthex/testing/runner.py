@@ -69,8 +69,12 @@ def hear_all(scenarios: Sequence[Scenario], request: Request, jobs: int) -> Iter
         pending = [pool.submit(_heard, scenario, request) for scenario in scenarios]
         for scenario, future in zip(scenarios, pending, strict=True):
             yield scenario, future.result()
+    except BaseException:
+        # Stopped in the middle: the workers take their namespaces along (`_die_with_parent`).
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
     finally:
-        # Those at work end by themselves, in seconds, and take their namespaces along.
         pool.shutdown(wait=True, cancel_futures=True)
 
 

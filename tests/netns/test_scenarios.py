@@ -1,0 +1,30 @@
+"""Every scenario of ours, in every mode that has a backend, with real packets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from narthex.backends import BACKENDS
+from narthex.testing import kernel
+from narthex.testing.findings import print_said
+from narthex.testing.scenario import load
+
+FOLDER = Path(__file__).parents[1] / "scenarios"
+CASES = [
+    pytest.param(scenario, mode, id=f"{scenario.name}-{mode}")
+    for scenario in map(load, sorted(FOLDER.glob("*.yaml")))
+    for mode in BACKENDS
+    if mode in scenario.modes and scenario.level == "must"
+]
+"""Quirks are where this proxy does better on purpose; tests/unit/testing/test_scenario_files.py keeps their list."""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("scenario", "mode"), CASES)
+def test_kernel_does_what_the_scenario_says(scenario, mode):
+    wrong = [finding for finding in kernel.testify(scenario, mode, scenario.flows_in(mode)) if not finding.ok]
+    assert not wrong, "\n".join(
+        f"{each.label}: expected {print_said(each.expect)}, got {print_said(each.got)}" for each in wrong
+    )
