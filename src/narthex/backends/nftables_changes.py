@@ -2,8 +2,8 @@
 
 1. A script, one transaction: sets and chains that are new, chains that read differently. Nobody is led to a new chain
    yet, so the packet path never meets half a change.
-2. Elements, one netlink batch and so one transaction: all deletions, then all additions. A key whose data changes is
-   in both.
+2. One netlink batch and so one transaction: rules that nft cannot take as text (`netfilter.bytecode` says why), then
+   all elements that go, then all that come. A key whose data changes is in both.
 3. A script: base chains that are new, when everything that they lead to is there, and away with chains and sets that
    nobody refers to any more. A transaction of its own, because kernels before 6.4 count a reference until the
    transaction that drops it is over (behaviour row 21.15).
@@ -17,6 +17,7 @@ import msgspec
 
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Set, Table
+from narthex.netfilter.bytecode import needs_bytecode
 from narthex.netfilter.elements import is_config_set
 from narthex.netfilter.nft import chain_text, set_text
 from narthex.netfilter.nft_print import element_text, name_text
@@ -75,10 +76,16 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
             if one.elements:
                 elements = ", ".join(element_text(key, data) for key, data in one.elements.items())
                 lines.append(f"add element {where} {name_text(one.name)} {{ {elements} }}")
-        lines += [f"flush chain {where} {name_text(name)}" for name in sorted(self.known)]
-        if self.chains:
-            lines.append(_block(where, [chain_text(one, self.family) for one in self.chains]))
+        texts = [chain for chain in self.chains if not needs_bytecode(chain)]
+        lines += [f"flush chain {where} {name_text(one.name)}" for one in texts if one.name in self.known]
+        texts += [_declared(chain) for chain in self.direct_chains() if chain.name not in self.known]
+        if texts:
+            lines.append(_block(where, [chain_text(one, self.family) for one in texts]))
         return "\n".join([*lines, ""]) if lines else ""
+
+    def direct_chains(self) -> list[Chain]:
+        """Those of `chains` whose rules go in phase 2; phase 1 declares them when they are new."""
+        return [chain for chain in self.chains if needs_bytecode(chain)]
 
     def last_script(self) -> str:
         """Phase 3; empty when it has nothing to do."""
@@ -168,6 +175,10 @@ def with_elements(one: Set, elements: Mapping[ElementKey, ElementData]) -> Set:
 
 def _empty(one: Set) -> Set:
     return with_elements(one, {}) if one.elements else one
+
+
+def _declared(chain: Chain) -> Chain:
+    return Chain(name=chain.name, hook=chain.hook)
 
 
 def _differing_sets(have: Mapping[str, Set], want: Iterable[Set]) -> Iterable[Set]:

@@ -1,4 +1,4 @@
-"""nf_tables over netlink, for set elements only: one batch is one kernel transaction; dumps are read as they come.
+"""nf_tables over netlink, for what is not nft text: one batch is one kernel transaction; dumps are read as they come.
 
 Message and attribute numbers are those of linux/netfilter/nfnetlink.h and nf_tables.h. All else about tables is left
 to libnftables (`narthex.host.nft`).
@@ -16,15 +16,21 @@ from narthex.host import netns
 
 _NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 270, 10, 11
-_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP, _NLM_F_CREATE = 0x1, 0x4, 0x300, 0x400
+_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP, _NLM_F_CREATE, _NLM_F_APPEND = 0x1, 0x4, 0x300, 0x400, 0x800
 _NLM_F_DUMP_INTR, _NLM_F_ACK_TLVS = 0x10, 0x200
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _BATCH_BEGIN, _BATCH_END = 16, 17
 _SUBSYSTEM = 10
 _ERR_MESSAGE, _ERR_OFFSET = 1, 2
 
+NEW_RULE, DELETE_RULE = 6, 8
 NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
 _GET_TABLE, _GET_GENERATION = 1, 16
+
+_FLAGS = {
+    NEW_RULE: _NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_APPEND,
+    NEW_ELEMENTS: _NLM_F_REQUEST | _NLM_F_CREATE,
+}
 
 FAMILY_NUMBERS = {4: socket.AF_INET, 6: socket.AF_INET6}
 _HEADER = struct.Struct("=IHHII")
@@ -87,8 +93,7 @@ class NfNetlink:
         body = struct.pack(">BBH", family, 0, 0)
         for number, (kind, payload) in enumerate(messages, first + 1):
             # Only the last asks for an answer: a batch that fails names the message anyway.
-            flags = _NLM_F_REQUEST | (_NLM_F_CREATE if kind == NEW_ELEMENTS else 0)
-            flags |= _NLM_F_ACK if number == first + len(messages) else 0
+            flags = _FLAGS.get(kind, _NLM_F_REQUEST) | (_NLM_F_ACK if number == first + len(messages) else 0)
             parts += [_HEADER.pack(_OVERHEAD + len(payload), _SUBSYSTEM << 8 | kind, flags, number, 0), body, payload]
         end = first + len(messages) + 1
         parts += [_HEADER.pack(_OVERHEAD, _BATCH_END, _NLM_F_REQUEST, end, 0), header]

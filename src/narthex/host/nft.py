@@ -1,7 +1,7 @@
 """The nftables Target: carries changes of table `narthex` to one network namespace, and reads the table back.
 
 Tables, chains, rules and declarations go as nft text through libnftables, so that `nft list` always shows what `nft -f`
-takes; elements go as one netlink batch of our own.
+takes; elements, and the few rules that nft refuses as text, go as one netlink batch of our own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from narthex.backends.nftables_rules import NftRules, from_table
 from narthex.host.libnftables import NftError, run_nft
 from narthex.host.nfnetlink import (
     DELETE_ELEMENTS,
+    DELETE_RULE,
     FAMILY_NUMBERS,
     NEW_ELEMENTS,
+    NEW_RULE,
     Interrupted,
     NetlinkError,
     NfNetlink,
@@ -31,6 +33,7 @@ from narthex.host.nfnetlink import (
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft
 from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable
+from narthex.netfilter.bytecode import chain_payload, rule_payload
 from narthex.netfilter.elements import decode_list, encoder, is_config_set, key_encoder
 from narthex.netfilter.nft_print import element_text
 
@@ -41,11 +44,12 @@ _BUSY = ("Device or resource busy", "Resource busy")
 
 
 class _Message(NamedTuple):
-    """Some elements of one set, as one netlink message."""
+    """Some elements of one set, or a rule of one chain, as one netlink message."""
 
     kind: int
     payload: bytes
-    set: str
+    name: str
+    """Of the set or chain."""
     first: int
     """The place of its first element among all of the set's that are sent."""
 
@@ -160,6 +164,12 @@ class NftablesTarget:
 
     def _messages(self, changes: NftChanges) -> list[_Message]:
         messages: list[_Message] = []
+        for chain in changes.direct_chains():
+            if chain.name in changes.known:
+                messages.append(_Message(DELETE_RULE, chain_payload(TABLE, chain.name), chain.name, 0))
+            for rule in chain.rules:
+                payload = rule_payload(TABLE, chain.name, rule, self._family)
+                messages.append(_Message(NEW_RULE, payload, chain.name, 0))
         for kind, elements in ((DELETE_ELEMENTS, changes.deletions), (NEW_ELEMENTS, changes.additions)):
             for name, pairs in elements.items():
                 one = changes.declarations[name]
@@ -187,15 +197,17 @@ class NftablesTarget:
         if error.message is None or not 0 <= error.message < len(messages):
             return f"the kernel refused elements of {where}: {error.strerror}"
         message = messages[error.message]
+        if message.kind in (NEW_RULE, DELETE_RULE):
+            return f"the kernel refused a rule of {where}, chain {message.name}: {error.strerror}"
         adding = message.kind == NEW_ELEMENTS
         verb = "add" if adding else "delete"
         number = None if error.offset is None else failed_element(message.payload, error.offset)
         if number is None:
-            return f"the kernel refused to {verb} elements of {where}, set {message.set}: {error.strerror}"
-        elements = (changes.additions if adding else changes.deletions)[message.set]
+            return f"the kernel refused to {verb} elements of {where}, set {message.name}: {error.strerror}"
+        elements = (changes.additions if adding else changes.deletions)[message.name]
         key, data = next(itertools.islice(elements.items(), message.first + number, None))
         text = element_text(key, data)
-        return f"the kernel refused to {verb} the element {text} of {where}, set {message.set}: {error.strerror}"
+        return f"the kernel refused to {verb} the element {text} of {where}, set {message.name}: {error.strerror}"
 
     def clean(self) -> None:
         """Remove the table. Nothing happens when it is not there."""
