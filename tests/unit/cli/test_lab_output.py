@@ -1,0 +1,100 @@
+"""What `narthex lab` prints for people."""
+
+from narthex.apps.lab import LabStatus, ProxyStatus, Started
+from narthex.apps.lab_state import FrontendRecord, LabState, PodRecord, ServiceRecord
+from narthex.cli import lab_output
+from narthex.host.processes import Process
+from narthex.lab import topology
+from narthex.model.problem import Problem
+
+
+def state(name="default", **fields):
+    nodes = topology.nodes(name, 2)
+    values = {
+        "pods": (
+            PodRecord(
+                namespace="shop",
+                name="web-1",
+                node="node-1",
+                network_namespace="n",
+                addresses=("10.244.1.2",),
+                ready=True,
+            ),
+            PodRecord(namespace="shop", name="web-2", problem="no node takes it"),
+        ),
+        "services": (
+            ServiceRecord(
+                namespace="shop",
+                name="web",
+                type="NodePort",
+                endpoints=1,
+                frontends=(
+                    FrontendRecord(kind="cluster IP", address="10.96.0.20", port=80, protocol="TCP"),
+                    *(
+                        FrontendRecord(kind="node port", address=node.addresses[0], port=30001, protocol="TCP")
+                        for node in nodes
+                    ),
+                ),
+            ),
+        ),
+        **fields,
+    }
+    return LabState(
+        name=name,
+        mode="nftables",
+        source="/manifests",
+        since="2026-01-31T12:00:00Z",
+        controller=Process(1, 1),
+        nodes=nodes,
+        outside="o",
+        **values,
+    )
+
+
+def test_up_tells_what_to_do_next():
+    text = lab_output.started(Started(state("mine"), 0.51, cleared=True))
+    assert text.startswith("Removed what a crash had left of lab 'mine'.\n\nLab 'mine' is up after 0.5 s: 2 nodes")
+    assert "narthex lab exec --name mine outside -- curl -s http://192.168.49.11:30001/" in text
+    assert "narthex lab exec --name mine shop/web-1 -- curl -s http://10.96.0.20:80/" in text
+    assert "narthex lab down --name mine" in text
+
+
+def test_the_default_lab_needs_no_name():
+    text = lab_output.started(Started(state(), 0.51, cleared=False))
+    assert "--name" not in text
+    assert "  narthex lab status  " in text
+
+
+def test_an_empty_lab_says_where_manifests_go():
+    text = lab_output.started(Started(state(pods=(), services=()), 0.5, cleared=False))
+    assert "There are no pods." in text
+    assert "examples/hello-world/. /manifests" in text
+
+
+def test_status_tells_what_does_not_work():
+    proxies = (
+        ProxyStatus(node="node-1", running=True, healthy=False),
+        ProxyStatus(node="node-2", running=False, healthy=False),
+    )
+    problem = Problem(origin="web.yaml:7", object="Service shop/bad", field="spec.ports", message="is wrong")
+    found = LabStatus(running=False, healthy=False, proxies=proxies, state=state(problems=(problem,)))
+    text = lab_output.status(found)
+    assert "has CRASHED" in text
+    assert "running, NOT healthy" in text
+    assert "NOT RUNNING" in text
+    assert "web.yaml:7: error: Service shop/bad: spec.ports: is wrong" in text
+    assert "Pod shop/web-2: no node takes it" in text
+
+
+def test_a_node_port_is_one_line():
+    proxies = tuple(ProxyStatus(node=f"node-{number}", running=True, healthy=True) for number in (1, 2))
+    text = lab_output.status(LabStatus(running=True, healthy=True, proxies=proxies, state=state()))
+    assert text.count("30001") == 1
+    assert "every node, port 30001/TCP (node port)" in text
+
+
+def test_control_characters_cannot_forge_lines():
+    hostile = PodRecord(namespace="shop", name="x\n\x1b[2J", problem="y\nz")
+    text = lab_output.status(LabStatus(running=True, healthy=True, proxies=(), state=state(pods=(hostile,))))
+    assert "\x1b" not in text
+    assert "x\\n\\x1b[2J" in text
