@@ -13,6 +13,9 @@ another frontend, and a connection that was sent to it must not be judged twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 import msgspec
 
 from narthex.model.net import IPFamily, collapse, family_of
@@ -88,7 +91,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def shared_sets(settings: Settings) -> dict[str, Set]:
+@lru_cache(maxsize=8)
+def shared_sets(settings: Settings) -> Mapping[str, Set]:
     """All sets and maps that Services share, declared; those that hold settings are filled."""
     sets = [
         _verdicts(SERVICES, ADDRESS_KEY, counter=True),

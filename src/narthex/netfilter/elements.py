@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 from narthex.model.net import IPFamily, Protocol
@@ -24,6 +25,7 @@ from narthex.netfilter.ast import (
     Field,
     Goto,
     Jump,
+    Key,
     KeyPart,
     Return,
     Set,
@@ -51,6 +53,9 @@ _VERDICTS: dict[int, Callable[[str], Verdict]] = {
 }
 _PROTOCOL_NUMBERS = {protocol.lower: protocol.number for protocol in Protocol}
 _PROTOCOL_NAMES = {number: name for name, number in _PROTOCOL_NUMBERS.items()}
+
+_MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, struct.error)
+"""What atoms of the wrong kind or size raise on their way into a layout."""
 
 Encoder = Callable[[Iterable[tuple[ElementKey, ElementData]]], Iterator[bytes]]
 
@@ -86,19 +91,34 @@ def encoder(one: Set, family: IPFamily) -> Encoder:
 
     Raises Unprintable, from the function, for an element that does not fit the set.
     """
-    if one.interval:
-        return _interval_encoder(one, family)
-    if one.data == "verdict":
-        return _verdict_encoder(one, family)
-    data_parts = (Field.DADDR, Field.DPORT) if one.data == "endpoint" else ()
-    key_size, data_size = _size(one.key, family), _size(data_parts, family)
-    header = [*_nested_headers(key_size, data_size)]
+    return _encoder(one.name, one.key, one.data, one.interval, family)
+
+
+def key_encoder(one: Set, family: IPFamily) -> Encoder:
+    """As `encoder`, but keys only: what a deletion needs."""
+    encode = _encoder(one.name, one.key, "", one.interval, family)
+    return lambda pairs: encode((key, None) for key, _ in pairs)
+
+
+@lru_cache(maxsize=256)
+def _encoder(name: str, key: Key, data: str, interval: bool, family: IPFamily) -> Encoder:
+    """Layouts are kept: a change of one element must not pay for them."""
+    if interval:
+        return _interval_encoder(name, key, data, family)
+    if data == "verdict":
+        return _verdict_encoder(name, key, family)
+    return _plain_encoder(name, key, (Field.DADDR, Field.DPORT) if data == "endpoint" else (), family)
+
+
+def _plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) -> Encoder:
+    """Sets, and maps to an address and a port: one fixed layout."""
+    key_size, data_size = _size(key_parts, family), _size(data_parts, family)
+    headers = list(_nested_headers(key_size, data_size))
+    first, second = headers[:6], headers[6:]
     layout = struct.Struct(
-        "=" + "H" * len(header[:6]) + _format(one.key, family) + "H" * len(header[6:]) + _format(data_parts, family)
+        "=" + "H" * len(first) + _format(key_parts, family) + "H" * len(second) + _format(data_parts, family)
     )
-    first, second = header[:6], header[6:]
-    fill = _fillers(one.key, family)
-    aim = _fillers(data_parts, family)
+    fill, aim = _fillers(key_parts, family), _fillers(data_parts, family)
 
     def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
         pack = layout.pack
@@ -110,16 +130,10 @@ def encoder(one: Set, family: IPFamily) -> Encoder:
                     *second,
                     *[put(atom) for put, atom in zip(aim, data or (), strict=True)],  # type: ignore[arg-type]
                 )
-            except (OSError, KeyError, TypeError, ValueError, struct.error) as error:
-                raise Unprintable(f"element {key!r} does not fit the set {one.name}: {error}") from None
+            except _MISFITS as error:
+                raise Unprintable(f"element {key!r} does not fit the set {name}: {error}") from None
 
     return encode
-
-
-def key_encoder(one: Set, family: IPFamily) -> Encoder:
-    """As `encoder`, but keys only: what a deletion needs."""
-    encode = encoder(Set(name=one.name, key=one.key, interval=one.interval), family)
-    return lambda pairs: encode((key, None) for key, _ in pairs)
 
 
 def _nested_headers(key_size: int, data_size: int) -> Iterator[int]:
@@ -130,10 +144,10 @@ def _nested_headers(key_size: int, data_size: int) -> Iterator[int]:
         yield from (8 + data_size, ELEM_DATA | NESTED, 4 + data_size, DATA_VALUE)
 
 
-def _verdict_encoder(one: Set, family: IPFamily) -> Encoder:
-    size = _size(one.key, family)
-    layout = struct.Struct("=6H" + _format(one.key, family))
-    fill = _fillers(one.key, family)
+def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
+    size = _size(key_parts, family)
+    layout = struct.Struct("=6H" + _format(key_parts, family))
+    fill = _fillers(key_parts, family)
     tails: dict[ElementData, bytes] = {}
 
     def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
@@ -146,8 +160,8 @@ def _verdict_encoder(one: Set, family: IPFamily) -> Encoder:
                 head = layout.pack(
                     12 + size + len(tail), LIST_ELEM | NESTED, 8 + size, ELEM_KEY | NESTED, 4 + size, DATA_VALUE, *atoms
                 )
-            except (OSError, KeyError, TypeError, ValueError, struct.error) as error:
-                raise Unprintable(f"element {key!r} does not fit the map {one.name}: {error}") from None
+            except _MISFITS as error:
+                raise Unprintable(f"element {key!r} does not fit the map {name}: {error}") from None
             yield head + tail
 
     return encode
@@ -163,12 +177,12 @@ def _verdict_attribute(verdict: ElementData) -> bytes:
     return attribute(ELEM_DATA | NESTED, attribute(DATA_VERDICT | NESTED, payload))
 
 
-def _interval_encoder(one: Set, family: IPFamily) -> Encoder:
+def _interval_encoder(name: str, key_parts: Key, data: str, family: IPFamily) -> Encoder:
     """Concatenations with networks: a first and a last key, both included."""
-    layout = struct.Struct("=" + _format(one.key, family))
-    fill = _fillers(one.key, family)
-    if one.data or is_config_set(one):
-        raise Unprintable(f"set {one.name}: only concatenated sets of networks have a form here")
+    layout = struct.Struct("=" + _format(key_parts, family))
+    fill = _fillers(key_parts, family)
+    if data or len(key_parts) == 1:
+        raise Unprintable(f"set {name}: only concatenated sets of networks have a form here")
 
     def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
         for key, _ in pairs:
@@ -177,8 +191,8 @@ def _interval_encoder(one: Set, family: IPFamily) -> Encoder:
                 low, high = (
                     layout.pack(*[put(pair[side]) for put, pair in zip(fill, ends, strict=True)]) for side in (0, 1)
                 )
-            except (OSError, KeyError, TypeError, ValueError, struct.error) as error:
-                raise Unprintable(f"element {key!r} does not fit the set {one.name}: {error}") from None
+            except _MISFITS as error:
+                raise Unprintable(f"element {key!r} does not fit the set {name}: {error}") from None
             yield attribute(
                 LIST_ELEM | NESTED,
                 attribute(ELEM_KEY | NESTED, attribute(DATA_VALUE, low))
@@ -277,6 +291,7 @@ def _value_offset(at: int, stop: int, size: int) -> int:
     return at + 4
 
 
+@lru_cache(maxsize=256)
 def _reader(key: tuple[KeyPart, ...], family: IPFamily) -> Callable[[bytes | memoryview, int], ElementKey]:
     layout = struct.Struct("=" + _format(key, family))
 
