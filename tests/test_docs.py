@@ -1,0 +1,97 @@
+"""Every command that the documents show is run, and prints what they say.
+
+In a block of kind `console`, `$` begins a command for anyone and `#` one for root; what follows is its output, where
+`...` stands for anything. Spaces at line ends do not count.
+"""
+
+import doctest
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NEEDS_ROOT = ("narthex lab ", "--lab ")
+
+
+def commands(page):
+    """(command, needs root, expected output) of a page, in order."""
+    found = []
+    for block in BLOCK.findall(page.read_text()):
+        for line in block.splitlines():
+            if line[:2] in ("$ ", "# "):
+                found.append([line[2:], line[0] == "#" or any(word in line for word in NEEDS_ROOT), []])
+            else:
+                found[-1][2].append(line)
+    return found
+
+
+def run_page(page):
+    try:
+        run_commands(page)
+    except BaseException:
+        for command, _, _ in commands(page):
+            if command.startswith("narthex lab down"):
+                subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT / "src", capture_output=True)
+        raise
+
+
+def run_commands(page):
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": str(ROOT / "src")}
+    for command, _, expected in commands(page):
+        words = shlex.split(command)
+        assert words[0] == "narthex", f"{page}: {command}: only narthex's own commands are run here"
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
+        want = "\n".join(line.rstrip() for line in expected) + "\n"
+        got = "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
+        fits = doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        assert fits or not expected, f"{page.name}: {command}\nexpected:\n{want}\ngot:\n{got}"
+
+
+def pages(root):
+    chosen = [page for page in PAGES if commands(page) and any(needs for _, needs, _ in commands(page)) is root]
+    return pytest.mark.parametrize("page", chosen, ids=lambda page: page.stem)
+
+
+@pages(root=False)
+def test_commands_for_anyone(page):
+    run_page(page)
+
+
+@pytest.mark.kernel
+@pages(root=True)
+def test_commands_for_root(page):
+    run_page(page)
+
+
+def test_links_lead_somewhere():
+    for page in [*PAGES, *ROOT.glob("*.md"), ROOT / "tests" / "scenarios" / "README.md"]:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target} is not there"
+
+
+def test_the_page_of_commands_is_what_the_commands_say():
+    spec = importlib.util.spec_from_file_location("commands_page", ROOT / "scripts" / "commands_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = ROOT / "docs" / "reference" / "commands.md"
+    assert page.read_text() == module.text(), "run `python scripts/commands_page.py`"
+
+
+def test_readme_shows_the_two_commands():
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"make {target}" in text
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
