@@ -21,7 +21,7 @@ import msgspec
 
 from narthex.apps import lab
 from narthex.apps.lab_state import LabError, LabState
-from narthex.host.run import run
+from narthex.host.run import CommandError, run
 
 MANIFESTS = Path(__file__).parents[1] / "examples" / "hello-world"
 DEPLOYMENT = "hello-world-deployment"
@@ -43,13 +43,15 @@ def main() -> int:
         try:
             show(name)
         finally:
+            # A second Ctrl-C must not leave half a lab behind.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             title("The end: nothing is left")
             narthex("lab", "down", "--name", name)
             check(name not in lab.all_names(), "something of the lab is left")
     except KeyboardInterrupt:
         print("\nInterrupted.")
         return 130
-    except (Failure, LabError) as failure:
+    except (Failure, LabError, CommandError) as failure:
         print(f"\nThe demo FAILED: {failure}", file=sys.stderr)
         return 1
     print(f"\nAll of it took {time.monotonic() - begin:.1f} s. `narthex lab up examples/hello-world` keeps such a lab.")
@@ -96,17 +98,28 @@ def expect_pods(state: LabState, body: str) -> None:
 
 
 def spread(state: LabState, place: str) -> None:
-    """Many calls, counted by who has answered."""
-    print(f"{CALLS} calls from outside to {place}:\n")
+    """Many calls, counted by who has answered and by the kernel of the node that was called."""
+    print(f"{CALLS} calls from outside to {place}. Who answered, and what the node's kernel counted meanwhile:\n")
+    before = kernel_counts(state)
     bodies = [run(["curl", "-s", "-m", "5", f"http://{place}/"], namespace=state.outside) for _ in range(CALLS)]
-    counts = Counter(body.split(" ")[0] for body in bodies)
-    nodes = {pod.name: pod.node for pod in state.pods}
-    for pod, count in sorted(counts.items()):
-        print(f"    {pod} on {nodes.get(pod, '?')}  {count:3}  {'#' * count}")
-    check(counts.keys() == nodes.keys(), f"{sorted(nodes)} should all have answered, and only they")
-    print("\nThe first node's own count of new connections, kept in the kernel beside each endpoint:\n")
+    after = kernel_counts(state)
+    answered = Counter(body.split(" ")[0] for body in bodies)
+    for pod in state.pods:
+        counted = after[pod.addresses[0]] - before[pod.addresses[0]]
+        calls = answered[pod.name]
+        print(f"    {pod.name} on {pod.node}  {calls:3} answers  {counted:3} in the kernel  {'#' * calls}")
+        check(calls == counted, "the pods and the kernel do not count the same")
+        check(calls > 0, f"{pod.name} has had no call")
+    check(answered.total() == sum(answered[pod.name] for pod in state.pods), "somebody else has answered")
+    print("\nThe kernel keeps that count beside each endpoint of the node port, in an nftables map:\n")
     for element in map_elements(state):
         print(f"    {element}")
+
+
+def kernel_counts(state: LabState) -> Counter[str]:
+    """New connections of the node port so far, by the pod's address."""
+    found = (re.search(r"packets (\d+) .* : (\S+)", element) for element in map_elements(state))
+    return Counter({each[2]: int(each[1]) for each in found if each})
 
 
 def map_elements(state: LabState) -> list[str]:
