@@ -4,7 +4,6 @@ import copy
 
 import msgspec
 import pytest
-from bases import CIDR, DEPLOYMENT, GONE, NODE, POD, SERVICE, SLICE, changed
 
 from narthex.model.decode import Problem, decode, decode_json, load
 from narthex.model.names import NamespacedName
@@ -24,6 +23,7 @@ from narthex.model.objects import (
     ServicePort,
     SliceEndpoint,
 )
+from unit.model.bases import CIDR, DEPLOYMENT, GONE, NODE, POD, SERVICE, SLICE, changed
 
 
 @pytest.mark.parametrize("base", [SERVICE, SLICE, NODE, CIDR, POD, DEPLOYMENT], ids=lambda raw: raw["kind"])

@@ -4,12 +4,12 @@ import copy
 
 import msgspec
 import yaml
-from bases import CIDR, DEPLOYMENT, NODE, POD, SERVICE, SLICE
 from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.model.decode import Loaded, decode, decode_json, load
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
+from unit.model.bases import CIDR, DEPLOYMENT, NODE, POD, SERVICE, SLICE
 
 BASES = [SERVICE, SLICE, NODE, CIDR, POD, DEPLOYMENT]
 TEXT = b"\n---\n".join(yaml.safe_dump(base).encode() for base in BASES)

@@ -3,10 +3,10 @@
 import datetime
 
 import pytest
-from bases import NODE, POD, SERVICE, SLICE, changed
 
 from narthex.model.decode import decode
 from narthex.model.net import IPFamily
+from unit.model.bases import NODE, POD, SERVICE, SLICE, changed
 
 
 def good(raw, *warned):
