@@ -17,7 +17,7 @@ from narthex.model.net import IPFamily, contains, family_of, join_port
 from narthex.model.objects import EndpointSlice, Service
 from narthex.model.packet import Disposition
 from narthex.plan.planner import plan_once
-from narthex.testing.findings import DROP, End, Ends, Finding, Said, say, targets_of
+from narthex.testing.findings import DROP, NONE, End, Ends, Finding, Said, say, targets_of
 from narthex.testing.kernel_client import ProbeError
 from narthex.testing.kernel_probe import Call, Ears, Result, Tap
 from narthex.testing.kernel_world import NODE, World, gateways, lay_out
@@ -223,16 +223,21 @@ class Stand:
 
     def _draw(self, connection: Connection, expected: Ends) -> End:
         """Send one connection. Raises Trouble for what no expectation has a word for."""
+        interface = arrival(self._scenario, connection)
+        loopback = contains(family_of(connection.destination).loopback, connection.destination)
+        nowhere = bool(interface) and loopback and expected == NONE
         if expected == DROP:
             self._tap.take()
-        result = self._ears.connect(self._call(connection), SILENCE if expected == DROP else PATIENCE)
+        result = self._ears.connect(self._call(connection), SILENCE if nowhere or expected == DROP else PATIENCE)
         if result.arrivals:
             return self._arrived(connection, result, expected)
         if result.refusal in ("port unreachable", "refused"):
             return Disposition.REJECTED, None, False
         if result.refusal:
             raise Trouble(f"refused, but by {result.refusal}")
-        interface = arrival(self._scenario, connection)
+        if nowhere:
+            # Routing has no place for loopback addresses from outside: left alone, such a packet ends in silence.
+            return Disposition.NOT_OURS, None, False
         if interface and expected == DROP and self._passage(connection) not in self._tap.take():
             raise Trouble(f"the packet never reached the node's interface {interface}")
         return Disposition.DROPPED, None, False
