@@ -80,26 +80,25 @@ def test_from_any_state_to_any_other_by_what_is_read(mode, family, namespace):
     law()
 
 
-def test_nft_lists_what_nft_can_read(namespace):
+@pytest.mark.parametrize("family", list(IPFamily), ids=lambda family: family.label)
+def test_nft_lists_what_nft_can_read(family, namespace):
     """`nft list ruleset` of our tables parses back in an empty namespace, whatever the cluster looks like."""
-    backend = BACKENDS["nftables"]
+    backend, target = BACKENDS["nftables"], target_for("nftables", family, namespace)
     empty = f"{namespace}-e"
     netns.create(empty)
+
+    @settings(max_examples=25)
+    @given(some.configs, TURNS)
+    def law(config, turns):
+        *_, plan = plans(config, family, turns)
+        target.clean()
+        target.apply(backend.diff(None, backend.render(plan)))
+        listed = run(["nft", "list", "ruleset"], namespace=namespace)
+        assert f"table {family.nft} narthex" in listed
+        run(["nft", "-c", "-f", "-"], stdin=listed, namespace=empty)
+
     try:
-        for family in IPFamily:
-            target = target_for("nftables", family, namespace)
-
-            @settings(max_examples=15)
-            @given(some.configs, TURNS)
-            def law(config, turns, family=family, target=target):
-                *_, plan = plans(config, family, turns)
-                target.clean()
-                target.apply(backend.diff(None, backend.render(plan)))
-                listed = run(["nft", "list", "ruleset"], namespace=namespace)
-                assert f"table {family.nft} narthex" in listed
-                run(["nft", "-c", "-f", "-"], stdin=listed, namespace=empty)
-
-            law()
+        law()
     finally:
         netns.delete(empty)
 
