@@ -54,7 +54,7 @@ _VERDICTS: dict[int, Callable[[str], Verdict]] = {
 _PROTOCOL_NUMBERS = {protocol.lower: protocol.number for protocol in Protocol}
 _PROTOCOL_NAMES = {number: name for name, number in _PROTOCOL_NUMBERS.items()}
 
-_MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, struct.error)
+_MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
 """What atoms of the wrong kind or size raise on their way into a layout."""
 
 Encoder = Callable[[Iterable[tuple[ElementKey, ElementData]]], Iterator[bytes]]

@@ -58,11 +58,22 @@ def parse_rule(words: Words) -> Rule:
         try:
             expressions += _READERS.get(words.peek(), _field_match)(words)
         except (NotUnderstood, ValueError):
-            words.position = start + 1
-            while not words.done and words.peek() not in _RESUME:
-                words.position += 1
+            words.position = start
+            _pass_over(words)
             expressions.append(Unknown(words.slice(start, words.position)))
     return Rule(tuple(expressions), comment)
+
+
+def _pass_over(words: Words) -> None:
+    """Go on to the next word that begins something known, but at least one word, and never into braces."""
+    depth = 0
+    while not words.done:
+        word = words.take()
+        depth += (word == "{") - (word == "}")
+        following = words.peek()
+        # `dnat` is a status bit too.
+        if not depth and following in _RESUME and (following != "dnat" or words.peek(1) in ("to", "ip", "ip6")):
+            return
 
 
 def _field_match(words: Words) -> Many:
@@ -254,7 +265,7 @@ def _reject(words: Words) -> Many:
 def _masquerade(words: Words) -> Many:
     words.expect("masquerade")
     fully = False
-    while words.peek() in ("fully-random", "random", "persistent"):
+    while words.peek() in ("fully-random", "random", "persistent", ","):
         fully = words.take() == "fully-random" or fully
     if words.peek() == "to":
         raise NotUnderstood
