@@ -1,5 +1,7 @@
 """Known answers from iptables dumps that people published between 2018 and 2023, kube-proxy's own work."""
 
+from pathlib import Path
+
 import pytest
 
 from narthex.backends.iptables import IptablesBackend
@@ -103,31 +105,7 @@ def test_the_redis_fragment_is_what_we_write_today_but_for_decimals_and_comments
         assert isinstance(one.expressions[0], Chance) and abs(new - old) < 0.00001
 
 
-HELLO = """*nat
-:PREROUTING ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:KUBE-MARK-MASQ - [0:0]
-:KUBE-NODEPORTS - [0:0]
-:KUBE-POSTROUTING - [0:0]
-:KUBE-SEP-JNUJINTC6VOLRDUD - [0:0]
-:KUBE-SERVICES - [0:0]
-:KUBE-SVC-5MRENC7Q6ZQR6GKR - [0:0]
--A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
--A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
--A KUBE-NODEPORTS -p tcp -m comment --comment "default/hello-world-service:" -m tcp --dport 30001 -j KUBE-MARK-MASQ
--A KUBE-NODEPORTS -p tcp -m comment --comment "default/hello-world-service:" -m tcp --dport 30001 -j KUBE-SVC-5MRENC7Q6ZQR6GKR
--A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -m mark --mark 0x4000/0x4000 -j MASQUERADE
--A KUBE-SEP-JNUJINTC6VOLRDUD -s 10.244.3.81/32 -j KUBE-MARK-MASQ
--A KUBE-SEP-JNUJINTC6VOLRDUD -p tcp -m tcp -j DNAT --to-destination 10.244.3.81:8080
--A KUBE-SERVICES ! -s 10.244.0.0/16 -d 10.106.183.112/32 -p tcp -m comment --comment "default/hello-world-service: cluster IP" -m tcp --dport 4000 -j KUBE-MARK-MASQ
--A KUBE-SERVICES -d 10.106.183.112/32 -p tcp -m comment --comment "default/hello-world-service: cluster IP" -m tcp --dport 4000 -j KUBE-SVC-5MRENC7Q6ZQR6GKR
--A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
--A KUBE-SVC-5MRENC7Q6ZQR6GKR -j KUBE-SEP-JNUJINTC6VOLRDUD
-COMMIT
-"""
+HELLO = (Path(__file__).parents[2] / "dumps" / "hello-world.iptables-save").read_text()
 NODE = Host(addresses=("192.168.1.11",))
 
 
