@@ -11,7 +11,7 @@ settings.register_profile(
 settings.load_profile("narthex")
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     """Without root, kernel tests are left out on a desk; in CI their absence must be seen as a failure."""
     if os.geteuid() == 0 or os.environ.get("CI"):
         return
