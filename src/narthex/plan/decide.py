@@ -15,14 +15,16 @@ from narthex.model.objects import EndpointSlice, Service, ServicePort
 from narthex.plan.ir import (
     Decision,
     Drop,
+    Endpoint,
     Forward,
     Frontend,
     FrontendKind,
+    HealthCheck,
     Reject,
     Scope,
     ServicePlan,
 )
-from narthex.plan.select import HEADLESS_LABEL, Place, Selection, candidates, select
+from narthex.plan.select import HEADLESS_LABEL, Candidate, Place, Selection, candidates, select
 
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 
@@ -70,8 +72,9 @@ def _decide_port(
     balancers = tuple(entry.ip for entry in service.ingress if not entry.proxy and family_of(entry.ip) is family)
     external = bool(port.node_port or external_ips or balancers)
     external_local = external and service.external_policy_local
+    found = candidates(slices, port, family, context.place)
     selection = select(
-        candidates(slices, port, family, context.place),
+        found,
         context.place,
         cluster=not service.internal_policy_local or external,
         local=service.internal_policy_local or external_local,
@@ -107,8 +110,33 @@ def _decide_port(
         frontends=tuple(frontends.values()),
         cluster=selection.cluster if Scope.CLUSTER in used else None,
         local=selection.local if Scope.LOCAL in used else None,
+        serving=_serving(found, selection),
         affinity_seconds=service.affinity_seconds,
     )
+
+
+def health_check(service: Service, slices: Iterable[EndpointSlice], context: Context) -> HealthCheck | None:
+    """What balancers are told of the Service on this node; None when it has no health check port (rows 16.1, 16.3)."""
+    if service.type != "LoadBalancer" or not service.external_policy_local or not service.health_check_node_port:
+        return None
+    if not _cluster_ip(service, context.family):
+        return None
+    slices = tuple(slices)
+    ready = {
+        found.endpoint.address
+        for port in service.ports
+        for found in candidates(slices, port, context.family, context.place)
+        if found.endpoint.local and found.state.ready
+    }
+    return HealthCheck(service.health_check_node_port, len(ready))
+
+
+def _serving(found: tuple[Candidate, ...], selection: Selection) -> tuple[Endpoint, ...]:
+    """All that serve; the same tuple as the cluster pool's when that is all of them, as it mostly is."""
+    serving = tuple(each.endpoint for each in found if each.state.serving or each.state.ready)
+    if selection.cluster is not None and selection.cluster.endpoints == serving:
+        return selection.cluster.endpoints
+    return serving
 
 
 def _inside_row(service: Service, selection: Selection, context: Context) -> tuple[Decision, Decision, Decision]:

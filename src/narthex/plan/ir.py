@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from narthex.model.names import ServicePortName
+from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol, in_any
 
 
@@ -124,6 +124,9 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Pool | None = None
     """None when no decision uses it."""
     local: Pool | None = None
+    serving: tuple[Endpoint, ...] = ()
+    """All endpoints of the Service port that serve, whatever policy and topology choose: a connection to one of these
+    may live on (rows 18.2, 18.6)."""
     affinity_seconds: int | None = None
     """ClientIP affinity: a client keeps its endpoint while it returns within this time, across all frontends of the
     Service port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names."""
@@ -166,6 +169,15 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     """Own addresses inside one of these, read at the moment of the packet; None: all own addresses; (): none."""
     localhost: bool = False
     """127.0.0.0/8 too, always masqueraded (row 9.9). Without it loopback never answers; `::1` never does."""
+
+
+class HealthCheck(msgspec.Struct, frozen=True):
+    """What a balancer is told that asks this node for a Service (rows of group 16)."""
+
+    port: int
+    """`healthCheckNodePort`."""
+    local_ready: int
+    """Distinct addresses of ready endpoints on this node; terminating ones do not count (row 16.3)."""
 
 
 class Conflict(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +223,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     masquerade_mark: int = 0x4000
     """The one bit of the packet mark that may be touched."""
     conflicts: tuple[Conflict, ...] = ()
+    health_checks: Mapping[NamespacedName, HealthCheck] = {}
+    """LoadBalancer Services with Local policy that have a health check port."""
     lineage: Lineage = msgspec.field(default_factory=Lineage)
 
 

@@ -10,11 +10,12 @@ from immutables import Map
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, address, contains, family_of, host_network, is_zero_prefix, network
 from narthex.model.objects import EndpointSlice, Node, Service
-from narthex.plan.decide import Context, decide
+from narthex.plan.decide import Context, decide, health_check
 from narthex.plan.ir import (
     Conflict,
     Frontend,
     FrontendKind,
+    HealthCheck,
     Lineage,
     Match,
     NodePorts,
@@ -85,6 +86,7 @@ class Planner:
         self._sources: dict[NamespacedName, _Source] = {}
         self._wishes: dict[NamespacedName, tuple[ServicePlan, ...]] = {}
         """What each Service would get if no other were there."""
+        self._health: Map[NamespacedName, HealthCheck] = Map()
         self._claims: dict[Match, tuple[_Claim, ...]] = {}
         self._contested: set[Match] = set()
         self._plan: Plan | None = None
@@ -122,6 +124,7 @@ class Planner:
         before = self._wishes.get(name, ())
         ordered = [slices[key] for key in sorted(slices)] if slices else []
         after = decide(service, ordered, self._context) if service else ()
+        self._note_health(name, health_check(service, ordered, self._context) if service else None)
         if service is None:
             self._sources.pop(name, None)
         else:
@@ -136,6 +139,11 @@ class Planner:
         touched.update(plan.name for plan in after if plan not in known)
         touched.update({plan.name for plan in before} - {plan.name for plan in after})
         self._reclaim(before, after, matches)
+
+    def _note_health(self, name: NamespacedName, check: HealthCheck | None) -> None:
+        if self._health.get(name) == check:
+            return
+        self._health = self._health.delete(name) if check is None else self._health.set(name, check)
 
     def _reclaim(self, before: tuple[ServicePlan, ...], after: tuple[ServicePlan, ...], matches: set[Match]) -> None:
         old, new = _claims(before), _claims(after)
@@ -185,6 +193,7 @@ class Planner:
             service_cidrs=_service_cidrs(snapshot, self._family),
             masquerade_mark=1 << self._config.masquerade_bit,
             conflicts=self._conflicts(),
+            health_checks=self._health,
             lineage=Lineage(last.lineage if last else None, frozenset(differing)),
         )
         if last is not None and not differing and _frame(plan) == _frame(last):
@@ -233,7 +242,7 @@ def _claims(plans: Iterable[ServicePlan]) -> dict[Match, tuple[_Claim, ...]]:
 
 def _frame(plan: Plan) -> tuple[object, ...]:
     """All of a plan but its Services."""
-    return plan.pods, plan.node_ports, plan.service_cidrs, plan.masquerade_mark, plan.conflicts
+    return plan.pods, plan.node_ports, plan.service_cidrs, plan.masquerade_mark, plan.conflicts, plan.health_checks
 
 
 def _node(config: NodeConfig, snapshot: Snapshot) -> Node | None:

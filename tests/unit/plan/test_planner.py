@@ -6,7 +6,7 @@ import pytest
 from narthex.model.events import Upsert
 from narthex.model.net import IPFamily
 from narthex.model.objects import ServiceCIDR
-from narthex.plan.ir import Forward, FrontendKind, NodePorts, PodDetector, Reject, Scope
+from narthex.plan.ir import Forward, FrontendKind, HealthCheck, NodePorts, PodDetector, Reject, Scope
 from narthex.plan.planner import NodeConfig, Planner
 from narthex.state.store import Store
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, plan, port_name, service, snapshot
@@ -167,3 +167,59 @@ def test_an_unknown_node_is_no_error():
     assert got.node_ports.cidrs == ()
     assert msgspec.structs.asdict(got)["node_name"] == "elsewhere"
     assert NODE not in str(got.node_name)
+
+
+class TestHealthChecks:
+    """Rows 16.1, 16.3 and 16.10."""
+
+    BALANCED = service(
+        "shop/web", "10.110.0.5", type="LoadBalancer", external_policy_local=True, health_check_node_port=32080
+    )
+
+    def checks(self, svc, *slices, **options):
+        return dict(plan(svc, *slices, **options).health_checks)
+
+    def test_local_ready_addresses_are_counted_once(self):
+        ends = (
+            endpoint("10.64.1.1"),
+            endpoint("10.64.1.2", ready=False, serving=True, terminating=True),
+            endpoint("10.64.2.1", node="worker-b"),
+        )
+        two = endpoint_slice("shop/web", endpoint("10.64.1.1"), suffix="2", port=81)
+        got = self.checks(self.BALANCED, endpoint_slice("shop/web", *ends), two)
+        assert got == {self.BALANCED.key: HealthCheck(32080, 1)}
+
+    def test_none_here(self):
+        assert self.checks(self.BALANCED) == {self.BALANCED.key: HealthCheck(32080, 0)}
+
+    @pytest.mark.parametrize(
+        "other", [{"type": "NodePort"}, {"external_policy_local": False}, {"health_check_node_port": 0}]
+    )
+    def test_only_balancers_with_local_policy_and_a_number(self, other):
+        assert self.checks(msgspec.structs.replace(self.BALANCED, **other)) == {}
+
+    def test_the_other_family_has_none(self):
+        assert self.checks(self.BALANCED, family=IPFamily.IPV6) == {}
+
+    def test_a_change_of_health_alone_is_a_new_plan(self):
+        store, planner = Store(), Planner(CONFIG, IPFamily.IPV4)
+        local = msgspec.structs.replace(self.BALANCED, ports=())
+        store.apply(Upsert(local))
+        before = planner.plan(store.snapshot, store.take_changed())
+        store.apply(Upsert(msgspec.structs.replace(local, health_check_node_port=32081)))
+        after = planner.plan(store.snapshot, store.take_changed())
+        assert before is not after
+        assert after.health_checks[local.key].port == 32081
+
+
+def test_serving_endpoints_are_all_that_may_keep_connections():
+    """Rows 18.2 and 18.6: policy and topology do not count."""
+    ends = (
+        endpoint("10.64.1.1", for_zones=("east",)),
+        endpoint("10.64.1.2", for_zones=("west",)),
+        endpoint("10.64.1.3", ready=False, serving=True, terminating=True),
+        endpoint("10.64.1.4", ready=False, serving=False, terminating=True),
+    )
+    got = plan(node(zone="east"), service("shop/web", "10.110.0.5"), endpoint_slice("shop/web", *ends)).services[WEB]
+    assert [each.address for each in got.serving] == ["10.64.1.1", "10.64.1.2", "10.64.1.3"]
+    assert [each.address for each in got.cluster.endpoints] == ["10.64.1.1"]
