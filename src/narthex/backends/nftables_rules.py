@@ -58,10 +58,11 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return self.spelled[0]
 
     def spell_out(self) -> Table:
-        """As `table`, but what is made is not kept."""
-        if self.spelled:
+        """As `table`, but rendered rules do not keep it: a program that has loaded them lives on for long."""
+        if self.settings is None:
             return self.spelled[0]
-        assert self.settings is not None
+        if self.spelled:
+            return self.spelled.pop()
         return _spelled(self.settings, add(Part(), self.fragments.values(), self.settings), self.rows)
 
     def ruleset(self) -> Ruleset:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import lru_cache
 
 from narthex.host import netns
 
 _TERSE = 1 << 11
+# The library keeps tables of names that all contexts share.
+_one_at_a_time = threading.Lock()
 _NAMES = ("libnftables.so.1", "libnftables.so")
 
 
@@ -48,7 +51,7 @@ def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str
     if "\0" in text:
         raise ValueError("nft text must not hold NUL")
     library = _library()
-    with netns.entered(namespace):
+    with _one_at_a_time, netns.entered(namespace):
         context = library.nft_ctx_new(0)
         if not context:
             raise NftError("libnftables could not make a context")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
@@ -363,8 +363,3 @@ def _address_text(raw: bytes | int) -> str:
     assert isinstance(raw, bytes)
     text = inet_ntop(AF_INET6, raw)
     return str(ipaddress.IPv6Address(raw)) if "." in text else text
-
-
-def count(elements: Mapping[str, Mapping[ElementKey, ElementData]]) -> int:
-    """How many elements there are in all sets together."""
-    return sum(map(len, elements.values()))
