@@ -166,5 +166,5 @@ def _changed(old: Plan | None, new: Plan) -> frozenset[ServicePortName]:
         return frozenset(new.services)
     if new.lineage.parent == old.lineage.number:
         return new.lineage.changed
-    names = old.services.keys() | new.services.keys()
+    names = {*old.services, *new.services}
     return frozenset(name for name in names if old.services.get(name) is not new.services.get(name))
