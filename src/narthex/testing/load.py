@@ -1,0 +1,256 @@
+"""Load on a Service: connections that stay open, a stream of new ones, and a count of everything that went wrong.
+
+Sockets are made in the namespaces they belong to; who serves and who calls can so be one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+
+import msgspec
+
+from narthex.host import netns
+from narthex.model.net import family_of, join_port
+from narthex.testing.kernel_client import ADDRESS_FAMILY
+
+PATIENCE = 10.0
+"""Seconds that a connection or an answer may take before it counts as failed."""
+PAUSE = 0.004
+"""Seconds between two new connections of a stream."""
+_TOTAL_RETRANS = 100
+"""Offset of `tcpi_total_retrans` in linux/tcp.h's `struct tcp_info`."""
+
+
+class Answers:
+    """Endpoints over TCP: each tells who connects its own `address:port` in a line, and echoes what it is sent."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._listeners: dict[str, socket.socket] = {}
+        self._taken: dict[str, set[socket.socket]] = {}
+        self._thread = threading.Thread(target=self._serve, name="answers", daemon=True)
+        self._ended = False
+
+    def __enter__(self) -> Answers:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        self._thread.join()
+        for name in list(self._listeners):
+            self.close(name)
+        self._selector.close()
+
+    def open(self, namespace: str, address: str, port: int) -> str:
+        """Serve at an address; returns the name that clients are told."""
+        name = join_port(address, port)
+        with netns.entered(namespace):
+            listener = socket.socket(ADDRESS_FAMILY[family_of(address)], socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+        listener.setblocking(False)
+        with self._lock:
+            self._listeners[name], self._taken[name] = listener, set()
+            self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(name))
+        return name
+
+    def close(self, name: str) -> int:
+        """The endpoint is gone: it listens no more, and what was open breaks. Returns how many were open."""
+        with self._lock:
+            listener, taken = self._listeners.pop(name), self._taken.pop(name)
+            for each in (listener, *taken):
+                self._selector.unregister(each)
+                each.close()
+            return len(taken)
+
+    def open_connections(self, name: str) -> int:
+        """How many connections an endpoint has."""
+        with self._lock:
+            return len(self._taken[name])
+
+    def _serve(self) -> None:
+        while not self._ended:
+            ready = self._selector.select(0.05)
+            with self._lock:
+                for key, _ in ready:
+                    if key.fileobj in self._selector.get_map():
+                        key.data()
+
+    def _accept(self, name: str) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                taken, _ = self._listeners[name].accept()
+                taken.setblocking(True)
+                self._taken[name].add(taken)
+                self._selector.register(taken, selectors.EVENT_READ, lambda taken=taken: self._echo(name, taken))
+                taken.sendall(f"{name}\n".encode())
+
+    def _echo(self, name: str, taken: socket.socket) -> None:
+        try:
+            data = taken.recv(4096)
+            taken.sendall(data)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._selector.unregister(taken)
+            self._taken[name].discard(taken)
+            taken.close()
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to a Service: from where, to what."""
+
+    label: str
+    namespace: str
+    source: str
+    destination: str
+    port: int
+
+
+class Line:
+    """One open connection. Raises OSError when it cannot be made."""
+
+    def __init__(self, way: Way) -> None:
+        self.way = way
+        with netns.entered(way.namespace):
+            self._socket = socket.socket(ADDRESS_FAMILY[family_of(way.source)], socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(PATIENCE)
+            self._socket.bind((way.source, 0))
+            self._socket.connect((way.destination, way.port))
+            self._answers = self._socket.makefile("rb")
+            self.endpoint = self._answers.readline().decode().strip()
+            if not self.endpoint:
+                raise ConnectionError("closed before the first word")
+        except OSError:
+            self._socket.close()
+            raise
+
+    def exchange(self) -> None:
+        """Say something and hear it back. Raises OSError."""
+        said = b"still there?\n"
+        self._socket.sendall(said)
+        heard = self._answers.readline()
+        if heard != said:
+            raise ConnectionError("closed by the other side" if not heard else f"answered {heard!r}")
+
+    @property
+    def resent(self) -> int:
+        """Segments that this side had to send again."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        return int(struct.unpack_from("=I", info, _TOTAL_RETRANS)[0])
+
+    def close(self) -> None:
+        """End the connection in good order."""
+        self._answers.close()
+        self._socket.close()
+
+
+class Load:
+    """Calls a Service by several ways, again and again, and writes down what fails."""
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        self._ways = itertools.cycle(ways)
+        self._lock = threading.RLock()
+        self.held: list[Line] = []
+        self.failures: list[str] = []
+        self.made = 0
+        """New connections that were made, said a word, heard it back and ended."""
+        self.resent = 0
+        """Segments that these had to send again: a packet was lost on the way."""
+        self.endpoints: Counter[str] = Counter()
+        """Who answered them."""
+
+    def hold(self, count: int) -> None:
+        """Open connections and keep them."""
+        for _ in range(count):
+            with self._lock, self._noting("opening"):
+                self.held.append(Line(next(self._ways)))
+
+    def exchange(self) -> None:
+        """Use every connection that is kept."""
+        for line in list(self.held):
+            self._use(line)
+
+    def leave(self, endpoint: str) -> None:
+        """End the connections kept with an endpoint, as its clients do when it asks them to; open others instead."""
+        with self._lock:
+            leaving = [line for line in self.held if line.endpoint == endpoint]
+            self.held = [line for line in self.held if line.endpoint != endpoint]
+            for line in leaving:
+                self._use(line)
+                line.close()
+            self.hold(len(leaving))
+
+    @contextmanager
+    def streaming(self, most: int = 100_000) -> Iterator[Load]:
+        """A stream of at most so many new connections while the block runs, and a word on the kept ones meanwhile."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._stream, args=(ended, most), name="load", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            ended.set()
+            thread.join()
+
+    def close(self) -> None:
+        """End what is kept."""
+        for line in self.held:
+            line.close()
+        self.held.clear()
+
+    def _stream(self, ended: threading.Event, most: int) -> None:
+        for number in range(most):
+            if ended.wait(PAUSE):
+                return
+            with self._lock:
+                self._call()
+                if self.held:
+                    self._use(self.held[number % len(self.held)])
+
+    def _call(self) -> None:
+        way = next(self._ways)
+        with self._noting(f"new connection {way.label}"):
+            line = Line(way)
+            try:
+                line.exchange()
+                self.resent += line.resent
+            finally:
+                line.close()
+            self.endpoints[line.endpoint] += 1
+            self.made += 1
+
+    def _use(self, line: Line) -> None:
+        with self._noting(f"open connection {line.way.label} to {line.endpoint}"):
+            line.exchange()
+
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failures.append(f"{what}: {type(error).__name__}: {error}")
+
+
+def until(condition: Callable[[], bool], what: str, patience: float = 20.0, also: Callable[[], str] = str) -> None:
+    """Wait for a condition. Raises TimeoutError saying `what` did not come, and what `also` tells."""
+    ticks = threading.Event()
+    for _ in range(int(patience / 0.01)):
+        if condition():
+            return
+        ticks.wait(0.01)
+    raise TimeoutError(f"{what} did not come within {patience:g} s\n{also()}")
