@@ -58,6 +58,11 @@ class Health:
         """Every family has been synced once."""
         return all(state.last_good is not None for state in self._families.values())
 
+    @property
+    def healthy(self) -> bool:
+        """No family has work that waits too long (rows 17.1, 17.2), whatever becomes of the node (row 16.12)."""
+        return self._report()[0]
+
     def healthz(self) -> tuple[int, dict[str, Any]]:
         """HTTP status and body for `/healthz`."""
         healthy, body = self._report()

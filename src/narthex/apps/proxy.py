@@ -19,6 +19,7 @@ from narthex.apps.sync import FamilySync
 from narthex.host.clock import Clock
 from narthex.model.events import Delete, Event, Synced
 from narthex.model.names import NamespacedName
+from narthex.plan.ir import Plan
 from narthex.state.store import Snapshot, Store
 
 LOOK_SECONDS = 1.0
@@ -53,9 +54,11 @@ class Proxy:
         generation: Callable[[], int] | None = None,
         health: Health | None = None,
         metrics: Metrics | None = None,
+        follow: Callable[[Plan], object] = lambda _: None,
     ) -> None:
         """`complete` adds to a snapshot what the node itself knows better (its own addresses). `generation` is a
-        number that is another one whenever somebody, also this proxy, has changed rules (row 29.9)."""
+        number that is another one whenever somebody, also this proxy, has changed rules (row 29.9). `follow` is told at
+        each turn, for each family, the plan that the kernel holds."""
         self._inbox = inbox
         self._halves = [Half(family) for family in families]
         self._clock = clock
@@ -66,6 +69,7 @@ class Proxy:
         self._known_generation: int | None = None
         self.health = health or Health([family.family for family in families], periods.sync, clock)
         self.metrics = metrics or Metrics()
+        self._follow = follow
         self._report = Reporter(node_name, len(families))
         self._store = Store()
         self._stopping = False
@@ -96,6 +100,9 @@ class Proxy:
                     wrote |= self._sync(half, snapshot)
         if wrote:
             self._known_generation = self._ask_generation()
+        for half in self._halves:
+            if half.sync.plan is not None:
+                self._follow(half.sync.plan)
         due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
         # A turn now and then also finds what nobody gives notice of: new addresses of the node.
         return max(0.0, min([*due, LOOK_SECONDS if self._generation else self._periods.sync]))
@@ -145,6 +152,8 @@ class Proxy:
             done = half.sync.sync(snapshot, half.waiting, read_back=read_back)
         except Exception as error:
             half.failed(self._clock.now(), self._periods)
+            # What could not be written waits, also when nobody changed an object (row 29.1).
+            self.health.queued(family)
             self.metrics.failed(family)
             self._report.failed(family, error, half.earliest - half.ended)
             return True

@@ -12,10 +12,12 @@ import msgspec
 
 from narthex.apps.feed import Feed, Watched
 from narthex.apps.health import Health
+from narthex.apps.httpd import HttpServer
 from narthex.apps.logs import LOGGER
 from narthex.apps.metrics import Metrics
 from narthex.apps.own_node import OwnNode
 from narthex.apps.proxy import Inbox, Proxy
+from narthex.apps.service_health import ServiceHealth
 from narthex.apps.settings import Settings
 from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
 from narthex.apps.sync import FamilySync
@@ -56,8 +58,9 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
     return tuple(families)
 
 
-def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], clock: Clock) -> Proxy:
+def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], clock: Clock, http: HttpServer) -> Proxy:
     """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
+    health = Health(families, settings.periods.sync, clock)
     backend = BACKENDS[settings.mode]
     syncs = [
         FamilySync(family, Planner(settings.node, family), backend, target_for(settings.mode, family), clock)
@@ -73,8 +76,9 @@ def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], c
         node_name=settings.node.node_name,
         complete=OwnNode(settings.node.node_name, primary_addresses).complete,
         generation=NfNetlink().generation,
-        health=Health(families, settings.periods.sync, clock),
+        health=health,
         metrics=Metrics(settings.mode),
+        follow=ServiceHealth(http, lambda: health.healthy).follow,
     )
 
 
@@ -86,8 +90,9 @@ def serve(settings: Settings, source: Watched) -> None:
     )
     clock = SystemClock()
     feed = Feed(source)
-    proxy = assemble(settings, feed, families, clock)
-    status = StatusServer(list(_listeners(settings, proxy)), hard_fail=settings.bind_address_hard_fail)
+    http = HttpServer()
+    proxy = assemble(settings, feed, families, clock, http)
+    status = StatusServer(http, list(_listeners(settings, proxy)), hard_fail=settings.bind_address_hard_fail)
     try:
         status.start()
     except BindError as error:
@@ -101,7 +106,7 @@ def serve(settings: Settings, source: Watched) -> None:
         gc.enable()
         proxy.run()
     LOGGER.info("stopped; the rules stay in force")
-    status.stop()
+    http.stop()
 
 
 def _listeners(settings: Settings, proxy: Proxy) -> Iterator[Listener]:

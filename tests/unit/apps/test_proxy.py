@@ -43,7 +43,9 @@ class Bench:
             Periods(minimum, watched=watched),
             node_name=NODE,
             generation=self.generation if watched else None,
+            follow=lambda plan: self.followed.append((plan, bool(self.targets[plan.family].applied))),
         )
+        self.followed = []
         self.others = 0
 
     def generation(self):
@@ -274,6 +276,40 @@ def test_after_a_failure_the_kernel_is_read_before_it_is_written():
     bench.clock.advance(1)
     bench.proxy.turn()
     assert target.applied[-1].put == (("10.110.0.2:80/TCP", "shop/cart:http -> 10.64.1.6:80"),)
+
+
+def test_what_cannot_be_mended_makes_it_unhealthy():
+    """Row 29.1: nobody changed an object, but the rules are gone."""
+    bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
+    target = bench.targets[IPFamily.IPV4]
+    bench.run_for(10)
+    target.rules, target.failures = None, ["no"] * 50
+    bench.run_for(90)
+    assert target.rules is None
+    assert bench.proxy.health.livez()[0] == 503
+    target.failures.clear()
+    bench.run_for(31)
+    assert bench.proxy.health.livez()[0] == 200
+
+
+def test_a_plan_is_followed_when_the_kernel_holds_it():
+    """Row 16.8."""
+    bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
+    target = bench.targets[IPFamily.IPV4]
+    target.failures = ["no"]
+    bench.proxy.turn()
+    assert bench.followed == []
+    bench.clock.advance(1)
+    bench.proxy.turn()
+    ((first, written),) = bench.followed
+    assert written and len(first.services) == 1
+    target.failures = ["no"]
+    bench.change(CART, CART_SLICE)
+    bench.proxy.turn()
+    assert bench.followed[-1][0] is first
+    bench.clock.advance(1)
+    bench.proxy.turn()
+    assert len(bench.followed[-1][0].services) == 2
 
 
 def test_a_change_cuts_a_long_wait_short():

@@ -2,16 +2,18 @@
 
 import json
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 
 import pytest
 
-from narthex.apps import status
+from narthex.apps import httpd
 from narthex.apps.health import Health
+from narthex.apps.httpd import HttpServer, Reply
 from narthex.apps.metrics import Metrics
-from narthex.apps.status import BindError, Listener, Reply, StatusServer, health_routes, metrics_routes
+from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.testing.fakes import FakeClock
 
@@ -45,16 +47,23 @@ def metrics():
 
 
 @pytest.fixture
-def server(health, metrics):
+def http():
+    serving = HttpServer()
+    yield serving
+    serving.stop()
+
+
+@pytest.fixture
+def server(http, health, metrics):
     serving = StatusServer(
+        http,
         [
             Listener("health", "127.0.0.1", 0, health_routes(health, metrics)),
             Listener("metrics", "::1", 0, metrics_routes(metrics, "nftables", {"mode": "nftables"})),
-        ]
+        ],
     )
     serving.start()
-    yield serving
-    serving.stop()
+    return serving
 
 
 def test_healthz_follows_the_health(server, health):
@@ -89,8 +98,8 @@ def test_unknown_paths_say_what_there_is(server):
     "raw, start",
     [
         (b"POST /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 "),
-        (b"\r\n\r\n", b"HTTP/1.1 405 "),
-        (b"GET\r\n\r\n", b"HTTP/1.1 405 "),
+        (b"\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET\r\n\r\n", b"HTTP/1.1 400 "),
         (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 "),
         (b"x" * 40000 + b"\r\n\r\n", b""),
     ],
@@ -111,65 +120,55 @@ def test_head_has_no_body(server):
 
 
 def test_a_silent_client_is_hung_up_on(server, monkeypatch):
-    monkeypatch.setattr(status, "_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(httpd, "_REQUEST_SECONDS", 0.1)
     assert ask(server, "health", b"GET /hea") == b""
 
 
-def test_too_many_connections_are_closed(server, monkeypatch):
-    monkeypatch.setattr(status, "_CONNECTIONS", 0)
+def test_too_many_connections_are_closed(server):
+    server._seats.limit = 0
     assert ask(server, "health", b"") == b""
 
 
-def test_a_route_that_fails_answers_500():
-    with_bug = StatusServer([Listener("health", "127.0.0.1", 0, {"/": lambda: Reply(1 // 0, b"")})])
+def test_a_route_that_fails_answers_500(http):
+    with_bug = StatusServer(http, [Listener("health", "127.0.0.1", 0, {"/": lambda: Reply(1 // 0, b"")})])
     with_bug.start()
-    try:
-        assert get(with_bug, "health", "/")[0] == 500
-    finally:
-        with_bug.stop()
+    assert get(with_bug, "health", "/")[0] == 500
 
 
-def test_a_taken_port_is_tried_again():
+def test_a_taken_port_is_tried_again(http):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         waiting = StatusServer(
-            [Listener("health", "127.0.0.1", port, {"/": lambda: Reply(200, b"here")})], retry_seconds=0.05
+            http, [Listener("health", "127.0.0.1", port, {"/": lambda: Reply(200, b"here")})], retry_seconds=0.05
         )
         waiting.start()
         time.sleep(0.1)
         assert waiting.addresses == {}
-    try:
-        end = time.monotonic() + 5
-        while not waiting.addresses and time.monotonic() < end:
-            time.sleep(0.02)
-        assert get(waiting, "health", "/")[1] == b"here"
-    finally:
-        waiting.stop()
+    end = time.monotonic() + 5
+    while not waiting.addresses and time.monotonic() < end:
+        time.sleep(0.02)
+    assert get(waiting, "health", "/")[1] == b"here"
 
 
-def test_a_taken_port_is_fatal_with_hard_fail():
+def test_a_taken_port_is_fatal_with_hard_fail(http):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        strict = StatusServer([Listener("health", "127.0.0.1", port, {})], hard_fail=True)
+        listeners = [Listener("metrics", "127.0.0.1", 0, {}), Listener("health", "127.0.0.1", port, {})]
+        strict = StatusServer(http, listeners, hard_fail=True)
         with pytest.raises(BindError, match=f"health server on 127.0.0.1:{port}: Address already in use"):
             strict.start()
-        strict.stop()
 
 
-def test_a_server_without_listeners_does_nothing():
-    nothing = StatusServer([])
-    nothing.start()
-    nothing.stop()
+def test_a_server_without_listeners_does_nothing(http):
+    StatusServer(http, []).start()
+    assert "http" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_unspecified_ipv6_takes_ipv4_too():
-    both = StatusServer([Listener("health", "::", 0, {"/": lambda: Reply(200, b"both")})])
+def test_unspecified_ipv6_takes_ipv4_too(http):
+    both = StatusServer(http, [Listener("health", "::", 0, {"/": lambda: Reply(200, b"both")})])
     both.start()
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=5) as response:
-            assert response.read() == b"both"
-    finally:
-        both.stop()
+    with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=5) as response:
+        assert response.read() == b"both"
 
 
 def test_answers_are_counted_by_code(server, health):

@@ -1,0 +1,214 @@
+"""The HTTP that a node proxy speaks: one thread with an asyncio loop, one reader of requests, for all its ports.
+
+It does no more than such ports need: one request per connection, answered from memory. A web framework costs 0.17 s of
+start-up here, more than all the rest of a first sync (ADR 0003).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from narthex.apps.logs import LOGGER
+
+if TYPE_CHECKING:
+    import asyncio
+
+_REQUEST_SECONDS = 5.0
+_REQUEST_BYTES = 16384
+_BACKLOG = 128
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+class Request(NamedTuple):
+    """The first line of a request. Both are the client's words, checked for nothing."""
+
+    method: str
+    path: str
+    """Without what follows a question mark."""
+
+
+class Reply(NamedTuple):
+    """One answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+    """Besides those that every answer has."""
+
+
+Answer = Callable[[Request], Reply]
+"""Called in the server's thread; must not block."""
+
+
+class Seats:
+    """Connections that a group of ports may have at one time. More are closed at once: these ports face the network of
+    the node, and a crowd at one group must not shut out the other."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self.limit = limit
+        self.taken = 0
+
+
+def listening(address: str, port: int, *, both_families: bool = False) -> socket.socket:
+    """A socket that listens on TCP, in the network namespace of the calling thread. Raises OSError.
+
+    `both_families` lets an IPv6 address take IPv4 too, which only `::` can.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both_families)
+        sock.bind((address, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class HttpServer:
+    """Answers at sockets that come and go. Its methods may be called from any thread; the first `open` or `later`
+    starts the server's own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._early: list[Callable[[], object]] = []
+        """What to do as soon as there is a loop."""
+        self._ended: asyncio.Event | None = None
+        self._servers: dict[socket.socket, asyncio.Task[asyncio.Server]] = {}
+        """Belongs to the loop."""
+
+    def open(self, sock: socket.socket, answer: Answer, seats: Seats) -> None:
+        """Answer requests at a listening socket, which is the server's from now on."""
+        self._do(lambda: self._open(sock, answer, seats))
+
+    def close(self, sock: socket.socket) -> None:
+        """Stop listening; returns when the port is free. Not to be called in an answer or a `later`."""
+        done = threading.Event()
+        self._do(lambda: self._close(sock, done))
+        done.wait()
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Call something in the server's thread, unless the server has stopped by then."""
+
+        def wait() -> None:
+            assert self._loop is not None
+            self._loop.call_later(seconds, action)
+
+        self._do(wait)
+
+    def stop(self) -> None:
+        """Close everything and wait for the thread. Nothing can be opened afterwards."""
+        if self._thread is None:
+            return
+        self._do(self._end)
+        self._thread.join()
+
+    def _do(self, task: Callable[[], object]) -> None:
+        with self._lock:
+            if self._loop is None:
+                self._early.append(task)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+                    self._thread.start()
+                return
+        self._loop.call_soon_threadsafe(task)
+
+    def _run(self) -> None:
+        # Loaded here: the first sync need not wait for it.
+        import asyncio
+
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        import asyncio
+
+        self._ended = asyncio.Event()
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        for task in self._early:
+            task()
+        await self._ended.wait()
+        for server in self._servers.values():
+            (await server).close()
+
+    def _end(self) -> None:
+        assert self._ended is not None
+        self._ended.set()
+
+    def _open(self, sock: socket.socket, answer: Answer, seats: Seats) -> None:
+        import asyncio
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await _connected(answer, seats, reader, writer)
+
+        opening = asyncio.start_server(connected, sock=sock, limit=_REQUEST_BYTES, backlog=_BACKLOG)
+        self._servers[sock] = asyncio.ensure_future(opening)
+
+    def _close(self, sock: socket.socket, done: threading.Event) -> None:
+        def opened(server: asyncio.Task[asyncio.Server]) -> None:
+            try:
+                server.result().close()
+            finally:
+                done.set()
+
+        self._servers.pop(sock).add_done_callback(opened)
+
+
+async def _connected(answer: Answer, seats: Seats, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    import asyncio
+
+    seats.taken += 1
+    try:
+        if seats.taken <= seats.limit:
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_response(answer, head))
+                await writer.drain()
+    except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        # A client that asks for nothing gets nothing.
+        pass
+    finally:
+        seats.taken -= 1
+        writer.close()
+
+
+def _response(answer: Answer, head: bytes) -> bytes:
+    """All that is sent back for a request's head."""
+    words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    if len(words) == 3:
+        request = Request(words[0], words[1].split("?")[0])
+        try:
+            reply = answer(request)
+        except Exception as error:
+            LOGGER.error("answering %r: %s: %s", request.path, type(error).__name__, error)
+            reply = Reply(500, b"internal error; the log says more\n")
+    else:
+        request = Request("", "")
+        reply = Reply(400, b"not a request\n")
+    lines = (
+        f"HTTP/1.1 {reply.status} {_REASONS[reply.status]}",
+        f"Content-Type: {reply.content_type}",
+        f"Content-Length: {len(reply.body)}",
+        "X-Content-Type-Options: nosniff",
+        *(f"{name}: {value}" for name, value in reply.headers),
+        "Connection: close",
+    )
+    body = b"" if request.method == "HEAD" else reply.body
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
