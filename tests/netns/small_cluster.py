@@ -23,7 +23,8 @@ THERE = {4: [f"10.64.2.{n}" for n in range(10, 18)], 6: [f"fd64:0:0:2::{n:x}" fo
 POD = {4: "10.64.1.200", 6: "fd64:0:0:1::c8"}
 """A pod of this node that only calls."""
 OUTSIDE = {4: "198.51.100.7", 6: "2001:db8:c::7"}
-OUTSIDE_TOO = {4: "198.51.100.8", 6: "2001:db8:c::8"}
+CROWD = [f"198.51.100.{number}" for number in range(100, 140)]
+"""Many clients outside."""
 CLUSTER_IP = {4: "10.110.0.1", 6: "fd6e::1"}
 NODE_IP = {4: "10.20.0.11", 6: "fd20::11"}
 PORT, NODE_PORT = 8080, 30080
@@ -34,7 +35,7 @@ def layout():
     both = lambda addresses: tuple(address for version in (4, 6) for address in addresses[version])  # noqa: E731
     sites = (
         Site(interface="eth0", addresses=both(THERE)),
-        Site(interface="eth0", addresses=(*OUTSIDE.values(), *OUTSIDE_TOO.values()), loopback_out=True),
+        Site(interface="eth0", addresses=(*OUTSIDE.values(), *CROWD), loopback_out=True),
         Site(interface="cni0", addresses=tuple(POD.values())),
         Site(interface="cni0", addresses=both(HERE)),
     )
