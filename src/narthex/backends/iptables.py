@@ -15,15 +15,15 @@ import msgspec
 from immutables import Map, MapMutation
 
 from narthex.backends import iptables_names as names
-from narthex.backends.iptables_chains import Fragment, count_endpoints, fragment
+from narthex.backends.iptables_chains import Fragment, comment_text, count_endpoints, fragment
 from narthex.backends.iptables_frame import SENT_ON, Frame, Rules, rule
 from narthex.backends.iptables_rules import Descent, XtablesChanges, XtablesRules, diff, patch
-from narthex.model.names import ServicePortName
+from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
-from narthex.netfilter.ast import Jump, Return, Rule
+from narthex.netfilter.ast import Accept, Compare, Field, Jump, Return, Rule
 from narthex.netfilter.walk import walk
 from narthex.netfilter.xtables import save_text
-from narthex.plan.ir import Deviation, Plan
+from narthex.plan.ir import Deviation, HealthCheck, Plan
 
 LARGE = 1000
 """Endpoints beyond which endpoint rules carry no comments (row 21.12)."""
@@ -40,6 +40,7 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame
     fragments: Fragments
     endpoints: int
+    health_checks: Mapping[NamespacedName, HealthCheck]
 
 
 class IptablesBackend:
@@ -110,12 +111,22 @@ def _render_all(plan: Plan, frame: Frame, endpoints: int) -> XtablesRules:
         plan.family,
         {
             "nat": Map(nat),
-            "filter": Map(frame.fixed_filter() | _shared_filter(fragments)),
+            "filter": Map(frame.fixed_filter() | _shared_filter(fragments) | _health_check_ports(plan)),
             "mangle": Map({names.CANARY: ()}),
         },
         Map(frame.jumps()),
         frame.sysctls(),
-        rendering=_Rendering(plan_number=plan.lineage.number, frame=frame, fragments=fragments, endpoints=endpoints),
+        rendering=_rendering(plan, frame, fragments, endpoints),
+    )
+
+
+def _rendering(plan: Plan, frame: Frame, fragments: Fragments, endpoints: int) -> _Rendering:
+    return _Rendering(
+        plan_number=plan.lineage.number,
+        frame=frame,
+        fragments=fragments,
+        endpoints=endpoints,
+        health_checks=plan.health_checks,
     )
 
 
@@ -140,13 +151,19 @@ def _render_changes(plan: Plan, previous: XtablesRules, last: _Rendering, endpoi
             chains["filter"] = previous.chains["filter"].update(refusals)
             touched.update(("filter", chain) for chain in refusals)
         chains["nat"] = nat.finish()
+    if plan.health_checks is not last.health_checks:
+        ports = _health_check_ports(plan)
+        # Mostly it is a count that differs, of which rules know nothing.
+        if ports[names.NODE_PORTS] != chains["filter"][names.NODE_PORTS]:
+            chains["filter"] = chains["filter"].update(ports)
+            touched.add(("filter", names.NODE_PORTS))
     return XtablesRules(
         plan.family,
         chains,
         previous.jumps,
         previous.sysctls,
         Descent(previous.number, frozenset(touched)),
-        _Rendering(plan_number=plan.lineage.number, frame=last.frame, fragments=fragments, endpoints=endpoints),
+        _rendering(plan, last.frame, fragments, endpoints),
     )
 
 
@@ -199,6 +216,21 @@ def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
         ),
         names.PROXY_FIREWALL: _unless_sent(line for each in ordered for line in each.firewall),
     }
+
+
+def _health_check_ports(plan: Plan) -> dict[str, Rules]:
+    """The chain of the filter table that lets balancers reach health check node ports, whatever firewall comes behind
+    (row 16.9). One rule for each Service; kube-proxy has one for each of its ports, all alike but for the name."""
+    ports = (
+        rule(
+            Compare(Field.L4PROTO, ("tcp",)),
+            Compare(Field.DPORT, (check.port,)),
+            Accept(),
+            comment=comment_text(f"{service} health check node port"),
+        )
+        for service, check in sorted(plan.health_checks.items())
+    )
+    return {names.NODE_PORTS: tuple(ports)}
 
 
 def _unless_sent(lines: Iterable[Rule]) -> Rules:

@@ -137,7 +137,6 @@ class Frame:
         """Chains of the filter table that name no Service."""
         words = "kubernetes forwarding"
         chains: dict[str, Rules] = {
-            names.NODE_PORTS: (),
             names.FORWARD: (
                 rule(CtState(("invalid",)), DropPacket()),
                 rule(MarkIs(self.mark, self.mark), Accept(), comment=f"{words} rules"),

@@ -66,6 +66,29 @@ def test_rendering_after_any_plan_equals_rendering_afresh():
         assert BACKEND.render(one, BACKEND.render(one)) == BACKEND.render(one)
 
 
+def test_a_health_check_node_port_is_written_alone_and_its_count_not_at_all():
+    fields = {"type": "LoadBalancer", "external_policy_local": True}
+    store = fill([service("shop/web", "10.110.0.7", health_check_node_port=32000, **fields)])
+    planner = Planner(CONFIG, V4)
+    rules = BACKEND.render(planner.plan(store.snapshot, store.take_changed()))
+
+    def changes(obj):
+        nonlocal rules
+        store.apply(Upsert(obj))
+        before, a_plan = rules, planner.plan(store.snapshot, store.take_changed())
+        rules = BACKEND.render(a_plan, before)
+        assert rules == BACKEND.render(a_plan)
+        return BACKEND.diff(before, rules)
+
+    moved = changes(service("shop/web", "10.110.0.7", health_check_node_port=32001, **fields))
+    assert {table: set(chains) for table, chains in moved.written.items()} == {"filter": {"KUBE-NODEPORTS"}}
+    held = rules.chains["filter"]["KUBE-NODEPORTS"]
+    changes(endpoint_slice("shop/web", endpoint("10.64.1.5")))
+    assert rules.chains["filter"]["KUBE-NODEPORTS"] is held
+    gone = changes(service("shop/web", "10.110.0.7", type="LoadBalancer"))
+    assert gone.written["filter"]["KUBE-NODEPORTS"] == ()
+
+
 def test_other_settings_render_all_again():
     one, other = (
         plan(*crowd(3)),

@@ -269,6 +269,19 @@ def test_localhost_node_ports_are_guarded():
     assert BACKEND.render(plan(*web(type="NodePort", node_port=30080))).sysctls == ()
 
 
+def test_health_check_node_ports_are_let_in():
+    """Row 16.9."""
+    fields = {"type": "LoadBalancer", "external_policy_local": True, "node_port": 30080}
+    cart = service("shop/cart", "10.110.0.8", health_check_node_port=32001, **fields | {"node_port": 30081})
+    a_plan = plan(*web(health_check_node_port=32000, **fields), cart)
+    assert lines(a_plan, "KUBE-NODEPORTS", table="filter") == [
+        'KUBE-NODEPORTS -p tcp -m comment --comment "shop/cart health check node port" -m tcp --dport 32001 -j ACCEPT',
+        'KUBE-NODEPORTS -p tcp -m comment --comment "shop/web health check node port" -m tcp --dport 32000 -j ACCEPT',
+    ]
+    trace = BACKEND.walk(BACKEND.render(a_plan), packet("198.51.100.7", "10.20.0.11:32000"), HOST)
+    assert {outcome.disposition for outcome in trace.outcomes} == {Disposition.NOT_OURS}
+
+
 def test_chains_that_are_always_there():
     a_plan = plan(masquerade_bit=20)
     assert lines(a_plan, "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD") == [
