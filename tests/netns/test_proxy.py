@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from narthex.host import netns
+from narthex.host.links import set_sysctls
 from narthex.host.run import run
 
 pytestmark = pytest.mark.kernel
@@ -262,7 +263,7 @@ def test_a_taken_port_ends_it_when_it_is_to_fail_hard(proxy):
 
 
 def test_without_ipv6_only_ipv4_is_programmed(proxy):
-    run(["sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1"], namespace=proxy.namespace)
+    set_sysctls(proxy.namespace, {"net/ipv6/conf/all/disable_ipv6": "1"})
     proxy.start().ready()
     assert "table ip narthex" in proxy.rules("nftables")
     assert "table ip6 narthex" not in proxy.rules("nftables")
