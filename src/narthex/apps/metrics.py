@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from narthex.backends.iptables_names import OWN_TABLES
 from narthex.backends.iptables_rules import XtablesRules
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.plan.ir import Drop, FrontendKind, Plan
+from narthex.plan.stale import Reason
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -63,6 +64,8 @@ class _FamilyMetrics:
         self.plan: Plan | None = None
         self.rules: Any = None
         self.rules_written: dict[str, int] = {}
+        self.flow_searches = Histogram()
+        self.flows_removed: Counter[Reason] = Counter()
 
 
 class Metrics:
@@ -105,6 +108,12 @@ class Metrics:
         held.plan, held.rules = done.plan, sync.rules
         held.rules_written = rules_by_table(done.changes)
 
+    def flows(self, family: IPFamily, seconds: float, removed: Mapping[Reason, int]) -> None:
+        """The kernel's connections were searched for stale ones, which took so long."""
+        held = self._of(family)
+        held.flow_searches.observe(seconds)
+        held.flows_removed.update(removed)
+
     def answered(self, endpoint: str, status: int) -> None:
         """`/healthz` or `/livez` was answered with this status."""
         self._codes[endpoint, status] += 1
@@ -125,6 +134,7 @@ class Metrics:
         yield from self._sync_metrics()
         yield from self._change_metrics()
         yield from self._mode_metrics()
+        yield from self._flow_metrics()
         yield self._no_local_endpoints()
 
     def _of(self, family: IPFamily) -> _FamilyMetrics:
@@ -168,6 +178,24 @@ class Metrics:
             yield self._by_table("total", "Rules owned, by table.", lambda held: _rules_owned(held.rules))
             yield self._by_table("last", "Rules written by the last sync, by table.", lambda held: held.rules_written)
         yield self._counter("narthex_rules_mended", "Times others had changed our rules.", "drifts", prefix="")
+
+    def _flow_metrics(self) -> Iterable[Metric]:
+        from prometheus_client.core import CounterMetricFamily
+
+        name = "conntrack_reconciler_sync_duration_seconds"
+        yield self._histogram(name, "Time one search for stale connections took.", "flow_searches")
+        total = CounterMetricFamily(
+            f"{_PREFIX}conntrack_reconciler_deleted_entries", "Stale connections removed.", labels=_LABEL
+        )
+        by_reason = CounterMetricFamily(
+            "narthex_stale_flows_removed", "Stale connections removed, by reason.", labels=["reason", *_LABEL]
+        )
+        for label, held in self._each():
+            total.add_metric(label, held.flows_removed.total())
+            for reason in Reason:
+                by_reason.add_metric([reason.value, *label], held.flows_removed[reason])
+        yield total
+        yield by_reason
 
     def _by_table(self, name: str, text: str, count: Callable[[_FamilyMetrics], dict[str, int]]) -> Metric:
         from prometheus_client.core import GaugeMetricFamily

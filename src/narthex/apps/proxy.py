@@ -15,7 +15,7 @@ from narthex.apps.health import Health
 from narthex.apps.metrics import Metrics
 from narthex.apps.report import Reporter
 from narthex.apps.schedule import Half, Periods
-from narthex.apps.sync import FamilySync
+from narthex.apps.sync import FamilySync, Sync
 from narthex.host.clock import Clock
 from narthex.model.events import Delete, Event, Synced
 from narthex.model.names import NamespacedName
@@ -55,10 +55,11 @@ class Proxy:
         health: Health | None = None,
         metrics: Metrics | None = None,
         follow: Callable[[Plan], object] = lambda _: None,
+        after_sync: Callable[[Sync], object] = lambda _: None,
     ) -> None:
         """`complete` adds to a snapshot what the node itself knows better (its own addresses). `generation` is a
         number that is another one whenever somebody, also this proxy, has changed rules (row 29.9). `follow` is told at
-        each turn, for each family, the plan that the kernel holds."""
+        each turn, for each family, the plan that the kernel holds; `after_sync` of each good sync, when it is over."""
         self._inbox = inbox
         self._halves = [Half(family) for family in families]
         self._clock = clock
@@ -70,6 +71,7 @@ class Proxy:
         self.health = health or Health([family.family for family in families], periods.sync, clock)
         self.metrics = metrics or Metrics()
         self._follow = follow
+        self._after_sync = after_sync
         self._report = Reporter(node_name, len(families))
         self._store = Store()
         self._stopping = False
@@ -163,4 +165,5 @@ class Proxy:
         if all(each.seen is snapshot for each in self._halves):
             self.metrics.nothing_pending()
         self._report.synced(done)
+        self._after_sync(done)
         return done.wrote

@@ -17,7 +17,7 @@ from narthex.model import documents
 from narthex.model.net import split_port
 from narthex.plan.planner import NodeConfig
 from narthex.sources.configuration import API_VERSION, KIND, ConfigurationError, node_config, parse, read
-from narthex.sources.proxy_configuration import ProxyConfiguration
+from narthex.sources.proxy_configuration import Conntrack, ProxyConfiguration
 
 Fields = Mapping[str, Any]
 """Part of a KubeProxyConfiguration as it is written: camelCase names, nested mappings."""
@@ -38,6 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     node: NodeConfig
     periods: Periods = Periods()
+    conntrack: Conntrack = Conntrack()
+    """Kernel settings that are asked for (group 19)."""
     healthz: tuple[str, int] | None = ("0.0.0.0", 10256)
     """Address and port; None: off."""
     metrics: tuple[str, int] | None = ("127.0.0.1", 10249)
@@ -96,6 +98,7 @@ def _settings(
         mode=mode,
         node=node_config(configuration, mode, configuration.hostname_override or host_name),
         periods=Periods(minimum, section.sync_period),
+        conntrack=configuration.conntrack,
         healthz=None if HEALTHZ in off else split_port(configuration.healthz_bind_address),
         metrics=None if METRICS in off else split_port(configuration.metrics_bind_address),
         bind_address_hard_fail=configuration.bind_address_hard_fail,

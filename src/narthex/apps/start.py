@@ -11,8 +11,11 @@ from types import FrameType
 import msgspec
 
 from narthex.apps.feed import Feed, Watched
+from narthex.apps.flows import Flows
+from narthex.apps.foreign import foreign_changes, is_silent, tells
 from narthex.apps.health import Health
 from narthex.apps.httpd import HttpServer
+from narthex.apps.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.apps.logs import LOGGER
 from narthex.apps.metrics import Metrics
 from narthex.apps.own_node import OwnNode
@@ -22,13 +25,17 @@ from narthex.apps.settings import Settings
 from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
 from narthex.apps.sync import FamilySync
 from narthex.backends import BACKENDS
-from narthex.host.addresses import primary_addresses, usable_families
+from narthex.backends.iptables_frame import ROUTE_LOCALNET
+from narthex.host.addresses import own_addresses, primary_addresses, usable_families
 from narthex.host.clock import Clock, SystemClock
-from narthex.host.nfnetlink import NfNetlink
+from narthex.host.conntrack import Conntrack
+from narthex.host.monitor import AnnouncedTarget
 from narthex.host.privileges import may_change_network, missing_tools
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
-from narthex.plan.planner import Planner
+from narthex.plan.kernel_settings import Setting
+from narthex.plan.planner import Planner, plan_once
+from narthex.state.store import Snapshot
 
 
 class StartError(RuntimeError):
@@ -61,25 +68,42 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
 def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], clock: Clock, http: HttpServer) -> Proxy:
     """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
     health = Health(families, settings.periods.sync, clock)
+    metrics = Metrics(settings.mode)
     backend = BACKENDS[settings.mode]
+    foreign, silent = foreign_changes(settings.mode, families), is_silent(settings.mode)
+    targets = {
+        family: AnnouncedTarget(target_for(settings.mode, family), foreign, silent) for family in families
+    }
     syncs = [
-        FamilySync(family, Planner(settings.node, family), backend, target_for(settings.mode, family), clock)
-        for family in families
+        FamilySync(family, Planner(settings.node, family), backend, targets[family], clock) for family in families
     ]
-    # iptables-legacy does not count in nf_tables' generations, so in mode iptables they are a hint only.
-    watched = settings.mode == "nftables"
     return Proxy(
         inbox,
         syncs,
         clock,
-        msgspec.structs.replace(settings.periods, watched=watched),
+        msgspec.structs.replace(settings.periods, watched=tells(foreign)),
         node_name=settings.node.node_name,
         complete=OwnNode(settings.node.node_name, primary_addresses).complete,
-        generation=NfNetlink().generation,
+        foreign=foreign,
         health=health,
-        metrics=Metrics(settings.mode),
+        metrics=metrics,
         follow=ServiceHealth(http, lambda: health.healthy).follow,
+        after_sync=Flows(Conntrack(), _own_addresses, clock, metrics).after,
     )
+
+
+def _own_addresses() -> frozenset[str]:
+    return frozenset(own.address for own in own_addresses())
+
+
+def prepare(settings: Settings) -> None:
+    """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
+    asked = kernel_settings(settings.conntrack)
+    if plan_once(Snapshot(), settings.node, IPFamily.IPV4).node_ports.localhost:
+        path, value = ROUTE_LOCALNET
+        asked.append(Setting(path, int(value), "localhostNodePorts"))
+    KernelSettings(asked).make(last=True)
+    LOGGER.info("kernel settings are made as far as they can be")
 
 
 def serve(settings: Settings, source: Watched) -> None:
@@ -88,6 +112,9 @@ def serve(settings: Settings, source: Watched) -> None:
     LOGGER.info(
         "node %s, mode %s, %s", settings.node.node_name, settings.mode, " and ".join(each.label for each in families)
     )
+    asked = KernelSettings(kernel_settings(settings.conntrack))
+    asked.make(last=False)
+    settings = with_kernel(settings)
     clock = SystemClock()
     feed = Feed(source)
     http = HttpServer()
@@ -100,10 +127,11 @@ def serve(settings: Settings, source: Watched) -> None:
     # The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the time
     # of a first sync of 5,000 Services, and would stop the loop again and again later.
     gc.disable()
-    with _ended_by_signal(proxy.stop), feed.running(proxy.notice):
+    with _ended_by_signal(proxy.stop), feed.running(proxy.notice), proxy.listening():
         proxy.turn()
         gc.freeze()
         gc.enable()
+        asked.make(last=True)
         proxy.run()
     LOGGER.info("stopped; the rules stay in force")
     http.stop()

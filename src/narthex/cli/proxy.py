@@ -15,9 +15,8 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 @click.command("proxy", context_settings=_HELP)
 @click.option(
     "--manifests",
-    required=True,
     type=click.Path(path_type=Path),
-    help="File or directory of YAML and JSON manifests; edits take effect while running.",
+    help="File or directory of YAML and JSON manifests; edits take effect while running. Required.",
 )
 @click.option("--hostname-override", metavar="NODE", help="Name of this node. Default: the host's name.")
 @click.option("--proxy-mode", metavar="MODE", help="nftables (default) or iptables.")
@@ -38,9 +37,24 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 @click.option(
     "--min-sync-period", "--iptables-min-sync-period", metavar="TIME", help="Rest between two syncs. Default: none."
 )
+@click.option("--conntrack-max-per-core", type=int, help="Tracked connections per CPU core. Default: 32768; 0: as is.")
+@click.option("--conntrack-min", type=int, help="Tracked connections at least. Default: 131072.")
+@click.option("--conntrack-tcp-timeout-established", metavar="TIME", help="Default: 24h; 0s: as is.")
+@click.option("--conntrack-tcp-timeout-close-wait", metavar="TIME", help="Default: 1h; 0s: as is.")
+@click.option("--conntrack-tcp-be-liberal", is_flag=True, default=None, help="Track packets out of window, too.")
+@click.option("--conntrack-udp-timeout", metavar="TIME", help="Default: as is.")
+@click.option("--conntrack-udp-timeout-stream", metavar="TIME", help="Default: as is.")
+@click.option("--init-only", is_flag=True, help="Make the kernel settings, as far as they can be made, and end.")
 @click.option("-v", "--v", "--verbosity", "verbosity", type=click.IntRange(min=0), help="4 and more: debug lines.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Default: text.")
-def command(manifests: Path, config: Path | None, verbosity: int | None, log_format: str | None, **flags: Any) -> None:
+def command(
+    manifests: Path | None,
+    config: Path | None,
+    verbosity: int | None,
+    log_format: str | None,
+    init_only: bool,
+    **flags: Any,
+) -> None:
     """Be the node proxy: program the network namespace that this runs in until stopped.
 
     Reads Services, EndpointSlices and Nodes from MANIFESTS. On SIGTERM or SIGINT it ends; the rules stay. `/healthz`
@@ -48,9 +62,11 @@ def command(manifests: Path, config: Path | None, verbosity: int | None, log_for
     """
     from narthex.apps import logs
     from narthex.apps.settings import SettingsError, settings
-    from narthex.apps.start import StartError, serve
+    from narthex.apps.start import StartError, prepare, serve
     from narthex.sources.manifests import ManifestSource
 
+    if manifests is None and not init_only:
+        raise click.UsageError("Missing option '--manifests'.")
     logs.start(sys.stderr, verbosity=verbosity or 0, style=log_format or "text")
     try:
         told = settings(_fields(flags), config, os.uname().nodename)
@@ -61,7 +77,10 @@ def command(manifests: Path, config: Path | None, verbosity: int | None, log_for
         )
         for warning in told.warnings:
             logs.LOGGER.warning("%s", warning)
-        serve(told, ManifestSource(manifests))
+        if init_only or manifests is None:
+            prepare(told)
+        else:
+            serve(told, ManifestSource(manifests))
     except (SettingsError, StartError) as error:
         raise click.ClickException(logs.printable(str(error))) from error
 
@@ -80,6 +99,16 @@ def _fields(flags: dict[str, Any]) -> dict[str, Any]:
         "interfaceNamePrefix": flags["pod_interface_name_prefix"],
     }
     detect = {name: value for name, value in detect.items() if value is not None}
+    conntrack = {
+        "maxPerCore": flags["conntrack_max_per_core"],
+        "min": flags["conntrack_min"],
+        "tcpEstablishedTimeout": flags["conntrack_tcp_timeout_established"],
+        "tcpCloseWaitTimeout": flags["conntrack_tcp_timeout_close_wait"],
+        "tcpBeLiberal": flags["conntrack_tcp_be_liberal"],
+        "udpTimeout": flags["conntrack_udp_timeout"],
+        "udpStreamTimeout": flags["conntrack_udp_timeout_stream"],
+    }
+    conntrack = {name: value for name, value in conntrack.items() if value is not None}
     addresses = flags["nodeport_addresses"]
     return {
         "mode": flags["proxy_mode"],
@@ -92,6 +121,7 @@ def _fields(flags: dict[str, Any]) -> dict[str, Any]:
         "bindAddressHardFail": flags["bind_address_hard_fail"],
         "healthzBindAddress": flags["healthz_bind_address"],
         "metricsBindAddress": flags["metrics_bind_address"],
+        "conntrack": conntrack or None,
         "iptables": section or None,
         "nftables": section or None,
     }

@@ -39,6 +39,8 @@ _MOST_PAYLOAD = 0xFFFF - 4
 """An attribute's length has 16 bits."""
 _RECEIVE = 1 << 18
 _WAIT_SECONDS = 30.0
+_AT_ONCE = 256
+"""Requests whose answers fit the receive buffer with ease."""
 
 
 class NetlinkError(OSError):
@@ -169,10 +171,53 @@ class NfNetlink:
                     return
                 yield data
 
-    def _request(self, kind: int, family: int, payload: bytes, flags: int) -> int:
+    def dump(self, subsystem: int, kind: int, family: int) -> Iterator[bytes]:
+        """The attributes of each message of a dump, of any subsystem of netfilter.
+
+        Raises NetlinkError, and Interrupted at the end of what could be had.
+        """
+        sequence = self._request(kind, family, b"", _NLM_F_DUMP, subsystem)
+        interrupted = False
+        while True:
+            for found, flags, number, data in self._receive():
+                if number != sequence:
+                    continue
+                interrupted = interrupted or bool(flags & _NLM_F_DUMP_INTR)
+                if found not in (_NLMSG_ERROR, _NLMSG_DONE):
+                    yield data[4:]
+                    continue
+                error = _error(flags, data, None)
+                if error is not None and error.errno != errno.EINTR:
+                    raise error
+                if error is not None or interrupted:
+                    raise Interrupted
+                return
+
+    def each(self, subsystem: int, kind: int, family: int, payloads: Sequence[bytes]) -> list[NetlinkError | None]:
+        """Send one request for each payload; what the kernel said to each, None for yes."""
+        answers: list[NetlinkError | None] = []
+        for start in range(0, len(payloads), _AT_ONCE):
+            some = payloads[start : start + _AT_ONCE]
+            first = self._sequence + 1
+            self._sequence += len(some)
+            parts = []
+            for number, payload in enumerate(some, first):
+                flags = _NLM_F_REQUEST | _NLM_F_ACK
+                parts.append(_HEADER.pack(_OVERHEAD + len(payload), subsystem << 8 | kind, flags, number, 0))
+                parts += [struct.pack(">BBH", family, 0, 0), payload]
+            self._send(b"".join(parts))
+            said: dict[int, NetlinkError | None] = {}
+            while len(said) < len(some):
+                for found, flags, number, data in self._receive():
+                    if found == _NLMSG_ERROR and first <= number <= self._sequence:
+                        said[number] = _error(flags, data, None)
+            answers += [said[number] for number in range(first, self._sequence + 1)]
+        return answers
+
+    def _request(self, kind: int, family: int, payload: bytes, flags: int, subsystem: int = _SUBSYSTEM) -> int:
         self._sequence += 1
         header = _HEADER.pack(
-            _OVERHEAD + len(payload), _SUBSYSTEM << 8 | kind, _NLM_F_REQUEST | flags, self._sequence, 0
+            _OVERHEAD + len(payload), subsystem << 8 | kind, _NLM_F_REQUEST | flags, self._sequence, 0
         )
         self._send(header + struct.pack(">BBH", family, 0, 0) + payload)
         return self._sequence

@@ -111,6 +111,7 @@ def _decide_port(
         cluster=selection.cluster if Scope.CLUSTER in used else None,
         local=selection.local if Scope.LOCAL in used else None,
         serving=_serving(found, selection),
+        resting=tuple(each.endpoint for each in found if not each.state.serving and not each.state.ready),
         affinity_seconds=service.affinity_seconds,
     )
 

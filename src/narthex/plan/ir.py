@@ -127,6 +127,9 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     serving: tuple[Endpoint, ...] = ()
     """All endpoints of the Service port that serve, whatever policy and topology choose: a connection to one of these
     may live on (rows 18.2, 18.6)."""
+    resting: tuple[Endpoint, ...] = ()
+    """Endpoints that the Service port has but that do not serve. Nothing new is sent there; what was begun with TCP or
+    SCTP may still end well (row 3.11)."""
     affinity_seconds: int | None = None
     """ClientIP affinity: a client keeps its endpoint while it returns within this time, across all frontends of the
     Service port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names."""
@@ -222,6 +225,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Known ServiceCIDRs of this family: an address in them that no Service has is dropped (row 5.9)."""
     masquerade_mark: int = 0x4000
     """The one bit of the packet mark that may be touched."""
+    drop_invalid: bool = True
+    """What connection tracking calls invalid must not end a connection (rows 19.7, 30.9). Off where the kernel is told
+    to be liberal: then such packets are none of ours to judge."""
     conflicts: tuple[Conflict, ...] = ()
     health_checks: Mapping[NamespacedName, HealthCheck] = {}
     """LoadBalancer Services with Local policy that have a health check port."""

@@ -56,6 +56,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     bind_address: str = ""
     """Says which address the node has, when it is set and not unspecified (row 15.6)."""
     allow_service_external_ips: bool = True
+    drop_invalid: bool = True
+    """See `Plan.drop_invalid`."""
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -192,6 +194,7 @@ class Planner:
             node_ports=_node_ports(self._config, self._family, self._context.node_ip),
             service_cidrs=_service_cidrs(snapshot, self._family),
             masquerade_mark=1 << self._config.masquerade_bit,
+            drop_invalid=self._config.drop_invalid,
             conflicts=self._conflicts(),
             health_checks=self._health,
             lineage=Lineage(last.lineage if last else None, frozenset(differing)),

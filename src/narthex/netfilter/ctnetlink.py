@@ -1,0 +1,107 @@
+"""Tracked connections in the kernel's binary form: entries of a dump, and what names one to be removed.
+
+Numbers are those of linux/netfilter/nfnetlink_conntrack.h. Bytes in, values out; the socket is `host/nfnetlink.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Container, Iterator
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import NamedTuple
+
+from narthex.model.flow import Flow
+from narthex.model.net import Protocol
+
+SUBSYSTEM = 1
+GET, DELETE = 1, 2
+
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE = 1, 2, 12, 18
+_TUPLE_IP, _TUPLE_PROTO, _TUPLE_ZONE = 1, 2, 3
+_IP_SOURCE, _IP_DESTINATION = (1, 3), (2, 4)
+"""For IPv4 and IPv6."""
+_PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT = 1, 2, 3
+_KIND = 0x3FFF
+_ATTRIBUTE = struct.Struct("=HH")
+_PORT = struct.Struct(">H")
+_PROTOCOLS = {each.number: each for each in (Protocol.TCP, Protocol.UDP, Protocol.SCTP)}
+
+
+class Entry(NamedTuple):
+    """An entry of the kernel's table."""
+
+    flow: Flow
+    handle: bytes
+    """Attributes that name just this entry, and no other that may take its place meanwhile."""
+
+
+class _Tuple(NamedTuple):
+    source: bytes
+    destination: bytes
+    source_port: int
+    port: int
+
+
+def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
+    """An entry from the attributes of one message of a dump.
+
+    None unless it was first sent to one of these protocols and ports, and for what Services never make: entries of
+    other protocols, and those in a zone, which are the business of whoever assigned it.
+    """
+    attributes = dict(_attributes(body, 0, len(body)))
+    place = attributes.get(_TUPLE_ORIG)
+    if place is None or _ZONE in attributes:
+        return None
+    protocol, first = _tuple(body, *place)
+    if protocol is None or first is None or (protocol, first.port) not in towards:
+        return None
+    answer = _tuple(body, *attributes[_TUPLE_REPLY])[1] if _TUPLE_REPLY in attributes else None
+    if answer is None:
+        return None
+    handle = body[place[0] - 4 : place[1]]
+    if _ID in attributes:
+        start, end = attributes[_ID]
+        handle += body[start - 4 : end]
+    flow = Flow(
+        protocol,
+        _text(first.source),
+        first.source_port,
+        _text(first.destination),
+        first.port,
+        _text(answer.source),
+        answer.source_port,
+    )
+    return Entry(flow, handle)
+
+
+def _tuple(body: bytes, start: int, end: int) -> tuple[Protocol | None, _Tuple | None]:
+    parts = dict(_attributes(body, start, end))
+    if _TUPLE_ZONE in parts or _TUPLE_IP not in parts or _TUPLE_PROTO not in parts:
+        return None, None
+    numbers = dict(_attributes(body, *parts[_TUPLE_PROTO]))
+    protocol = _PROTOCOLS.get(body[numbers[_PROTO_NUMBER][0]]) if _PROTO_NUMBER in numbers else None
+    if protocol is None or not {_PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT} <= numbers.keys():
+        return None, None
+    source = destination = b""
+    for kind, (at, to) in _attributes(body, *parts[_TUPLE_IP]):
+        if kind in _IP_SOURCE:
+            source = body[at:to]
+        elif kind in _IP_DESTINATION:
+            destination = body[at:to]
+    (source_port,) = _PORT.unpack_from(body, numbers[_PROTO_SOURCE_PORT][0])
+    (port,) = _PORT.unpack_from(body, numbers[_PROTO_DESTINATION_PORT][0])
+    return protocol, _Tuple(source, destination, source_port, port)
+
+
+def _text(address: bytes) -> str:
+    return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)
+
+
+def _attributes(body: bytes, at: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Kind, and start and end of the content, of each attribute."""
+    while at + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(body, at)
+        if length < 4:
+            return
+        yield kind & _KIND, (at + 4, at + length)
+        at += (length + 3) & ~3

@@ -1,0 +1,132 @@
+"""Which tracked connections of a node are stale: they lead where a Service does not lead any more (group 18, row 29.3).
+
+A connection keeps the endpoint that it was given for as long as the kernel remembers it, and UDP has no end. So an
+entry whose endpoint is gone sends its client into nothing. Narrower than kube-proxy in one way, wider in two:
+
+* A node port's entries are looked for on the node's own addresses only (row 29.4).
+* TCP and SCTP count too, once the endpoint is gone from the Service altogether. An endpoint that is there without
+  serving may still finish what it began (row 3.11); UDP, which has nothing to finish, leaves it (row 18.2).
+* Entries of frontends that are gone count, when they lead to an endpoint that the frontend had.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable
+
+from narthex.model.flow import Flow
+from narthex.model.names import ServicePortName
+from narthex.model.net import Protocol, contains, family_of, in_any
+from narthex.plan.ir import Match, NodePorts, Plan, ServicePlan
+
+Place = tuple[str, int]
+"""Address and port."""
+
+
+class Reason(enum.Enum):
+    """Why an entry is stale; the value is a metric's label."""
+
+    ENDPOINT_GONE = "endpoint-gone"
+    """The frontend is there, its endpoint is not."""
+    FRONTEND_GONE = "frontend-gone"
+    """The Service, or this way in, is not there any more."""
+    BLACK_HOLE = "black-hole"
+    """UDP to a frontend that was never sent to an endpoint: begun before there were rules (row 18.5)."""
+
+
+class Search:
+    """What to look for after the kernel was brought from one plan to another, of one family."""
+
+    def __init__(
+        self, plan: Plan, before: Plan | None, changed: Iterable[ServicePortName], *, everything: bool = False
+    ) -> None:
+        """`changed` are the Service ports that differ from `before`. `everything`: whatever happened meanwhile was not
+        seen, so each Service port is looked at, as when the node proxy starts."""
+        self._plan = plan
+        self._matches: set[Match] = set()
+        self._near: dict[Match, ServicePlan] = {}
+        """Who has the match now, among the Service ports that are looked at."""
+        self._former: dict[Match, ServicePlan] = {}
+        """Who had it before."""
+        self._owners: dict[Match, ServicePlan] | None = None
+        self._alive: dict[ServicePortName, frozenset[Place]] = {}
+        for name in {*changed, *(plan.services if everything else ())}:
+            self._look_at(before.services.get(name) if before else None, plan.services.get(name), everything)
+
+    def _look_at(self, old: ServicePlan | None, new: ServicePlan | None, everything: bool) -> None:
+        had = dict.fromkeys((front.match for front in old.frontends), old) if old else {}
+        has = dict.fromkeys((front.match for front in new.frontends), new) if new else {}
+        self._former.update((match, each) for match, each in had.items() if each)
+        self._near.update((match, each) for match, each in has.items() if each)
+        if everything or _lost(old, new):
+            self._matches.update(had, has)
+            return
+        self._matches.update(had.keys() - has.keys())
+        if new is not None and new.name.protocol is Protocol.UDP:
+            filled = old is not None and not old.serving and new.serving
+            self._matches.update(has if filled else has.keys() - had.keys())
+
+    @property
+    def towards(self) -> frozenset[tuple[Protocol, int]]:
+        """Protocols and ports that a stale entry can have been sent to; empty: there can be none."""
+        return frozenset((protocol, port) for _, protocol, port in self._matches)
+
+    def reason(self, flow: Flow, own: Collection[str]) -> Reason | None:
+        """Why the entry is stale; None: it is not, or not ours. `own` are all addresses of this node."""
+        exact: Match = (flow.destination, flow.protocol, flow.port)
+        node: Match | None = (None, flow.protocol, flow.port)
+        if exact not in self._matches:
+            if node not in self._matches or not _takes_node_ports(self._plan.node_ports, flow.destination, own):
+                return None
+            if self._judge(flow, self._near.get(node), self._former.get(node)) is None:
+                return None
+        elif self._judge(flow, self._near.get(exact), self._former.get(exact)) is None:
+            return None
+        # Only now the slow look at all Service ports: another one may have the very address, or the node port.
+        node = node if _takes_node_ports(self._plan.node_ports, flow.destination, own) else None
+        owner, former = self._all().get(exact), self._former.get(exact)
+        if node is not None:
+            owner, former = owner or self._all().get(node), former or self._former.get(node)
+        return self._judge(flow, owner, former)
+
+    def _judge(self, flow: Flow, owner: ServicePlan | None, former: ServicePlan | None) -> Reason | None:
+        to = flow.reply_source, flow.reply_port
+        if owner is None:
+            gone = flow.translated and former is not None and to in _places(former, serving_only=False)
+            return Reason.FRONTEND_GONE if gone else None
+        alive = self._alive.get(owner.name)
+        if alive is None:
+            alive = self._alive[owner.name] = _alive(owner)
+        if to in alive:
+            return None
+        if flow.translated:
+            return Reason.ENDPOINT_GONE
+        return Reason.BLACK_HOLE if flow.protocol is Protocol.UDP else None
+
+    def _all(self) -> dict[Match, ServicePlan]:
+        if self._owners is None:
+            services = self._plan.services.values()
+            self._owners = {front.match: service for service in services for front in service.frontends}
+        return self._owners
+
+
+def _lost(old: ServicePlan | None, new: ServicePlan | None) -> bool:
+    """Whether a connection may have lost its endpoint."""
+    return old is not None and (new is None or not _alive(old) <= _alive(new))
+
+
+def _alive(service: ServicePlan) -> frozenset[Place]:
+    """Where connections of this Service port may live on."""
+    return _places(service, serving_only=service.name.protocol is Protocol.UDP)
+
+
+def _places(service: ServicePlan, *, serving_only: bool) -> frozenset[Place]:
+    ends = service.serving if serving_only else (*service.serving, *service.resting)
+    return frozenset((end.address, end.port) for end in ends)
+
+
+def _takes_node_ports(node_ports: NodePorts, address: str, own: Collection[str]) -> bool:
+    """Whether node ports answer on the address (rows 9.1 to 9.10)."""
+    if address not in own or (node_ports.cidrs is not None and not in_any(node_ports.cidrs, address)):
+        return False
+    return node_ports.localhost or not contains(family_of(address).loopback, address)
