@@ -61,6 +61,7 @@ class _FamilyMetrics:
         self.failures = 0
         self.partial_failures = 0
         self.drifts = 0
+        self.foreign = 0
         self.plan: Plan | None = None
         self.rules: Any = None
         self.rules_written: dict[str, int] = {}
@@ -113,6 +114,10 @@ class Metrics:
         held = self._of(family)
         held.flow_searches.observe(seconds)
         held.flows_removed.update(removed)
+
+    def foreign(self, family: IPFamily, count: int) -> None:
+        """Others changed rules that are ours, or that ours are among."""
+        self._of(family).foreign += count
 
     def answered(self, endpoint: str, status: int) -> None:
         """`/healthz` or `/livez` was answered with this status."""
@@ -177,7 +182,12 @@ class Metrics:
             )
             yield self._by_table("total", "Rules owned, by table.", lambda held: _rules_owned(held.rules))
             yield self._by_table("last", "Rules written by the last sync, by table.", lambda held: held.rules_written)
-        yield self._counter("narthex_rules_mended", "Times others had changed our rules.", "drifts", prefix="")
+        yield self._counter(
+            "narthex_foreign_changes", "Transactions of others that may have changed our rules.", "foreign", prefix=""
+        )
+        yield self._counter(
+            "narthex_drift_healed", "Times our rules were not as we left them, and mended.", "drifts", prefix=""
+        )
 
     def _flow_metrics(self) -> Iterable[Metric]:
         from prometheus_client.core import CounterMetricFamily

@@ -8,7 +8,9 @@ turns it sleeps until the next one can be, or until it is woken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from narthex.apps.health import Health
@@ -17,13 +19,11 @@ from narthex.apps.report import Reporter
 from narthex.apps.schedule import Half, Periods
 from narthex.apps.sync import FamilySync, Sync
 from narthex.host.clock import Clock
+from narthex.host.monitor import Foreign
 from narthex.model.events import Delete, Event, Synced
 from narthex.model.names import NamespacedName
 from narthex.plan.ir import Plan
 from narthex.state.store import Snapshot, Store
-
-LOOK_SECONDS = 1.0
-"""How often the kernel is asked whether somebody changed rules, where it can tell."""
 
 
 class Inbox(Protocol):
@@ -51,23 +51,22 @@ class Proxy:
         *,
         node_name: str = "",
         complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
-        generation: Callable[[], int] | None = None,
+        foreign: Foreign | None = None,
         health: Health | None = None,
         metrics: Metrics | None = None,
         follow: Callable[[Plan], object] = lambda _: None,
         after_sync: Callable[[Sync], object] = lambda _: None,
     ) -> None:
-        """`complete` adds to a snapshot what the node itself knows better (its own addresses). `generation` is a
-        number that is another one whenever somebody, also this proxy, has changed rules (row 29.9). `follow` is told at
-        each turn, for each family, the plan that the kernel holds; `after_sync` of each good sync, when it is over."""
+        """`complete` adds to a snapshot what the node itself knows better (its own addresses). `foreign` tells
+        of rules changed by others (row 29.9). `follow` is told at each turn, for each family, the plan that the kernel
+        holds; `after_sync` of each good sync, when it is over."""
         self._inbox = inbox
         self._halves = [Half(family) for family in families]
         self._clock = clock
         self._periods = periods
         self._node = NamespacedName("", node_name)
         self._complete = complete
-        self._generation = generation
-        self._known_generation: int | None = None
+        self._foreign = foreign
         self.health = health or Health([family.family for family in families], periods.sync, clock)
         self.metrics = metrics or Metrics()
         self._follow = follow
@@ -90,38 +89,33 @@ class Proxy:
         """There is something in the inbox. Safe from any thread."""
         self._clock.wake()
 
+    def listening(self) -> AbstractContextManager[None]:
+        """Inside, changes by others end the loop's sleep."""
+        return self._foreign.listening(self.notice) if self._foreign else nullcontext()
+
     def turn(self) -> float:
         """Take in what is new, sync what is due; return the seconds until the next turn makes sense."""
         self._take_in()
         self._look()
         snapshot = self._complete(self._store.snapshot)
-        wrote = False
         if snapshot.synced:
             for half in self._halves:
                 if not self._stopping and self._clock.now() >= half.due(snapshot):
-                    wrote |= self._sync(half, snapshot)
-        if wrote:
-            self._known_generation = self._ask_generation()
+                    self._sync(half, snapshot)
         for half in self._halves:
             if half.sync.plan is not None:
                 self._follow(half.sync.plan)
         due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
         # A turn now and then also finds what nobody gives notice of: new addresses of the node.
-        return max(0.0, min([*due, LOOK_SECONDS if self._generation else self._periods.sync]))
+        return max(0.0, min([*due, self._foreign.interval if self._foreign else math.inf, self._periods.sync]))
 
     def _look(self) -> None:
         """See whether somebody else may have changed our rules."""
-        now = self._ask_generation()
-        if now != self._known_generation and self._known_generation is not None:
-            for half in self._halves:
+        changes = self._foreign.look() if self._foreign else {}
+        for half in self._halves:
+            if count := changes.get(half.sync.family, 0):
                 half.suspicious = True
-        self._known_generation = now
-
-    def _ask_generation(self) -> int | None:
-        try:
-            return self._generation() if self._generation else None
-        except OSError:
-            return None
+                self.metrics.foreign(half.sync.family, count)
 
     def _take_in(self) -> None:
         before = self._store.snapshot
@@ -134,6 +128,7 @@ class Proxy:
             return
         self.health.saw_node(snapshot.nodes.get(self._node))
         self._report.node(snapshot)
+        self._report.health_check_ports(snapshot, changed)
         for half in self._halves:
             half.changed(changed, self._periods)
             self.health.queued(half.sync.family)
@@ -146,8 +141,8 @@ class Proxy:
         kind = event.kind if isinstance(event, Delete) else type(event.object).__name__
         self.metrics.changed(kind)
 
-    def _sync(self, half: Half, snapshot: Snapshot) -> bool:
-        """Sync one family; True when rules may have been written."""
+    def _sync(self, half: Half, snapshot: Snapshot) -> None:
+        """Sync one family."""
         family = half.sync.family
         read_back = self._clock.now() >= half.read_back_at
         try:
@@ -158,7 +153,7 @@ class Proxy:
             self.health.queued(family)
             self.metrics.failed(family)
             self._report.failed(family, error, half.earliest - half.ended)
-            return True
+            return
         half.succeeded(self._clock.now(), self._periods, snapshot, done)
         self.health.synced(family)
         self.metrics.synced(half.sync, done, self._clock.wall())
@@ -166,4 +161,3 @@ class Proxy:
             self.metrics.nothing_pending()
         self._report.synced(done)
         self._after_sync(done)
-        return done.wrote

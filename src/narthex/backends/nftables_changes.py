@@ -60,6 +60,13 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
             or self.removed_sets
         )
 
+    @property
+    def elements_only(self) -> bool:
+        """No rules, chains or sets come or go: all of it is one batch of elements, without nft text."""
+        return not (
+            self.replace or self.sets or self.chains or self.late_chains or self.removed_chains or self.removed_sets
+        )
+
     def element_count(self) -> int:
         """Elements deleted and added; a key with new data counts twice."""
         return sum(map(len, self.deletions.values())) + sum(map(len, self.additions.values()))

@@ -7,6 +7,7 @@ to libnftables (`narthex.host.nft`).
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import socket
 import struct
@@ -23,9 +24,11 @@ _BATCH_BEGIN, _BATCH_END = 16, 17
 _SUBSYSTEM = 10
 _ERR_MESSAGE, _ERR_OFFSET = 1, 2
 
+DELETE_TABLE = 2
 NEW_RULE, DELETE_RULE = 6, 8
 NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
-_GET_TABLE, _GET_GENERATION = 1, 16
+_GET_TABLE, _GET_CHAIN, _GET_GENERATION = 1, 4, 16
+_CHAIN_NAME = 3
 
 _FLAGS = {
     NEW_RULE: _NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_APPEND,
@@ -41,6 +44,12 @@ _RECEIVE = 1 << 18
 _WAIT_SECONDS = 30.0
 _AT_ONCE = 256
 """Requests whose answers fit the receive buffer with ease."""
+
+
+PORTS, PORTS_MASK = 1 << 31 | int.from_bytes(os.urandom(4)) & 0x7FFFFE00, 0xFFFFFE00
+"""All sockets of ours in this process have netlink ports that are `PORTS` under the mask, so that a notification tells
+whether a transaction was ours. Others have process numbers as ports, or random ones when those are taken."""
+_next_port = itertools.count()
 
 
 class NetlinkError(OSError):
@@ -63,13 +72,25 @@ def attribute(kind: int, payload: bytes) -> bytes:
     return struct.pack("=HH", length, kind) + payload + bytes(-length % 4)
 
 
+def bind_own_port(sock: socket.socket, groups: int = 0) -> None:
+    """Bind to a port of this process's own range, and to multicast groups (a bit for each)."""
+    for _ in range(~PORTS_MASK & 0xFFFFFFFF):
+        try:
+            sock.bind((PORTS | next(_next_port) & ~PORTS_MASK, groups))
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise NetlinkError(errno.EADDRINUSE, "all netlink ports of this process are taken")
+
+
 class NfNetlink:
     """A netlink socket of one network namespace. Not for several threads at once."""
 
     def __init__(self, namespace: str | None = None) -> None:
         with netns.entered(namespace):
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
-        self._socket.bind((0, 0))
+        bind_own_port(self._socket)
         self._socket.settimeout(_WAIT_SECONDS)
         # Errors come without the failed request (it can be megabytes), but with the kernel's own words.
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
@@ -159,6 +180,16 @@ class NfNetlink:
             raise
         return False
 
+    def tables(self, family: int) -> list[str]:
+        """Names of the family's tables."""
+        sequence = self._request(_GET_TABLE, family, b"", _NLM_F_DUMP)
+        return [text_attribute(data, 4, 1) for data in self._answers(sequence)]
+
+    def chains(self, family: int) -> list[tuple[str, str]]:
+        """Table and name of each chain of the family; it may be a look at two moments when somebody writes."""
+        sequence = self._request(_GET_CHAIN, family, b"", _NLM_F_DUMP)
+        return [(text_attribute(data, 4, 1), text_attribute(data, 4, _CHAIN_NAME)) for data in self._answers(sequence)]
+
     def _answers(self, sequence: int) -> Iterator[bytes]:
         while True:
             for kind, flags, number, data in self._receive():
@@ -168,6 +199,8 @@ class NfNetlink:
                     error = _error(flags, data, None)
                     if error is not None:
                         raise error
+                    return
+                if kind == _NLMSG_DONE:
                     return
                 yield data
 
@@ -279,6 +312,16 @@ def failed_element(payload: bytes, offset: int) -> int | None:
             return None
         at += (length + 3) & ~3
     return None
+
+
+def text_attribute(data: bytes, at: int, wanted: int) -> str:
+    """The text of the first attribute of a kind among those that begin at `at`; empty when there is none."""
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if kind & 0x3FFF == wanted:
+            return data[at + 4 : at + length].rstrip(b"\0").decode("utf-8", "replace")
+        at += max(4, (length + 3) & ~3)
+    return ""
 
 
 def _lists(data: bytes) -> Iterator[tuple[bytes, int, int]]:

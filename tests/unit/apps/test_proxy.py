@@ -9,6 +9,7 @@ import pytest
 from narthex.apps.proxy import Proxy
 from narthex.apps.schedule import Periods
 from narthex.apps.sync import FamilySync
+from narthex.host.monitor import AnnouncedTarget, Poll
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import Node
 from narthex.model.problem import Problem
@@ -29,6 +30,7 @@ class Bench:
 
     def __init__(self, *objects, families=FAMILIES, minimum=0.0, rules=None, watched=False):
         self.clock = FakeClock()
+        self.others = 0
         self.inbox = FakeInbox(THE_NODE, *objects)
         backend = FakeBackend()
         self.targets = {family: FakeTarget(backend, FakeRules(), rules) for family in families}
@@ -36,17 +38,20 @@ class Bench:
             FamilySync(family, Planner(CONFIG, family), backend, self.targets[family], self.clock)
             for family in families
         ]
+        self.foreign = Poll(self.generation, families) if watched else None
+        if self.foreign:
+            for sync in syncs:
+                sync._target = AnnouncedTarget(sync._target, self.foreign)
         self.proxy = Proxy(
             self.inbox,
             syncs,
             self.clock,
             Periods(minimum, watched=watched),
             node_name=NODE,
-            generation=self.generation if watched else None,
+            foreign=self.foreign,
             follow=lambda plan: self.followed.append((plan, bool(self.targets[plan.family].applied))),
         )
         self.followed = []
-        self.others = 0
 
     def generation(self):
         """As the kernel counts: one for each transaction of anybody."""
@@ -245,7 +250,7 @@ def test_reading_because_of_others_is_limited_too():
 
 def test_a_kernel_that_does_not_tell_is_read_all_the_same():
     bench = Bench(WEB, WEB_SLICE)
-    bench.proxy._generation = lambda: exec("raise OSError")
+    bench.proxy._foreign = Poll(lambda: exec("raise OSError"), FAMILIES)
     bench.run_for(100)
     assert bench.targets[IPFamily.IPV4].reads == 4
 
@@ -435,6 +440,22 @@ def test_an_unknown_node_is_said_once(log):
     bench.change(THE_NODE)
     bench.run_for(1)
     assert said(log, "the Node object 'worker-a' is there now")
+
+
+def test_a_balancer_without_a_health_check_port_is_said_once(log):
+    """Row 16.1."""
+    local = {"type": "LoadBalancer", "external_policy_local": True}
+    bench = Bench(service("shop/web", "10.110.0.1", **local))
+    bench.run_for(1)
+    bench.change(WEB_SLICE)
+    bench.run_for(1)
+    (line,) = said(log, "healthCheckNodePort", "WARNING")
+    assert line.startswith("Service shop/web has no healthCheckNodePort")
+    bench.change(service("shop/web", "10.110.0.1", health_check_node_port=32000, **local))
+    bench.run_for(1)
+    bench.change(service("shop/web", "10.110.0.1", **local))
+    bench.run_for(1)
+    assert len(said(log, "healthCheckNodePort", "WARNING")) == 2
 
 
 def test_a_lost_notice_is_made_up_for_by_the_sync_period():

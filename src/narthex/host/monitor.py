@@ -1,0 +1,303 @@
+"""Noticing that somebody else changed rules (behaviour rows 21.8, 21.17, 29.9).
+
+nf_tables tells of each transaction as it commits, to whoever listens (multicast group NFNLGRP_NFTABLES); iptables with
+the nf_tables backend is seen there too. iptables-legacy tells nobody: its tables are asked for their size each second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import os
+import select
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from narthex.backends.base import Target
+from narthex.host import netns
+from narthex.host.nfnetlink import FAMILY_NUMBERS, PORTS, PORTS_MASK, bind_own_port, text_attribute
+from narthex.host.run import STARTED
+from narthex.model.net import IPFamily
+
+POLL_SECONDS = 1.0
+"""How often what gives no notice is asked."""
+_PAUSE = 0.02
+"""Rest between two looks at the queue: a storm of notifications costs little more than a few."""
+_MOST_DATAGRAMS = 256
+"""Looked at without a rest. Notifications that come faster than that are lost, which is noticed too."""
+
+_NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 1 << 6
+_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+_QUEUE = 8 << 20
+_NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
+_SUBSYSTEM = 10 << 8
+_HEADER = struct.Struct("=IHHII")
+_CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE: 2}
+_FAMILIES = {int(number): IPFamily(family) for family, number in FAMILY_NUMBERS.items()}
+
+
+class Foreign(Protocol):
+    """Tells of changes that others made where our rules are."""
+
+    interval: float
+    """`look` must be called this often; infinite when it gives notice by itself."""
+
+    def look(self) -> Mapping[IPFamily, int]:
+        """Changes by others since the last call, that may have been to our rules."""
+        ...
+
+    def writing(self) -> AbstractContextManager[None]:
+        """What is written inside, by this process or a program that it starts, is ours."""
+        ...
+
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
+        """Inside, `notice` is called, from any thread, when `look` has something to tell."""
+        ...
+
+
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+class AnnouncedTarget(Generic[R, C]):
+    """A Target whose writes are not taken for somebody else's. `silent` tells which changes go through sockets of ours
+    alone: those are known by their port, and announcing them would cost a tenth of a millisecond."""
+
+    def __init__(
+        self, target: Target[R, C], foreign: Foreign, silent: Callable[[C], bool] = lambda changes: False
+    ) -> None:
+        self._target = target
+        self._foreign = foreign
+        self._silent = silent
+
+    def read(self) -> R | None:
+        return self._target.read()
+
+    def apply(self, changes: C) -> None:
+        if self._silent(changes):
+            self._target.apply(changes)
+            return
+        with self._foreign.writing():
+            self._target.apply(changes)
+
+    def clean(self) -> None:
+        with self._foreign.writing():
+            self._target.clean()
+
+
+class Concern(msgspec.Struct, frozen=True):
+    """Which changes may be to our rules: of these tables, and in them of chains for which `chain(table, name)` holds."""
+
+    tables: frozenset[str]
+    chain: Callable[[str, str], bool] = lambda table, name: True  # noqa: ARG005
+
+
+class Poll:
+    """Asks for something that differs after each change. Changes while we write are taken for ours."""
+
+    interval = POLL_SECONDS
+
+    def __init__(self, ask: Callable[[], object], families: Sequence[IPFamily]) -> None:
+        self._ask = ask
+        self._families = tuple(families)
+        self._known: object = None
+
+    def look(self) -> Mapping[IPFamily, int]:
+        before, self._known = self._known, self._answer()
+        return {} if before is None or before == self._known else dict.fromkeys(self._families, 1)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._known = self._answer()
+
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """It gives no notice; the caller has to look."""
+        return nullcontext()
+
+    def _answer(self) -> object:
+        try:
+            return self._ask()
+        except OSError:
+            return None
+
+
+class Monitor:
+    """Hears all transactions of one network namespace (None: that of the calling thread) from its making on."""
+
+    interval = math.inf
+
+    def __init__(self, concern: Concern, families: Sequence[IPFamily], namespace: str | None = None) -> None:
+        """Raises OSError where there is no nf_tables, or no permission to listen."""
+        self._concern = concern
+        self._marks = tuple(name.encode() + b"\0" for name in concern.tables)
+        self._families = frozenset(families)
+        with netns.entered(namespace):
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
+        self._filter(generations_only=False)
+        bind_own_port(self._socket, _GROUP_NFTABLES)
+        self._lock = threading.Lock()
+        self._found: Counter[IPFamily] = Counter()
+        self._touched: set[IPFamily] = set()
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> Mapping[IPFamily, int]:
+        with self._lock:
+            found, self._found = self._found, Counter()
+        return found
+
+    @contextmanager
+    def listening(self, notice: Callable[[], None]) -> Iterator[None]:
+        """Listen, and call `notice` when there is something to look at."""
+        thread = threading.Thread(target=self._listen, args=(notice,), name="nftables-monitor", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            os.eventfd_write(self._stop, 1)
+            thread.join()
+
+    def close(self) -> None:
+        """Close the sockets. Not while `listening`."""
+        self._socket.close()
+        os.close(self._stop)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, only the one message at the end of each transaction is let in, which names the writer: what a first
+        sync writes would overflow the queue."""
+        with self._lock:
+            self._filter(generations_only=True)
+            self._drain(frozenset())
+            try:
+                yield
+            finally:
+                # The last of our transactions has been told before the call that made it returned.
+                self._drain(frozenset((os.getpid(), *STARTED)))
+                self._filter(generations_only=False)
+
+    def _listen(self, notice: Callable[[], None]) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._stop, select.POLLIN)
+        rest = select.poll()
+        rest.register(self._stop, select.POLLIN)
+        while not any(fd == self._stop for fd, _ in poll.poll()):
+            with self._lock:
+                self._drain(None)
+                found = bool(self._found)
+            if found:
+                notice()
+            if rest.poll(_PAUSE * 1000):
+                return
+
+    def _drain(self, own: frozenset[int] | None) -> None:
+        """Take in what waits. `own`: ports of ours while we write, when unknown writers may have been anywhere; None:
+        we do not write, and all that comes is of others, with what they touched."""
+        for _ in range(_MOST_DATAGRAMS):
+            try:
+                data = self._socket.recv(1 << 18)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                # Too much came at once. Whose it was is lost.
+                self._found.update(self._families)
+                continue
+            self._take(data, own)
+
+    def _take(self, data: bytes, own: frozenset[int] | None) -> None:
+        length, kind, _, _, port = _HEADER.unpack_from(data)
+        if kind == _SUBSYSTEM | _NEW_GENERATION:
+            # Of a transaction that touched us and began before we wrote, the rest was taken in already.
+            unknown = own is not None and port not in own and not self._touched
+            self._found.update(self._families if unknown else self._touched)
+            self._touched.clear()
+        elif any(mark in data for mark in self._marks):
+            offset = 0
+            while offset + _HEADER.size + 4 <= len(data) and length >= _HEADER.size:
+                self._see(data[offset + _HEADER.size : offset + length], kind & 0xFF)
+                offset += (length + 3) & ~3
+                if offset + _HEADER.size <= len(data):
+                    length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
+
+    def _see(self, message: bytes, kind: int) -> None:
+        """One message of somebody else."""
+        family = _FAMILIES.get(message[0])
+        if family not in self._families or family in self._touched:
+            return
+        table = text_attribute(message, 4, 1)
+        if table not in self._concern.tables:
+            return
+        attribute = _CHAIN_ATTRIBUTE.get(kind)
+        if attribute is None or self._concern.chain(table, text_attribute(message, 4, attribute)):
+            self._touched.add(family)
+
+    def _filter(self, generations_only: bool) -> None:
+        """Let the kernel drop what this process writes through its own sockets; and all but ends of transactions."""
+        # Words of a message are the machine's, a filter reads them as the network's.
+        mask, ports = socket.htonl(PORTS_MASK), socket.htonl(PORTS)
+        code = [
+            (0x20, 0, 0, 12),  # the writer's port
+            (0x54, 0, 0, mask),
+            (0x15, 0, 1, ports),
+            (0x06, 0, 0, 0),
+        ]
+        if generations_only:
+            code += [(0x28, 0, 0, 4), (0x15, 1, 0, socket.htons(_SUBSYSTEM | _NEW_GENERATION)), (0x06, 0, 0, 0)]
+        code.append((0x06, 0, 0, 0xFFFFFFFF))
+        program = b"".join(struct.pack("=HBBI", *step) for step in code)
+        held = ctypes.create_string_buffer(program)
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(code), ctypes.addressof(held))
+        )
+
+
+class LegacySizes:
+    """The sizes of iptables-legacy's tables: they change when rules or chains are added or go. A rule replaced by one
+    of the same length is found at the next read-back only. Opens its sockets in the calling thread's namespace."""
+
+    _TABLES = ("nat", "filter", "mangle")
+    _LEVELS = {IPFamily.IPV4: socket.IPPROTO_IP, IPFamily.IPV6: socket.IPPROTO_IPV6}
+    _GET_INFO = 64
+    _INFO = struct.Struct("=32s13I")
+
+    def __init__(self, families: Sequence[IPFamily], namespace: str | None = None) -> None:
+        """Raises OSError without CAP_NET_RAW."""
+        with netns.entered(namespace):
+            self._sockets = {
+                family: socket.socket(
+                    int(FAMILY_NUMBERS[family.value]), socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW
+                )
+                for family in families
+            }
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def __call__(self) -> tuple[tuple[int, ...], ...]:
+        """Entries and bytes of each table. Raises OSError."""
+        return tuple(self._ask(family, table) for family in self._sockets for table in self._TABLES)
+
+    def _ask(self, family: IPFamily, table: str) -> tuple[int, ...]:
+        # The name goes in and the answer comes out in one buffer, which Python's getsockopt cannot do.
+        held = ctypes.create_string_buffer(self._INFO.pack(table.encode(), *[0] * 13), self._INFO.size)
+        size = ctypes.c_uint32(self._INFO.size)
+        level, sock = self._LEVELS[family], self._sockets[family]
+        if self._libc.getsockopt(sock.fileno(), level, self._GET_INFO, held, ctypes.byref(size)):
+            number = ctypes.get_errno()
+            raise OSError(number, f"table {table} of iptables-legacy: {os.strerror(number)}")
+        # Behind the name: hooks, their entries and defaults (5 each), number of entries, size.
+        return tuple(self._INFO.unpack(held.raw)[-2:])
