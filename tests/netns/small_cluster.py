@@ -142,17 +142,17 @@ class SmallCluster:
     # ---- ways to the Service ---------------------------------------------------------------------------------------
 
     def from_pod(self, version=4, address=None, port=80):
-        return self._way("pod to ClusterIP", CALLERS, POD[version], address or CLUSTER_IP[version], port)
+        return self.way("pod to ClusterIP", CALLERS, POD[version], address or CLUSTER_IP[version], port)
 
     def from_outside(self, version=4, address=None, port=NODE_PORT, source=None):
         where = address or NODE_IP[version]
-        return self._way("outside to node port", CLIENTS, source or OUTSIDE[version], where, port)
+        return self.way("outside to node port", CLIENTS, source or OUTSIDE[version], where, port)
 
     def from_node(self, version=4, address=None, port=NODE_PORT, source=None):
         where = address or NODE_IP[version]
-        return self._way("node to node port", None, source or NODE_IP[version], where, port)
+        return self.way("node to node port", None, source or NODE_IP[version], where, port)
 
-    def _way(self, label, site, source, destination, port):
+    def way(self, label, site, source, destination, port):
         where = self.world.node if site is None else self.world.namespace(site)
         version = 6 if ":" in source else 4
         return Way(label=f"{label} (IPv{version})", namespace=where, source=source, destination=destination, port=port)

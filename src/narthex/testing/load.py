@@ -123,12 +123,12 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 class Line:
     """One open connection. Raises OSError when it cannot be made."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, patience: float = PATIENCE) -> None:
         self.way = way
         with netns.entered(way.namespace):
             self._socket = socket.socket(ADDRESS_FAMILY[family_of(way.source)], socket.SOCK_STREAM)
         try:
-            self._socket.settimeout(PATIENCE)
+            self._socket.settimeout(patience)
             self._socket.bind((way.source, 0))
             self._socket.connect((way.destination, way.port))
             self._answers = self._socket.makefile("rb")
