@@ -10,6 +10,7 @@ from types import FrameType
 
 import msgspec
 
+from narthex.apps.cleanup import Takeover
 from narthex.apps.feed import Feed, Watched
 from narthex.apps.flows import Flows
 from narthex.apps.foreign import foreign_changes, is_silent, tells
@@ -23,7 +24,7 @@ from narthex.apps.proxy import Inbox, Proxy
 from narthex.apps.service_health import ServiceHealth
 from narthex.apps.settings import Settings
 from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
-from narthex.apps.sync import FamilySync
+from narthex.apps.sync import FamilySync, Sync
 from narthex.backends import BACKENDS
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.host.addresses import own_addresses, primary_addresses, usable_families
@@ -88,8 +89,19 @@ def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], c
         health=health,
         metrics=metrics,
         follow=ServiceHealth(http, lambda: health.healthy).follow,
-        after_sync=Flows(Conntrack(), _own_addresses, clock, metrics).after,
+        after_sync=_in_turn(
+            Takeover(settings.mode, clock, foreign.writing).after,
+            Flows(Conntrack(), _own_addresses, clock, metrics).after,
+        ),
     )
+
+
+def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
+    def all_of_them(done: Sync) -> None:
+        for action in actions:
+            action(done)
+
+    return all_of_them
 
 
 def _own_addresses() -> frozenset[str]:

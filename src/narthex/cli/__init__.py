@@ -9,6 +9,7 @@ import click
 import narthex
 
 _COMMANDS = {
+    "cleanup": ("narthex.cli.cleanup", "Remove all rules that Narthex or kube-proxy left here."),
     "lab": ("narthex.cli.lab", "A cluster network on this machine, made of network namespaces."),
     "plan": ("narthex.cli.plan", "Show what must happen to every packet: the decided plan."),
     "proxy": ("narthex.cli.proxy", "Be the node proxy: program this network namespace until stopped."),

@@ -72,7 +72,7 @@ class AnnouncedTarget(Generic[R, C]):
     alone: those are known by their port, and announcing them would cost a tenth of a millisecond."""
 
     def __init__(
-        self, target: Target[R, C], foreign: Foreign, silent: Callable[[C], bool] = lambda changes: False
+        self, target: Target[R, C], foreign: Foreign, silent: Callable[[C], bool] = lambda changes: False  # noqa: ARG005
     ) -> None:
         self._target = target
         self._foreign = foreign
