@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _REQUEST_SECONDS = 5.0
 _REQUEST_BYTES = 16384
 _BACKLOG = 128
+_REST_SECONDS = 1.0
+"""Pause after a connection that could not be accepted, because files have run out."""
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -60,6 +62,14 @@ class Seats:
         self.taken = 0
 
 
+class _Listener(NamedTuple):
+    """One open port."""
+
+    sock: socket.socket
+    answer: Answer
+    seats: Seats
+
+
 def listening(address: str, port: int, *, both_families: bool = False) -> socket.socket:
     """A socket that listens on TCP, in the network namespace of the calling thread. Raises OSError.
 
@@ -91,17 +101,19 @@ class HttpServer:
         self._early: list[Callable[[], object]] = []
         """What to do as soon as there is a loop."""
         self._ended: asyncio.Event | None = None
-        self._servers: dict[socket.socket, asyncio.Task[asyncio.Server]] = {}
-        """Belongs to the loop."""
+        self._open_here: set[socket.socket] = set()
+        self._conversations: set[asyncio.Task[None]] = set()
+        """Both belong to the loop."""
 
     def open(self, sock: socket.socket, answer: Answer, seats: Seats) -> None:
         """Answer requests at a listening socket, which is the server's from now on."""
-        self._do(lambda: self._open(sock, answer, seats))
+        self._do(lambda: self._open(_Listener(sock, answer, seats)))
 
     def close(self, sock: socket.socket) -> None:
         """Stop listening; returns when the port is free. Not to be called in an answer or a `later`."""
         done = threading.Event()
-        self._do(lambda: self._close(sock, done))
+        self._do(lambda: self._close(sock))
+        self._do(done.set)
         done.wait()
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
@@ -145,48 +157,75 @@ class HttpServer:
         for task in self._early:
             task()
         await self._ended.wait()
-        for server in self._servers.values():
-            (await server).close()
+        for sock in tuple(self._open_here):
+            self._close(sock)
 
     def _end(self) -> None:
         assert self._ended is not None
         self._ended.set()
 
-    def _open(self, sock: socket.socket, answer: Answer, seats: Seats) -> None:
-        import asyncio
+    def _open(self, listener: _Listener) -> None:
+        self._open_here.add(listener.sock)
+        self._watch(listener)
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await _connected(answer, seats, reader, writer)
+    def _watch(self, listener: _Listener) -> None:
+        # asyncio's own servers leave a connection hanging that is accepted while they close (CPython 3.11).
+        if listener.sock in self._open_here:
+            assert self._loop is not None
+            self._loop.add_reader(listener.sock, self._accept, listener)
 
-        opening = asyncio.start_server(connected, sock=sock, limit=_REQUEST_BYTES, backlog=_BACKLOG)
-        self._servers[sock] = asyncio.ensure_future(opening)
+    def _close(self, sock: socket.socket) -> None:
+        assert self._loop is not None
+        self._open_here.discard(sock)
+        self._loop.remove_reader(sock)
+        sock.close()
 
-    def _close(self, sock: socket.socket, done: threading.Event) -> None:
-        def opened(server: asyncio.Task[asyncio.Server]) -> None:
-            try:
-                server.result().close()
-            finally:
-                done.set()
+    def _accept(self, listener: _Listener) -> None:
+        assert self._loop is not None
+        try:
+            client, _ = listener.sock.accept()
+        except (BlockingIOError, ConnectionError):
+            # The client has left already.
+            return
+        except OSError as error:
+            LOGGER.error("a connection cannot be accepted: %s; the next try is in %g s", error.strerror, _REST_SECONDS)
+            self._loop.remove_reader(listener.sock)
+            self._loop.call_later(_REST_SECONDS, self._watch, listener)
+            return
+        if listener.seats.taken >= listener.seats.limit:
+            client.close()
+            return
+        client.setblocking(False)
+        listener.seats.taken += 1
+        conversation = self._loop.create_task(_converse(self._loop, client, listener))
+        self._conversations.add(conversation)
+        conversation.add_done_callback(self._conversations.discard)
 
-        self._servers.pop(sock).add_done_callback(opened)
 
-
-async def _connected(answer: Answer, seats: Seats, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _converse(loop: asyncio.AbstractEventLoop, client: socket.socket, listener: _Listener) -> None:
+    """Read one request, answer it."""
     import asyncio
 
-    seats.taken += 1
     try:
-        if seats.taken <= seats.limit:
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_response(answer, head))
-                await writer.drain()
-    except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        # A client that asks for nothing gets nothing.
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            got = b""
+            while b"\r\n\r\n" not in got:
+                data = await loop.sock_recv(client, _REQUEST_BYTES)
+                got += data
+                if not data or len(got) > _REQUEST_BYTES:
+                    # A client that asks for nothing gets nothing.
+                    return
+            await loop.sock_sendall(client, _response(listener.answer, got))
+            client.shutdown(socket.SHUT_WR)
+            # To close while a request's body is on its way would take the answer from the client.
+            while len(got) <= _REQUEST_BYTES and (data := await loop.sock_recv(client, _REQUEST_BYTES)):
+                got += data
+    except OSError:
+        # It left, or took too long.
         pass
     finally:
-        seats.taken -= 1
-        writer.close()
+        listener.seats.taken -= 1
+        client.close()
 
 
 def _response(answer: Answer, head: bytes) -> bytes:

@@ -80,16 +80,16 @@ class ServiceHealth:
         if plan.health_checks is state.checks and fixed and not state.missing:
             return
         if plan.health_checks is not state.checks:
-            state.checks = plan.health_checks
-            state.claims, rivals = _settle(plan.health_checks)
+            claims, rivals = _settle(plan.health_checks)
             self._report_rivals(plan.family, rivals)
-        if not state.claims:
-            wanted: set[Place] = set()
-        elif (found := self._own(plan)) is None:
-            return
         else:
-            wanted = {Place(address, port) for address in found for port in state.claims}
+            claims = state.claims
+        found = self._own(plan) if claims else ()
+        if found is None:
+            return
+        wanted = {Place(address, port) for address in found for port in claims}
         self._close(state, wanted)
+        state.checks, state.claims = plan.health_checks, claims
         self._open(plan.family, wanted)
 
     def _own(self, plan: Plan) -> tuple[str, ...] | None:

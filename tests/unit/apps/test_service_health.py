@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import socket
+import threading
 
 import msgspec
 import pytest
@@ -339,3 +340,35 @@ def test_a_crowd_at_one_group_of_ports_does_not_shut_out_the_other():
         assert fetch("127.0.0.1", ports[1]).startswith("HTTP/1.1 200 OK\r\n")
     finally:
         http.stop()
+
+
+def test_no_client_hangs_when_a_port_closes_under_load():
+    """Each is answered, refused or cut off at once, never left waiting."""
+    http, port = HttpServer(), free_port()
+    health = ServiceHealth(http, lambda: True)
+    full = Plan(family=V4, services={}, health_checks=Map({WEB: HealthCheck(port, 1)}))
+    none = msgspec.structs.replace(full, health_checks=Map())
+    outcomes, ended = [], threading.Event()
+
+    def knock():
+        while not ended.is_set():
+            try:
+                outcomes.append(fetch("127.0.0.1", port)[:15] or "cut off")
+            except OSError as error:
+                outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=knock) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(150):
+            health.follow(full)
+            health.follow(none)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        http.stop()
+    allowed = {"HTTP/1.1 200 OK", "HTTP/1.1 404 No", "cut off", "ConnectionRefusedError", "ConnectionResetError"}
+    assert set(outcomes) <= allowed
+    assert "HTTP/1.1 200 OK" in outcomes

@@ -1,6 +1,8 @@
 """The HTTP servers, asked over real loopback sockets."""
 
 import json
+import logging
+import resource
 import socket
 import threading
 import time
@@ -127,6 +129,35 @@ def test_a_silent_client_is_hung_up_on(server, monkeypatch):
 def test_too_many_connections_are_closed(server):
     server._seats.limit = 0
     assert ask(server, "health", b"") == b""
+
+
+def test_a_large_body_does_not_cost_the_client_the_answer(server):
+    head = b"POST /healthz HTTP/1.1\r\nContent-Length: 12000\r\n\r\n"
+    with socket.create_connection(server.addresses["health"], timeout=5) as sock:
+        sock.sendall(head)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 405 ")
+        sock.sendall(b"x" * 12000)
+        assert sock.recv(65536) == b""
+
+
+def test_without_files_it_rests_and_goes_on(server, monkeypatch, caplog):
+    monkeypatch.setattr(httpd, "_REST_SECONDS", 0.05)
+    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+    used = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        client.settimeout(5)
+        lowest = client.fileno() + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, used[1]))
+        try:
+            client.connect(server.addresses["health"])
+            end = time.monotonic() + 5
+            while "cannot be accepted" not in caplog.text and time.monotonic() < end:
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, used)
+        assert "a connection cannot be accepted: Too many open files" in caplog.text
+        client.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 503 ")
 
 
 def test_a_route_that_fails_answers_500(http):
