@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from narthex.apps.logs import LOGGER, data
@@ -29,6 +29,7 @@ class Reporter:
         self._conflicts: dict[IPFamily, tuple[Conflict, ...]] = {}
         self._failing: dict[IPFamily, str] = {}
         self._node_known: bool | None = None
+        self._unchecked: set[NamespacedName] = set()
 
     def problems(self, present: Sequence[Any]) -> None:
         """What is wrong with single objects now."""
@@ -61,6 +62,22 @@ class Reporter:
         elif self._node_known is not None:
             LOGGER.info("the Node object %r is there now", self._node_name)
         self._node_known = known
+
+    def health_check_ports(self, snapshot: Snapshot, changed: Iterable[NamespacedName]) -> None:
+        """Whether Services that need one have a health check node port (row 16.1)."""
+        for name in sorted(changed):
+            service = snapshot.services.get(name)
+            needs = service is not None and service.type == "LoadBalancer" and service.external_policy_local
+            if service is None or not needs or service.health_check_node_port:
+                self._unchecked.discard(name)
+            elif name not in self._unchecked:
+                self._unchecked.add(name)
+                LOGGER.warning(
+                    "Service %s has no healthCheckNodePort, so balancers cannot ask which nodes have endpoints of it; "
+                    "give it one",
+                    name,
+                    extra=data(object=f"Service {name}"),
+                )
 
     def failed(self, family: IPFamily, error: Exception, wait: float) -> None:
         """A sync went wrong."""
