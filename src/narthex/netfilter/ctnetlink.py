@@ -24,6 +24,9 @@ _PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT = 1, 2, 3
 _KIND = 0x3FFF
 _ATTRIBUTE = struct.Struct("=HH")
 _PORT = struct.Struct(">H")
+_HEAD = struct.Struct("=HHHH")
+_PROTO = struct.Struct("=HHHHB3xHH2s2xHH2s")
+_PROTO_KINDS = _TUPLE_PROTO, _PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT
 _PROTOCOLS = {each.number: each for each in (Protocol.TCP, Protocol.UDP, Protocol.SCTP)}
 
 
@@ -48,6 +51,8 @@ def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
     None unless it was first sent to one of these protocols and ports, and for what Services never make: entries of
     other protocols, and those in a zone, which are the business of whoever assigned it.
     """
+    if _elsewhere(body, towards):
+        return None
     attributes = dict(_attributes(body, 0, len(body)))
     place = attributes.get(_TUPLE_ORIG)
     if place is None or _ZONE in attributes:
@@ -74,23 +79,42 @@ def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
     return Entry(flow, handle)
 
 
+def _elsewhere(body: bytes, towards: Container[tuple[Protocol, int]]) -> bool:
+    """Whether an entry is none of those asked for, told at a glance from where the kernel always puts it.
+
+    Tables hold hundreds of thousands of entries, of which few matter. False also when it is not clear.
+    """
+    if len(body) < _HEAD.size:
+        return False
+    _, first, length, second = _HEAD.unpack_from(body)
+    at = 4 + length
+    if (first & _KIND, second & _KIND) != (_TUPLE_ORIG, _TUPLE_IP) or len(body) < at + _PROTO.size:
+        return False
+    _, proto, _, first, number, _, second, _, _, third, port = _PROTO.unpack_from(body, at)
+    if (proto & _KIND, first & _KIND, second & _KIND, third & _KIND) != _PROTO_KINDS:
+        return False
+    protocol = _PROTOCOLS.get(number)
+    return protocol is None or (protocol, _PORT.unpack(port)[0]) not in towards
+
+
 def _tuple(body: bytes, start: int, end: int) -> tuple[Protocol | None, _Tuple | None]:
     parts = dict(_attributes(body, start, end))
     if _TUPLE_ZONE in parts or _TUPLE_IP not in parts or _TUPLE_PROTO not in parts:
         return None, None
-    numbers = dict(_attributes(body, *parts[_TUPLE_PROTO]))
-    protocol = _PROTOCOLS.get(body[numbers[_PROTO_NUMBER][0]]) if _PROTO_NUMBER in numbers else None
-    if protocol is None or not {_PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT} <= numbers.keys():
-        return None, None
+    numbers = {kind: body[at:to] for kind, (at, to) in _attributes(body, *parts[_TUPLE_PROTO])}
+    protocol = _PROTOCOLS.get(int.from_bytes(numbers.get(_PROTO_NUMBER, b"")))
+    source_port, port = numbers.get(_PROTO_SOURCE_PORT, b""), numbers.get(_PROTO_DESTINATION_PORT, b"")
     source = destination = b""
     for kind, (at, to) in _attributes(body, *parts[_TUPLE_IP]):
         if kind in _IP_SOURCE:
             source = body[at:to]
         elif kind in _IP_DESTINATION:
             destination = body[at:to]
-    (source_port,) = _PORT.unpack_from(body, numbers[_PROTO_SOURCE_PORT][0])
-    (port,) = _PORT.unpack_from(body, numbers[_PROTO_DESTINATION_PORT][0])
-    return protocol, _Tuple(source, destination, source_port, port)
+    if protocol is None or len(source_port) != 2 or len(port) != 2:
+        return None, None
+    if len(source) != len(destination) or len(source) not in (4, 16):
+        return None, None
+    return protocol, _Tuple(source, destination, int.from_bytes(source_port), int.from_bytes(port))
 
 
 def _text(address: bytes) -> str:
@@ -101,7 +125,7 @@ def _attributes(body: bytes, at: int, end: int) -> Iterator[tuple[int, tuple[int
     """Kind, and start and end of the content, of each attribute."""
     while at + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(body, at)
-        if length < 4:
+        if length < 4 or at + length > end:
             return
         yield kind & _KIND, (at + 4, at + length)
         at += (length + 3) & ~3
