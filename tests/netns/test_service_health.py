@@ -154,6 +154,7 @@ def test_it_listens_on_node_port_addresses_only(cluster):
     assert status(cluster, address="10.20.1.11") == 0
     # An address that comes later counts too.
     run(["ip", "address", "add", "10.20.0.77/32", "dev", "lo"], namespace=cluster.world.node)
+    cluster.put("other", service("other", 2, 30082))
     cluster.wait(lambda: "10.20.0.77:" in listeners(cluster), "the new address")
 
 

@@ -54,12 +54,12 @@ class Proxy:
         foreign: Foreign | None = None,
         health: Health | None = None,
         metrics: Metrics | None = None,
-        follow: Callable[[Plan], object] = lambda _: None,
+        follow: Callable[[Plan], float] = lambda _: math.inf,
         after_sync: Callable[[Sync], object] = lambda _: None,
     ) -> None:
         """`complete` adds to a snapshot what the node itself knows better (its own addresses). `foreign` tells
         of rules changed by others (row 29.9). `follow` is told at each turn, for each family, the plan that the kernel
-        holds; `after_sync` of each good sync, when it is over."""
+        holds, and says in how many seconds it must be told again; `after_sync` of each good sync, when it is over."""
         self._inbox = inbox
         self._halves = [Half(family) for family in families]
         self._clock = clock
@@ -102,12 +102,12 @@ class Proxy:
             for half in self._halves:
                 if not self._stopping and self._clock.now() >= half.due(snapshot):
                     self._sync(half, snapshot)
-        for half in self._halves:
-            if half.sync.plan is not None:
-                self._follow(half.sync.plan)
+        followed = [self._follow(half.sync.plan) for half in self._halves if half.sync.plan is not None]
         due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
         # A turn now and then also finds what nobody gives notice of: new addresses of the node.
-        return max(0.0, min([*due, self._foreign.interval if self._foreign else math.inf, self._periods.sync]))
+        return max(
+            0.0, min([*due, *followed, self._foreign.interval if self._foreign else math.inf, self._periods.sync])
+        )
 
     def _look(self) -> None:
         """See whether somebody else may have changed our rules."""

@@ -6,6 +6,7 @@ A balancer that keeps client addresses must send only to nodes with an endpoint 
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from narthex.host.addresses import OwnAddress, own_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, in_any, is_zero_prefix, join_port
 from narthex.plan.ir import HealthCheck, NodePorts, Plan
+
+AGAIN_SECONDS = 5.0
+"""Until a port that is taken is tried again, and until it is seen which addresses the node has."""
 
 _Claims = Mapping[int, tuple[NamespacedName, HealthCheck]]
 """Whose each port is."""
@@ -72,13 +76,14 @@ class ServiceHealth:
         self._families: dict[IPFamily, _Family] = {}
         self._seats = Seats()
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: Plan) -> float:
         """Listen and answer as a plan says that the kernel holds already (row 16.8). To be called again and again, as
-        ports and addresses may have become free or have come (rows 16.6, 16.7); costs nothing without a change."""
+        ports and addresses may have become free or have come (rows 16.6, 16.7); costs nothing without a change.
+        Returns in how many seconds."""
         state = self._families.setdefault(plan.family, _Family())
         fixed = _everywhere(plan.node_ports)
         if plan.health_checks is state.checks and fixed and not state.missing:
-            return
+            return math.inf
         if plan.health_checks is not state.checks:
             claims, rivals = _settle(plan.health_checks)
             self._report_rivals(plan.family, rivals)
@@ -86,11 +91,12 @@ class ServiceHealth:
             claims = state.claims
         found = self._own(plan) if claims else ()
         if found is None:
-            return
+            return AGAIN_SECONDS
         wanted = {Place(address, port) for address in found for port in claims}
         self._close(state, wanted)
         state.checks, state.claims = plan.health_checks, claims
         self._open(plan.family, wanted)
+        return AGAIN_SECONDS if state.missing or (claims and not fixed) else math.inf
 
     def _own(self, plan: Plan) -> tuple[str, ...] | None:
         """Addresses to listen on; None when the kernel does not say which there are."""

@@ -49,13 +49,17 @@ class Bench:
             Periods(minimum, watched=watched),
             node_name=NODE,
             foreign=self.foreign,
-            follow=lambda plan: self.followed.append((plan, bool(self.targets[plan.family].applied))),
+            follow=self.follow,
         )
-        self.followed = []
+        self.followed, self.again = [], math.inf
 
     def generation(self):
         """As the kernel counts: one for each transaction of anybody."""
         return self.others + sum(len(target.applied) for target in self.targets.values())
+
+    def follow(self, plan):
+        self.followed.append((plan, bool(self.targets[plan.family].applied)))
+        return self.again
 
     @property
     def kernel(self):
@@ -315,6 +319,13 @@ def test_a_plan_is_followed_when_the_kernel_holds_it():
     bench.clock.advance(1)
     bench.proxy.turn()
     assert len(bench.followed[-1][0].services) == 2
+
+
+def test_who_follows_says_when_to_be_told_again():
+    bench = Bench(WEB, families=[IPFamily.IPV4])
+    assert bench.proxy.turn() > 5
+    bench.again = 5.0
+    assert bench.proxy.turn() == pytest.approx(5)
 
 
 def test_a_change_cuts_a_long_wait_short():

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ import pytest
 from immutables import Map
 
 from narthex.apps.httpd import HttpServer, Request, listening
-from narthex.apps.service_health import ServiceHealth
+from narthex.apps.service_health import AGAIN_SECONDS, ServiceHealth
 from narthex.host.addresses import OwnAddress
 from narthex.model.net import IPFamily
 from narthex.plan.ir import HealthCheck, NodePorts, Plan
@@ -68,7 +69,7 @@ class Bench:
     def follow(self, checks, family=V4, cidrs=None):
         health_checks = Map({key: HealthCheck(*value) for key, value in checks.items()})
         plan = Plan(family=family, services={}, node_ports=NodePorts(cidrs=cidrs), health_checks=health_checks)
-        self.health.follow(plan)
+        self.again = self.health.follow(plan)
         return plan
 
     @property
@@ -193,6 +194,21 @@ def test_addresses_that_come_and_go_are_followed(bench):
     bench.own = [own("10.20.7.7")]
     bench.health.follow(plan)
     assert bench.places == {("10.20.7.7", 32000)}
+
+
+def test_when_to_look_again(bench):
+    bench.follow({WEB: (32000, 1)})
+    assert bench.again == math.inf
+    bench.follow({WEB: (32000, 1)}, V6, ("fd20::/64",))
+    assert bench.again == AGAIN_SECONDS, "addresses may come"
+    bench.follow({}, V6, ("fd20::/64",))
+    assert bench.again == math.inf
+    bench.taken["0.0.0.0", 32001] = errno.EADDRINUSE
+    bench.follow({WEB: (32001, 1)})
+    assert bench.again == AGAIN_SECONDS, "a port may become free"
+    bench.taken.clear()
+    bench.follow({WEB: (32001, 1)})
+    assert bench.again == math.inf
 
 
 def test_while_the_addresses_are_not_known_all_stays(bench, log):
