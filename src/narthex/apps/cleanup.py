@@ -82,8 +82,8 @@ def clean_up(clock: Clock, namespace: str | None = None) -> Outcome:
     left = tuple(one for outcome in outcomes for one in outcome.left)
     if removed:
         clock.sleep(_SETTLE_SECONDS)
-        known = {one.family for one in left}
-        back = [family for family in FAMILIES if family not in known and cleanup.anything(family)]
+        watched = [one for one in removed if one.kind in ("nftables table", "iptables-nft chain")]
+        back = {one.family: None for one in watched if cleanup.came_back(one.family, one.names)}
         left += tuple(
             Left("rules", family, "of a Service network", "they came back: stop the node proxy that runs here first")
             for family in back

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -75,12 +75,12 @@ class Cleanup:
         self._namespace = namespace
         self._keep = keep
         self._keep_localnet = keep_localnet
-        self._removed: list[Removed] = []
+        self._removed: dict[str, tuple[str, ...]] = {}
         self._left: list[Left] = []
 
     def clean(self, family: IPFamily) -> Outcome:
         """Remove what can be removed of a family. Never raises for what the kernel or a tool refuses: that is told."""
-        self._removed, self._left = [], []
+        self._removed, self._left = {}, []
         tables, chains = self._look(family)
         found = False
         for variant in VARIANTS:
@@ -91,13 +91,14 @@ class Cleanup:
         links = self._links()
         if found or self._keep is None or IPVS_LINK in links:
             self._clean_ipvs(family, IPVS_LINK in links)
-        return Outcome(tuple(self._removed), tuple(self._left))
+        removed = (Removed(kind, family, names) for kind, names in self._removed.items())
+        return Outcome(tuple(removed), tuple(self._left))
 
-    def anything(self, family: IPFamily) -> bool:
-        """Whether rules are there that `clean` would remove, by a cheap look at nf_tables."""
+    def came_back(self, family: IPFamily, removed: Iterable[str]) -> bool:
+        """Whether something of these names is in nf_tables again, after `clean` removed it."""
         tables, chains = self._look(family)
-        owned = self._owned(family, "nft")
-        return any(map(is_leftover_table, tables)) or any(owned(table, name) for table, name in chains)
+        present = {f"{family.nft} {table}" for table in tables} | {f"{table} {name}" for table, name in chains}
+        return not present.isdisjoint(removed)
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
@@ -174,8 +175,8 @@ class Cleanup:
             f"{len(chains)} chains and {len(jumps)} jumps of table {table}",
             lambda: self._run([f"{command}-restore", "--noflush", "--wait", _LOCK_SECONDS], leftovers.script),
         ):
-            self._add(f"iptables-{variant} jump", family, jumps)
-            self._add(kind, family, chains)
+            self._add(f"iptables-{variant} jump", jumps)
+            self._add(kind, chains)
 
     def _close_localnet(self) -> None:
         path, _ = ROUTE_LOCALNET
@@ -185,7 +186,7 @@ class Cleanup:
             with netns.entered(self._namespace):
                 if setting.read_text().strip() != "0":
                     setting.write_text("0")
-                    self._add("setting", IPFamily.IPV4, (path,))
+                    self._add("setting", (path,))
 
         self._try("setting", IPFamily.IPV4, path, close)
 
@@ -202,7 +203,7 @@ class Cleanup:
             netlink.close()
 
         if self._try("nftables table", family, name, delete):
-            self._add("nftables table", family, (name,))
+            self._add("nftables table", (name,))
 
     # ---- ipvs ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class Cleanup:
         if link and family is IPFamily.IPV4:
             self._try("IPVS service", family, "any", lambda: self._clean_virtual_services(sets))
             if self._try("link", family, IPVS_LINK, lambda: self._run(["ip", "link", "delete", IPVS_LINK])):
-                self._add("link", family, (IPVS_LINK,))
+                self._add("link", (IPVS_LINK,))
         names = [words[1] for words in map(str.split, sets.splitlines()) if words[:1] == ["create"]]
         gone = [
             name
@@ -221,7 +222,7 @@ class Cleanup:
             and set_family(name) is family
             and self._try("ipset", family, name, self._runner(["ipset", "destroy", name]))
         ]
-        self._add("ipset", family, tuple(gone))
+        self._add("ipset", tuple(gone))
 
     def _clean_virtual_services(self, sets: str) -> None:
         """All of both families: the link carries the addresses of both."""
@@ -236,13 +237,13 @@ class Cleanup:
             argv = ["ipvsadm", "--delete-service", f"--{one.protocol.lower()}-service", where]
             if self._try("IPVS service", IPFamily.IPV4, str(one), self._runner(argv)):
                 gone.append(str(one))
-        self._add("IPVS service", IPFamily.IPV4, tuple(gone))
+        self._add("IPVS service", tuple(gone))
 
     # ---- doing -----------------------------------------------------------------------------------------------------
 
-    def _add(self, kind: str, family: IPFamily, names: tuple[str, ...]) -> None:
+    def _add(self, kind: str, names: tuple[str, ...]) -> None:
         if names:
-            self._removed.append(Removed(kind, family, names))
+            self._removed[kind] = self._removed.get(kind, ()) + names
 
     def _try(self, kind: str, family: IPFamily, name: str, action: Callable[[], object]) -> bool:
         """Do it; if that fails, note why and return False."""
