@@ -257,7 +257,9 @@ class Stand:
             # Delivered on the node itself: a packet from outside never meets postrouting, and one of the node's own
             # keeps a source that is the node's either way. Whether it was marked cannot be seen.
             rewritten = (Disposition.DELIVERED, place, True) in expected
-        if not result.answered and self._must_answer(connection, place, rewritten):
+        # Who talks to itself is not waited for: see Ears.
+        to_itself = arrival_.source == arrival_.destination
+        if not result.answered and not to_itself and self._must_answer(connection, place, rewritten):
             raise Trouble(f"{join_port(*place)} got it, but no answer came back")
         return Disposition.DELIVERED, place, rewritten
 

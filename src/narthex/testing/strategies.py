@@ -6,7 +6,6 @@ pods talk to themselves. Over one address plan with `build`.
 
 from __future__ import annotations
 
-import msgspec
 from hypothesis import strategies as st
 
 from narthex.model.events import Delete, Event, Upsert
@@ -165,82 +164,3 @@ def packets(draw: st.DrawFn, family: IPFamily) -> Packet:
         iif="" if from_host else draw(st.sampled_from(["cni0", "veth1", "eth0"])),
         from_host=from_host,
     )
-
-
-MANY_PODS = 48
-"""Pods of a big cluster, of each family: half of them on this node."""
-
-
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects, and what to aim packets at."""
-
-    objects: tuple[AnyObject, ...]
-    destinations: tuple[tuple[str, int, Protocol], ...]
-    """Addresses with ports that are frontends, unless policy says otherwise; node ports at the node's addresses."""
-
-
-@st.composite
-def big_clusters(draw: st.DrawFn, least: int = 100, most: int = 400) -> Cluster:
-    """Hundreds of Services made of a few drawn patterns, each with addresses, node ports and endpoints of its own.
-
-    External addresses stay shared by many, so claims collide. It shrinks towards one plain pattern, few times.
-    """
-    patterns = draw(st.lists(st.tuples(services(), st.lists(slices(), max_size=2)), min_size=1, max_size=8))
-    count = draw(st.integers(least, most))
-    shift = draw(st.integers(0, MANY_PODS - 1))
-    objects: list[AnyObject] = [draw(nodes), *draw(st.lists(service_cidrs, max_size=1))]
-    destinations: list[tuple[str, int, Protocol]] = []
-    for number in range(count):
-        service, of_slices = patterns[number % len(patterns)]
-        made = _nth(service, number)
-        objects.append(made)
-        objects += [_nth_slice(one, made.name, index, number + shift) for index, one in enumerate(of_slices)]
-        destinations += _aims(made)
-    return Cluster(objects=tuple(objects), destinations=tuple(destinations))
-
-
-def _nth(service: Service, number: int) -> Service:
-    own = {IPFamily.IPV4: f"10.110.{1 + number // 250}.{1 + number % 250}", IPFamily.IPV6: f"fd6e::1:{number:x}"}
-    ips = service.cluster_ips if service.headless else tuple(own[family] for family in service.ip_families)
-    ports = tuple(
-        msgspec.structs.replace(port, node_port=port.node_port and 30000 + number * 3 + index)
-        for index, port in enumerate(service.ports)
-    )
-    return msgspec.structs.replace(service, name=f"{service.name}-{number}", cluster_ips=ips, ports=ports)
-
-
-def _nth_slice(pattern: EndpointSlice, owner: str, index: int, shift: int) -> EndpointSlice:
-    endpoints = []
-    for place, endpoint in enumerate(pattern.endpoints):
-        pod = (shift * 5 + place) % MANY_PODS
-        node_name = endpoint.node_name and (NODE if pod % 2 else "worker-b")
-        at = 20 + pod // 2
-        if pattern.family is IPFamily.IPV4:
-            where = f"10.64.{1 if pod % 2 else 2}.{at}"
-        else:
-            where = f"fd64:0:0:{1 if pod % 2 else 2}::{at:x}"
-        endpoints.append(msgspec.structs.replace(endpoint, address=where, node_name=node_name))
-    name = f"{owner}-{index}"
-    return msgspec.structs.replace(pattern, name=name, service_name=owner, endpoints=tuple(endpoints))
-
-
-def _aims(service: Service) -> list[tuple[str, int, Protocol]]:
-    """Where a Service might be reached."""
-    found = []
-    addresses = (*service.cluster_ips, *service.external_ips, *(entry.ip for entry in service.ingress))
-    for port in service.ports:
-        found += [(ip, port.port, port.protocol) for ip in addresses if ip != "None"]
-        if port.node_port:
-            found += [(ip, port.node_port, port.protocol) for ip in NODE_IPS]
-    return found
-
-
-@st.composite
-def aimed_packets(draw: st.DrawFn, cluster: Cluster, family: IPFamily) -> Packet:
-    """A first packet to one of a big cluster's frontends; or to anything, when it has none of the family."""
-    aims = [aim for aim in cluster.destinations if (":" in aim[0]) is (family is IPFamily.IPV6)]
-    packet = draw(packets(family))
-    if not aims or draw(st.integers(0, 9)) == 0:
-        return packet
-    destination, port, protocol = draw(st.sampled_from(aims))
-    return msgspec.structs.replace(packet, destination=destination, port=port, protocol=protocol)
