@@ -67,6 +67,8 @@ class Frame:
         self.detector: PodDetector = plan.pods
         self.node_ports: NodePorts = plan.node_ports
         self.mark: int = plan.masquerade_mark
+        self.drop_invalid: bool = plan.drop_invalid
+        """Not where the kernel is liberal about windows (row 19.7)."""
         self.commented = commented
         """Endpoint rules carry comments; not in large clusters (row 21.12)."""
 
@@ -77,7 +79,7 @@ class Frame:
 
     @property
     def _values(self) -> tuple[object, ...]:
-        return self.family, self.detector, self.node_ports, self.mark, self.commented
+        return self.family, self.detector, self.node_ports, self.mark, self.drop_invalid, self.commented
 
     # ---- pods ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Frame:
         words = "kubernetes forwarding"
         chains: dict[str, Rules] = {
             names.FORWARD: (
-                rule(CtState(("invalid",)), DropPacket()),
+                *((rule(CtState(("invalid",)), DropPacket()),) if self.drop_invalid else ()),
                 rule(MarkIs(self.mark, self.mark), Accept(), comment=f"{words} rules"),
                 rule(CtState(("related", "established")), Accept(), comment=f"{words} conntrack rule"),
             ),

@@ -41,6 +41,7 @@ from narthex.netfilter.ast import (
     Rule,
     Set,
     Slot,
+    TcpReset,
     VerdictMap,
 )
 from narthex.plan.ir import Plan, PodDetector
@@ -76,6 +77,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node_port_cidrs: tuple[str, ...] | None
     service_cidrs: tuple[str, ...]
     mark: int
+    drop_invalid: bool = True
 
     @classmethod
     def of(cls, plan: Plan) -> Settings:
@@ -88,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             node_port_cidrs=None if cidrs is None else collapse(cidrs),
             service_cidrs=collapse(plan.service_cidrs),
             mark=plan.masquerade_mark,
+            drop_invalid=plan.drop_invalid,
         )
 
 
@@ -146,6 +149,10 @@ def _base_chains(settings: Settings) -> list[Chain]:
     send = Rule((Jump("services"),))
     refuse = Rule((_NEW, _NOT_SENT, Jump("service-endpoints-check")))
     guard = Rule((_NEW, _NOT_SENT, Jump("cluster-ips-check")))
+    # An endpoint's packet that is out of window is not translated back, so its client, or this node for those whom it
+    # masquerades, takes it for a stranger's and resets the endpoint's connection (row 30.9). The packet does no harm, its
+    # answer does. To drop only this one leaves alone who sees but one direction of a connection (unlike row 19.7).
+    stray = (Rule((CtState(("invalid",)), TcpReset(), DropPacket())),) if settings.drop_invalid else ()
     marked = MarkIs(settings.mark, settings.mark)
     postrouting = (
         Rule((marked, Goto("masquerading"))),
@@ -159,8 +166,8 @@ def _base_chains(settings: Settings) -> list[Chain]:
         _base("nat-output", "nat", "output", -100, send),
         _base("nat-postrouting", "nat", "postrouting", 100, *postrouting),
         _base("filter-input", "filter", "input", 0, refuse),
-        _base("filter-forward", "filter", "forward", 0, refuse, guard),
-        _base("filter-output", "filter", "output", 0, refuse, guard),
+        _base("filter-forward", "filter", "forward", 0, *stray, refuse, guard),
+        _base("filter-output", "filter", "output", 0, *stray, refuse, guard),
     ]
 
 

@@ -89,6 +89,10 @@ class CtStatus(msgspec.Struct, frozen=True, tag=True):
     negate: bool = False
 
 
+class TcpReset(msgspec.Struct, frozen=True, tag=True):
+    """The packet ends a TCP connection at once: `tcp flags rst`."""
+
+
 class MarkIs(msgspec.Struct, frozen=True, tag=True):
     """`mark & mask == value`."""
 
@@ -228,6 +232,7 @@ Expression = (
     | IsLocal
     | CtState
     | CtStatus
+    | TcpReset
     | MarkIs
     | InSet
     | Chance

@@ -43,6 +43,7 @@ from narthex.netfilter.ast import (
     Slot,
     Spread,
     Table,
+    TcpReset,
     Unprintable,
     VerdictMap,
 )
@@ -180,6 +181,8 @@ def _match_text(one: Expression) -> str:
             return f"ct state {'! ' if negate else ''}{','.join(map(_word_text, states))}"
         case CtStatus(bits, negate):
             return f"ct status {'! ' if negate else ''}{','.join(map(_word_text, bits))}"
+        case TcpReset():
+            return "tcp flags rst"
         case MarkIs(value, mask, negate):
             masked = "" if mask == 0xFFFFFFFF else f"& 0x{mask:08x} "
             return f"meta mark {masked}{'!=' if negate else '=='} 0x{value:08x}"

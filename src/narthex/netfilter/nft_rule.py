@@ -33,6 +33,7 @@ from narthex.netfilter.ast import (
     Rule,
     Slot,
     Spread,
+    TcpReset,
     Unknown,
     VerdictMap,
 )
@@ -95,10 +96,26 @@ def _field_match(words: Words) -> Many:
 def _transport(words: Words) -> Many:
     """`tcp dport 80`: the protocol is part of the match."""
     protocol = words.take()
+    if words.peek() == "flags":
+        return _flags(protocol, words)
     field = {"dport": Field.DPORT, "sport": Field.SPORT}.get(words.take())
     if field is None or words.peek() in (".", "vmap") or words.peek().startswith("@"):
         raise NotUnderstood
     return Compare(Field.L4PROTO, (protocol,)), _compare(field, words, _negation(words))
+
+
+_RESET = ("rst",), ("rst", "/", "rst"), ("&", "rst", "==", "rst")
+"""What may follow `tcp flags` to mean a reset."""
+
+
+def _flags(protocol: str, words: Words) -> Many:
+    words.expect("flags")
+    for form in _RESET:
+        following = tuple(words.peek(ahead) for ahead in range(len(form) + 1))
+        if protocol == "tcp" and following[:-1] == form and following[-1] not in (",", "/", "|", "&", "==", "!="):
+            words.position += len(form)
+            return (TcpReset(),)
+    raise NotUnderstood
 
 
 def _negation(words: Words) -> bool:

@@ -29,6 +29,7 @@ from narthex.netfilter.ast import (
     Rule,
     Slot,
     Table,
+    TcpReset,
     Unknown,
 )
 from narthex.netfilter.brief import brief, brief_rule
@@ -68,6 +69,7 @@ class Matcher:
             IsLocal: self._is_local,
             CtState: self._ct_state,
             CtStatus: self._ct_status,
+            TcpReset: self._tcp_reset,
             MarkIs: self._mark_is,
             InSet: self._in_set,
             Recent: self._recent,
@@ -205,6 +207,9 @@ class Matcher:
         if strange:
             return f"connection status {strange[0]} is not known here"
         return any(bit in _OWN_STATUS and bool(getattr(branch, _OWN_STATUS[bit])) for bit in e.bits) is not e.negate
+
+    def _tcp_reset(self, _e: TcpReset, _branch: Branch, _place: Place, _table: Table) -> Answer:
+        return False  # a packet that begins a connection does not end one
 
     def _mark_is(self, e: MarkIs, branch: Branch, _place: Place, _table: Table) -> Answer:
         return (branch.mark & e.mask == e.value) is not e.negate
