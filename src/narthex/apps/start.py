@@ -31,7 +31,7 @@ from narthex.host.addresses import own_addresses, primary_addresses, usable_fami
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.conntrack import Conntrack
 from narthex.host.monitor import AnnouncedTarget
-from narthex.host.privileges import may_change_network, missing_tools
+from narthex.host.privileges import allow_many_files, may_change_network, missing_tools
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
 from narthex.plan.kernel_settings import Setting
@@ -72,12 +72,8 @@ def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], c
     metrics = Metrics(settings.mode)
     backend = BACKENDS[settings.mode]
     foreign, silent = foreign_changes(settings.mode, families), is_silent(settings.mode)
-    targets = {
-        family: AnnouncedTarget(target_for(settings.mode, family), foreign, silent) for family in families
-    }
-    syncs = [
-        FamilySync(family, Planner(settings.node, family), backend, targets[family], clock) for family in families
-    ]
+    targets = {family: AnnouncedTarget(target_for(settings.mode, family), foreign, silent) for family in families}
+    syncs = [FamilySync(family, Planner(settings.node, family), backend, targets[family], clock) for family in families]
     return Proxy(
         inbox,
         syncs,
@@ -124,6 +120,7 @@ def serve(settings: Settings, source: Watched) -> None:
     LOGGER.info(
         "node %s, mode %s, %s", settings.node.node_name, settings.mode, " and ".join(each.label for each in families)
     )
+    allow_many_files()
     asked = KernelSettings(kernel_settings(settings.conntrack))
     asked.make(last=False)
     settings = with_kernel(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def may_change_network(status: Path = Path("/proc/thread-self/status")) -> bool:
     """Whether the calling thread has CAP_NET_ADMIN (root has it, also root of a user namespace)."""
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
     return match is not None and bool(int(match[1], 16) >> _CAP_NET_ADMIN & 1)
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as it is entitled to. The usual 1024 are a limit of `select`, which nobody
+    here uses, and each health check node port takes one for each address."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def missing_tools(mode: str, family: IPFamily) -> tuple[str, ...]:

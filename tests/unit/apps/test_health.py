@@ -23,6 +23,7 @@ def sync_all(health):
         health.synced(family)
 
 
+@pytest.mark.row("17.7", "29.1")
 def test_not_healthy_before_the_first_good_sync_of_all_families(health):
     assert health.healthz()[0] == health.livez()[0] == 503
     health.synced(IPFamily.IPV4)
@@ -33,6 +34,7 @@ def test_not_healthy_before_the_first_good_sync_of_all_families(health):
     assert health.ready
 
 
+@pytest.mark.row("17.1", "17.2")
 def test_a_change_may_wait_twice_the_sync_period(health, clock):
     sync_all(health)
     health.queued(IPFamily.IPV6)
@@ -46,6 +48,7 @@ def test_a_change_may_wait_twice_the_sync_period(health, clock):
     assert health.livez()[0] == 200
 
 
+@pytest.mark.row("17.2")
 def test_the_oldest_waiting_change_counts(health, clock):
     sync_all(health)
     for _ in range(7):
@@ -54,6 +57,7 @@ def test_the_oldest_waiting_change_counts(health, clock):
     assert health.livez()[0] == 503
 
 
+@pytest.mark.row("17.5", "17.6")
 def test_last_updated_is_now_when_healthy_and_the_last_good_sync_when_not(health, clock):
     assert health.livez()[1]["lastUpdated"] is None
     sync_all(health)
@@ -67,6 +71,7 @@ def test_last_updated_is_now_when_healthy_and_the_last_good_sync_when_not(health
     assert body["status"]["IPv6"]["lastUpdated"] == body["currentTime"]
 
 
+@pytest.mark.row("17.3", "17.4", "16.12")
 @pytest.mark.parametrize(
     "node",
     [

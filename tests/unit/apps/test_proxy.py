@@ -249,7 +249,33 @@ def test_reading_because_of_others_is_limited_too():
     for _ in range(200):
         bench.others += 1
         bench.run_for(1)
-    assert 9 <= target.reads <= 11
+    assert 9 <= target.reads <= 12
+
+
+def test_a_few_changes_by_others_are_all_mended_at_once():
+    bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4], watched=True)
+    target, read = bench.targets[IPFamily.IPV4], bench.targets[IPFamily.IPV4].read
+    target.read = lambda: (bench.clock.advance(0.05), read())[1]
+    bench.run_for(1)
+    for _ in range(5):
+        target.rules = None
+        bench.others += 1
+        bench.run_for(1.1)
+        assert bench.kernel == dict([WEB_LINE])
+
+
+def test_changes_by_others_are_counted():
+    bench = Bench(WEB, WEB_SLICE, watched=True)
+    bench.run_for(3)
+    bench.others += 1
+    bench.run_for(3)
+    bench.targets[IPFamily.IPV6].rules = None
+    bench.others += 1
+    bench.run_for(3)
+    text = bench.proxy.metrics.exposition().decode()
+    assert 'narthex_foreign_changes_total{ip_family="IPv4"} 2.0' in text
+    assert 'narthex_drift_healed_total{ip_family="IPv4"} 0.0' in text
+    assert 'narthex_drift_healed_total{ip_family="IPv6"} 1.0' in text
 
 
 def test_a_kernel_that_does_not_tell_is_read_all_the_same():
@@ -287,8 +313,9 @@ def test_after_a_failure_the_kernel_is_read_before_it_is_written():
     assert target.applied[-1].put == (("10.110.0.2:80/TCP", "shop/cart:http -> 10.64.1.6:80"),)
 
 
+@pytest.mark.row("29.1")
 def test_what_cannot_be_mended_makes_it_unhealthy():
-    """Row 29.1: nobody changed an object, but the rules are gone."""
+    """Nobody changed an object, but the rules are gone."""
     bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
     target = bench.targets[IPFamily.IPV4]
     bench.run_for(10)
@@ -301,8 +328,8 @@ def test_what_cannot_be_mended_makes_it_unhealthy():
     assert bench.proxy.health.livez()[0] == 200
 
 
+@pytest.mark.row("16.8")
 def test_a_plan_is_followed_when_the_kernel_holds_it():
-    """Row 16.8."""
     bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
     target = bench.targets[IPFamily.IPV4]
     target.failures = ["no"]
@@ -453,8 +480,8 @@ def test_an_unknown_node_is_said_once(log):
     assert said(log, "the Node object 'worker-a' is there now")
 
 
+@pytest.mark.row("16.1")
 def test_a_balancer_without_a_health_check_port_is_said_once(log):
-    """Row 16.1."""
     local = {"type": "LoadBalancer", "external_policy_local": True}
     bench = Bench(service("shop/web", "10.110.0.1", **local))
     bench.run_for(1)

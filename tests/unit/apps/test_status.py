@@ -166,6 +166,7 @@ def test_a_route_that_fails_answers_500(http):
     assert get(with_bug, "health", "/")[0] == 500
 
 
+@pytest.mark.row("17.8")
 def test_a_taken_port_is_tried_again(http):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
@@ -181,6 +182,7 @@ def test_a_taken_port_is_tried_again(http):
     assert get(waiting, "health", "/")[1] == b"here"
 
 
+@pytest.mark.row("17.8")
 def test_a_taken_port_is_fatal_with_hard_fail(http):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
@@ -202,6 +204,7 @@ def test_unspecified_ipv6_takes_ipv4_too(http):
         assert response.read() == b"both"
 
 
+@pytest.mark.row("17.9")
 def test_answers_are_counted_by_code(server, health):
     get(server, "health", "/healthz")
     health.synced(IPFamily.IPV4), health.synced(IPFamily.IPV6)

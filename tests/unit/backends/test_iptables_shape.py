@@ -269,8 +269,8 @@ def test_localhost_node_ports_are_guarded():
     assert BACKEND.render(plan(*web(type="NodePort", node_port=30080))).sysctls == ()
 
 
+@pytest.mark.row("16.9")
 def test_health_check_node_ports_are_let_in():
-    """Row 16.9."""
     fields = {"type": "LoadBalancer", "external_policy_local": True, "node_port": 30080}
     cart = service("shop/cart", "10.110.0.8", health_check_node_port=32001, **fields | {"node_port": 30081})
     a_plan = plan(*web(health_check_node_port=32000, **fields), cart)

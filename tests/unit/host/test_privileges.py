@@ -1,6 +1,8 @@
 """What a process may do, and what it finds installed."""
 
-from narthex.host.privileges import may_change_network, missing_tools
+import resource
+
+from narthex.host.privileges import allow_many_files, may_change_network, missing_tools
 from narthex.model.net import IPFamily
 
 
@@ -21,3 +23,13 @@ def test_missing_tools(tmp_path, monkeypatch):
     for tool in ("ip6tables-save", "ip6tables-restore"):
         (tmp_path / tool).touch(0o755)
     assert missing_tools("iptables", IPFamily.IPV6) == ()
+
+
+def test_as_many_files_as_there_may_be():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
