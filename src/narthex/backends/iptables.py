@@ -8,7 +8,7 @@ an endpoint may have the address and port of somebody else's frontend, as host n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 import msgspec
@@ -214,8 +214,21 @@ def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
                 *(line for each in ordered for line in each.node_port_refusals),
             ]
         ),
-        names.PROXY_FIREWALL: _unless_sent(line for each in ordered for line in each.firewall),
+        names.PROXY_FIREWALL: _unless_sent(_firewall(ordered)),
     }
+
+
+def _firewall(ordered: list[Fragment]) -> Iterator[Rule]:
+    """Exact addresses first. One of this node's own that has the number of a restricted node port is not judged by
+    that port's ranges."""
+    for each in ordered:
+        yield from each.firewall
+    numbers = {number for each in ordered if each.node_port_firewall for number in each.node_port_numbers}
+    for each in ordered if numbers else ():
+        for number, lines in each.leaks.items():
+            yield from lines if number in numbers else ()
+    for each in ordered:
+        yield from each.node_port_firewall
 
 
 def _health_check_ports(plan: Plan) -> dict[str, Rules]:

@@ -61,7 +61,9 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     node_port_refusals: Rules = ()
     """filter KUBE-EXTERNAL-SERVICES, node ports; behind all exact addresses."""
     firewall: Rules = ()
-    """filter KUBE-PROXY-FIREWALL."""
+    """filter KUBE-PROXY-FIREWALL, exact addresses."""
+    node_port_firewall: Rules = ()
+    """filter KUBE-PROXY-FIREWALL, node ports; behind all exact addresses."""
     leaks: Mapping[tuple[Protocol, int], Rules] = {}
     """By protocol and port: rules that keep from the node ports what an exact address of this port does not forward.
     Only needed when the address is this node's own and a node port has the same number."""
@@ -78,6 +80,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
             self.external_refusals,
             self.node_port_refusals,
             self.firewall,
+            self.node_port_firewall,
             self.leaks,
             self.node_port_numbers,
         )
@@ -122,7 +125,7 @@ class _Writer:
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         leaks: dict[tuple[Protocol, int], Rules] = {}
         refusals: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
-        firewall: list[Rule] = []
+        firewall: dict[bool, list[Rule]] = {True: [], False: []}
         # External ways first: their policy has the plain KUBE-EXT- name.
         for frontend in sorted(self._service.frontends, key=lambda each: each.kind is FrontendKind.CLUSTER_IP):
             row = self._row(frontend)
@@ -130,7 +133,7 @@ class _Writer:
             if chain:
                 lines[frontend.kind].append(self._arrival(frontend, Jump(chain)))
             refusals[frontend.kind] += self._refusals(frontend, row)
-            firewall += self._out_of_range(frontend, row)
+            firewall[frontend.address is not None] += self._out_of_range(frontend, row)
             whole = frontend.allow_from is None and all(isinstance(cell, Forward) for cell in row)
             if frontend.address is not None and not whole:
                 key = frontend.protocol, frontend.port
@@ -146,7 +149,8 @@ class _Writer:
             cluster_refusals=tuple(refusals[FrontendKind.CLUSTER_IP]),
             external_refusals=tuple(line for kind in external for line in refusals[kind]),
             node_port_refusals=tuple(refusals[FrontendKind.NODE_PORT]),
-            firewall=tuple(firewall),
+            firewall=tuple(firewall[True]),
+            node_port_firewall=tuple(firewall[False]),
             leaks=leaks,
             node_port_numbers=frozenset(
                 (each.protocol, each.port) for each in self._service.frontends if each.address is None
@@ -330,16 +334,16 @@ class _Writer:
             return
         chain = self._firewalls.get((row, frontend.allow_from), names.fw(self._name))
         text = self._text(f" traffic not accepted by {chain}")
-        match = (*_destination(frontend), DropPacket())
-        if not any(isinstance(cell, Reject) for cell in row):
-            yield rule(*match, comment=text)
-            return
-        for sender, cell in zip((self._frame.pods, ((FROM_SELF,),), ((),)), row, strict=True):
-            for each in sender:
-                if isinstance(cell, Reject):
-                    yield rule(*each, *_destination(frontend), Return(), comment=text)
-                else:
-                    yield rule(*each, *match, comment=text)
+        ports = (_PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)))
+        for place in self._places(frontend):
+            match = (*place, *ports)
+            if not any(isinstance(cell, Reject) for cell in row):
+                yield rule(*match, DropPacket(), comment=text)
+                continue
+            for sender, cell in zip((self._frame.pods, ((FROM_SELF,),), ((),)), row, strict=True):
+                for each in sender:
+                    then = Return() if isinstance(cell, Reject) else DropPacket()
+                    yield rule(*each, *match, then, comment=text)
 
     # ---- comments --------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,12 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 @click.option("--pod-bridge-interface", metavar="NAME", help="For mode BridgeInterface.")
 @click.option("--pod-interface-name-prefix", metavar="PREFIX", help="For mode InterfaceNamePrefix.")
 @click.option("--nodeport-addresses", metavar="CIDRS", help="Node ports answer on these own addresses; or `primary`.")
+@click.option(
+    "--strict-source-ranges",
+    is_flag=True,
+    default=None,
+    help="loadBalancerSourceRanges guards node ports and external IPs too.",
+)
 @click.option("--masquerade-all", is_flag=True, default=None, help="Masquerade all traffic to cluster IPs.")
 @click.option("--bind-address", metavar="ADDRESS", help="The node's own address, if its Node object does not say.")
 @click.option("--healthz-bind-address", metavar="ADDRESS", help='Default: 0.0.0.0:10256; "" switches it off.')
@@ -116,6 +122,7 @@ def _fields(flags: dict[str, Any]) -> dict[str, Any]:
         "clusterCIDR": flags["cluster_cidr"],
         "detectLocalMode": flags["detect_local_mode"],
         "detectLocal": detect or None,
+        "featureGates": {"NarthexStrictSourceRanges": True} if flags["strict_source_ranges"] else None,
         "nodePortAddresses": [part.strip() for part in addresses.split(",")] if addresses else None,
         "bindAddress": flags["bind_address"],
         "bindAddressHardFail": flags["bind_address_hard_fail"],

@@ -40,6 +40,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     masquerade_all: bool = False
     external_ips: bool = True
     """Gate AllowServiceExternalIPs (row 11.4)."""
+    strict_source_ranges: bool = False
+    """See `NodeConfig.strict_source_ranges`."""
 
 
 def decide(service: Service, slices: Iterable[EndpointSlice], context: Context) -> tuple[ServicePlan, ...]:
@@ -84,12 +86,13 @@ def _decide_port(
     ways: list[tuple[FrontendKind, str | None, int, tuple[str, ...] | None]] = [
         (FrontendKind.CLUSTER_IP, cluster_ip, port.port, None)
     ]
-    if context.external_ips:
-        ways += [(FrontendKind.EXTERNAL_IP, ip, port.port, None) for ip in external_ips]
     allow_from = _allow_from(service, balancers, context)
+    beside = allow_from if context.strict_source_ranges else None
+    if context.external_ips:
+        ways += [(FrontendKind.EXTERNAL_IP, ip, port.port, beside) for ip in external_ips]
     ways += [(FrontendKind.LOAD_BALANCER, ip, port.port, allow_from) for ip in balancers]
     if port.node_port:
-        ways.append((FrontendKind.NODE_PORT, None, port.node_port, None))
+        ways.append((FrontendKind.NODE_PORT, None, port.node_port, beside))
     frontends: dict[tuple[str | None, int], Frontend] = {}
     for kind, address, number, allow_from in ways:
         pod, node, other = inside if kind is FrontendKind.CLUSTER_IP else outside
@@ -165,7 +168,8 @@ def _outside_row(external_local: bool, selection: Selection) -> tuple[Decision, 
 
 
 def _allow_from(service: Service, balancers: tuple[str, ...], context: Context) -> tuple[str, ...] | None:
-    """Who may use the balancer addresses, by the ranges of their own family (rows 10.3 to 10.9)."""
+    """Who may use the balancer addresses, by the ranges of their own family (rows 10.3 to 10.9); under strict source
+    ranges, the node port and external IPs too."""
     ranges = tuple(cidr for cidr in service.source_ranges if family_of(cidr) is context.family)
     if not ranges or any(is_zero_prefix(cidr) for cidr in ranges):
         return None

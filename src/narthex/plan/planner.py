@@ -56,6 +56,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     bind_address: str = ""
     """Says which address the node has, when it is set and not unspecified (row 15.6)."""
     allow_service_external_ips: bool = True
+    strict_source_ranges: bool = False
+    """`loadBalancerSourceRanges` holds for node ports and external IPs too, not for balancer addresses alone (rows
+    10.4, 29.16)."""
     drop_invalid: bool = True
     """See `Plan.drop_invalid`."""
 
@@ -261,6 +264,7 @@ def _context(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> Contex
         detect_pods=_detector(config, family, snapshot).enabled,
         masquerade_all=config.masquerade_all,
         external_ips=config.allow_service_external_ips,
+        strict_source_ranges=config.strict_source_ranges,
     )
 
 

@@ -71,6 +71,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
         localhost_node_ports=mode == "iptables" and configuration.iptables.localhost_node_ports,
         bind_address=configuration.bind_address,
         allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
+        strict_source_ranges=configuration.feature_gate("NarthexStrictSourceRanges", False),
     )
 
 
@@ -191,7 +192,7 @@ def _mode(top: Fields) -> str:
     return top.word("mode", MODES, DEFAULT_MODE)
 
 
-_KNOWN_GATES = frozenset(("AllowServiceExternalIPs",))
+_KNOWN_GATES = frozenset(("AllowServiceExternalIPs", "NarthexStrictSourceRanges"))
 _GATE_NAME = re.compile(r"[A-Za-z0-9]{1,100}")
 
 

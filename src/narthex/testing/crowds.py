@@ -48,6 +48,10 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[AnyObject, ...]
     packets: tuple[Packet, ...]
 
+    def __repr__(self) -> str:
+        # Hundreds of objects help nobody; the blob that hypothesis prints makes them again.
+        return f"<{len(self.objects)} objects, {len(self.packets)} packets>"
+
 
 @st.composite
 def crowds(draw: st.DrawFn, family: IPFamily, least: int = 100, most: int = 400, packets: int = 20) -> Crowd:

@@ -30,6 +30,7 @@ def node_config(scenario: Scenario, mode: str) -> NodeConfig:
         node_port_addresses=words,
         localhost_node_ports=localhost and mode == "iptables",
         allow_service_external_ips=config.gate("AllowServiceExternalIPs") is not False,
+        strict_source_ranges=config.gate("NarthexStrictSourceRanges") is True,
     )
 
 
