@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from narthex.apps.logs import LOGGER, data
@@ -22,7 +22,7 @@ from narthex.plan.stale import Reason, Search
 class Table(Protocol):
     """What `narthex.host.conntrack.Conntrack` does."""
 
-    def entries(self, family: IPFamily, towards: Container[tuple[net.Protocol, int]]) -> list[Entry]: ...
+    def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[Entry]: ...
     def remove(self, family: IPFamily, entries: Sequence[Entry]) -> list[bool]: ...
 
 

@@ -201,6 +201,8 @@ class LabProcess:
             "mode": self.state.mode,
             "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
             "detectLocalMode": "ClusterCIDR",
+            # The table's size is the machine's alone, and no namespace may change it.
+            "conntrack": {"maxPerCore": 0},
             "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
             "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
         }

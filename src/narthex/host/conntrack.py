@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 from narthex.host.nfnetlink import FAMILY_NUMBERS, Interrupted, NfNetlink
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import ctnetlink
 from narthex.netfilter.ctnetlink import Entry
+
+_FEW = 8
+"""So many listings that the kernel narrows are quicker than a whole one that is narrowed here."""
 
 
 class Conntrack:
@@ -18,20 +21,23 @@ class Conntrack:
         self._namespace = namespace
         self._socket: NfNetlink | None = None
 
-    def entries(self, family: IPFamily, towards: Container[tuple[Protocol, int]]) -> list[Entry]:
+    def entries(self, family: IPFamily, towards: Collection[tuple[Protocol, int]]) -> list[Entry]:
         """All entries of the family that were first sent to one of these protocols and ports. Raises OSError.
 
         A listing that the kernel broke off is as good as a whole one: what is missed is missed once (row 18.9).
         """
-        found: list[Entry] = []
-        try:
-            for body in self._netlink.dump(ctnetlink.SUBSYSTEM, ctnetlink.GET, FAMILY_NUMBERS[family.value]):
-                entry = ctnetlink.read(body, towards)
-                if entry is not None:
-                    found.append(entry)
-        except Interrupted:
-            pass
-        return found
+        found: dict[bytes, Entry] = {}
+        requests = [ctnetlink.narrowed(*each) for each in towards] if len(towards) <= _FEW else [b""]
+        for request in requests:
+            try:
+                number = FAMILY_NUMBERS[family.value]
+                for body in self._netlink.dump(ctnetlink.SUBSYSTEM, ctnetlink.GET, number, request):
+                    entry = ctnetlink.read(body, towards)
+                    if entry is not None:
+                        found[entry.handle] = entry
+            except Interrupted:
+                continue
+        return list(found.values())
 
     def remove(self, family: IPFamily, entries: Sequence[Entry]) -> list[bool]:
         """Remove entries; for each whether it was still there. Raises OSError when the kernel refuses."""

@@ -204,12 +204,12 @@ class NfNetlink:
                     return
                 yield data
 
-    def dump(self, subsystem: int, kind: int, family: int) -> Iterator[bytes]:
-        """The attributes of each message of a dump, of any subsystem of netfilter.
+    def dump(self, subsystem: int, kind: int, family: int, payload: bytes = b"") -> Iterator[bytes]:
+        """The attributes of each message of a dump, of any subsystem of netfilter. `payload` may narrow it.
 
         Raises NetlinkError, and Interrupted at the end of what could be had.
         """
-        sequence = self._request(kind, family, b"", _NLM_F_DUMP, subsystem)
+        sequence = self._request(kind, family, payload, _NLM_F_DUMP, subsystem)
         interrupted = False
         while True:
             for found, flags, number, data in self._receive():

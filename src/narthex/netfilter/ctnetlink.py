@@ -16,7 +16,10 @@ from narthex.model.net import Protocol
 SUBSYSTEM = 1
 GET, DELETE = 1, 2
 
-_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE = 1, 2, 12, 18
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_FILTER_ORIG = 1
+_BY_PROTOCOL_AND_PORT = 1 << 3 | 1 << 5
+_NESTED = 0x8000
 _TUPLE_IP, _TUPLE_PROTO, _TUPLE_ZONE = 1, 2, 3
 _IP_SOURCE, _IP_DESTINATION = (1, 3), (2, 4)
 """For IPv4 and IPv6."""
@@ -43,6 +46,14 @@ class _Tuple(NamedTuple):
     destination: bytes
     source_port: int
     port: int
+
+
+def narrowed(protocol: Protocol, port: int) -> bytes:
+    """What asks the kernel for entries that were first sent to this protocol and port. Before 5.8 it lists all."""
+    wanted = _attribute(_PROTO_NUMBER, bytes([protocol.number])) + _attribute(_PROTO_DESTINATION_PORT, _PORT.pack(port))
+    by = _attribute(_FILTER_ORIG, struct.pack("=I", _BY_PROTOCOL_AND_PORT))
+    first = _attribute(_TUPLE_ORIG | _NESTED, _attribute(_TUPLE_PROTO | _NESTED, wanted))
+    return first + _attribute(_FILTER | _NESTED, by)
 
 
 def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
@@ -119,6 +130,10 @@ def _tuple(body: bytes, start: int, end: int) -> tuple[Protocol | None, _Tuple |
 
 def _text(address: bytes) -> str:
     return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)
+
+
+def _attribute(kind: int, content: bytes) -> bytes:
+    return _ATTRIBUTE.pack(4 + len(content), kind) + content + bytes(-len(content) % 4)
 
 
 def _attributes(body: bytes, at: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
