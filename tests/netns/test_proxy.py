@@ -237,7 +237,8 @@ def test_the_configuration_file(proxy, tmp_path):
 
 
 def test_json_logs(proxy):
-    proxy.start("--log-format", "json").ready()
+    proxy.start("--log-format", "json")
+    proxy.wait(lambda: "ready: the first sync is done" in proxy.log, "the first sync")
     lines = [json.loads(line) for line in proxy.log.splitlines()]
     assert [line["family"] for line in lines if line.get("wrote")] == ["IPv4", "IPv6"]
 
