@@ -319,6 +319,36 @@ def test_a_change_of_mode_under_load(world, former, mode):
     assert "somebody else had changed" not in world.log
 
 
+def test_old_and_new_rules_side_by_side(world):
+    """The moment in between, held still: rules of three modes at once, each in force, and every way works."""
+    node = world.world.node
+    world.mode = "iptables"
+    world.start().ready()
+    world.kill()
+    saved = {
+        plain: "".join(run([f"{plain}-save", "-t", table], namespace=node) for table in ("nat", "filter", "mangle"))
+        for plain in ("iptables", "ip6tables")
+    }
+    world.mode = "nftables"
+    world.start().ready()
+    world.wait(lambda: left_of(node) == {"nftables"}, "the end of the old rules")
+    world.kill()
+    for plain, text in saved.items():
+        for variant in ("nft", "legacy"):
+            run([f"{plain}-{variant}-restore"], stdin=text, namespace=node)
+    assert left_of(node) == {"nftables", "nft", "legacy"}
+    load = Load([world.from_pod(4), world.from_outside(4), world.from_pod(6), world.from_outside(6)])
+    try:
+        load.hold(40)
+        with load.streaming(120):
+            world.wait(lambda: load.made > 100, "new connections")
+        load.exchange()
+        assert (load.failures, load.resent) == ([], 0)
+        assert len(load.endpoints) == len(ENDPOINTS)
+    finally:
+        load.close()
+
+
 def test_a_proxy_that_still_runs_is_told_of(world):
     world.start().ready()
     done = narthex(world.world.node, "cleanup")

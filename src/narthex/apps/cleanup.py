@@ -65,6 +65,8 @@ class Takeover:
         if outcome.left != self._said.get(family, ()):
             for left in outcome.left:
                 LOGGER.warning("cannot remove %s %s (%s): %s", left.kind, left.name, family.label, left.reason)
+        if self._said.get(family) and not outcome.left:
+            LOGGER.info("what could not be removed before is gone (%s)", family.label)
         self._said[family] = outcome.left
         if outcome.left:
             self._next[family] = now + RETRY_SECONDS

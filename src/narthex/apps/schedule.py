@@ -18,6 +18,8 @@ FIRST_RETRY = 1.0
 """Seconds until a failed sync is tried again; doubled each time, up to the sync period."""
 READ_BACK_SHARE = 20
 """Reading the kernel back takes at most one part in this many of the time, also where there are very many rules."""
+REST_AT_ONCE = 5.0
+"""Seconds of rest that may be owed for reading: a few changes by others are all mended at once, many must wait."""
 SELDOM = 10
 """Where the kernel tells of changes, reading it back without a reason is this much rarer."""
 
@@ -48,15 +50,16 @@ class Half:
         """Not before this: the minimum period, or the wait after a failure."""
         self.suspicious = False
         """Somebody may have changed rules since they were last read or written."""
-        self.read_again = -math.inf
-        """A read-back for a reason is not made before this, one without a reason not before the next."""
+        self.rested = -math.inf
+        """When the rest that reading has earned is over. A read-back for a reason comes little before that."""
         self.read_anyway = math.inf
+        """When the next read-back without a reason is due."""
         self.failures = 0
 
     @property
     def read_back_at(self) -> float:
         """When the kernel is to be read."""
-        return self.read_again if self.suspicious else self.read_anyway
+        return self.rested - REST_AT_ONCE if self.suspicious else self.read_anyway
 
     def due(self, snapshot: Snapshot) -> float:
         """The time from which a sync makes sense."""
@@ -76,7 +79,8 @@ class Half:
         if "read" in done.seconds:
             rest = READ_BACK_SHARE * done.seconds["read"]
             self.suspicious = False
-            self.read_again = now + rest
+            if not done.first:
+                self.rested = max(self.rested, now) + rest
             self.read_anyway = now + max(periods.sync, rest) * (SELDOM if periods.watched else 1)
 
     def failed(self, now: float, periods: Periods) -> None:

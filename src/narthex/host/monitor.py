@@ -291,6 +291,11 @@ class LegacySizes:
         """Entries and bytes of each table. Raises OSError."""
         return tuple(self._ask(family, table) for family in self._sockets for table in self._TABLES)
 
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self._sockets.values():
+            sock.close()
+
     def _ask(self, family: IPFamily, table: str) -> tuple[int, ...]:
         # The name goes in and the answer comes out in one buffer, which Python's getsockopt cannot do.
         held = ctypes.create_string_buffer(self._INFO.pack(table.encode(), *[0] * 13), self._INFO.size)
