@@ -13,15 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import msgspec
+
 from narthex.apps.health import Health
 from narthex.apps.metrics import Metrics
 from narthex.apps.report import Reporter
 from narthex.apps.schedule import Half, Periods
-from narthex.apps.sync import FamilySync, Sync
+from narthex.apps.sync import FamilySync, Planning, Sync
 from narthex.host.clock import Clock
 from narthex.host.monitor import Foreign
 from narthex.model.events import Delete, Event, Synced
 from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily
 from narthex.plan.ir import Plan
 from narthex.state.store import Snapshot, Store
 
@@ -74,6 +77,7 @@ class Proxy:
         self._report = Reporter(node_name, len(families))
         self._store = Store()
         self._stopping = False
+        self._other: tuple[Callable[[IPFamily], Planning], Periods] | None = None
 
     def run(self) -> None:
         """Turn after turn, until stopped. The rules stay (row 21.20)."""
@@ -89,6 +93,11 @@ class Proxy:
         """There is something in the inbox. Safe from any thread."""
         self._clock.wake()
 
+    def use(self, planner: Callable[[IPFamily], Planning], periods: Periods) -> None:
+        """Decide and pace otherwise from the next turn on. Safe from any thread."""
+        self._other = planner, periods
+        self._clock.wake()
+
     def listening(self) -> AbstractContextManager[None]:
         """Inside, changes by others end the loop's sleep."""
         return self._foreign.listening(self.notice) if self._foreign else nullcontext()
@@ -96,6 +105,7 @@ class Proxy:
     def turn(self) -> float:
         """Take in what is new, sync what is due; return the seconds until the next turn makes sense."""
         self._take_in()
+        self._go_over()
         self._look()
         snapshot = self._complete(self._store.snapshot)
         if snapshot.synced:
@@ -108,6 +118,18 @@ class Proxy:
         return max(
             0.0, min([*due, *followed, self._foreign.interval if self._foreign else math.inf, self._periods.sync])
         )
+
+    def _go_over(self) -> None:
+        """Take over what `use` has asked for."""
+        other, self._other = self._other, None
+        if other is None:
+            return
+        planner, periods = other
+        self._periods = msgspec.structs.replace(periods, watched=self._periods.watched)
+        for half in self._halves:
+            half.sync.use(planner(half.sync.family))
+            half.seen = None
+            self.health.queued(half.sync.family)
 
     def _look(self) -> None:
         """See whether somebody else may have changed our rules."""

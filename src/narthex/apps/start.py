@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import FrameType
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ from narthex.apps.logs import LOGGER
 from narthex.apps.metrics import Metrics
 from narthex.apps.own_node import OwnNode
 from narthex.apps.proxy import Inbox, Proxy
+from narthex.apps.reload import ConfigurationFile, replace_process
 from narthex.apps.service_health import ServiceHealth
 from narthex.apps.settings import Settings
 from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
@@ -114,8 +116,9 @@ def prepare(settings: Settings) -> None:
     LOGGER.info("kernel settings are made as far as they can be")
 
 
-def serve(settings: Settings, source: Watched) -> None:
-    """Be the node proxy until SIGTERM or SIGINT. Raises StartError."""
+def serve(settings: Settings, source: Watched, file: ConfigurationFile | None = None) -> None:
+    """Be the node proxy until SIGTERM or SIGINT, or until edits of the configuration file ask for a new process.
+    Raises StartError."""
     families = check_machine(settings.mode)
     LOGGER.info(
         "node %s, mode %s, %s", settings.node.node_name, settings.mode, " and ".join(each.label for each in families)
@@ -123,12 +126,19 @@ def serve(settings: Settings, source: Watched) -> None:
     allow_many_files()
     asked = KernelSettings(kernel_settings(settings.conntrack))
     asked.make(last=False)
-    settings = with_kernel(settings)
+    told, settings = settings, with_kernel(settings)
     clock = SystemClock()
     feed = Feed(source)
     http = HttpServer()
     proxy = assemble(settings, feed, families, clock, http)
-    status = StatusServer(http, list(_listeners(settings, proxy)), hard_fail=settings.bind_address_hard_fail)
+    shown = dict(settings.configuration)
+    status = StatusServer(http, list(_listeners(settings, proxy, shown)), hard_fail=settings.bind_address_hard_fail)
+
+    def take_over(fresh: Settings) -> None:
+        node = with_kernel(fresh).node
+        proxy.use(lambda family: Planner(node, family), fresh.periods)
+        shown.update(fresh.configuration)
+
     try:
         status.start()
     except BindError as error:
@@ -136,21 +146,25 @@ def serve(settings: Settings, source: Watched) -> None:
     # The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the time
     # of a first sync of 5,000 Services, and would stop the loop again and again later.
     gc.disable()
-    with _ended_by_signal(proxy.stop), feed.running(proxy.notice), proxy.listening():
+    edits = file.followed(told, take_over, proxy.stop) if file else nullcontext()
+    with _ended_by_signal(proxy.stop), feed.running(proxy.notice), proxy.listening(), edits:
         proxy.turn()
         gc.freeze()
         gc.enable()
         asked.make(last=True)
         proxy.run()
-    LOGGER.info("stopped; the rules stay in force")
+    if not (file and file.replace):
+        LOGGER.info("stopped; the rules stay in force")
     http.stop()
+    if file and file.replace:
+        replace_process()
 
 
-def _listeners(settings: Settings, proxy: Proxy) -> Iterator[Listener]:
+def _listeners(settings: Settings, proxy: Proxy, shown: Mapping[str, Any]) -> Iterator[Listener]:
     if settings.healthz:
         yield Listener("health", *settings.healthz, health_routes(proxy.health, proxy.metrics))
     if settings.metrics:
-        routes = metrics_routes(proxy.metrics, settings.mode, settings.configuration)
+        routes = metrics_routes(proxy.metrics, settings.mode, shown)
         yield Listener("metrics", *settings.metrics, routes)
 
 

@@ -86,6 +86,11 @@ class FamilySync(Generic[R, C]):
         """The rules that the kernel is believed to hold."""
         return self._rules
 
+    def use(self, planner: Planning) -> None:
+        """Plan otherwise from the next sync on."""
+        self._planner = planner
+        self._planner_known = False
+
     def sync(self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False) -> Sync:
         """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
 

@@ -67,15 +67,22 @@ def command(
     answers 200 when all rules are in place.
     """
     from narthex.apps import logs
-    from narthex.apps.settings import SettingsError, settings
-    from narthex.apps.start import StartError, prepare, serve
+    from narthex.apps.reload import ConfigurationFile
+    from narthex.apps.settings import Settings, SettingsError, settings
+    from narthex.apps.start import StartError, check_machine, prepare, serve
     from narthex.sources.manifests import ManifestSource
 
     if manifests is None and not init_only:
         raise click.UsageError("Missing option '--manifests'.")
     logs.start(sys.stderr, verbosity=verbosity or 0, style=log_format or "text")
+
+    def read() -> Settings:
+        return settings(_fields(flags), config, os.uname().nodename)
+
     try:
-        told = settings(_fields(flags), config, os.uname().nodename)
+        # Before it is read: an edit while the proxy starts is seen.
+        file = ConfigurationFile(config, read, check_machine) if config else None
+        told = read()
         logs.start(
             sys.stderr,
             verbosity=told.verbosity if verbosity is None else verbosity,
@@ -86,7 +93,7 @@ def command(
         if init_only or manifests is None:
             prepare(told)
         else:
-            serve(told, ManifestSource(manifests))
+            serve(told, ManifestSource(manifests), file)
     except (SettingsError, StartError) as error:
         raise click.ClickException(logs.printable(str(error))) from error
 

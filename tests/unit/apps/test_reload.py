@@ -1,0 +1,115 @@
+"""What an edited configuration means to a running proxy."""
+
+import threading
+
+import msgspec
+import pytest
+
+from narthex.apps.reload import ConfigurationFile, differences, in_place
+from narthex.apps.settings import SettingsError, settings
+
+
+def told(**fields):
+    return settings({"clusterCIDR": "10.64.0.0/12", **fields}, None, "worker-a")
+
+
+def test_decisions_and_times_change_in_place():
+    assert in_place(told(), told(nodePortAddresses=["primary"]))
+    assert in_place(told(), told(nftables={"syncPeriod": "10s", "masqueradeAll": True}))
+    assert in_place(told(), told())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": "iptables"},
+        {"metricsBindAddress": "127.0.0.1:1"},
+        {"hostnameOverride": "worker-b"},
+        {"conntrack": {"min": 1}},
+        {"logging": {"verbosity": 4}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_all_else_needs_a_new_process(fields):
+    assert not in_place(told(), told(**fields))
+
+
+def test_differences_are_named_as_in_the_file():
+    one, other = told().configuration, told(mode="iptables", nftables={"syncPeriod": "10s"}).configuration
+    assert differences(one, other) == ["mode", "nftables.syncPeriod"]
+    assert differences(one, one) == []
+
+
+class Reading:
+    """A file, and what reading it gives."""
+
+    def __init__(self, path, answer):
+        self.path, self.answer = path, answer
+        self.taken, self.stopped = [], 0
+        path.write_text("1")
+        self.file = ConfigurationFile(path, self.read, self.check)
+
+    def read(self):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def check(self, mode):
+        if mode == "ipvs":
+            raise RuntimeError("mode ipvs is not there yet")
+
+    def edit(self, answer):
+        """The file differs; returns the settings in force after a look."""
+        self.answer = answer
+        return self.file._go_over(told(), self.taken.append)
+
+
+@pytest.fixture
+def reading(tmp_path):
+    return Reading(tmp_path / "config", told())
+
+
+def test_an_edit_is_taken_over(reading):
+    fresh = told(nodePortAddresses=["primary"])
+    assert reading.edit(fresh) is fresh
+    assert reading.taken == [fresh] and not reading.file.replace
+
+
+def test_an_edit_without_meaning_is_nothing(reading):
+    reading.edit(told())
+    assert reading.taken == [] and not reading.file.replace
+
+
+def test_what_cannot_be_read_changes_nothing(reading):
+    assert reading.edit(SettingsError("no")) == told()
+    assert reading.taken == [] and not reading.file.replace
+
+
+def test_what_cannot_run_here_changes_nothing(reading):
+    assert reading.edit(msgspec.structs.replace(told(mode="iptables"), mode="ipvs")) == told()
+    assert not reading.file.replace
+
+
+def test_another_mode_asks_for_a_new_process(reading):
+    reading.edit(told(mode="iptables"))
+    assert reading.taken == [] and reading.file.replace
+
+
+def test_the_file_is_followed(reading):
+    """Also when it is away for a moment, as in a rename."""
+    came = threading.Event()
+    with reading.file.followed(told(), lambda fresh: (reading.taken.append(fresh), came.set()), lambda: None):
+        reading.path.unlink()
+        reading.answer = told(nodePortAddresses=["primary"])
+        reading.path.write_text("22")
+        assert came.wait(20)
+    assert reading.taken == [reading.answer]
+
+
+def test_a_new_process_is_asked_for_by_a_stop(reading):
+    stopped = threading.Event()
+    with reading.file.followed(told(), reading.taken.append, stopped.set):
+        reading.answer = told(mode="iptables")
+        reading.path.write_text("22")
+        assert stopped.wait(20)
+    assert reading.file.replace
