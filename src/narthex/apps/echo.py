@@ -37,6 +37,8 @@ class EchoServer:
         self._door.setblocking(False)
         self._selector.register(self._door, selectors.EVENT_READ, None)
         self._stopping = False
+        self._ringing = threading.Lock()
+        """Held while the doorbell is rung or taken down, which two threads may want to do at once."""
 
     def add(self, identity: str, says: str, namespace: str | None, ports: Iterable[tuple[str, int]]) -> None:
         """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace (None: this one);
@@ -86,12 +88,15 @@ class EchoServer:
             if isinstance(key.data, (_Listener, _Conversation)):
                 key.data.sock.close()
         self._selector.close()
-        self._door.close()
-        self._doorbell.close()
+        with self._ringing:
+            self._door.close()
+            self._doorbell.close()
 
     def _do(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
-        self._doorbell.send(b"!")
+        with self._ringing:
+            if self._doorbell.fileno() >= 0:
+                self._doorbell.send(b"!")
 
     def _open(self, listeners: list[_Listener]) -> None:
         for listener in listeners:

@@ -81,6 +81,7 @@ def services(draw: st.DrawFn) -> Service:
         ports=tuple(draw(st.lists(port, min_size=1, max_size=3, unique_by=lambda p: (p.name, p.protocol)))),
         external_policy_local=draw(st.booleans()),
         internal_policy_local=draw(st.booleans()),
+        health_check_node_port=draw(st.sampled_from([0, 0, 32080])),
         affinity_seconds=draw(st.sampled_from([None, None, 10, 10800])),
     )
 

@@ -132,3 +132,11 @@ def test_endless_requests_are_cut(server, port):
             sock.sendall(b"GET /" + b"x" * 10_000)
         if sock.recv(100) == b"":
             raise ConnectionResetError
+
+
+def test_it_may_be_stopped_when_it_has_stopped_by_itself():
+    """`stop` sets the flag before it rings: the loop may have seen it, and closed the doorbell, in between."""
+    server = EchoServer()
+    server.stop()
+    server.serve()
+    server.stop()
