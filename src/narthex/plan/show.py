@@ -37,6 +37,8 @@ def table(plan: Plan, all_endpoints: bool = False) -> str:
     lines = _about(plan, services)
     if services:
         lines += ["", *_aligned(rows)]
+    if plan.health_checks:
+        lines += ["", *_health_lines(plan)]
     if plan.conflicts:
         lines += ["", *(conflict_text(conflict) for conflict in plan.conflicts)]
     return "\n".join(lines) + "\n"
@@ -78,6 +80,14 @@ def _about(plan: Plan, services: Sequence[ServicePlan]) -> list[str]:
         f"node ports: {_node_ports(plan)}",
         f"service CIDRs: {', '.join(plan.service_cidrs) or 'none known'}",
     ]
+
+
+def _health_lines(plan: Plan) -> Iterable[str]:
+    """What balancers are told that ask this node."""
+    for name, check in sorted(plan.health_checks.items()):
+        answer = "200" if check.local_ready else "503"
+        ready = _count(check.local_ready, "ready endpoint")
+        yield f"health check {name}: port {check.port} answers {answer}, {ready} on this node"
 
 
 def _pods(plan: Plan) -> str:
@@ -163,6 +173,10 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "masqueradeMark": plan.masquerade_mark,
         "services": [
             _service_data(plan.services[name]) for name in sorted(plan.services, key=lambda name: name.sort_key)
+        ],
+        "healthChecks": [
+            {"namespace": name.namespace, "name": name.name, "port": check.port, "localReady": check.local_ready}
+            for name, check in sorted(plan.health_checks.items())
         ],
         "conflicts": [
             {

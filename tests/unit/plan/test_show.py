@@ -93,3 +93,12 @@ def test_texts() -> None:
     assert decision_text(frontend.pod) in ("cluster", "reject")
     assert match_text((None, Protocol.UDP, 30053)) == "node port 30053/UDP"
     assert match_text(("fd00::1", Protocol.TCP, 80)) == "[fd00::1]:80/TCP"
+
+
+def test_health_checks_are_shown():
+    from narthex.testing.build import plan, service
+
+    balanced = service(
+        "shop/web", "10.110.0.5", type="LoadBalancer", external_policy_local=True, health_check_node_port=32080
+    )
+    assert "health check shop/web: port 32080 answers 503, 0 ready endpoints on this node" in table(plan(balanced))
