@@ -96,8 +96,6 @@ def test_texts() -> None:
 
 
 def test_health_checks_are_shown():
-    from narthex.testing.build import plan, service
-
     balanced = service(
         "shop/web", "10.110.0.5", type="LoadBalancer", external_policy_local=True, health_check_node_port=32080
     )
