@@ -19,6 +19,7 @@ from narthex.apps.logs import LOGGER, data
 from narthex.apps.sync import Sync
 from narthex.host.cleanup import Cleanup, Left, Outcome, Removed
 from narthex.host.clock import Clock
+from narthex.host.monitor import Own
 from narthex.host.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
 
@@ -37,7 +38,7 @@ class Takeover:
     """Removes what is not of this mode after each family's first sync, and again later when that did not go well."""
 
     def __init__(
-        self, mode: str, clock: Clock, writing: Callable[[], AbstractContextManager[None]], cleanup: Any = Cleanup
+        self, mode: str, clock: Clock, writing: Callable[[], AbstractContextManager[Own]], cleanup: Any = Cleanup
     ) -> None:
         self._mode = mode
         self._clock = clock
@@ -53,9 +54,10 @@ class Takeover:
         if family in self._done or now < self._next.get(family, now):
             return
         # The keeper of the route_localnet guard is the plan in force.
-        with self._writing():
+        with self._writing() as own:
             cleanup = self._cleanup(keep=self._mode, keep_localnet=_needs_localnet(self._mode, done))
             outcome: Outcome = cleanup.clean(family)
+            own.transactions += outcome.transactions
         for removed in outcome.removed:
             LOGGER.info(
                 "removed what another mode or kube-proxy had left: %s",

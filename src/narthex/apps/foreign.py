@@ -7,6 +7,7 @@ from typing import Any
 
 from narthex.apps.logs import LOGGER
 from narthex.backends.iptables_names import OWN_TABLES, is_ours
+from narthex.backends.iptables_rules import XtablesChanges
 from narthex.backends.nftables_changes import NftChanges
 from narthex.backends.nftables_frame import TABLE
 from narthex.host.monitor import Concern, Foreign, LegacySizes, Monitor, Poll
@@ -14,6 +15,9 @@ from narthex.host.nfnetlink import NfNetlink
 from narthex.host.variants import default_variant
 from narthex.model.net import IPFamily
 from narthex.netfilter.xtables_values import builtin_chains
+
+FEW_ELEMENTS = 50
+"""That the kernel tells of so many costs less than not to listen meanwhile."""
 
 _CONCERNS = {
     "nftables": Concern(tables=frozenset((TABLE,))),
@@ -31,13 +35,13 @@ def foreign_changes(mode: str, families: Sequence[IPFamily]) -> Foreign:
             return Poll(LegacySizes(families), families)
         return Monitor(_CONCERNS[mode], families)
     except OSError as error:
-        LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked each second instead", error)
+        LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked again and again instead", error)
         return Poll(NfNetlink().generation, families)
 
 
-def is_silent(mode: str) -> Callable[[Any], bool]:
-    """Which changes go to the kernel through our own sockets alone."""
-    return _only_elements if mode == "nftables" else lambda changes: False  # noqa: ARG005
+def transactions(mode: str) -> Callable[[Any], int]:
+    """How many transactions of nf_tables some changes are; 0 for those that need no announcement."""
+    return _of_nftables if mode == "nftables" else _of_iptables
 
 
 def tells(foreign: Foreign) -> bool:
@@ -45,5 +49,10 @@ def tells(foreign: Foreign) -> bool:
     return isinstance(foreign, Monitor)
 
 
-def _only_elements(changes: NftChanges) -> bool:
-    return changes.elements_only
+def _of_nftables(changes: NftChanges) -> int:
+    few = changes.elements_only and changes.element_count() <= FEW_ELEMENTS
+    return 0 if few else changes.transactions
+
+
+def _of_iptables(changes: XtablesChanges) -> int:
+    return changes.transactions

@@ -14,7 +14,7 @@ import msgspec
 from narthex.apps.cleanup import Takeover
 from narthex.apps.feed import Feed, Watched
 from narthex.apps.flows import Flows
-from narthex.apps.foreign import foreign_changes, is_silent, tells
+from narthex.apps.foreign import foreign_changes, tells, transactions
 from narthex.apps.health import Health
 from narthex.apps.httpd import HttpServer
 from narthex.apps.kernel_settings import KernelSettings, kernel_settings, with_kernel
@@ -73,8 +73,8 @@ def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], c
     health = Health(families, settings.periods.sync, clock)
     metrics = Metrics(settings.mode)
     backend = BACKENDS[settings.mode]
-    foreign, silent = foreign_changes(settings.mode, families), is_silent(settings.mode)
-    targets = {family: AnnouncedTarget(target_for(settings.mode, family), foreign, silent) for family in families}
+    foreign, count = foreign_changes(settings.mode, families), transactions(settings.mode)
+    targets = {family: AnnouncedTarget(target_for(settings.mode, family), foreign, count) for family in families}
     syncs = [FamilySync(family, Planner(settings.node, family), backend, targets[family], clock) for family in families]
     return Proxy(
         inbox,

@@ -102,6 +102,13 @@ class XtablesChanges(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def transactions(self) -> int:
+        """In how many tables something changes: each is one for iptables with nf_tables."""
+        jumps = {table for table, _ in self.jumps} if self.jumps is not None else set()
+        touched = {table for each in (self.written, self.removed) for table, chains in each.items() if chains}
+        return len(OWN_TABLES) if self.replace else len(jumps | touched)
+
+    @property
     def rules(self) -> int:
         """How many rules are written (jumps not counted)."""
         return sum(len(rules) for chains in self.written.values() for rules in chains.values())

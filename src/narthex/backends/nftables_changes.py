@@ -61,6 +61,20 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def transactions(self) -> int:
+        """How many the phases are: those that have something to do."""
+        first = (
+            self.replace
+            or self.sets
+            or any(not needs_bytecode(one) or one.name not in self.known for one in self.chains)
+        )
+        batch = (
+            self.deletions or self.additions or any(one.rules or one.name in self.known for one in self.direct_chains())
+        )
+        last = self.late_chains or self.removed_chains or self.removed_sets
+        return sum(map(bool, (first, batch, last)))
+
+    @property
     def elements_only(self) -> bool:
         """No rules, chains or sets come or go: all of it is one batch of elements, without nft text."""
         return not (

@@ -65,6 +65,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     removed: tuple[Removed, ...] = ()
     left: tuple[Left, ...] = ()
+    transactions: int = 0
+    """Of nf_tables, that it made."""
 
 
 class Cleanup:
@@ -77,10 +79,11 @@ class Cleanup:
         self._keep_localnet = keep_localnet
         self._removed: dict[str, tuple[str, ...]] = {}
         self._left: list[Left] = []
+        self._transactions = 0
 
     def clean(self, family: IPFamily) -> Outcome:
         """Remove what can be removed of a family. Never raises for what the kernel or a tool refuses: that is told."""
-        self._removed, self._left = {}, []
+        self._removed, self._left, self._transactions = {}, [], 0
         tables, chains = self._look(family)
         found = False
         for variant in VARIANTS:
@@ -92,7 +95,7 @@ class Cleanup:
         if found or self._keep is None or IPVS_LINK in links:
             self._clean_ipvs(family, IPVS_LINK in links)
         removed = (Removed(kind, family, names) for kind, names in self._removed.items())
-        return Outcome(tuple(removed), tuple(self._left))
+        return Outcome(tuple(removed), tuple(self._left), self._transactions)
 
     def came_back(self, family: IPFamily, removed: Iterable[str]) -> bool:
         """Whether something of these names is in nf_tables again, after `clean` removed it."""
@@ -175,6 +178,7 @@ class Cleanup:
             f"{len(chains)} chains and {len(jumps)} jumps of table {table}",
             lambda: self._run([f"{command}-restore", "--noflush", "--wait", _LOCK_SECONDS], leftovers.script),
         ):
+            self._transactions += variant == "nft"
             self._add(f"iptables-{variant} jump", jumps)
             self._add(kind, chains)
 
@@ -203,6 +207,7 @@ class Cleanup:
             netlink.close()
 
         if self._try("nftables table", family, name, delete):
+            self._transactions += 1
             self._add("nftables table", (name,))
 
     # ---- ipvs ------------------------------------------------------------------------------------------------------

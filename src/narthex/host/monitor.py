@@ -1,7 +1,7 @@
 """Noticing that somebody else changed rules (behaviour rows 21.8, 21.17, 29.9).
 
 nf_tables tells of each transaction as it commits, to whoever listens (multicast group NFNLGRP_NFTABLES); iptables with
-the nf_tables backend is seen there too. iptables-legacy tells nobody: its tables are asked for their size each second.
+the nf_tables backend is seen there too. iptables-legacy tells nobody: its tables are asked for their size instead.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import msgspec
 
 from narthex.backends.base import Target
 from narthex.host import netns
-from narthex.host.nfnetlink import FAMILY_NUMBERS, PORTS, PORTS_MASK, bind_own_port, text_attribute
-from narthex.host.run import STARTED
+from narthex.host.nfnetlink import FAMILY_NUMBERS, PORTS, PORTS_MASK, NfNetlink, bind_own_port, text_attribute
 from narthex.model.net import IPFamily
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.5
 """How often what gives no notice is asked."""
 _PAUSE = 0.02
 """Rest between two looks at the queue: a storm of notifications costs little more than a few."""
 _MOST_DATAGRAMS = 256
 """Looked at without a rest. Notifications that come faster than that are lost, which is noticed too."""
 
-_NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 1 << 6
+_NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 7
+_SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
 _QUEUE = 8 << 20
 _NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
@@ -42,6 +42,14 @@ _SUBSYSTEM = 10 << 8
 _HEADER = struct.Struct("=IHHII")
 _CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE: 2}
 _FAMILIES = {int(number): IPFamily(family) for family, number in FAMILY_NUMBERS.items()}
+
+
+class Own:
+    """What we wrote."""
+
+    def __init__(self) -> None:
+        self.transactions = 0
+        """Of nf_tables; whoever writes counts them."""
 
 
 class Foreign(Protocol):
@@ -54,8 +62,8 @@ class Foreign(Protocol):
         """Changes by others since the last call, that may have been to our rules."""
         ...
 
-    def writing(self) -> AbstractContextManager[None]:
-        """What is written inside, by this process or a program that it starts, is ours."""
+    def writing(self) -> AbstractContextManager[Own]:
+        """What is written inside, by this process or a program that it starts, is ours, if it is counted."""
         ...
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
@@ -68,29 +76,28 @@ C = TypeVar("C")
 
 
 class AnnouncedTarget(Generic[R, C]):
-    """A Target whose writes are not taken for somebody else's. `silent` tells which changes go through sockets of ours
-    alone: those are known by their port, and announcing them would cost a tenth of a millisecond."""
+    """A Target whose writes are not taken for somebody else's. `transactions` says how many some changes are; 0: they
+    are few, and go through sockets of ours alone, which the monitor knows."""
 
-    def __init__(
-        self, target: Target[R, C], foreign: Foreign, silent: Callable[[C], bool] = lambda changes: False  # noqa: ARG005
-    ) -> None:
+    def __init__(self, target: Target[R, C], foreign: Foreign, transactions: Callable[[C], int]) -> None:
         self._target = target
         self._foreign = foreign
-        self._silent = silent
+        self._transactions = transactions
 
     def read(self) -> R | None:
         return self._target.read()
 
     def apply(self, changes: C) -> None:
-        if self._silent(changes):
+        count = self._transactions(changes)
+        if not count:
             self._target.apply(changes)
             return
-        with self._foreign.writing():
+        with self._foreign.writing() as own:
             self._target.apply(changes)
+            own.transactions += count
 
     def clean(self) -> None:
-        with self._foreign.writing():
-            self._target.clean()
+        self._target.clean()
 
 
 class Concern(msgspec.Struct, frozen=True):
@@ -115,9 +122,9 @@ class Poll:
         return {} if before is None or before == self._known else dict.fromkeys(self._families, 1)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[Own]:
         try:
-            yield
+            yield Own()
         finally:
             self._known = self._answer()
 
@@ -146,17 +153,21 @@ class Monitor:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
-        self._filter(generations_only=False)
-        bind_own_port(self._socket, _GROUP_NFTABLES)
+        self._pass_over_own()
+        bind_own_port(self._socket)
+        self._member(True)
+        self._netlink = NfNetlink(namespace)
         self._lock = threading.Lock()
         self._found: Counter[IPFamily] = Counter()
         self._touched: set[IPFamily] = set()
+        """By the transaction that is being told of."""
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
 
     def look(self) -> Mapping[IPFamily, int]:
         with self._lock:
             found, self._found = self._found, Counter()
+            self._touched.clear()
         return found
 
     @contextmanager
@@ -173,21 +184,23 @@ class Monitor:
     def close(self) -> None:
         """Close the sockets. Not while `listening`."""
         self._socket.close()
+        self._netlink.close()
         os.close(self._stop)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Inside, only the one message at the end of each transaction is let in, which names the writer: what a first
-        sync writes would overflow the queue."""
-        with self._lock:
-            self._filter(generations_only=True)
-            self._drain(frozenset())
-            try:
-                yield
-            finally:
-                # The last of our transactions has been told before the call that made it returned.
-                self._drain(frozenset((os.getpid(), *STARTED)))
-                self._filter(generations_only=False)
+    def writing(self) -> Iterator[Own]:
+        """Inside nothing is heard: while anybody listens the kernel puts each element into words, which makes a first
+        sync three times as long. The number of the ruleset tells afterwards whether others wrote too."""
+        own, before = Own(), self._netlink.generation()
+        self._member(False)
+        try:
+            yield own
+        finally:
+            self._member(True)
+        # Who wrote what is not known, so it may have been to any family. After a failure all is read anyway.
+        if self._netlink.generation() - before > own.transactions:
+            with self._lock:
+                self._found.update(self._families)
 
     def _listen(self, notice: Callable[[], None]) -> None:
         poll = select.poll()
@@ -197,16 +210,15 @@ class Monitor:
         rest.register(self._stop, select.POLLIN)
         while not any(fd == self._stop for fd, _ in poll.poll()):
             with self._lock:
-                self._drain(None)
+                self._drain()
                 found = bool(self._found)
             if found:
                 notice()
             if rest.poll(_PAUSE * 1000):
                 return
 
-    def _drain(self, own: frozenset[int] | None) -> None:
-        """Take in what waits. `own`: ports of ours while we write, when unknown writers may have been anywhere; None:
-        we do not write, and all that comes is of others, with what they touched."""
+    def _drain(self) -> None:
+        """Take in what waits."""
         for _ in range(_MOST_DATAGRAMS):
             try:
                 data = self._socket.recv(1 << 18)
@@ -218,14 +230,12 @@ class Monitor:
                 # Too much came at once. Whose it was is lost.
                 self._found.update(self._families)
                 continue
-            self._take(data, own)
+            self._take(data)
 
-    def _take(self, data: bytes, own: frozenset[int] | None) -> None:
-        length, kind, _, _, port = _HEADER.unpack_from(data)
+    def _take(self, data: bytes) -> None:
+        length, kind, _, _, _ = _HEADER.unpack_from(data)
         if kind == _SUBSYSTEM | _NEW_GENERATION:
-            # Of a transaction that touched us and began before we wrote, the rest was taken in already.
-            unknown = own is not None and port not in own and not self._touched
-            self._found.update(self._families if unknown else self._touched)
+            # The end of a transaction.
             self._touched.clear()
         elif any(mark in data for mark in self._marks):
             offset = 0
@@ -246,22 +256,25 @@ class Monitor:
         attribute = _CHAIN_ATTRIBUTE.get(kind)
         if attribute is None or self._concern.chain(table, text_attribute(message, 4, attribute)):
             self._touched.add(family)
+            self._found[family] += 1
 
-    def _filter(self, generations_only: bool) -> None:
-        """Let the kernel drop what this process writes through its own sockets; and all but ends of transactions."""
+    def _member(self, wanted: bool) -> None:
+        option = _ADD_MEMBERSHIP if wanted else _DROP_MEMBERSHIP
+        self._socket.setsockopt(_SOL_NETLINK, option, _GROUP_NFTABLES)
+
+    def _pass_over_own(self) -> None:
+        """Let the kernel drop what this process writes through its own sockets."""
         # Words of a message are the machine's, a filter reads them as the network's.
         mask, ports = socket.htonl(PORTS_MASK), socket.htonl(PORTS)
-        code = [
-            (0x20, 0, 0, 12),  # the writer's port
+        writer = 12
+        code = (
+            (0x20, 0, 0, writer),
             (0x54, 0, 0, mask),
             (0x15, 0, 1, ports),
             (0x06, 0, 0, 0),
-        ]
-        if generations_only:
-            code += [(0x28, 0, 0, 4), (0x15, 1, 0, socket.htons(_SUBSYSTEM | _NEW_GENERATION)), (0x06, 0, 0, 0)]
-        code.append((0x06, 0, 0, 0xFFFFFFFF))
-        program = b"".join(struct.pack("=HBBI", *step) for step in code)
-        held = ctypes.create_string_buffer(program)
+            (0x06, 0, 0, 0xFFFFFFFF),
+        )
+        held = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in code))
         self._socket.setsockopt(
             socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(code), ctypes.addressof(held))
         )

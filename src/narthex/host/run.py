@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections import deque
 from collections.abc import Sequence
 
 from narthex.host import netns
 
 TimeoutExpired = subprocess.TimeoutExpired
 """For those who catch it: nobody else needs the module that it comes from."""
-
-
-STARTED: deque[int] = deque(maxlen=64)
-"""Process ids of the programs started last: the kernel's notifications name the writer by them."""
 
 
 class CommandError(RuntimeError):
@@ -33,16 +28,7 @@ def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, t
     FileNotFoundError when it is not installed, subprocess.TimeoutExpired after `timeout` seconds.
     """
     with netns.entered(namespace):
-        process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    STARTED.append(process.pid)
-    with process:
-        try:
-            printed, said = process.communicate(stdin, timeout)
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0:
-        raise CommandError(argv, process.returncode, said or printed)
-    return printed
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode != 0:
+        raise CommandError(argv, done.returncode, done.stderr or done.stdout)
+    return done.stdout

@@ -8,6 +8,7 @@ import pytest
 from narthex.apps.cleanup import RETRY_SECONDS, Takeover, described, to_builtins
 from narthex.apps.sync import Sync
 from narthex.host.cleanup import Left, Outcome, Removed
+from narthex.host.monitor import Own
 from narthex.model.net import IPFamily
 from narthex.testing.build import plan
 from narthex.testing.fakes import FakeClock
@@ -29,7 +30,8 @@ class Bench:
     @contextmanager
     def writing(self):
         self.writing_now = True
-        yield
+        self.own = Own()
+        yield self.own
         self.writing_now = False
 
     def cleanup(self, **settings):
@@ -54,7 +56,9 @@ def log(caplog, monkeypatch):
 
 
 def test_each_family_is_cleaned_once(log):
-    bench = Bench(Outcome((GONE,)), Outcome())
+    bench = Bench(Outcome((GONE,), transactions=1), Outcome())
+    bench.synced(IPFamily.IPV4)
+    assert bench.own.transactions == 1
     for _ in range(3):
         bench.synced(IPFamily.IPV4)
         bench.synced(IPFamily.IPV6)

@@ -41,7 +41,7 @@ class Bench:
         self.foreign = Poll(self.generation, families) if watched else None
         if self.foreign:
             for sync in syncs:
-                sync._target = AnnouncedTarget(sync._target, self.foreign)
+                sync._target = AnnouncedTarget(sync._target, self.foreign, lambda _: 1)
         self.proxy = Proxy(
             self.inbox,
             syncs,
