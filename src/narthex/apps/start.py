@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -33,12 +34,17 @@ from narthex.host.addresses import own_addresses, primary_addresses, usable_fami
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.conntrack import Conntrack
 from narthex.host.monitor import AnnouncedTarget
-from narthex.host.privileges import allow_many_files, may_change_network, missing_tools
+from narthex.host.privileges import allow_many_files, kernel_release, may_change_network, missing_tools
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
 from narthex.plan.kernel_settings import Setting
 from narthex.plan.planner import Planner, plan_once
 from narthex.state.store import Snapshot
+
+
+OLDEST_KERNEL = (5, 13)
+"""What nftables mode asks for (row 23.1)."""
+SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
 
 class StartError(RuntimeError):
@@ -51,6 +57,11 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
         raise StartError(f"mode {mode} is not there yet: choose {' or '.join(BACKENDS)} with --proxy-mode or `mode`")
     if not may_change_network():
         raise StartError("programming the kernel needs root (CAP_NET_ADMIN): run it with sudo")
+    if mode == "nftables" and kernel_release() < OLDEST_KERNEL and not os.environ.get(SKIP_KERNEL_CHECK):
+        raise StartError(
+            f"nftables mode needs Linux {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer: choose --proxy-mode iptables, "
+            f"or set {SKIP_KERNEL_CHECK}=1 if this kernel has what is needed"
+        )
     families = []
     for family in usable_families():
         missing = missing_tools(mode, family)

@@ -1,7 +1,8 @@
-"""What this process may do to the network namespace it is in, and which tools it finds there."""
+"""What this process may do to the network namespace it is in, and what the machine brings: tools, kernel."""
 
 from __future__ import annotations
 
+import platform
 import re
 import resource
 import shutil
@@ -23,6 +24,12 @@ def may_change_network(status: Path = Path("/proc/thread-self/status")) -> bool:
     """Whether the calling thread has CAP_NET_ADMIN (root has it, also root of a user namespace)."""
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
     return match is not None and bool(int(match[1], 16) >> _CAP_NET_ADMIN & 1)
+
+
+def kernel_release() -> tuple[int, int]:
+    """Major and minor version of the running kernel."""
+    match = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def allow_many_files() -> None:

@@ -49,3 +49,15 @@ def test_a_family_whose_tool_is_missing_is_left_alone(machine, caplog):
     machine.setattr(start, "missing_tools", lambda _, family: ("ip6tables-save",) if family is IPFamily.IPV6 else ())
     assert check_machine("iptables") == (IPFamily.IPV4,)
     assert "ip6tables-save is not found on the PATH: IPv6 is left alone" in caplog.text
+
+
+@pytest.mark.parametrize("release, skip, starts", [((5, 12), "", False), ((5, 12), "1", True), ((5, 13), "", True)])
+def test_nftables_mode_needs_a_kernel_that_can(machine, release, skip, starts):
+    """Row 23.1."""
+    machine.setattr(start, "kernel_release", lambda: release)
+    machine.setenv(start.SKIP_KERNEL_CHECK, skip)
+    if starts:
+        assert check_machine("nftables") == FAMILIES
+    else:
+        with pytest.raises(StartError, match=r"needs Linux 5\.13 or newer: choose --proxy-mode iptables"):
+            check_machine("nftables")
