@@ -41,7 +41,6 @@ from narthex.plan.kernel_settings import Setting
 from narthex.plan.planner import Planner, plan_once
 from narthex.state.store import Snapshot
 
-
 OLDEST_KERNEL = (5, 13)
 """What nftables mode asks for (row 23.1)."""
 SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
