@@ -1,0 +1,100 @@
+"""The table at the end of a run: which rows of the behaviour list were shown, by mode and by witness.
+
+Rows come from scenarios (`source: rows 9.1, 9.2; …`) and from the marker `row`. Only tests that passed count. What no
+test of the run shows is named below the table, with the reason where the project has written one down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+from narthex.testing.scenario import Scenario
+
+HERE = Path(__file__).parent
+MODES = ("nftables", "iptables")
+WITNESSES = ("plan", "rules", "kernel")
+LAST = {1: 18, 2: 15, 3: 11, 4: 12, 5: 11, 6: 9, 7: 10, 8: 5, 9: 18, 10: 14, 11: 5, 12: 5, 13: 8, 14: 8, 15: 9}
+LAST |= {16: 12, 18: 11, 19: 9, 22: 9, 23: 10, 29: 16}
+"""The last row of each group that a node proxy of these two modes has to do with."""
+
+_PROPERTY = "rows"
+_SOURCE = re.compile(r"^source: rows ([0-9., ]+)", re.MULTILINE)
+_ROW = re.compile(r"(?<![0-9.])(\d{1,2}\.\d{1,2})(?![0-9.])")
+
+
+def note_rows(item) -> None:
+    """Give a collected test its rows, modes and witness; they travel with its report, also between processes."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    scenario = params.get("scenario")
+    rows = [number for marker in item.iter_markers("row") for number in marker.args]
+    if isinstance(scenario, Scenario):
+        rows += _rows_of(scenario.path)
+    if not rows:
+        return
+    words = [value for value in params.values() if isinstance(value, str)]
+    modes = [word for word in words if word in MODES] or list(MODES)
+    on_kernel = item.get_closest_marker("kernel") is not None
+    witness = "kernel" if on_kernel else next((word for word in words if word in WITNESSES), "rules")
+    item.user_properties.append((_PROPERTY, [sorted(set(rows)), modes, witness]))
+
+
+@cache
+def _rows_of(path: str) -> tuple[str, ...]:
+    found = _SOURCE.search(Path(path).read_text())
+    return tuple(_ROW.findall(found[1])) if found else ()
+
+
+def write(reporter) -> None:
+    """Print the table; nothing when the run had no row."""
+    shown: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for report in reporter.stats.get("passed", ()):
+        for name, value in report.user_properties:
+            if name == _PROPERTY:
+                rows, modes, witness = value
+                for row in rows:
+                    shown[row].update((mode, witness) for mode in modes)
+    if not shown:
+        return
+    reporter.section("rows covered, by mode and witness")
+    columns = [(mode, witness) for mode in MODES for witness in WITNESSES]
+    reporter.write_line(f"{'':9} {'rows':>4} {'shown':>6}   {'nftables':^20}   {'iptables':^20}")
+    reporter.write_line(f"{'':9} {'':>4} {'':>6}   " + "   ".join([" ".join(f"{each:>6}" for each in WITNESSES)] * 2))
+    missing: list[str] = []
+    for group, last in LAST.items():
+        rows = [f"{group}.{number}" for number in range(1, last + 1)]
+        missing += [row for row in rows if row not in shown]
+        counts = [f"{sum(column in shown.get(row, ()) for row in rows):>6}" for column in columns]
+        some = sum(row in shown for row in rows)
+        reporter.write_line(f"group {group:<3} {last:>4} {some:>6}   {' '.join(counts[:3])}   {' '.join(counts[3:])}")
+    total = sum(LAST.values())
+    reporter.write_line(f"{'all':9} {total:>4} {total - len(missing):>6}")
+    others = sorted((row for row in shown if int(row.partition(".")[0]) not in LAST), key=_order)
+    reporter.write_line(f"other rows shown: {', '.join(others) or 'none'}")
+    reasons, alike = _reasons(), defaultdict(list)
+    for row in missing:
+        alike[reasons.get(row, "no test of this run is marked with it")].append(row)
+    for reason, rows in alike.items():
+        reporter.write_line(f"not shown in this run ({reason}): {', '.join(rows)}")
+
+
+def _order(row: str) -> tuple[int, int]:
+    group, _, number = row.partition(".")
+    return int(group), int(number)
+
+
+def _reasons() -> dict[str, str]:
+    """Why a row is not to be seen in packets, or is done otherwise, as far as that is written down."""
+    reasons = {}
+    index = (HERE / "scenarios/README.md").read_text().partition("## Index of rows")[2]
+    for line in index.splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if len(cells) == 3 and _ROW.fullmatch(cells[0]) and cells[2] != "packets":
+            reasons[cells[0]] = cells[2]
+    differences = (HERE.parent / "docs/reference/differences.md").read_text()
+    for line in differences.splitlines():
+        for row in _ROW.findall(line) if line.startswith("|") else ():
+            reasons.setdefault(row, "see docs/reference/differences.md")
+    return reasons
