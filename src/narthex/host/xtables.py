@@ -19,6 +19,10 @@ from narthex.netfilter.xtables import SaveTextError
 _LOCK_SECONDS = "5"
 """How long to wait for another program that holds the xtables lock."""
 
+_MOST_SECONDS = 1800.0
+"""How long one program may take. iptables-nft needs minutes for the first load of tens of thousands of chains; a limit
+that such a load cannot meet would have it begun again for ever."""
+
 _LINE = re.compile(r"\bline:?\s+(\d+)", re.IGNORECASE)
 
 PROC_SYS = Path("/proc/sys")
@@ -78,7 +82,7 @@ class IptablesTarget:
 
     def _run(self, argv: list[str], stdin: str = "") -> str:
         try:
-            return run(argv, stdin=stdin, namespace=self._namespace)
+            return run(argv, stdin=stdin, namespace=self._namespace, timeout=_MOST_SECONDS)
         except FileNotFoundError as error:
             raise ApplyError(f"{error.filename or argv[0]} is not there: is iptables installed?") from error
         except (CommandError, TimeoutExpired) as error:
