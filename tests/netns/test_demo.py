@@ -11,7 +11,8 @@ import pytest
 
 from narthex.apps import lab
 
-pytestmark = pytest.mark.kernel
+# All demos go by one name, so they take turns.
+pytestmark = [pytest.mark.kernel, pytest.mark.xdist_group("demo")]
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, str(ROOT / "scripts" / "demo.py")]

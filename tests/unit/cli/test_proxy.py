@@ -13,7 +13,7 @@ from narthex.cli import main
 def served(monkeypatch):
     """Catches what would be served; restores the log."""
     caught = []
-    monkeypatch.setattr(start, "serve", lambda settings, source: caught.append((settings, source)))
+    monkeypatch.setattr(start, "serve", lambda settings, source, _file: caught.append((settings, source)))
     logger = logging.getLogger("narthex")
     before = logger.handlers[:], logger.level, logger.propagate
     yield caught
