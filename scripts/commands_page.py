@@ -1,7 +1,11 @@
-"""Write docs/reference/commands.md from the commands themselves: `python scripts/commands_page.py`."""
+"""Write docs/reference/commands.md from the commands themselves: `python scripts/commands_page.py`.
+
+With `-` the page is printed instead. In a process of its own: click keeps a command's help option from its first use.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -17,7 +21,8 @@ Made from the commands' own help by `scripts/commands_page.py`; a test holds it 
 
 def text() -> str:
     """The page."""
-    return HEAD + "".join(_section(main, click.Context(main, info_name="narthex", terminal_width=100)))
+    context = click.Context(main, info_name="narthex", terminal_width=100, **main.context_settings)
+    return HEAD + "".join(_section(main, context))
 
 
 def _section(command: click.Command, context: click.Context) -> list[str]:
@@ -33,4 +38,7 @@ def _section(command: click.Command, context: click.Context) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text())
+    if sys.argv[1:] == ["-"]:
+        print(text(), end="")
+    else:
+        PAGE.write_text(text())

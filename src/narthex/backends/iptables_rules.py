@@ -10,6 +10,7 @@ import msgspec
 from immutables import Map
 
 from narthex.backends.iptables_names import OWN_TABLES
+from narthex.backends.iptables_pieces import pieces
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
 from narthex.netfilter.xtables_values import builtin_chains, hook_of
@@ -103,10 +104,11 @@ class XtablesChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transactions(self) -> int:
-        """In how many tables something changes: each is one for iptables with nf_tables."""
+        """In how many tables something changes: each is one for iptables with nf_tables, and so is each piece."""
         jumps = {table for table, _ in self.jumps} if self.jumps is not None else set()
         touched = {table for each in (self.written, self.removed) for table, chains in each.items() if chains}
-        return len(OWN_TABLES) if self.replace else len(jumps | touched)
+        tables = len(OWN_TABLES) if self.replace else len(jumps | touched)
+        return tables + len(pieces(self.written.get("nat", {})))
 
     @property
     def rules(self) -> int:

@@ -13,6 +13,7 @@ from immutables import Map
 
 from narthex.backends import iptables_names as names
 from narthex.backends.iptables_frame import guard_rule
+from narthex.backends.iptables_pieces import pieces
 from narthex.backends.iptables_rules import Rules, Sysctl, XtablesChanges, XtablesRules
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, CtState, Goto, Jump, Rule, Table
@@ -163,6 +164,29 @@ def needs_look(changes: XtablesChanges) -> bool:
     """Whether the kernel must be looked at before the changes can be written down."""
     touched = (*changes.written.get("filter", ()), *changes.removed.get("filter", ()))
     return changes.replace or changes.jumps is not None or names.FIREWALL in touched
+
+
+def restore_inputs(changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False) -> list[str]:
+    """The texts to restore one after the other; mostly one. `in_pieces`: loads of many chains are cut up, which helps
+    iptables on nf_tables and harms the legacy one, where each restore copies the whole table."""
+    early = pieces(changes.written.get("nat", {})) if in_pieces else []
+    texts = [restore_input(XtablesChanges(family=changes.family, written={"nat": piece})) for piece in early]
+    if early:
+        changes = _without(changes, {chain for piece in early for chain in piece}, found)
+    return [text for text in (*texts, restore_input(changes, found)) if text]
+
+
+def _without(changes: XtablesChanges, early: set[str], found: Found | None) -> XtablesChanges:
+    """What is left when some chains of table nat are written already."""
+    removed = changes.removed
+    if changes.replace and found is not None:
+        # Told by name: chains of the pieces are neither to be written again nor to go.
+        removed = {
+            table: tuple(sorted(chain for chain in found.own[table] if chain not in changes.written.get(table, {})))
+            for table in names.OWN_TABLES
+        }
+    rest = {chain: rules for chain, rules in changes.written["nat"].items() if chain not in early}
+    return msgspec.structs.replace(changes, replace=False, written={**changes.written, "nat": rest}, removed=removed)
 
 
 def restore_input(changes: XtablesChanges, found: Found | None = None) -> str:

@@ -9,9 +9,10 @@ from narthex.backends import iptables_names as names
 from narthex.backends.base import ApplyError
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.backends.iptables_rules import Sysctl, XtablesChanges, XtablesRules
-from narthex.backends.iptables_script import Found, find, needs_look, restore_input
+from narthex.backends.iptables_script import Found, find, needs_look, restore_inputs
 from narthex.host import netns
 from narthex.host.run import CommandError, TimeoutExpired, run
+from narthex.host.variants import default_variant
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Unprintable
 from narthex.netfilter.xtables import SaveTextError
@@ -20,8 +21,7 @@ _LOCK_SECONDS = "5"
 """How long to wait for another program that holds the xtables lock."""
 
 _MOST_SECONDS = 1800.0
-"""How long one program may take. iptables-nft needs minutes for the first load of tens of thousands of chains; a limit
-that such a load cannot meet would have it begun again for ever."""
+"""How long one program may take. A limit that a large load cannot meet would have it begun again for ever."""
 
 _LINE = re.compile(r"\bline:?\s+(\d+)", re.IGNORECASE)
 
@@ -39,6 +39,7 @@ class IptablesTarget:
         self._family = family
         self._namespace = namespace
         self._command = ("iptables" if family is IPFamily.IPV4 else "ip6tables") + ("-legacy" if legacy else "")
+        self._in_pieces = not legacy and default_variant(family) == "nft"
         self._guarded = False
         """The last changes wanted KUBE-FIREWALL; tells whether a shared one counts as ours."""
 
@@ -47,17 +48,18 @@ class IptablesTarget:
         return self._found().rules(self._guarded, self._in_force())
 
     def apply(self, changes: XtablesChanges) -> None:
-        """Write the changes, all or nothing in each table. Raises ApplyError."""
+        """Write the changes, all or nothing in each table, unless they are so many that they go in pieces. Raises
+        ApplyError."""
         found = self._found() if needs_look(changes) else None
         if changes.replace or names.FIREWALL in changes.written.get("filter", {}):
             self._guarded = names.FIREWALL in changes.written.get("filter", {})
         elif names.FIREWALL in changes.removed.get("filter", ()):
             self._guarded = False
         try:
-            script = restore_input(changes, found)
+            scripts = restore_inputs(changes, found, in_pieces=self._in_pieces)
         except Unprintable as error:
             raise ApplyError(f"iptables rules could not be written down: {error}") from error
-        if script:
+        for script in scripts:
             self._restore(script)
         # Only now: route_localnet without its guard would let neighbours reach this node's loopback.
         for path, value in changes.sysctls:
