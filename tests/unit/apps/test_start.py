@@ -31,6 +31,7 @@ def test_without_the_right_to_program_the_kernel_it_says_so(machine):
         check_machine("nftables")
 
 
+@pytest.mark.row("15.2")
 def test_without_ipv6_only_ipv4_is_served(machine, caplog):
     machine.setattr(start, "usable_families", lambda: (IPFamily.IPV4,))
     assert check_machine("nftables") == (IPFamily.IPV4,)
@@ -45,6 +46,7 @@ def test_without_the_tool_of_the_mode_it_says_what_to_install(machine):
         check_machine("nftables")
 
 
+@pytest.mark.row("15.3")
 def test_a_family_whose_tool_is_missing_is_left_alone(machine, caplog):
     machine.setattr(start, "missing_tools", lambda _, family: ("ip6tables-save",) if family is IPFamily.IPV6 else ())
     assert check_machine("iptables") == (IPFamily.IPV4,)
@@ -52,6 +54,7 @@ def test_a_family_whose_tool_is_missing_is_left_alone(machine, caplog):
 
 
 @pytest.mark.parametrize("release, skip, starts", [((5, 12), "", False), ((5, 12), "1", True), ((5, 13), "", True)])
+@pytest.mark.row("23.1")
 def test_nftables_mode_needs_a_kernel_that_can(machine, release, skip, starts):
     """Row 23.1."""
     machine.setattr(start, "kernel_release", lambda: release)

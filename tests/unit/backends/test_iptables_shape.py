@@ -51,6 +51,7 @@ def own_chains(a_plan):
     return {chain for chain in BACKEND.render(a_plan).chains["nat"] if chain.endswith(HASH) or "-SEP-" in chain}
 
 
+@pytest.mark.row("22.5")
 def test_a_cluster_ip():
     one = sep(WEB, Endpoint("10.64.1.5", 8080))
     assert lines(plan(*web()), "KUBE-SERVICES", f"KUBE-SVC-{HASH}", one, table="nat") == [
@@ -102,6 +103,7 @@ def test_more_than_one_pod_network_needs_a_chain():
         assert [outcome.masquerade for outcome in trace.outcomes] == [masquerade]
 
 
+@pytest.mark.row("3.9", "21.6")
 def test_the_ladder_and_a_change_from_two_to_three():
     pods = [endpoint(f"10.64.1.{n}") for n in (5, 6, 7)]
     two, three = plan(*web(*pods[:2])), plan(*web(*pods))
@@ -248,6 +250,7 @@ def test_ipv6():
         ({"node_port_addresses": ("fd20::/64",)}, []),
     ],
 )
+@pytest.mark.row("22.6")
 def test_where_node_ports_answer(config, matches):
     a_plan = plan(*web(type="NodePort", node_port=30080), **config)
     if "fd20::/64" in str(config):
@@ -256,6 +259,7 @@ def test_where_node_ports_answer(config, matches):
     assert [line.split(" ", 1)[1].split("-m comment")[0] for line in jumps] == matches
 
 
+@pytest.mark.row("9.11")
 def test_localhost_node_ports_are_guarded():
     a_plan = plan(*web(type="NodePort", node_port=30080), node_port_addresses=None, localhost_node_ports=True)
     rules = BACKEND.render(a_plan)
@@ -282,6 +286,7 @@ def test_health_check_node_ports_are_let_in():
     assert {outcome.disposition for outcome in trace.outcomes} == {Disposition.NOT_OURS}
 
 
+@pytest.mark.row("5.6", "5.7", "22.1", "22.7")
 def test_chains_that_are_always_there():
     a_plan = plan(masquerade_bit=20)
     assert lines(a_plan, "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD") == [
@@ -307,6 +312,7 @@ def test_chains_that_are_always_there():
         assert all(is_ours(table, chain) for chain in chains)
 
 
+@pytest.mark.row("22.2", "22.3")
 def test_jumps_from_built_in_chains():
     """Rows 22.2 and 22.3, and OUTPUT to EXTERNAL-SERVICES (row 29.5)."""
     targets = {
@@ -323,6 +329,7 @@ def test_jumps_from_built_in_chains():
     }
 
 
+@pytest.mark.row("21.12")
 def test_large_clusters_have_no_comments_on_endpoint_rules():
     def of(count):
         pods = tuple(Endpoint(f"10.64.{n // 200}.{n % 200 + 1}", 80) for n in range(count))
@@ -428,6 +435,7 @@ def test_a_hostile_name_stays_in_its_comment(name):
     assert all(line.startswith(("*", ":", "-A ", "COMMIT")) for line in text.splitlines())
 
 
+@pytest.mark.row("22.4")
 def test_names():
     dns = port_name("kube-system/kube-dns:dns", Protocol.UDP)
     assert (svc(dns), svl(dns)) == ("KUBE-SVC-TCOU7JCQXEZGVUNU", "KUBE-SVL-TCOU7JCQXEZGVUNU")

@@ -182,6 +182,7 @@ def test_where_node_ports_answer(cidrs, rules_there, addresses):
     assert set(rules.sets["nodeport-addresses"].elements) == addresses
 
 
+@pytest.mark.row("10.14")
 def test_source_ranges():
     allowed = ("198.51.100.0/25", "198.51.100.200/32")
     rules = table(
@@ -205,6 +206,7 @@ def test_ipv6_has_its_own_loopback():
 
 
 @pytest.mark.parametrize("mark", [0x4000, 1, 0x80000000])
+@pytest.mark.row("5.6")
 def test_only_the_masquerade_bit_is_ever_written(mark):
     rules = table(everything(), everything_sticky(), masquerade_mark=mark)
     written = [
