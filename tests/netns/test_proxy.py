@@ -134,7 +134,7 @@ def content(text):
 @pytest.mark.parametrize("mode", MODES)
 def test_from_manifests_to_rules_and_back(proxy, mode):
     proxy.start("--proxy-mode", mode).ready()
-    assert "ready: the first sync is done (IPv4 and IPv6)" in proxy.log
+    proxy.wait(lambda: "ready: the first sync is done (IPv4 and IPv6)" in proxy.log, "the line in the log")
     assert "10.110.0.1" in proxy.rules(mode)
 
     (proxy.manifests / "cart.yaml").write_text(CART)

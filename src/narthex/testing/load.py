@@ -86,7 +86,9 @@ class Answers:
             ready = self._selector.select(0.05)
             with self._lock:
                 for key, _ in ready:
-                    if key.fileobj in self._selector.get_map():
+                    # It may have been closed since, by another thread or by what came before in this round; a closed
+                    # socket has no number of its own, and its old one may be another's by now.
+                    if self._selector.get_map().get(key.fd) is key:
                         key.data()
 
     def _accept(self, name: str) -> None:
