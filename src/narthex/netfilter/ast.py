@@ -50,8 +50,7 @@ Atom = str | int
 
 
 class Compare(msgspec.Struct, frozen=True, tag=True):
-    """A field equals one of the values. Networks match what they hold; an interface value may end in `*`;
-    a port value may be a range, written as ("first", "last") in `port_range`."""
+    """A field equals one of the values. Networks match what they hold; an interface value may end in `*`."""
 
     field: Field
     values: tuple[Atom, ...]
