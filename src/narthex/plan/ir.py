@@ -237,12 +237,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Deviation(enum.Enum):
     """A cell of the table that a backend cannot, or on purpose does not, express as the plan says.
 
-    A backend lists its deviations as data; `evaluate` takes them into account, and the tests demand exactly them.
+    A backend lists its deviations as data; `evaluate` takes them into account, and the tests demand exactly them. Each
+    has a name and a sentence for people, which says what happens where the backend deviates.
     """
 
-    NO_CLUSTER_IP_GUARD = "cluster-ip-guard"
-    """An unknown port of a ClusterIP and a free address of a ServiceCIDR are left alone (rows 5.8, 5.9; iptables)."""
-    REJECT_BEFORE_RANGES = "reject-before-ranges"
-    """A Service without endpoints rejects sources that its ranges would drop (row 10.13; iptables)."""
-    HAIRPIN_LOCAL_ONLY = "hairpin-local-only"
-    """Hairpin connections are masqueraded for this node's own endpoints only (row 12.4; nftables)."""
+    words: str
+
+    def __new__(cls, value: str, words: str) -> Deviation:
+        """A member with its sentence."""
+        member = object.__new__(cls)
+        member._value_ = value
+        member.words = words
+        return member
+
+    # Rows 5.8, 5.9; iptables.
+    NO_CLUSTER_IP_GUARD = (
+        "cluster-ip-guard",
+        "an unknown port of a cluster IP and a free address of a ServiceCIDR are left alone",
+    )
+    # Row 10.13; iptables.
+    REJECT_BEFORE_RANGES = (
+        "reject-before-ranges",
+        "a Service without endpoints rejects sources that its ranges would drop",
+    )
+    # Row 12.4; nftables.
+    HAIRPIN_LOCAL_ONLY = (
+        "hairpin-local-only",
+        "connections of a pod to itself are masqueraded for this node's own endpoints only",
+    )
