@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.plan.ir import Deviation, Plan
+from narthex.plan.traits import Trait
 
 R = TypeVar("R")
 C = TypeVar("C")
@@ -20,6 +22,8 @@ class Backend(Protocol[R, C]):
     name: str
     """The `mode` of KubeProxyConfiguration: `nftables`, `iptables`, …"""
     deviations: frozenset[Deviation]
+    traits: Mapping[Trait, str]
+    """An answer to each question that no single packet answers."""
 
     def render(self, plan: Plan, previous: R | None = None) -> R:
         """The rules for a plan. `previous` lets unchanged parts be taken over and slots stay where they are;

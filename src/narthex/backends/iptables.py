@@ -18,6 +18,7 @@ from narthex.backends import iptables_names as names
 from narthex.backends.iptables_chains import Fragment, comment_text, count_endpoints, fragment
 from narthex.backends.iptables_frame import SENT_ON, Frame, Rules, rule
 from narthex.backends.iptables_rules import Descent, XtablesChanges, XtablesRules, diff, patch
+from narthex.backends.traits import IPTABLES
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.netfilter.ast import Accept, Compare, Field, Jump, Return, Rule
@@ -48,6 +49,7 @@ class IptablesBackend:
 
     name = "iptables"
     deviations = frozenset({Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES})
+    traits = IPTABLES
 
     def render(self, plan: Plan, previous: XtablesRules | None = None) -> XtablesRules:
         """The rules for a plan. Fragments of unchanged Service ports are taken over from `previous`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from narthex.backends.nftables_changes import NftChanges, between, patched, replacement
 from narthex.backends.nftables_rules import NftRules, from_table, render
+from narthex.backends.traits import NFTABLES
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.netfilter import nft
 from narthex.netfilter.walk import walk
@@ -20,6 +21,7 @@ class NftablesBackend:
 
     name = "nftables"
     deviations = frozenset({Deviation.HAIRPIN_LOCAL_ONLY})
+    traits = NFTABLES
 
     def render(self, plan: Plan, previous: NftRules | None = None) -> NftRules:
         """The rules for a plan; with `previous`, endpoints keep their slots and unchanged Services cost nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from narthex.model.net import join_port
 from narthex.model.objects import AnyObject
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
 from narthex.plan.ir import Deviation, Forward, Plan
+from narthex.plan.traits import Trait
 
 R = TypeVar("R")
 C = TypeVar("C")
@@ -113,6 +114,7 @@ class FakeBackend:
 
     name = "fake"
     deviations: frozenset[Deviation] = frozenset()
+    traits: Mapping[Trait, str] = {}
 
     def render(self, plan: Plan, previous: FakeRules | None = None) -> FakeRules:  # noqa: ARG002
         lines = []

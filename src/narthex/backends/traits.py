@@ -1,0 +1,40 @@
+"""How each dataplane answers the questions of `narthex.plan.traits`, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from narthex.backends.nftables_sticky import MOST_CLIENTS
+from narthex.plan.traits import Trait
+
+Traits = Mapping[Trait, str]
+
+_IN_THE_KERNEL: Traits = {
+    Trait.CHOICE: "at random, each endpoint as likely as the others",
+    Trait.RETRY: "the connection fails; it is for the client to try again",
+    Trait.CONNECTIONS: "the kernel's connection tracking: they outlive rules, proxy and mode",
+    Trait.RESTART: "nothing",
+    Trait.LEAVING: "gets nothing new; TCP and SCTP connections go on while a slice names it, UDP clients draw anew",
+    Trait.IDLE: "as connection tracking is set (`conntrack` of the configuration)",
+    Trait.VISIBLE: "nothing: no address is added, no port is open",
+}
+"""What rules that rewrite addresses have in common."""
+
+NFTABLES: Traits = {
+    **_IN_THE_KERNEL,
+    Trait.AFFINITY: f"sets of the table narthex, at most {MOST_CLIENTS:,} clients for each endpoint; "
+    "another mode's memory is not taken over",
+    Trait.INVALID: "pass; only the reset that answers one is dropped, so that the endpoint's connection lives on",
+    Trait.FIREWALL: "nothing is opened: what another table drops stays dropped",
+    Trait.NEEDS: "Linux 5.13 and nft 1.0.1, or newer",
+}
+
+IPTABLES: Traits = {
+    **_IN_THE_KERNEL,
+    Trait.AFFINITY: "xt_recent lists, one for each endpoint, with as many clients as the module is loaded for "
+    "(100 by default); another mode's memory is not taken over",
+    Trait.INVALID: "are dropped where they are forwarded",
+    Trait.FIREWALL: "forwarded packets to be masqueraded, those of their connections, and health-check node ports are "
+    "accepted",
+    Trait.NEEDS: "iptables, over nf_tables or legacy",
+}
