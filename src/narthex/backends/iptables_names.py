@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from narthex.model.names import ServicePortName
 from narthex.model.net import join_port
@@ -30,6 +32,15 @@ KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 
 OWN_TABLES = ("nat", "filter", "mangle")
 
+class Ownership(NamedTuple):
+    """Which rules in tables that everybody writes to belong to a mode."""
+
+    is_ours: Callable[[str, str], bool]
+    """Whether a chain of a table is the mode's, by both names."""
+    entries: Mapping[str, frozenset[str]]
+    """By table: its chains that built-in chains jump to, in versions of any age."""
+
+
 _FIXED = {
     "nat": {SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MARK_STRANGERS, CANARY},
     "filter": {SERVICES, NODE_PORTS, EXTERNAL_SERVICES, FORWARD, PROXY_FIREWALL, FIREWALL, CANARY},
@@ -42,6 +53,16 @@ _HASHED = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}", re.ASCII)
 def is_ours(table: str, chain: str) -> bool:
     """Whether a chain is one that a kube-proxy in iptables mode makes, of whatever age."""
     return chain in _FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
+
+
+IPTABLES = Ownership(
+    is_ours,
+    {
+        "nat": frozenset((SERVICES, POSTROUTING)),
+        "filter": frozenset((SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL, FIREWALL)),
+    },
+)
+"""Of mode iptables."""
 
 
 def chain_hash(identity: str) -> str:

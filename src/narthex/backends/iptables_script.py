@@ -21,19 +21,6 @@ from narthex.netfilter.xtables import parse
 from narthex.netfilter.xtables_print import chain_lines, chain_word, rule_text
 from narthex.netfilter.xtables_values import builtin_chains
 
-_ENTRIES = {
-    "nat": {names.SERVICES, names.POSTROUTING},
-    "filter": {
-        names.SERVICES,
-        names.EXTERNAL_SERVICES,
-        names.NODE_PORTS,
-        names.FORWARD,
-        names.PROXY_FIREWALL,
-        names.FIREWALL,
-    },
-}
-"""Chains that built-in chains jump to; those of any kube-proxy's age."""
-
 _TO_FIREWALL = Rule((Jump(names.FIREWALL),))
 
 Place = tuple[str, str]
@@ -75,21 +62,21 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return XtablesRules(self.family, own, Map(jumps), sysctls)
 
 
-def find(text: str, family: IPFamily) -> Found:
-    """Pick out what is ours from the output of iptables-save, of one table or more. Raises SaveTextError."""
+def find(text: str, family: IPFamily, owner: names.Ownership = names.IPTABLES) -> Found:
+    """Pick out what is ours (the owner's) from the output of iptables-save, of one table or more. Raises SaveTextError."""
     tables = {table.name: table for table in parse(text, family).tables}
-    printed = _builtin_lines(text)
+    printed = _builtin_lines(text, owner)
     own: dict[str, Map[str, Rules]] = {}
     jumps: dict[Place, Rules] = {}
     lines: dict[Place, tuple[str, ...]] = {}
     used: set[Place] = set()
     for name in names.OWN_TABLES:
         table = tables.get(name) or Table(family=family, name=name)
-        own[name] = Map({chain.name: chain.rules for chain in table.chains.values() if names.is_ours(name, chain.name)})
+        own[name] = Map({chain.name: chain.rules for chain in table.chains.values() if owner.is_ours(name, chain.name)})
         for chain in table.chains.values():
             if chain.name in own[name]:
                 continue
-            ours = [_is_our_jump(name, chain, rule) for rule in chain.rules]
+            ours = [_is_our_jump(name, chain, rule, owner) for rule in chain.rules]
             if any(ours):
                 place = name, chain.name
                 jumps[place] = tuple(rule for rule, mine in zip(chain.rules, ours, strict=True) if mine)
@@ -106,7 +93,7 @@ def find(text: str, family: IPFamily) -> Found:
     )
 
 
-def _builtin_lines(text: str) -> dict[Place, list[str]]:
+def _builtin_lines(text: str, owner: names.Ownership) -> dict[Place, list[str]]:
     printed: dict[Place, list[str]] = {}
     table = ""
     for raw in text.split("\n"):
@@ -118,19 +105,19 @@ def _builtin_lines(text: str) -> dict[Place, list[str]]:
             line = line.partition("]")[2].lstrip()
         if line.startswith("-A "):
             _, chain, rule = line.split(" ", 2) if line.count(" ") > 1 else (*line.split(" ", 1), "")
-            if not names.is_ours(table, chain):
+            if not owner.is_ours(table, chain):
                 printed.setdefault((table, chain), []).append(rule)
     return printed
 
 
-def _is_our_jump(table: str, chain: Chain, rule: Rule) -> bool:
+def _is_our_jump(table: str, chain: Chain, rule: Rule, owner: names.Ownership) -> bool:
     """A rule of a built-in chain that sends everything, or everything new, to one of our chains."""
     if chain.hook is None or not rule.expressions:
         return False
     *matches, last = rule.expressions
     return (
         isinstance(last, Jump)
-        and last.chain in _ENTRIES.get(table, ())
+        and last.chain in owner.entries.get(table, ())
         and all(isinstance(match, CtState) for match in matches)
     )
 

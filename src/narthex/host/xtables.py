@@ -32,11 +32,15 @@ class IptablesTarget:
     """The tables nat, filter and mangle of one namespace. See `narthex.backends.base.Target`.
 
     By default the system's own choice of iptables is used (nf_tables or legacy), `legacy` asks for the old one. The
-    two do not see each other's rules, so a node should use what everybody else there uses.
+    two do not see each other's rules, so a node should use what everybody else there uses. `owner` says which rules are
+    ours: other modes use iptables, too, for a part of what they do.
     """
 
-    def __init__(self, family: IPFamily, namespace: str | None = None, legacy: bool = False) -> None:
+    def __init__(
+        self, family: IPFamily, namespace: str | None = None, legacy: bool = False, owner: names.Ownership = names.IPTABLES
+    ) -> None:
         self._family = family
+        self._owner = owner
         self._namespace = namespace
         self._command = ("iptables" if family is IPFamily.IPV4 else "ip6tables") + ("-legacy" if legacy else "")
         self._in_pieces = not legacy and default_variant(family) == "nft"
@@ -72,7 +76,7 @@ class IptablesTarget:
     def _found(self) -> Found:
         text = "".join(self._run([f"{self._command}-save", "-t", table]) for table in names.OWN_TABLES)
         try:
-            return find(text, self._family)
+            return find(text, self._family, self._owner)
         except SaveTextError as error:
             raise ApplyError(f"{self._command}-save printed what cannot be read: {error}") from error
 

@@ -188,6 +188,13 @@ class Dnat(msgspec.Struct, frozen=True, tag=True):
     port: int | None = None
 
 
+class Redirect(msgspec.Struct, frozen=True, tag=True):
+    """Rewrite the destination to this machine itself, at this port: in prerouting to an address of the interface that
+    the packet came in on, in output to loopback."""
+
+    port: int
+
+
 class DnatMap(msgspec.Struct, frozen=True, tag=True):
     """Rewrite the destination to what a map holds for the key; no element: the rule does not match."""
 
@@ -242,6 +249,7 @@ Expression = (
     | MarkXor
     | Masquerade
     | Dnat
+    | Redirect
     | DnatMap
     | VerdictMap
     | Spread

@@ -32,6 +32,7 @@ from narthex.netfilter.ast import (
     MarkXor,
     Masquerade,
     RecentSet,
+    Redirect,
     RejectPacket,
     Remember,
     Return,
@@ -283,6 +284,9 @@ class _Walk:
             return self._spread(at, rule, expression, branch)
         if isinstance(expression, Dnat):
             return [(_rewrite(at.place, branch, expression.address, expression.port), branch)]
+        if isinstance(expression, Redirect):
+            to = self._matcher.own_address(at.place.hook)
+            return [(_rewrite(at.place, branch, to, expression.port), branch)]
         if isinstance(expression, Masquerade):
             if at.place.hook != "postrouting":
                 return [(_unsupported(f"masquerade in {at.place.hook}"), branch)]

@@ -55,6 +55,7 @@ class Matcher:
         self.packet = packet
         self.family = family_of(packet.destination)
         self._own = frozenset(host.addresses)
+        self._own_in_order = host.addresses
         self._index = index
         self._memory = memory
         self._now = now
@@ -87,6 +88,13 @@ class Matcher:
     def local(self, address: str) -> bool:
         """Whether the address is one of the host's own, loopback included."""
         return address in self._own or contains(self.family.loopback, address)
+
+    def own_address(self, hook: str) -> str:
+        """Where a redirected packet goes: any of the host's own addresses, since rules cannot tell which one the input
+        interface has; loopback for packets that were made here."""
+        known = (own for own in self._own_in_order if family_of(own) is self.family)
+        loopback = "127.0.0.1" if self.family is IPFamily.IPV4 else "::1"
+        return loopback if hook == "output" else next(known, loopback)
 
     def key(self, key: Key, branch: Branch, place: Place) -> tuple[Atom, ...] | None:
         """A key without random parts, None when the packet has no such field. Raises NotKnown."""

@@ -29,6 +29,7 @@ from narthex.netfilter.ast import (
     PortRange,
     Recent,
     RecentSet,
+    Redirect,
     RejectPacket,
     Return,
     Unknown,
@@ -249,9 +250,19 @@ def _dnat(options: Options, family: IPFamily) -> Expression:
     return Dnat(*split_port(to))
 
 
+def _redirect(options: Options, _family: IPFamily) -> Expression:
+    _only(options, "--to-ports")
+    (option,) = options.values()
+    # A range, or a port of any kind of number, stays as it is written.
+    if not option.value.isdecimal():
+        raise Misread
+    return Redirect(int(option.value))
+
+
 _TARGETS: dict[str, Callable[[Options, IPFamily], Expression]] = {
     "REJECT": _reject,
     "MARK": _set_mark,
     "MASQUERADE": _masquerade,
     "DNAT": _dnat,
+    "REDIRECT": _redirect,
 }

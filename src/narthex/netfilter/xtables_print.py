@@ -34,6 +34,7 @@ from narthex.netfilter.ast import (
     PortRange,
     Recent,
     RecentSet,
+    Redirect,
     RejectPacket,
     Return,
     Rule,
@@ -284,6 +285,11 @@ def _dnat(e: Dnat, _family: IPFamily, protocol: str) -> str:
     return f"-m {_with_ports(protocol)} -j DNAT --to-destination {join_port(address, _port(e.port))}"
 
 
+def _redirect(e: Redirect, _family: IPFamily, protocol: str) -> str:
+    _with_ports(protocol)
+    return f"-j REDIRECT --to-ports {_port(e.port)}"
+
+
 def _unknown(e: Unknown, _family: IPFamily, _protocol: str) -> str:
     if not e.text.isprintable():
         raise Unprintable(f"{e.text!r} holds control characters")
@@ -312,4 +318,5 @@ _PRINTERS: dict[type, Callable[[Any, IPFamily, str], str]] = {
     MarkXor: lambda e, _family, _protocol: f"-j MARK --set-xmark {e.bits:#x}/0x0",
     Masquerade: lambda e, _family, _protocol: "-j MASQUERADE" + (" --random-fully" if e.fully_random else ""),
     Dnat: _dnat,
+    Redirect: _redirect,
 }
