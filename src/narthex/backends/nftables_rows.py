@@ -1,17 +1,19 @@
-"""Chains that many Services share: one per distinct row of decisions, and one leaf per distinct way to send.
+"""Chains that many Services share: one per distinct row of decisions, one per endpoint map that draws.
 
-A row is what a frontend does with the three classes of sender, each as a cell: `c10` sends to the ten endpoints of the
-cluster pool, `l2m` to the two of the local pool and masquerades, `x` does not send. `send-c10-c10m-c10m` tells the
-classes apart, the leaf `send-c10m` marks and draws. `nodeport-…` is the same with the node port's keys and maps.
-`refuse-a-a-d` stands in the filter hooks: `a` lets pass (it was sent), `d` drops, `r` rejects.
+A row is what a frontend does with the three classes of sender, each as a cell: `c` sends to the cluster pool, `lm` to the
+local one and masquerades, `x` does not send. `send-c-c-cm` tells the classes apart, `send-cm` marks, and `send-c` draws:
+it has one rule per distinct number of endpoints, for the frontends in the set of that number. `nodeport-…` is the same
+with the node port's keys, sets and maps. `refuse-a-a-d` stands in the filter hooks: `a` lets pass (it was sent), `d`
+drops, `r` rejects.
 
-So the number of chains grows with distinct endpoint counts, never with Services.
+So the number of chains and rules grows with distinct rows and endpoint counts, never with Services. The count is not part
+of the verdict: whenever a verdict that leads to a chain is added, the kernel looks through all verdict maps of the table
+(ADR 0005).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from narthex.backends.nftables_frame import (
@@ -31,9 +33,12 @@ from narthex.netfilter.ast import (
     DropPacket,
     Expression,
     Goto,
+    InSet,
+    Key,
     MarkOr,
     Return,
     Rule,
+    Set,
     Slot,
     Verdict,
 )
@@ -45,7 +50,8 @@ NOT_SENT = "x"
 Cells = tuple[str, str, str]
 """For pods, this node, others."""
 
-_CELL = re.compile(r"([cl])(\d+)(m?)")
+_LETTERS = {Scope.CLUSTER: "c", Scope.LOCAL: "l"}
+_KEYS: Mapping[str, Key] = {SEND: ADDRESS_KEY, NODEPORT: PORT_KEY}
 
 ENDPOINT_MAPS = {
     (SEND, Scope.CLUSTER): ENDPOINTS,
@@ -64,12 +70,26 @@ class Row(NamedTuple):
 
     @property
     def chain(self) -> str:
-        """The chain's name. A row that does the same for all is its leaf."""
+        """The chain's name. A row that does the same for all is the chain that marks or draws."""
         return chain_name(self.kind, self.cells)
 
 
+class Count(NamedTuple):
+    """A number of endpoints that some frontends have in one endpoint map."""
+
+    kind: str
+    scope: Scope
+    number: int
+
+    @property
+    def frontends(self) -> str:
+        """The set of those frontends: `services-of-10`, `nodeports-of-2-local`."""
+        local = "-local" if self.scope is Scope.LOCAL else ""
+        return f"{'services' if self.kind == SEND else 'nodeports'}-of-{self.number}{local}"
+
+
 def chain_name(prefix: str, cells: Cells) -> str:
-    """`prefix-c10-c10m-c10m`, or `prefix-c10` when all classes fare alike."""
+    """`prefix-c-cm-cm`, or `prefix-c` when all classes fare alike."""
     return f"{prefix}-{cells[0]}" if len(set(cells)) == 1 else "-".join((prefix, *cells))
 
 
@@ -78,12 +98,11 @@ def decisions(frontend: Frontend, settings: Settings) -> tuple[Decision, Decisio
     return frontend.pod if settings.pods.enabled else frontend.node, frontend.node, frontend.other
 
 
-def send_cell(decision: Decision, counts: Mapping[Scope, int]) -> str:
-    """`c10m` and the like; `counts` says how many endpoints each pool has, and without it the number is left out."""
+def send_cell(decision: Decision) -> str:
+    """`c`, `lm` and the like."""
     if not isinstance(decision, Forward):
         return NOT_SENT
-    letter = "c" if decision.scope is Scope.CLUSTER else "l"
-    return f"{letter}{counts.get(decision.scope, '')}{'m' if decision.masquerade else ''}"
+    return f"{_LETTERS[decision.scope]}{'m' if decision.masquerade else ''}"
 
 
 def refuse_cell(decision: Decision) -> str:
@@ -99,15 +118,33 @@ def refuse_verdict(row: Row) -> Verdict:
 
 
 def row_chains(row: Row, settings: Settings) -> Iterator[Chain]:
-    """The chain of a row, and the leaves that it goes to."""
+    """The chain of a row, and those that mark before the draw."""
     if row.kind == REFUSE:
         if len(set(row.cells)) > 1:
             yield Chain(name=row.chain, rules=by_sender(settings, *map(_refusal, row.cells)))
         return
     if len(set(row.cells)) > 1:
         yield Chain(name=row.chain, rules=by_sender(settings, *(_towards(row.kind, cell) for cell in row.cells)))
-    for cell in sorted(set(row.cells) - {NOT_SENT}):
-        yield _leaf(row.kind, cell, settings)
+    for cell in sorted(set(row.cells)):
+        if cell.endswith("m"):
+            draw = Goto(f"{row.kind}-{cell.removesuffix('m')}")
+            yield Chain(name=f"{row.kind}-{cell}", rules=(Rule((MarkOr(settings.mark), draw)),))
+
+
+def draw_chains(counts: Iterable[Count]) -> Iterator[Chain]:
+    """The chains that send to one of the endpoints, each equally likely: a rule per count."""
+    rules: dict[str, list[Rule]] = {}
+    for count in sorted(counts, key=lambda one: one.number):
+        key = _KEYS[count.kind]
+        send = DnatMap((*key, Slot(count.number)), ENDPOINT_MAPS[count.kind, count.scope])
+        chain = f"{count.kind}-{_LETTERS[count.scope]}"
+        rules.setdefault(chain, []).append(Rule((InSet(key, count.frontends), send)))
+    return (Chain(name=name, rules=tuple(some)) for name, some in rules.items())
+
+
+def count_sets(counts: frozenset[Count]) -> Mapping[str, Set]:
+    """The sets of frontends by count, declared."""
+    return {count.frontends: Set(name=count.frontends, key=_KEYS[count.kind]) for count in counts}
 
 
 def _refusal(cell: str) -> Expression:
@@ -117,13 +154,3 @@ def _refusal(cell: str) -> Expression:
 
 def _towards(kind: str, cell: str) -> Verdict:
     return Return() if cell == NOT_SENT else Goto(f"{kind}-{cell}")
-
-
-def _leaf(kind: str, cell: str, settings: Settings) -> Chain:
-    match = _CELL.fullmatch(cell)
-    assert match is not None, f"{cell!r} is not a cell that sends"
-    scope = Scope.CLUSTER if match[1] == "c" else Scope.LOCAL
-    key = ADDRESS_KEY if kind == SEND else PORT_KEY
-    mark = (MarkOr(settings.mark),) if match[3] else ()
-    send = DnatMap((*key, Slot(int(match[2]))), ENDPOINT_MAPS[kind, scope])
-    return Chain(name=f"{kind}-{cell}", rules=(Rule((*mark, send)),))

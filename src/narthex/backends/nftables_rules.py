@@ -7,17 +7,18 @@ table they mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import msgspec
 from immutables import Map
 
 from narthex.backends.nftables_changes import NftChanges, between, with_elements
 from narthex.backends.nftables_frame import TABLE, Settings, frame_chains, shared_sets
-from narthex.backends.nftables_rows import Row, row_chains
+from narthex.backends.nftables_rows import Count, Row, count_sets, draw_chains, row_chains
 from narthex.backends.nftables_service import Fragment, Part, Shared, add, fragment
 from narthex.model.names import ServicePortName
-from narthex.netfilter.ast import Ruleset, Table
+from narthex.netfilter.ast import Ruleset, Set, Table
 from narthex.plan.ir import Plan, ServicePlan
 
 
@@ -32,6 +33,8 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     rows: frozenset[Row] = frozenset()
     """Rows in use, and those that were: a chain is kept while rules are rendered one from the other, so that a count
     that comes back finds it. Rules rendered without predecessor have only what they use."""
+    counts: frozenset[Count] = frozenset()
+    """Numbers of endpoints, kept as rows are."""
     lineage: int = 0
     """Number of the plan's lineage."""
     identity: object = msgspec.field(default_factory=object)
@@ -63,7 +66,8 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return self.spelled[0]
         if self.spelled:
             return self.spelled.pop()
-        return _spelled(self.settings, add(Part(), self.fragments.values(), self.settings), self.rows)
+        part = add(Part(), self.fragments.values(), self.settings)
+        return _spelled(self.settings, part, self.rows, self.counts)
 
     def ruleset(self) -> Ruleset:
         """For a walk, for printing, for comparing."""
@@ -80,26 +84,27 @@ def render(plan: Plan, previous: NftRules | None) -> NftRules:
     setting changed, or when `previous` was read from a kernel."""
     settings = Settings.of(plan)
     if previous is None or previous.settings is None or previous.settings.family is not settings.family:
-        return _rendered(settings, plan, Map(), frozenset())
+        return _rendered(settings, plan, Map())
     if previous.settings != settings:
-        return _rendered(settings, plan, previous.fragments, frozenset())
+        return _rendered(settings, plan, previous.fragments)
     return _advanced(previous, settings, plan)
 
 
-def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragment], rows: frozenset[Row]) -> NftRules:
+def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragment]) -> NftRules:
     """All Service ports anew, with the slots that they had."""
     fragments: Map[ServicePortName, Fragment] = Map(
         {name: fragment(service, before.get(name)) for name, service in plan.services.items()}
     )
     part = add(Part(), fragments.values(), settings)
-    rows |= part.rows
+    rows, counts = frozenset(part.rows), frozenset(part.counts)
     return NftRules(
         settings=settings,
         fragments=fragments,
         shared=Map(part.shared),
         rows=rows,
+        counts=counts,
         lineage=plan.lineage.number,
-        spelled=[_spelled(settings, part, rows)],
+        spelled=[_spelled(settings, part, rows, counts)],
     )
 
 
@@ -123,20 +128,23 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
     fragments = mutation.finish()
     old, new = add(Part(), leaving, settings), add(Part(), coming, settings)
     shared = _counted(previous.shared, old, new)
-    # A shared set that only one side touches is not a set that comes or goes.
+    rows, counts = previous.rows | new.rows, previous.counts | new.counts
+    # A shared set that only one side touches is not a set that comes or goes; the set of a new count does come.
+    coming_sets = {count.frontends for count in counts - previous.counts}
     for touched in old.elements.keys() | new.elements.keys():
-        old.of(touched)
         new.of(touched)
-    rows = previous.rows | new.rows
-    # Rows share leaves, so a new row has to be seen beside all the others.
-    grown = rows != previous.rows
-    have = _partial(settings, old, previous.rows if grown else ())
-    want = _partial(settings, new, rows if grown else ())
+        if touched not in coming_sets:
+            old.of(touched)
+    # Rows and counts share chains, so a new one has to be seen beside all the others.
+    grown = rows != previous.rows or counts != previous.counts
+    have = _partial(settings, old, previous.rows, previous.counts, with_shared=grown)
+    want = _partial(settings, new, rows, counts, with_shared=grown)
     return NftRules(
         settings=settings,
         fragments=fragments,
         shared=shared,
         rows=rows,
+        counts=counts,
         lineage=plan.lineage.number,
         step=(previous.identity, between(have, want)),
     )
@@ -170,22 +178,32 @@ def _counted(counts: Map[Shared, int], old: Part, new: Part) -> Map[Shared, int]
     return mutation.finish()
 
 
-def _partial(settings: Settings, part: Part, rows: Iterable[Row]) -> Table:
-    """The table as far as a part and some rows have it; shared sets that it does not touch are left out."""
-    chains = {chain.name: chain for row in sorted(rows) for chain in row_chains(row, settings)}
-    chains.update(part.chains)
+def _partial(
+    settings: Settings, part: Part, rows: frozenset[Row], counts: frozenset[Count], *, with_shared: bool
+) -> Table:
+    """The table as far as a part touches it; `with_shared` adds what rows and counts need, touched or not."""
+    chains = dict(part.chains)
     sets = dict(part.sets)
-    declared = shared_sets(settings)
+    if with_shared:
+        chains.update((chain.name, chain) for row in sorted(rows) for chain in row_chains(row, settings))
+        chains.update((chain.name, chain) for chain in draw_chains(counts))
+        sets.update(count_sets(counts))
+    declared = _declared(settings, counts)
     for name, elements in part.elements.items():
         sets[name] = with_elements(declared[name], elements)
     return Table(family=settings.family, name=TABLE, chains=chains, sets=sets)
 
 
-def _spelled(settings: Settings, part: Part, rows: Iterable[Row]) -> Table:
+@lru_cache(maxsize=8)
+def _declared(settings: Settings, counts: frozenset[Count]) -> Mapping[str, Set]:
+    return {**shared_sets(settings), **count_sets(counts)}
+
+
+def _spelled(settings: Settings, part: Part, rows: frozenset[Row], counts: frozenset[Count]) -> Table:
     """The whole table."""
     for name, key in part.shared:
         part.of(name)[key] = None
-    partial = _partial(settings, part, rows)
+    partial = _partial(settings, part, rows, counts, with_shared=True)
     return Table(
         family=settings.family,
         name=TABLE,

@@ -27,6 +27,7 @@ from narthex.backends.nftables_rows import (
     REFUSE,
     SEND,
     Cells,
+    Count,
     Row,
     decisions,
     refuse_cell,
@@ -35,7 +36,7 @@ from narthex.backends.nftables_rows import (
 )
 from narthex.backends.nftables_sticky import sticky_chains, sticky_row, sticky_sets
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Goto, Return, Set
-from narthex.plan.ir import Decision, Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
+from narthex.plan.ir import Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
 
 Slots = tuple[tuple[str, int], ...]
 """Addresses and ports by slot number; no number is free."""
@@ -64,6 +65,7 @@ class Part:
         self.shared: Counter[Shared] = Counter()
         """How many Service ports need the element."""
         self.rows: set[Row] = set()
+        self.counts: set[Count] = set()
         self.chains: dict[str, Chain] = {}
         self.sets: dict[str, Set] = {}
 
@@ -166,21 +168,20 @@ def _add_frontend(part: Part, one: Fragment, frontend: Frontend, settings: Setti
             part.of(SERVICES)[key] = Return()
         return None
     services = part.of(NODEPORT_SERVICES if node_port else SERVICES)
+    cells = (send_cell(row[0]), send_cell(row[1]), send_cell(row[2]))
     if one.service.affinity_seconds is not None:
-        cells = _cells(row, {})
         services[key] = Goto(sticky_row(one.service, cells))
         return cells
     kind = NODEPORT if node_port else SEND
-    way = Row(kind, _cells(row, {Scope.CLUSTER: len(one.cluster), Scope.LOCAL: len(one.local)}))
+    way = Row(kind, cells)
     part.rows.add(way)
     services[key] = Goto(way.chain)
     for scope in {decision.scope for decision in sends}:
+        slots = one.slots(scope)
+        count = Count(kind, scope, len(slots))
+        part.counts.add(count)
+        part.of(count.frontends)[key] = None
         endpoints = part.of(ENDPOINT_MAPS[kind, scope])
-        for slot, endpoint in enumerate(one.slots(scope)):
+        for slot, endpoint in enumerate(slots):
             endpoints[(*key, slot)] = endpoint
     return None
-
-
-def _cells(row: tuple[Decision, Decision, Decision], counts: dict[Scope, int]) -> Cells:
-    pod, node, other = (send_cell(decision, counts) for decision in row)
-    return pod, node, other

@@ -14,14 +14,13 @@ import struct
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Chain, DnatMap, Expression, Field, Key, KeyPart, MarkOr, Rule, Slot, Unprintable
+from narthex.netfilter.ast import Chain, DnatMap, Expression, Field, InSet, Key, KeyPart, Rule, Slot, Unprintable
 from narthex.netfilter.elements import LIST_ELEM, NESTED, attribute
 
 _RULE_TABLE, _RULE_CHAIN, _RULE_EXPRESSIONS = 1, 2, 4
 _EXPR_NAME, _EXPR_DATA = 1, 2
-_DATA_VALUE = 1
 _REGISTER = 8
-_META_MARK, _META_L4PROTO = 3, 16
+_META_L4PROTO = 16
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 _RANDOM = 1
 _DNAT = 1
@@ -55,10 +54,10 @@ def rule_payload(table: str, chain: str, rule: Rule, family: IPFamily) -> bytes:
 
 def _encoded(one: Expression, family: IPFamily) -> Iterator[bytes]:
     match one:
-        case MarkOr(bits):
-            yield _expression("meta", (2, _META_MARK), (1, _REGISTER))
-            yield _bitwise(~bits & 0xFFFFFFFF, bits)
-            yield _expression("meta", (2, _META_MARK), (3, _REGISTER))
+        case InSet(key, name, negate):
+            yield from _loaded(key, family)
+            inverted = ((5, 1),) if negate else ()
+            yield _expression("lookup", (1, name), (2, _REGISTER), *inverted)
         case DnatMap(key, name):
             yield from _loaded(key, family)
             words = family.host_bits // 32
@@ -89,14 +88,6 @@ def _load(part: KeyPart, register: int, family: IPFamily) -> bytes:
         offset = _ADDRESS_OFFSETS[family, part]
         return _expression("payload", (1, register), (2, _NETWORK_HEADER), (3, offset), (4, family.host_bits // 8))
     raise Unprintable(f"{part.value} in a key to send by")
-
-
-def _bitwise(mask: int, xor: int) -> bytes:
-    """`register = (register & mask) ^ xor`; the mark is a number of the host's byte order."""
-    data = b"".join(_number(kind, value) for kind, value in ((1, _REGISTER), (2, _REGISTER), (3, 4)))
-    for kind, value in ((4, mask), (5, xor)):
-        data += attribute(kind | NESTED, attribute(_DATA_VALUE, struct.pack("=I", value)))
-    return _named("bitwise", data)
 
 
 def _expression(name: str, *values: tuple[int, int | str]) -> bytes:

@@ -12,6 +12,7 @@ from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import nft
 from narthex.netfilter.ast import (
     Compare,
+    DnatMap,
     DropPacket,
     Field,
     Goto,
@@ -21,6 +22,7 @@ from narthex.netfilter.ast import (
     MarkXor,
     Return,
     Rule,
+    Slot,
     Unknown,
 )
 from narthex.plan.ir import Plan, PodDetector
@@ -64,7 +66,8 @@ def test_it_is_the_default():
 
 def test_a_frontend_is_one_element_and_its_endpoints_one_each():
     rules = table(service("web", frontend("10.96.0.1", 80, INTERNAL), cluster=pool(10, 11, local=(11,))))
-    assert elements(rules, "services") == {("10.96.0.1", "tcp", 80): Goto("send-c2-c2m-c2m")}
+    assert elements(rules, "services") == {("10.96.0.1", "tcp", 80): Goto("send-c-cm-cm")}
+    assert elements(rules, "services-of-2") == {("10.96.0.1", "tcp", 80): None}
     assert elements(rules, "endpoints") == {
         ("10.96.0.1", "tcp", 80, 0): ("10.64.1.10", 8080),
         ("10.96.0.1", "tcp", 80, 1): ("10.64.1.11", 8080),
@@ -79,10 +82,24 @@ def test_more_services_with_as_many_endpoints_are_no_more_rules():
     assert table(*one).chains == table(*many).chains
 
 
+def test_each_count_is_a_rule_of_the_chain_that_draws():
+    rules = table(
+        service("a", frontend("10.96.0.1", 80, (CLUSTER,) * 3), cluster=pool(1, 2)),
+        service("b", frontend("10.96.0.2", 80, (CLUSTER_MASQ,) * 3), cluster=pool(*range(10, 20))),
+    )
+    key = (Field.DADDR, Field.L4PROTO, Field.DPORT)
+    assert rules.chains["send-c"].rules == (
+        Rule((InSet(key, "services-of-2"), DnatMap((*key, Slot(2)), "endpoints"))),
+        Rule((InSet(key, "services-of-10"), DnatMap((*key, Slot(10)), "endpoints"))),
+    )
+    assert rules.chains["send-cm"].rules == (Rule((MarkOr(0x4000), Goto("send-c"))),)
+
+
 def test_a_node_port_has_maps_of_its_own():
     rules = table(service("web", node_port(30080, EXTERNAL_LOCAL), cluster=pool(10, 11), local=pool(11, local=(11,))))
-    assert elements(rules, "nodeport-services") == {("tcp", 30080): Goto("nodeport-c2-c2m-l1")}
+    assert elements(rules, "nodeport-services") == {("tcp", 30080): Goto("nodeport-c-cm-l")}
     assert set(elements(rules, "nodeport-endpoints")) == {("tcp", 30080, 0), ("tcp", 30080, 1)}
+    assert elements(rules, "nodeports-of-2") == elements(rules, "nodeports-of-1-local") == {("tcp", 30080): None}
     assert elements(rules, "nodeport-endpoints-local") == {("tcp", 30080, 0): ("10.64.1.11", 8080)}
     assert elements(rules, "services") == {}
 
@@ -90,7 +107,7 @@ def test_a_node_port_has_maps_of_its_own():
 def test_a_pool_that_no_frontend_uses_has_no_elements():
     rules = table(service("web", node_port(30080, (LOCAL,) * 3), cluster=pool(10, 11), local=pool(10)))
     assert elements(rules, "nodeport-endpoints") == {}
-    assert elements(rules, "nodeport-services") == {("tcp", 30080): Goto("nodeport-l1")}
+    assert elements(rules, "nodeport-services") == {("tcp", 30080): Goto("nodeport-l")}
 
 
 def test_refused_frontends_end_the_walk_in_nat():
@@ -105,12 +122,12 @@ def test_refused_frontends_end_the_walk_in_nat():
 def test_a_row_that_sends_some_and_drops_others_is_in_both():
     rules = table(service("web", balancer("203.0.113.1", 80, NOTHING_LOCAL), cluster=pool(10)))
     key = ("203.0.113.1", "tcp", 80)
-    assert elements(rules, "services") == {key: Goto("send-c1-c1m-x")}
+    assert elements(rules, "services") == {key: Goto("send-c-cm-x")}
     assert elements(rules, "no-endpoint-services") == {key: Goto("refuse-a-a-d")}
     from_pod = InSet((Field.SADDR,), "pod-cidrs")
-    assert rules.chains["send-c1-c1m-x"].rules == (
-        Rule((from_pod, Goto("send-c1"))),
-        Rule((IsLocal(Field.SADDR), Goto("send-c1m"))),
+    assert rules.chains["send-c-cm-x"].rules == (
+        Rule((from_pod, Goto("send-c"))),
+        Rule((IsLocal(Field.SADDR), Goto("send-cm"))),
         Rule((Return(),)),
     )
     assert rules.chains["refuse-a-a-d"].rules == (
@@ -128,12 +145,12 @@ def test_all_dropped_needs_no_chain():
 @pytest.mark.parametrize(
     ("row", "name", "count"),
     [
-        ((CLUSTER, CLUSTER_MASQ, CLUSTER_MASQ), "send-c1-c1m-c1m", 2),
-        ((CLUSTER_MASQ,) * 3, "send-c1m", 1),
-        ((CLUSTER, CLUSTER_MASQ, LOCAL), "send-c1-c1m-l1", 3),
-        ((CLUSTER, CLUSTER, DROP), "send-c1-c1-x", 3),
-        ((CLUSTER, DROP, CLUSTER), "send-c1-x-c1", 3),
-        ((REJECT, CLUSTER, CLUSTER), "send-x-c1-c1", 2),
+        ((CLUSTER, CLUSTER_MASQ, CLUSTER_MASQ), "send-c-cm-cm", 2),
+        ((CLUSTER_MASQ,) * 3, "send-cm", 1),
+        ((CLUSTER, CLUSTER_MASQ, LOCAL), "send-c-cm-l", 3),
+        ((CLUSTER, CLUSTER, DROP), "send-c-c-x", 3),
+        ((CLUSTER, DROP, CLUSTER), "send-c-x-c", 3),
+        ((REJECT, CLUSTER, CLUSTER), "send-x-c-c", 2),
     ],
 )
 def test_classes_that_fare_alike_are_not_told_apart(row, name, count):
@@ -147,10 +164,10 @@ def test_without_detection_nobody_is_a_pod():
         service("web", frontend("10.96.0.1", 80, EXTERNAL_LOCAL), cluster=pool(1), local=pool(2)), pods=PodDetector()
     )
     (verdict,) = elements(rules, "services").values()
-    assert verdict == Goto("send-c1m-c1m-l1")
-    assert rules.chains["send-c1m-c1m-l1"].rules == (
-        Rule((IsLocal(Field.SADDR), Goto("send-c1m"))),
-        Rule((Goto("send-l1"),)),
+    assert verdict == Goto("send-cm-cm-l")
+    assert rules.chains["send-cm-cm-l"].rules == (
+        Rule((IsLocal(Field.SADDR), Goto("send-cm"))),
+        Rule((Goto("send-l"),)),
     )
 
 
@@ -163,7 +180,7 @@ def test_without_detection_nobody_is_a_pod():
 )
 def test_pods_by_interface(pods, match):
     rules = table(service("web", frontend("10.96.0.1", 80, INTERNAL), cluster=pool(1)), pods=pods)
-    assert rules.chains["send-c1-c1m-c1m"].rules[0] == Rule((match, Goto("send-c1")))
+    assert rules.chains["send-c-cm-cm"].rules[0] == Rule((match, Goto("send-c")))
 
 
 @pytest.mark.parametrize(

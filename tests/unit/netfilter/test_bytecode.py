@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Accept, Chain, DnatMap, Field, MarkOr, Rule, Slot, Unprintable
+from narthex.netfilter.ast import Accept, Chain, DnatMap, Field, InSet, Rule, Slot, Unprintable
 from narthex.netfilter.bytecode import chain_payload, needs_bytecode, rule_payload
 from narthex.netfilter.elements import attributes
 
@@ -34,21 +34,23 @@ def numbers(values):
 
 
 def test_ipv4_rule():
-    rule = Rule((MarkOr(0x4000), DnatMap((*FRONTEND, Slot(3)), "endpoints")))
-    load, change, store, address, protocol, port, draw, look, send = expressions(
-        rule_payload("narthex", "send-c3m", rule, IPFamily.IPV4)
-    )
-    assert (load[0], numbers(load[1])) == ("meta", {1: 8, 2: 3})
-    assert change[0] == "bitwise"
-    assert change[1][4][4:] == struct.pack("=I", 0xFFFFBFFF)
-    assert change[1][5][4:] == struct.pack("=I", 0x4000)
-    assert (store[0], numbers(store[1])) == ("meta", {2: 3, 3: 8})
+    rule = Rule((InSet(FRONTEND, "services-of-3"), DnatMap((*FRONTEND, Slot(3)), "endpoints")))
+    found = expressions(rule_payload("narthex", "send-c", rule, IPFamily.IPV4))
+    member, (address, protocol, port, draw, look, send) = found[:4], found[4:]
+    assert member[:3] == [address, protocol, port]
+    assert (member[3][0], member[3][1][1], numbers(member[3][1])) == ("lookup", b"services-of-3\0", {2: 8})
     assert (address[0], numbers(address[1])) == ("payload", {1: 8, 2: 1, 3: 16, 4: 4})
     assert (protocol[0], numbers(protocol[1])) == ("meta", {1: 9, 2: 16})
     assert (port[0], numbers(port[1])) == ("payload", {1: 10, 2: 2, 3: 2, 4: 2})
     assert (draw[0], numbers(draw[1])) == ("numgen", {1: 11, 2: 3, 3: 1})
     assert (look[0], look[1][1], numbers(look[1])) == ("lookup", b"endpoints\0", {2: 8, 3: 8})
     assert (send[0], numbers(send[1])) == ("nat", {1: 1, 2: 2, 3: 8, 5: 9})
+
+
+def test_not_in_a_set():
+    rule = Rule((InSet(FRONTEND, "s", negate=True), DnatMap((*FRONTEND, Slot(3)), "endpoints")))
+    look = expressions(rule_payload("narthex", "c", rule, IPFamily.IPV4))[3]
+    assert (look[0], numbers(look[1])) == ("lookup", {2: 8, 5: 1})
 
 
 def test_ipv6_rule_has_wider_registers():
@@ -61,11 +63,11 @@ def test_ipv6_rule_has_wider_registers():
 
 def test_table_and_chain_come_first():
     rule = Rule((DnatMap((Field.SADDR, Field.SPORT, Slot(1)), "m"),))
-    payload = rule_payload("narthex", "send-c1", rule, IPFamily.IPV4)
-    assert payload.startswith(chain_payload("narthex", "send-c1"))
-    (_, first, last), (_, second, end) = attributes(chain_payload("narthex", "send-c1"))
-    whole = chain_payload("narthex", "send-c1")
-    assert (whole[first:last], whole[second:end]) == (b"narthex\0", b"send-c1\0")
+    payload = rule_payload("narthex", "send-c", rule, IPFamily.IPV4)
+    assert payload.startswith(chain_payload("narthex", "send-c"))
+    (_, first, last), (_, second, end) = attributes(chain_payload("narthex", "send-c"))
+    whole = chain_payload("narthex", "send-c")
+    assert (whole[first:last], whole[second:end]) == (b"narthex\0", b"send-c\0")
 
 
 @pytest.mark.parametrize("rule", [Rule((Accept(),)), Rule((DnatMap((Field.IIFNAME,), "m"),))], ids=str)
