@@ -8,20 +8,21 @@ an endpoint may have the address and port of somebody else's frontend, as host n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import msgspec
 from immutables import Map, MapMutation
 
 from narthex.backends import iptables_names as names
-from narthex.backends.iptables_chains import Fragment, comment_text, count_endpoints, fragment
-from narthex.backends.iptables_frame import SENT_ON, Frame, Rules, rule
+from narthex.backends.iptables_chains import Fragment, count_endpoints, fragment
+from narthex.backends.iptables_frame import Frame, Rules, rule
+from narthex.backends.iptables_refusals import comment_text, firewall_lines, leaks_to, unless_sent
 from narthex.backends.iptables_rules import Descent, XtablesChanges, XtablesRules, diff, patch
 from narthex.backends.traits import IPTABLES
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
-from narthex.netfilter.ast import Accept, Compare, Field, Jump, Return, Rule
+from narthex.netfilter.ast import Accept, Compare, Field, Jump, Rule
 from narthex.netfilter.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.plan.ir import Deviation, HealthCheck, Plan
@@ -193,44 +194,30 @@ def _sorted(fragments: Fragments) -> list[Fragment]:
 def _shared_nat(fragments: Fragments, frame: Frame) -> dict[str, Rules]:
     """Chains of the nat table in which every Service port has lines."""
     ordered = _sorted(fragments)
-    taken = {number for each in ordered for number in each.node_port_numbers}
+    taken = {number for each in ordered for number in each.refused.node_port_numbers}
     services: list[Rule] = []
     node_ports: list[Rule] = []
     for each in ordered:
         services += each.services
         node_ports += each.node_ports
-        for number, lines in each.leaks.items():
-            services += lines if number in taken else ()
+        services += leaks_to(taken, [each.refused])
     services += (rule(*match, Jump(names.NODE_PORTS), comment=_LAST) for match in frame.node_port_matches)
     return {names.SERVICES: tuple(services), names.NODE_PORTS: tuple(node_ports)}
 
 
 def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
     """Chains of the filter table in which Service ports have lines."""
-    ordered = _sorted(fragments)
+    ordered = [each.refused for each in _sorted(fragments)]
     return {
-        names.SERVICES: _unless_sent(line for each in ordered for line in each.cluster_refusals),
-        names.EXTERNAL_SERVICES: _unless_sent(
+        names.SERVICES: unless_sent(line for each in ordered for line in each.cluster),
+        names.EXTERNAL_SERVICES: unless_sent(
             [
-                *(line for each in ordered for line in each.external_refusals),
-                *(line for each in ordered for line in each.node_port_refusals),
+                *(line for each in ordered for line in each.external),
+                *(line for each in ordered for line in each.node_port),
             ]
         ),
-        names.PROXY_FIREWALL: _unless_sent(_firewall(ordered)),
+        names.PROXY_FIREWALL: unless_sent(firewall_lines(ordered)),
     }
-
-
-def _firewall(ordered: list[Fragment]) -> Iterator[Rule]:
-    """Exact addresses first. One of this node's own that has the number of a restricted node port is not judged by
-    that port's ranges."""
-    for each in ordered:
-        yield from each.firewall
-    numbers = {number for each in ordered if each.node_port_firewall for number in each.node_port_numbers}
-    for each in ordered if numbers else ():
-        for number, lines in each.leaks.items():
-            yield from lines if number in numbers else ()
-    for each in ordered:
-        yield from each.node_port_firewall
 
 
 def _health_check_ports(plan: Plan) -> dict[str, Rules]:
@@ -246,8 +233,3 @@ def _health_check_ports(plan: Plan) -> dict[str, Rules]:
         for service, check in sorted(plan.health_checks.items())
     )
     return {names.NODE_PORTS: tuple(ports)}
-
-
-def _unless_sent(lines: Iterable[Rule]) -> Rules:
-    rules = tuple(lines)
-    return (rule(SENT_ON, Return()), *rules) if rules else ()
