@@ -9,6 +9,9 @@ KEEP_ENV := $(if $(SUDO),--preserve-env=CI,)
 # the program that a package brings : the package
 PACKAGES := nft:nftables iptables-restore:iptables iptables-legacy-restore:iptables ip:iproute2 conntrack:conntrack curl:curl
 
+# A second kernel, with IP_VS, and what its tests need.
+UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset
+
 .PHONY: help setup system demo test lint unit kernel bench clean
 
 help:  ## Show what can be made
@@ -37,6 +40,7 @@ $(BIN)/.installed: pyproject.toml
 demo: setup  ## Run the main job: a Service on a network of two nodes, answered from pods
 	@$(SUDO) $(BIN)/python scripts/demo.py
 
+test: PACKAGES += $(UML_PACKAGES)
 test: setup lint  ## Pass all tests, the kernel's among them
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
 
@@ -47,6 +51,7 @@ lint: $(BIN)/.installed  ## Check style and types
 unit: $(BIN)/.installed  ## Run the tests that need no root
 	$(BIN)/python -m pytest -n 2 -m 'not kernel'
 
+kernel: PACKAGES += $(UML_PACKAGES)
 kernel: setup  ## Run the tests that need root
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m kernel
 
