@@ -104,12 +104,23 @@ def special(address: str) -> str:
     return "a multicast address" if ip.is_multicast else ""
 
 
-@lru_cache(maxsize=65536)
+_OCTET = r"(?:\d|[1-9]\d|1\d\d|2[0-4]\d|25[0-5])"
+_PLAIN = re.compile(
+    rf"(?!127\.|169\.254\.)(?:[1-9]\d?|1\d\d|2[01]\d|22[0-3])\.{_OCTET}\.{_OCTET}\.{_OCTET}", re.ASCII
+)
+"""Canonical IPv4 addresses that are not special: nearly all there are, and known for that without being taken apart."""
+
+
 def host_address(text: str) -> str:
     """Canonical form of an address that one host can have. Raises ValueError, also for special addresses.
 
     The error's text tells what is wrong with the value without repeating it, here and in the next functions.
     """
+    return text if _PLAIN.fullmatch(text) else _unusual_address(text)
+
+
+@lru_cache(maxsize=65536)
+def _unusual_address(text: str) -> str:
     address = any_address(text)
     if why := special(address):
         raise ValueError(f"is {why}, which no other host can reach")

@@ -1,0 +1,57 @@
+"""What a node proxy asks the API server for, with kube-proxy's selectors (rows 1.1, 1.3, 2.2)."""
+
+from __future__ import annotations
+
+import msgspec
+
+NOT_OURS = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
+"""Label selector: no slices of headless Services, nothing that another proxy is told to serve."""
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """One list that is kept up."""
+
+    kind: str
+    """As in `model.events.Delete`."""
+    paths: tuple[str, ...]
+    """Where the server may have it, the newest version first. A server that lacks one answers 404."""
+    labels: str = ""
+    """Label selector."""
+    fields: str = ""
+    """Field selector that every server knows."""
+    fields_if_known: str = ""
+    """Field selector that only saves traffic; a server that does not know it answers 400 and is asked without."""
+    optional: bool = False
+    """A server without it, or one that does not let us see it, counts as one that has no object of it."""
+
+
+SERVICES = Resource(
+    kind="Service",
+    paths=("/api/v1/services",),
+    labels=NOT_OURS,
+    # Servers know it since 1.31. Headless Services get no rules in any case.
+    fields_if_known="spec.clusterIP!=None",
+)
+ENDPOINT_SLICES = Resource(kind="EndpointSlice", paths=("/apis/discovery.k8s.io/v1/endpointslices",), labels=NOT_OURS)
+NODES = Resource(kind="Node", paths=("/api/v1/nodes",))
+SERVICE_CIDRS = Resource(
+    kind="ServiceCIDR",
+    # v1 since 1.33, v1beta1 where 1.31 and 1.32 have it switched on.
+    paths=("/apis/networking.k8s.io/v1/servicecidrs", "/apis/networking.k8s.io/v1beta1/servicecidrs"),
+    optional=True,
+)
+
+
+def own_node(name: str) -> Resource:
+    """The one Node with this name."""
+    return msgspec.structs.replace(NODES, fields=f"metadata.name={name}")
+
+
+def of_a_proxy(node_name: str) -> tuple[Resource, ...]:
+    """All that a node proxy needs."""
+    return SERVICES, ENDPOINT_SLICES, own_node(node_name), SERVICE_CIDRS
+
+
+def of_a_cluster() -> tuple[Resource, ...]:
+    """What a look at a cluster from any of its nodes needs."""
+    return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS
