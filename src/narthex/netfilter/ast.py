@@ -101,11 +101,31 @@ class MarkIs(msgspec.Struct, frozen=True, tag=True):
 
 
 class InSet(msgspec.Struct, frozen=True, tag=True):
-    """The key is an element of a named set (nft set, or ipset with its dimensions)."""
+    """The key is an element of a named set of nft."""
 
     key: Key
     name: str
     negate: bool = False
+
+
+class MatchSet(msgspec.Struct, frozen=True, tag=True):
+    """The packet is in an ipset: `-m set --match-set NAME dst,dst`. What is looked up depends on the set's kind."""
+
+    name: str
+    sides: tuple[str, ...]
+    """"src" or "dst" for each of the kind's dimensions."""
+    negate: bool = False
+
+
+class ByIpvs(msgspec.Struct, frozen=True, tag=True):
+    """IPVS has sent the packet on, for a virtual server with all that is said here: `-m ipvs`."""
+
+    address: str | None = None
+    protocol: str | None = None
+    """In lower case."""
+    port: int | None = None
+    negate: bool = False
+    """Only for a node that says nothing of the virtual server: IPVS has not touched it."""
 
 
 class Chance(msgspec.Struct, frozen=True, tag=True):
@@ -241,6 +261,8 @@ Expression = (
     | TcpReset
     | MarkIs
     | InSet
+    | MatchSet
+    | ByIpvs
     | Chance
     | Recent
     | Unknown

@@ -12,6 +12,7 @@ from narthex.model.net import join_port
 from narthex.netfilter.ast import (
     Accept,
     Atom,
+    ByIpvs,
     Chance,
     Compare,
     Counter,
@@ -31,6 +32,7 @@ from narthex.netfilter.ast import (
     MarkOr,
     MarkXor,
     Masquerade,
+    MatchSet,
     PortRange,
     Recent,
     RecentSet,
@@ -102,6 +104,18 @@ def _dnat(expression: Dnat) -> str:
     return f"dnat to {to}"
 
 
+def _by_ipvs(expression: ByIpvs) -> str:
+    asked = [
+        f"{name} {value}"
+        for name, value in zip(
+            ("address", "protocol", "port"), (expression.address, expression.protocol, expression.port), strict=True
+        )
+        if value is not None
+    ]
+    server = f" for the virtual server with {', '.join(asked)}" if asked else ""
+    return f"{_not(expression.negate)}sent on by IPVS{server}"
+
+
 _PRINTERS: dict[type, Callable[[Any], str]] = {
     Compare: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{_values(e.values)}",
     PortRange: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{e.first}-{e.last}",
@@ -111,6 +125,8 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     TcpReset: lambda _: "TCP reset",
     MarkIs: _mark,
     InSet: lambda e: f"{brief_key(e.key)} {_not(e.negate)}in {e.name}",
+    MatchSet: lambda e: f"{','.join(e.sides)} {_not(e.negate)}in {e.name}",
+    ByIpvs: _by_ipvs,
     Chance: lambda e: f"with probability {e.probability}",
     Recent: lambda e: f"source seen by {e.name} within {e.seconds} s",
     Unknown: lambda e: e.text,

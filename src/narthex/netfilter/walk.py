@@ -4,7 +4,7 @@ The packet is the first of a NEW connection. Wherever the kernel would draw a ra
 each with its exact probability. What the walk cannot know ends that branch as UNSUPPORTED; it never guesses.
 
 The kernel facts are those of Linux 5.13 and later: nf_nat_core.c (a hook's nat chains end with the first rewriting),
-nf_tables_core.c (jump, goto, return), and the loopback path (a packet from this host to itself passes output and
+nf_tables_core.c (jump, goto, return), ip_vs_core.c (IPVS stands in input and output), and the loopback path (a packet from this host to itself passes output and
 postrouting, then prerouting and input without nat).
 """
 
@@ -43,7 +43,9 @@ from narthex.netfilter.ast import (
     VerdictMap,
 )
 from narthex.netfilter.brief import brief, brief_element
-from narthex.netfilter.walk_index import indexed
+from narthex.netfilter.ipvs import Beside
+from narthex.netfilter.walk_index import EVERY, Span, indexed
+from narthex.netfilter.walk_ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, Balancer
 from narthex.netfilter.walk_match import Matcher, NotKnown
 from narthex.netfilter.walk_state import Branch, Place, merge
 
@@ -94,9 +96,10 @@ def walk(
     memory: Memory | None = None,
     now: float = 0.0,
     name_of: NameOf | None = None,
+    beside: Beside = Beside(),  # noqa: B008  # frozen
 ) -> Trace:
     """Follow a packet through all tables of its family. `now` is in seconds, on the clock of `memory`."""
-    return _Walk(ruleset, packet, host, memory, now, name_of).trace()
+    return _Walk(ruleset, packet, host, memory, now, name_of, beside).trace()
 
 
 class _Walk:
@@ -108,11 +111,13 @@ class _Walk:
         memory: Memory | None,
         now: float,
         name_of: NameOf | None,
+        beside: Beside,
     ) -> None:
         self._packet = packet
         self._index = indexed(ruleset, family_of(packet.destination))
-        self._matcher = Matcher(packet, host, self._index, memory, now)
+        self._matcher = Matcher(packet, host, self._index, memory, now, beside)
         self._name_of = name_of or (lambda _address: "")
+        self._balancer = Balancer(beside, self._matcher, self._name_of, self._finish_as)
         self._outcomes: dict[tuple[object, ...], Outcome] = {}
         self._rules_left = _MAX_RULES
 
@@ -121,24 +126,32 @@ class _Walk:
         packet = self._packet
         start = [Branch(packet.destination, packet.port)]
         for branch in self._sent(start) if packet.from_host else self._received(start):
-            delivered = branch.dnat
+            delivered = branch.dnat or branch.served is not None
             self._finish(branch, _End(Disposition.DELIVERED if delivered else Disposition.NOT_OURS))
         return Trace(packet=packet, outcomes=tuple(self._outcomes.values()))
 
     # ---- hooks -----------------------------------------------------------------------------------------------------
 
     def _received(self, branches: list[Branch]) -> list[Branch]:
-        """In from a link: prerouting, then input or forward and postrouting."""
+        """In from a link: prerouting, then input or forward and postrouting. What IPVS takes out of input and sends to
+        another machine goes on through output."""
         iif = self._packet.iif
         here, away = self._routed(self._hook(Place("prerouting", iif=iif), branches))
-        here = self._hook(Place("input", iif=iif), here)
+        here = self._hook(Place("input", iif=iif), here, span=BEFORE_INPUT)
+        here, sent = self._balancer.balance("input", here)
+        here = self._hook(Place("input", iif=iif), here, span=AFTER_INPUT)
         away = self._hook(Place("forward", iif=iif, oif=None), away)
+        away += self._hook(Place("output", oif=None), sent, nat=False)
         return here + self._hook(Place("postrouting", oif=None), away)
 
     def _sent(self, branches: list[Branch]) -> list[Branch]:
-        """Made on this host: output and postrouting, and once more in over loopback when it is for this host."""
+        """Made on this host: output and postrouting, and once more in over loopback when it is for this host. What IPVS
+        sends to another machine begins output again, without nat."""
         oif = "lo" if self._matcher.local(self._packet.destination) else None
-        here, away = self._routed(self._hook(Place("output", oif=oif), branches))
+        branches = self._hook(Place("output", oif=oif), branches, span=BEFORE_OUTPUT)
+        branches, sent = self._balancer.balance("output", branches)
+        here, away = self._routed(self._hook(Place("output", oif=oif), branches, span=AFTER_OUTPUT))
+        away += self._hook(Place("output", oif=None), sent, nat=False)
         away = self._hook(Place("postrouting", oif=None), away)
         here = self._hook(Place("postrouting", oif="lo"), here)
         here = self._hook(Place("prerouting", iif="lo"), here, nat=False)
@@ -148,9 +161,9 @@ class _Walk:
         here = [branch for branch in branches if self._matcher.local(branch.daddr)]
         return here, [branch for branch in branches if not self._matcher.local(branch.daddr)]
 
-    def _hook(self, place: Place, branches: list[Branch], nat: bool = True) -> list[Branch]:
-        """Walk all base chains of a hook; what comes back is let through."""
-        for table, chain in self._index.base_chains(place.hook):
+    def _hook(self, place: Place, branches: list[Branch], nat: bool = True, span: Span = EVERY) -> list[Branch]:
+        """Walk all base chains of a hook, or those with priorities in the span; what comes back is let through."""
+        for table, chain in self._index.base_chains(place.hook, span):
             if not branches:
                 break
             assert chain.hook is not None
@@ -175,6 +188,9 @@ class _Walk:
                 else:
                     passed.append(out)
         return merge(passed)
+
+    def _finish_as(self, branch: Branch, disposition: Disposition, note: str = "") -> None:
+        self._finish(branch, _End(disposition, note))
 
     def _finish(self, branch: Branch, end: _End) -> None:
         delivered = end.disposition is Disposition.DELIVERED

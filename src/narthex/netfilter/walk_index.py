@@ -13,6 +13,10 @@ _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input"
 
 _KEPT_INDEXES = 4
 
+Span = tuple[float, float]
+"""First and last priority."""
+EVERY: Span = (float("-inf"), float("inf"))
+
 Shape = tuple[int | None, ...]
 """Prefix length of each component that is a network, None for the others."""
 
@@ -98,9 +102,14 @@ class IndexedRuleset:
         found = [(table, chain) for table in tables for chain in table.chains.values() if chain.hook is not None]
         self._base = sorted(found, key=lambda pair: _call_order(pair[1]))
 
-    def base_chains(self, hook: str) -> Iterator[tuple[Table, Chain]]:
-        """The base chains of one hook."""
-        return (pair for pair in self._base if pair[1].hook is not None and pair[1].hook.hook == hook)
+    def base_chains(self, hook: str, span: Span = EVERY) -> Iterator[tuple[Table, Chain]]:
+        """The base chains of one hook, or those of them that the kernel calls at these priorities."""
+        first, last = span
+        return (
+            pair
+            for pair in self._base
+            if pair[1].hook is not None and pair[1].hook.hook == hook and first <= _call_order(pair[1])[0] <= last
+        )
 
     def elements(self, table: Table, name: str) -> Elements | None:
         """A table's set or map by name, None when it is not there."""

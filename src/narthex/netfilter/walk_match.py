@@ -15,6 +15,7 @@ from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host, Memory, Packet
 from narthex.netfilter.ast import (
     Atom,
+    ByIpvs,
     Compare,
     CtState,
     CtStatus,
@@ -24,6 +25,7 @@ from narthex.netfilter.ast import (
     IsLocal,
     Key,
     MarkIs,
+    MatchSet,
     PortRange,
     Recent,
     Rule,
@@ -33,7 +35,9 @@ from narthex.netfilter.ast import (
     Unknown,
 )
 from narthex.netfilter.brief import brief, brief_rule
-from narthex.netfilter.walk_index import IndexedRuleset
+from narthex.netfilter.ipset import elements_of, key_fields
+from narthex.netfilter.ipvs import Beside
+from narthex.netfilter.walk_index import Elements, IndexedRuleset
 from narthex.netfilter.walk_state import Branch, Place
 
 Answer = bool | str
@@ -51,7 +55,9 @@ class NotKnown(Exception):
 class Matcher:
     """Answers for one packet on one host."""
 
-    def __init__(self, packet: Packet, host: Host, index: IndexedRuleset, memory: Memory | None, now: float) -> None:
+    def __init__(
+        self, packet: Packet, host: Host, index: IndexedRuleset, memory: Memory | None, now: float, beside: Beside
+    ) -> None:
         self.packet = packet
         self.family = family_of(packet.destination)
         self._own = frozenset(host.addresses)
@@ -59,6 +65,7 @@ class Matcher:
         self._index = index
         self._memory = memory
         self._now = now
+        self._beside = beside
         ports = packet.protocol.value != "ICMP"
         self._protocol: tuple[Atom, ...] = (
             (packet.protocol.lower, packet.protocol.number) if ports else _ICMP[self.family]
@@ -73,6 +80,8 @@ class Matcher:
             TcpReset: self._tcp_reset,
             MarkIs: self._mark_is,
             InSet: self._in_set,
+            MatchSet: self._match_set,
+            ByIpvs: self._by_ipvs,
             Recent: self._recent,
             Unknown: self._unknown,
         }
@@ -87,7 +96,7 @@ class Matcher:
 
     def local(self, address: str) -> bool:
         """Whether the address is one of the host's own, loopback included."""
-        return address in self._own or contains(self.family.loopback, address)
+        return address in self._own or address in self._beside.bound or contains(self.family.loopback, address)
 
     def own_address(self, hook: str) -> str:
         """Where a redirected packet goes: any of the host's own addresses, since rules cannot tell which one the input
@@ -128,14 +137,26 @@ class Matcher:
 
     def _told(self, expression: Expression, branch: Branch, place: Place, table: Table) -> str:
         text = brief(expression)
-        if isinstance(expression, InSet) and not expression.negate:
-            elements = self._index.elements(table, expression.name)
+        if isinstance(expression, (InSet, MatchSet)) and not expression.negate:
             with contextlib.suppress(NotKnown):
-                key = self.key(expression.key, branch, place)
+                elements, fields = self._looked_up(expression, table)
+                key = self.key(fields, branch, place)
                 met = elements.find(key) if elements is not None and key is not None else None
                 if met is not None:
                     return f"{text} {{ {' . '.join(map(str, met))} }}"
         return text
+
+    def _looked_up(self, e: InSet | MatchSet, table: Table) -> tuple[Elements | None, Key]:
+        """The set that is asked, None when it is not there, and what is looked up in it. Raises NotKnown."""
+        if isinstance(e, InSet):
+            return self._index.elements(table, e.name), e.key
+        held = self._beside.sets.get(e.name)
+        if held is None:
+            return None, ()
+        try:
+            return elements_of(held), key_fields(held, e.sides)
+        except ValueError as error:
+            raise NotKnown(str(error)) from None
 
     def remembered(self, name: str, key: tuple[Atom, ...], branch: Branch, seconds: float) -> bool:
         """Whether an earlier packet, or this one further up, left the key in a list."""
@@ -238,6 +259,28 @@ class Matcher:
         if not found and elements.set.dynamic:
             found = self.remembered(e.name, key, branch, elements.set.timeout or float("inf"))
         return found is not e.negate
+
+    def _match_set(self, e: MatchSet, branch: Branch, place: Place, table: Table) -> Answer:
+        try:
+            elements, fields = self._looked_up(e, table)
+            if elements is None:
+                return f"the ipset {e.name} is not there"
+            key = self.key(fields, branch, place)
+        except NotKnown as error:
+            return str(error)
+        # The kernel's sets with ports hold no packet that has none, and such a packet is in none of them.
+        return (key is not None and elements.find(key) is not None) is not e.negate
+
+    def _by_ipvs(self, e: ByIpvs, branch: Branch, _place: Place, _table: Table) -> Answer:
+        if branch.served is None:
+            # What is asked of a virtual server no other packet has; "not touched" every other packet is.
+            return e.negate
+        address, protocol, port = branch.served
+        return (
+            (e.address is None or e.address == address or _holds(e.address, address))
+            and e.protocol in (None, protocol.lower, str(protocol.number))
+            and e.port in (None, port)
+        ) is not e.negate
 
     def _recent(self, e: Recent, branch: Branch, _place: Place, _table: Table) -> Answer:
         return self.remembered(e.name, (self.packet.source,), branch, e.seconds)

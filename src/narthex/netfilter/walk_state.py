@@ -7,6 +7,7 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.packet import Step
+from narthex.netfilter.ipvs import ServerKey
 
 _ONE = Fraction(1)
 _MAX_BITS = 512
@@ -38,7 +39,18 @@ class Trail:
 class Branch:
     """One way that the packet may go, up to now."""
 
-    __slots__ = ("chance", "daddr", "dnat", "dport", "mark", "masquerade", "probability", "remembers", "trail")
+    __slots__ = (
+        "chance",
+        "daddr",
+        "dnat",
+        "dport",
+        "mark",
+        "masquerade",
+        "probability",
+        "remembers",
+        "served",
+        "trail",
+    )
 
     def __init__(self, daddr: str, dport: int) -> None:
         self.daddr = daddr
@@ -46,6 +58,8 @@ class Branch:
         self.mark = 0
         self.dnat = False
         self.masquerade = False
+        self.served: ServerKey | None = None
+        """The virtual server for which IPVS has sent it on."""
         self.probability = _ONE
         self.chance = _ONE
         """Probability of this way since its last step."""
@@ -56,6 +70,7 @@ class Branch:
         """Split off a part of this branch's probability; what is left stays here."""
         part = Branch(self.daddr, self.dport)
         part.mark, part.dnat, part.masquerade = self.mark, self.dnat, self.masquerade
+        part.served = self.served
         part.remembers, part.trail = self.remembers, self.trail
         part.probability = self.probability if share == 1 else _manageable(self.probability * share)
         part.chance = self.chance if share == 1 else _manageable(self.chance * share)
@@ -71,7 +86,7 @@ class Branch:
     @property
     def state(self) -> tuple[object, ...]:
         """All that decides how this branch goes on."""
-        return self.daddr, self.dport, self.mark, self.dnat, self.masquerade, self.remembers
+        return self.daddr, self.dport, self.mark, self.dnat, self.masquerade, self.served, self.remembers
 
     def steps(self) -> tuple[Step, ...]:
         """The way, first step first."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from narthex.model.net import IPFamily, split_port
 from narthex.netfilter.ast import (
     Accept,
+    ByIpvs,
     Chance,
     Compare,
     Counter,
@@ -26,6 +27,7 @@ from narthex.netfilter.ast import (
     MarkOr,
     MarkXor,
     Masquerade,
+    MatchSet,
     PortRange,
     Recent,
     RecentSet,
@@ -167,6 +169,32 @@ def _recent(options: dict[str, Option]) -> Expression:
     raise Misread
 
 
+def _set(options: dict[str, Option]) -> Expression:
+    # With other options (counters, return-nomatch) a match depends on more than what is in the set.
+    if options.keys() != {"--match-set"}:
+        raise Misread
+    option = options["--match-set"]
+    name, sides = map(str, option.values)
+    if not {"src", "dst"}.issuperset(sides.split(",")):
+        raise Misread
+    return MatchSet(name, tuple(sides.split(",")), option.negate)
+
+
+def _ipvs(options: dict[str, Option]) -> Expression:
+    if options.keys() == {"--ipvs"} and not options["--ipvs"].values:
+        return ByIpvs(negate=options["--ipvs"].negate)
+    if not options or any(option.negate for option in options.values()):
+        raise Misread
+    if not options.keys() <= {"--ipvs", "--vaddr", "--vproto", "--vport"}:
+        raise Misread
+    said = {name: option.value for name, option in options.items() if name != "--ipvs"}
+    return ByIpvs(
+        address=plain_network(said["--vaddr"]) if "--vaddr" in said else None,
+        protocol=said["--vproto"].lower() if "--vproto" in said else None,
+        port=int(said["--vport"]) if "--vport" in said else None,
+    )
+
+
 _SINGLE: dict[str, Callable[[Option], Iterator[Expression]]] = {
     "tcp": _ports,
     "udp": _ports,
@@ -180,7 +208,12 @@ _SINGLE: dict[str, Callable[[Option], Iterator[Expression]]] = {
 }
 """Matches whose options each ask for something more: read one by one."""
 
-_WHOLE: dict[str, Callable[[dict[str, Option]], Expression]] = {"statistic": _statistic, "recent": _recent}
+_WHOLE: dict[str, Callable[[dict[str, Option]], Expression]] = {
+    "statistic": _statistic,
+    "recent": _recent,
+    "set": _set,
+    "ipvs": _ipvs,
+}
 """Matches whose options only make sense together."""
 
 

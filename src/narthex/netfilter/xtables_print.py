@@ -14,6 +14,7 @@ from narthex.model.net import IPFamily, join_port
 from narthex.netfilter.ast import (
     Accept,
     Atom,
+    ByIpvs,
     Chain,
     Chance,
     Compare,
@@ -31,6 +32,7 @@ from narthex.netfilter.ast import (
     MarkOr,
     MarkXor,
     Masquerade,
+    MatchSet,
     PortRange,
     Recent,
     RecentSet,
@@ -52,11 +54,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,27}", re.ASCII)
 _LIST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,198}", re.ASCII)
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:@][A-Za-z0-9_.:@-]{0,14}", re.ASCII)
 _NETWORK = re.compile(r"[0-9A-Fa-f:.]+(?:/\d{1,3})?", re.ASCII)
+_SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,30}", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z0-9][a-z0-9-]{0,15}", re.ASCII)
 _PROBABILITY = re.compile(r"[01]\.\d{1,11}", re.ASCII)
 _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _ESCAPED = re.compile(r"""(["'\\])""")
 
+_MAX_DIMENSIONS = 6
+"""Of an ipset (IPSET_DIM_MAX, less the one for its own use)."""
 _CT_STATES = {"new", "established", "related", "invalid", "untracked"}
 _CT_BITS = {"dnat", "snat"}
 
@@ -252,6 +257,25 @@ def _mark_is(e: MarkIs, _family: IPFamily, _protocol: str) -> str:
     return f"-m mark {_not(e.negate)}--mark {e.value:#x}{mask}"
 
 
+def _match_set(e: MatchSet, _family: IPFamily, _protocol: str) -> str:
+    if not 0 < len(e.sides) <= _MAX_DIMENSIONS or not {"src", "dst"}.issuperset(e.sides):
+        raise Unprintable(f"{','.join(e.sides)!r} is not a list of src and dst")
+    return f"-m set {_not(e.negate)}--match-set {_word(_SET_NAME, e.name, 'a set name')} {','.join(e.sides)}"
+
+
+def _by_ipvs(e: ByIpvs, _family: IPFamily, _protocol: str) -> str:
+    words = []
+    if e.address is not None:
+        words.append(f"--vaddr {_word(_NETWORK, e.address, 'an address')}")
+    if e.protocol is not None:
+        words.append(f"--vproto {_word(_PROTOCOL, e.protocol, 'a protocol')}")
+    if e.port is not None:
+        words.append(f"--vport {_port(e.port)}")
+    if words and e.negate:
+        raise Unprintable("what is said of a virtual server cannot be denied as a whole")
+    return " ".join(("-m ipvs", *(words or [f"{_not(e.negate)}--ipvs"])))
+
+
 def _chance(e: Chance, _family: IPFamily, _protocol: str) -> str:
     return f"-m statistic --mode random --probability {_word(_PROBABILITY, e.probability, 'a probability')}"
 
@@ -303,6 +327,8 @@ _PRINTERS: dict[type, Callable[[Any, IPFamily, str], str]] = {
     CtState: _ct_state,
     CtStatus: _ct_status,
     MarkIs: _mark_is,
+    MatchSet: _match_set,
+    ByIpvs: _by_ipvs,
     Chance: _chance,
     Recent: _recent,
     RecentSet: _recent_set,
