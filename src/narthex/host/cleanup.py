@@ -32,7 +32,8 @@ from narthex.backends.leftovers import (
 )
 from narthex.backends.nftables_frame import TABLE
 from narthex.host import netns
-from narthex.host.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NetlinkError, NfNetlink, attribute
+from narthex.host.netlink import NetlinkError, attribute
+from narthex.host.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
 from narthex.host.run import CommandError, TimeoutExpired, run
 from narthex.host.variants import VARIANTS, command_of, default_variant
 from narthex.model.net import IPFamily

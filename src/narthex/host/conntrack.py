@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection, Sequence
 
-from narthex.host.nfnetlink import FAMILY_NUMBERS, Interrupted, NfNetlink
+from narthex.host.netlink import Interrupted
+from narthex.host.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import ctnetlink
 from narthex.netfilter.ctnetlink import Entry
@@ -31,7 +32,7 @@ class Conntrack:
         for request in requests:
             try:
                 number = FAMILY_NUMBERS[family.value]
-                for body in self._netlink.dump(ctnetlink.SUBSYSTEM, ctnetlink.GET, number, request):
+                for body in self._netlink.entries(ctnetlink.SUBSYSTEM, ctnetlink.GET, number, request):
                     entry = ctnetlink.read(body, towards)
                     if entry is not None:
                         found[entry.handle] = entry
@@ -42,7 +43,7 @@ class Conntrack:
     def remove(self, family: IPFamily, entries: Sequence[Entry]) -> list[bool]:
         """Remove entries; for each whether it was still there. Raises OSError when the kernel refuses."""
         handles = [entry.handle for entry in entries]
-        answers = self._netlink.each(ctnetlink.SUBSYSTEM, ctnetlink.DELETE, FAMILY_NUMBERS[family.value], handles)
+        answers = self._netlink.every(ctnetlink.SUBSYSTEM, ctnetlink.DELETE, FAMILY_NUMBERS[family.value], handles)
         for error in answers:
             if error is not None and error.errno != errno.ENOENT:
                 raise error

@@ -23,7 +23,8 @@ import msgspec
 
 from narthex.backends.base import Target
 from narthex.host import netns
-from narthex.host.nfnetlink import FAMILY_NUMBERS, PORTS, PORTS_MASK, NfNetlink, bind_own_port, text_attribute
+from narthex.host.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
+from narthex.host.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily
 
 POLL_SECONDS = 0.5

@@ -18,14 +18,13 @@ from narthex.backends.nftables_changes import NftChanges
 from narthex.backends.nftables_frame import TABLE
 from narthex.backends.nftables_rules import NftRules, from_table
 from narthex.host.libnftables import NftError, run_nft
+from narthex.host.netlink import Interrupted, NetlinkError
 from narthex.host.nfnetlink import (
     DELETE_ELEMENTS,
     DELETE_RULE,
     FAMILY_NUMBERS,
     NEW_ELEMENTS,
     NEW_RULE,
-    Interrupted,
-    NetlinkError,
     NfNetlink,
     element_messages,
     failed_element,

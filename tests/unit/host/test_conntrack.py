@@ -6,7 +6,7 @@ import pytest
 
 from narthex.host import conntrack
 from narthex.host.conntrack import Conntrack
-from narthex.host.nfnetlink import Interrupted, NetlinkError
+from narthex.host.netlink import Interrupted, NetlinkError
 from narthex.model.flow import Flow
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import ctnetlink
@@ -31,14 +31,14 @@ class FakeSocket:
     def __init__(self, namespace):
         assert namespace == "somewhere"
 
-    def dump(self, subsystem, kind, family, payload):
+    def entries(self, subsystem, kind, family, payload):
         assert (subsystem, kind, family) == (1, 1, 2)
         self.asked.append(payload)
         yield from self.dumped
         if self.broken_off:
             raise Interrupted
 
-    def each(self, subsystem, kind, family, payloads):
+    def every(self, subsystem, kind, family, payloads):
         assert (subsystem, kind, family, payloads) == (1, 2, 2, [b"1", b"2", b"3"])
         return list(self.answers)
 
