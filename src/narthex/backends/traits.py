@@ -29,6 +29,20 @@ NFTABLES: Traits = {
     Trait.NEEDS: "Linux 5.13 and nft 1.0.1, or newer",
 }
 
+USERSPACE: Traits = {
+    Trait.CHOICE: "in turn, in an order that is drawn anew when the endpoints change",
+    Trait.RETRY: "the next endpoint is tried; the client waits a little longer and sees no error",
+    Trait.AFFINITY: "the relay's memory; lost when the proxy restarts",
+    Trait.CONNECTIONS: "the relay, a process of the proxy's: they end when it does",
+    Trait.RESTART: "open connections, and new ones until the proxy listens again",
+    Trait.LEAVING: "gets nothing new; TCP connections go on until an end closes, UDP clients go to another endpoint",
+    Trait.IDLE: "TCP: as long as both ends live; UDP: as the proxy is told, 30 s unless told otherwise",
+    Trait.INVALID: "never concern the endpoint, whose connection is with the node",
+    Trait.FIREWALL: "the relay's ports and health-check node ports are accepted",
+    Trait.VISIBLE: "open ports of the relay, which refuse whoever comes not by a Service",
+    Trait.NEEDS: "iptables, over nf_tables or legacy",
+}
+
 IPTABLES: Traits = {
     **_IN_THE_KERNEL,
     Trait.AFFINITY: "xt_recent lists, one for each endpoint, with as many clients as the module is loaded for "

@@ -221,6 +221,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     services: Mapping[ServicePortName, ServicePlan]
     pods: PodDetector = PodDetector()
     node_ports: NodePorts = NodePorts()
+    node_addresses: tuple[str, ...] = ()
+    """This node's own addresses of the family as they were when the plan was made, without loopback and without those
+    that only Services have. For dataplanes that cannot ask the kernel at the moment of the packet."""
     service_cidrs: tuple[str, ...] = ()
     """Known ServiceCIDRs of this family: an address in them that no Service has is dropped (row 5.9)."""
     masquerade_mark: int = 0x4000
@@ -264,4 +267,34 @@ class Deviation(enum.Enum):
     HAIRPIN_LOCAL_ONLY = (
         "hairpin-local-only",
         "connections of a pod to itself are masqueraded for this node's own endpoints only",
+    )
+    # Row 25.1; userspace.
+    RELAYED = (
+        "relayed",
+        "the node itself connects to the endpoint, which never sees the client's address",
+    )
+    # Row 25.8; userspace.
+    NO_SCTP = (
+        "no-sctp",
+        "SCTP is refused where it would be forwarded",
+    )
+    # Row 7.9; ipvs.
+    ONE_POOL_PER_ADDRESS = (
+        "one-pool-per-address",
+        "pods and this node get the endpoints that others get: this node's own, under a Local policy",
+    )
+    # Rows 5.8, 24.3; ipvs.
+    BOUND_ADDRESS_GUARD = (
+        "bound-address-guard",
+        "an unknown port of any address that only Services have is rejected, health check ports aside",
+    )
+    # Row 5.5; ipvs.
+    OWN_FRONTEND_SOURCE = (
+        "own-frontend-source",
+        "a connection from a frontend's address to itself is masqueraded, even where pods cannot be told",
+    )
+    # Rows 14.2, 14.6; ipvs.
+    AFFINITY_PER_ADDRESS = (
+        "affinity-per-address",
+        "each address and port of a Service remembers its clients for itself",
     )

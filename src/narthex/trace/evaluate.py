@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from narthex.model.net import contains, family_of, in_any, join_port
+from narthex.model.net import Protocol, contains, family_of, in_any, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Step, Trace, single
 from narthex.plan.ir import (
     Decision,
@@ -38,6 +38,9 @@ def evaluate(
     service, frontend = found
     sender = sender_of(plan, packet, host)
     decision = frontend.decision(sender)
+    without_sctp = Deviation.NO_SCTP in deviations and packet.protocol is Protocol.SCTP
+    if without_sctp and isinstance(decision, Forward):
+        decision = Reject()
     steps = [Step(where="frontend", what=f"{service.name} by its {frontend.kind.value}", why=_match_text(frontend))]
     refused = isinstance(decision, Reject) and Deviation.REJECT_BEFORE_RANGES in deviations
     if frontend.allow_from is not None and not in_any(frontend.allow_from, packet.source) and not refused:
@@ -45,7 +48,8 @@ def evaluate(
         return single(packet, Disposition.DROPPED, steps)
     steps.append(Step(where="sender", what=sender.value, why=sender_reason(plan, packet, sender)))
     if not isinstance(decision, Forward):
-        steps.append(Step(where="decision", what=type(decision).__name__.lower(), why=_nothing_reason(decision)))
+        why = Deviation.NO_SCTP.words if without_sctp else _nothing_reason(decision)
+        steps.append(Step(where="decision", what=type(decision).__name__.lower(), why=why))
         return single(packet, Disposition.REJECTED if isinstance(decision, Reject) else Disposition.DROPPED, steps)
     return _forwarded(packet, host, service, decision, deviations, memory, now, steps)
 
@@ -158,7 +162,7 @@ def _forwarded(
                 disposition=Disposition.DELIVERED,
                 probability=chance,
                 endpoint=(endpoint.address, endpoint.port),
-                masquerade=leaves and (decision.masquerade or hairpin),
+                masquerade=Deviation.RELAYED in deviations or (leaves and (decision.masquerade or hairpin)),
                 remembers=((_record(service, endpoint), (packet.source,)),)
                 if service.affinity_seconds is not None
                 else (),
