@@ -198,6 +198,29 @@ def test_a_new_process_finds_its_rules(target, namespace):
     again.close()
 
 
+def test_it_knows_whether_somebody_else_wrote(target, namespace):
+    """After a first load, changes in one transaction and in several, and a read."""
+    assert not target.unchanged()
+    assert target.read() is None
+    assert target.unchanged()
+    first = whole()
+    more = service("web", frontend("10.96.0.1", 80, INTERNAL), cluster=pool(1, 2, 3, 4, 5, 6, 7))
+    sticky = service("web", frontend("10.96.0.1", 80, INTERNAL), cluster=pool(12, 13, 14), affinity=60)
+    have = None
+    for one in (first, after(first, more), after(first, sticky), first):
+        want = BACKEND.render(one, have)
+        target.apply(BACKEND.diff(have, want))
+        have = want
+        assert target.unchanged()
+    run(["nft", "add", "table", "ip", "stranger"], namespace=namespace)
+    assert not target.unchanged()
+    assert target.read() == have
+    assert target.unchanged()
+    run(["nft", "delete", "chain", "ip", "narthex", "nat-output"], namespace=namespace)
+    target.apply(BACKEND.diff(have, BACKEND.render(after(first, more), have)))
+    assert not target.unchanged()
+
+
 def test_what_somebody_broke_is_mended(target, namespace):
     want = put(target, whole())
     run(["nft", "flush", "chain", "ip", "narthex", "services"], namespace=namespace)
@@ -274,13 +297,20 @@ def test_counters_count_new_connections(target, namespace):
     )
     rules = put(target, plan(web))
     key = ("127.0.0.9", "tcp", 80)
-    assert target.read_counters(rules.table().sets)["services"] == {key: 0}
+    assert counts(target, rules)["services"] == {key: 0}
     for _ in range(3):
         knock(namespace, "127.0.0.9", 80)
-    counts = target.read_counters(rules.table().sets)
-    assert counts["services"] == {key: 3}
-    assert counts["endpoints"] == {(*key, 0): 3}
-    assert "cluster-ips" not in counts
+    counted = counts(target, rules)
+    assert counted["services"] == {key: 3}
+    assert counted["endpoints"] == {(*key, 0): 3}
+    assert "cluster-ips" not in counted
+
+
+def counts(target, rules):
+    found = {}
+    for name, key, _, connections in target.read_counters(rules.table().sets):
+        found.setdefault(name, {})[key] = connections
+    return found
 
 
 def knock(namespace, address, port):

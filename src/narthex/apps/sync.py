@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from narthex.backends.base import Backend, Target
+from narthex.backends.base import Backend, Target, Witness
 from narthex.host.clock import Clock
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily
@@ -17,6 +17,8 @@ from narthex.state.store import Snapshot
 
 R = TypeVar("R")
 C = TypeVar("C")
+
+PHASES = ("read", "plan", "render", "diff", "apply")
 
 Changed = frozenset[NamespacedName] | None
 """Services that may differ since the last call; None: any may."""
@@ -39,7 +41,7 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     changed: frozenset[ServicePortName] = frozenset()
     """Service ports whose plan is another than at the last good sync."""
     seconds: dict[str, float]
-    """Time spent, by phase: read, plan, render, diff, apply. A phase that was not needed is missing."""
+    """Time spent, by phase of PHASES. A phase that was not needed is missing."""
     changes: Any = None
     """What went to the kernel: changes of the backend's own kind, None when it was nothing."""
 
@@ -127,6 +129,8 @@ class FamilySync(Generic[R, C]):
     def _look(self) -> bool:
         """Read the kernel; True when it does not hold what was written last."""
         with self._timed("read"):
+            if self._kernel_known and isinstance(self._target, Witness) and self._target.unchanged():
+                return False
             found = self._target.read()
         self._kernel_known = True
         if found == self._rules:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.plan.ir import Deviation, Plan
@@ -63,6 +63,16 @@ class Target(Protocol[R, C]):  # type: ignore[misc]  # R and C are exactly the b
 
     def clean(self) -> None:
         """Remove everything that is ours."""
+        ...
+
+
+@runtime_checkable
+class Witness(Protocol):
+    """A Target whose kernel tells cheaply whether anybody has written."""
+
+    def unchanged(self) -> bool:
+        """True: nobody has changed anything that `read` would see since this Target last read or applied. False: it
+        may be, or it cannot be known."""
         ...
 
 

@@ -6,6 +6,7 @@ takes; elements, and the few rules that nft refuses as text, go as one netlink b
 
 from __future__ import annotations
 
+import errno
 import itertools
 import time
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,8 @@ class NftablesTarget:
         self._number = int(FAMILY_NUMBERS[family.value])
         self._namespace = namespace
         self._netlink: NfNetlink | None = None
+        self._seen: int | None = None
+        """The ruleset's generation at which the table was as last read or written; None: not known."""
 
     def _link(self) -> NfNetlink:
         if self._netlink is None:
@@ -80,14 +83,17 @@ class NftablesTarget:
         changing the ruleset, or when the kernel does not let us read."""
         try:
             for _ in range(_READ_ATTEMPTS):
+                self._seen = None
                 before = self._link().generation()
                 if not self._link().has_table(self._number, TABLE):
+                    self._seen = before
                     return None
                 try:
                     table = self._read_table()
                 except (Interrupted, NftError):
                     continue
                 if table is not None and self._link().generation() == before:
+                    self._seen = before
                     return from_table(table)
         except (OSError, ValueError) as error:
             self.close()
@@ -116,14 +122,17 @@ class NftablesTarget:
         for data, start, end in self._link().dump_elements(self._number, TABLE, one.name):
             yield from decode_list(one, self._family, data, start, end)
 
-    def read_counters(self, sets: Mapping[str, Set]) -> dict[str, dict[ElementKey, int]]:
-        """New connections counted per element, for those of `sets` that count. A count starts again when the data of
-        its element changes. Raises ApplyError."""
-        counts: dict[str, dict[ElementKey, int]] = {}
+    def read_counters(self, sets: Mapping[str, Set]) -> list[tuple[str, ElementKey, ElementData, int]]:
+        """New connections counted per element, for those of `sets` that count: set, key, data, connections. A count
+        starts again when the data of its element changes. A set that is not there has none. Raises ApplyError."""
+        counts = []
         try:
             for name, one in sets.items():
                 if one.counter:
-                    counts[name] = {key: packets for key, _, packets in self._dump(one)}
+                    counts += [(name, *element) for element in self._dump(one)]
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise ApplyError(f"cannot read the counters of {self._family.nft} {TABLE}: {error}") from error
         except (OSError, ValueError, Interrupted) as error:
             raise ApplyError(f"cannot read the counters of {self._family.nft} {TABLE}: {error}") from error
         return counts
@@ -137,9 +146,27 @@ class NftablesTarget:
             messages = self._messages(changes)
         except Unprintable as error:
             raise ApplyError(f"table {self._family.nft} {TABLE}: {error}") from error
+        known, self._seen = self._seen, None
         self._run(first, "rules")
         self._commit(changes, messages)
         self._remove(last)
+        self._count(known, changes)
+
+    def _count(self, known: int | None, changes: NftChanges) -> None:
+        """Every transaction of anybody raises the generation by one: when it rose by ours alone, nobody else wrote."""
+        if known is not None and self._generation() == known + changes.transactions:
+            self._seen = known + changes.transactions
+
+    def unchanged(self) -> bool:
+        """Whether nobody has changed any nftables rule of the namespace since the last read or apply."""
+        return self._seen is not None and self._seen == self._generation()
+
+    def _generation(self) -> int | None:
+        try:
+            return self._link().generation()
+        except OSError:
+            self.close()
+            return None
 
     def _run(self, script: str, what: str) -> None:
         if not script:
