@@ -1,10 +1,12 @@
 """A configuration file edited while the proxy runs: it takes effect in place, and no connection notices."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
+from narthex.host import netns
 from narthex.testing.load import Load
 from netns.small_cluster import HERE, THERE, SmallCluster, service, slices
 
@@ -26,6 +28,10 @@ class Configured(SmallCluster):
         fresh = self.file.with_suffix(".new")
         fresh.write_text(text or yaml.safe_dump({**head, **fields}))
         fresh.rename(self.file)
+
+    def setting(self, path):
+        with netns.entered(self.world.node):
+            return Path("/proc/sys", path).read_text().strip()
 
     def configz(self):
         return json.loads(self.get(10249, "/configz")[1])["kubeproxy.config.k8s.io"]
@@ -87,16 +93,39 @@ def test_a_file_that_cannot_be_used_changes_nothing(cluster, load):
     settled(load)
 
 
+def test_ports_logging_and_kernel_settings_change_in_the_running_process(cluster, load):
+    process = cluster.process.pid
+    with load.streaming():
+        cluster.configure(
+            mode=cluster.mode,
+            nodePortAddresses=["primary"],
+            metricsBindAddress="127.0.0.1:20249",
+            logging={"format": "json", "verbosity": 4},
+            conntrack={"tcpCloseWaitTimeout": "77s"},
+        )
+        cluster.wait(lambda: "in force from now on" in cluster.log, "the word about it")
+    settled(load)
+    assert cluster.process.pid == process
+    assert cluster.log.count("ready: ") == 1
+    assert cluster.get(20249, "/proxyMode") == (200, cluster.mode)
+    with pytest.raises(ConnectionRefusedError):
+        cluster.get(10249, "/proxyMode")
+    last = json.loads(cluster.log.splitlines()[-1])
+    assert last["level"] in ("info", "debug")
+    assert cluster.setting("net/netfilter/nf_conntrack_tcp_timeout_close_wait") == "77"
+
+
 def test_what_needs_a_new_process_gets_one_in_its_place(cluster, load):
     """The same process id; rules stay in force all the time, and the new start writes nothing."""
     before = cluster.rules(handles=True)
     with load.streaming():
-        cluster.configure(mode=cluster.mode, nodePortAddresses=["primary"], metricsBindAddress="127.0.0.1:20249")
+        client = {"kubeconfig": "/nowhere"}
+        cluster.configure(mode=cluster.mode, nodePortAddresses=["primary"], clientConnection=client)
         cluster.wait(lambda: cluster.log.count("ready: ") == 2, "the new process")
     settled(load)
     assert cluster.process.poll() is None
-    assert "has changed: metricsBindAddress; the process starts anew in its place" in cluster.log
-    assert cluster.get(20249, "/proxyMode") == (200, cluster.mode)
+    assert "has changed: clientConnection.kubeconfig; the process starts anew in its place" in cluster.log
+    assert cluster.get(10249, "/proxyMode") == (200, cluster.mode)
     assert cluster.rules(handles=True) == before
 
 

@@ -30,12 +30,20 @@ class _FamilyHealth(msgspec.Struct):
 class Health:
     """The loop writes it, the status server reads it from its own thread; single fields change atomically."""
 
-    def __init__(self, families: Iterable[IPFamily], sync_period: float, clock: Clock) -> None:
+    def __init__(
+        self, families: Iterable[IPFamily], sync_period: float, clock: Clock, *, node_expected: bool = False
+    ) -> None:
+        """`node_expected`: there is a Node object for every node, so one that was never seen is not eligible."""
         self._families = {family: _FamilyHealth() for family in families}
         self._patience = 2 * sync_period
         self._clock = clock
-        self.node_eligible = True
+        self._node_expected = node_expected
+        self.node_eligible = not node_expected
         """False while the Node is being deleted or drained; balancers should then look elsewhere (row 17.3)."""
+
+    def pace(self, sync_period: float) -> None:
+        """From now on a change may wait for twice this time."""
+        self._patience = 2 * sync_period
 
     def queued(self, family: IPFamily) -> None:
         """A change came in. Only the oldest that waits counts (row 17.2)."""
@@ -50,8 +58,11 @@ class Health:
         state.last_good = self._clock.wall()
 
     def saw_node(self, node: Node | None) -> None:
-        """Take in the node's own object. A node without one is eligible: without an API server it may have none."""
-        self.node_eligible = node is None or not (node.deletion_timestamp or _DRAINING_TAINT in node.taints)
+        """Take in the node's own object; None: there is none."""
+        if node is None:
+            self.node_eligible = not self._node_expected
+        else:
+            self.node_eligible = not (node.deletion_timestamp or _DRAINING_TAINT in node.taints)
 
     @property
     def ready(self) -> bool:

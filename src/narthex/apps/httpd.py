@@ -49,7 +49,14 @@ class Reply(NamedTuple):
     """Besides those that every answer has."""
 
 
-Answer = Callable[[Request], Reply]
+class Slow(NamedTuple):
+    """An answer that takes a while to make."""
+
+    make: Callable[[], Reply]
+    """Called in a thread of its own, so that other answers need not wait for it."""
+
+
+Answer = Callable[[Request], Reply | Slow]
 """Called in the server's thread; must not block."""
 
 
@@ -215,7 +222,7 @@ async def _converse(loop: asyncio.AbstractEventLoop, client: socket.socket, list
                 if not data or len(got) > _REQUEST_BYTES:
                     # A client that asks for nothing gets nothing.
                     return
-            await loop.sock_sendall(client, _response(listener.answer, got))
+            await loop.sock_sendall(client, await _response(listener.answer, got))
             client.shutdown(socket.SHUT_WR)
             # To close while a request's body is on its way would take the answer from the client.
             while len(got) <= _REQUEST_BYTES and (data := await loop.sock_recv(client, _REQUEST_BYTES)):
@@ -228,13 +235,16 @@ async def _converse(loop: asyncio.AbstractEventLoop, client: socket.socket, list
         client.close()
 
 
-def _response(answer: Answer, head: bytes) -> bytes:
+async def _response(answer: Answer, head: bytes) -> bytes:
     """All that is sent back for a request's head."""
+    import asyncio
+
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) == 3:
         request = Request(words[0], words[1].split("?")[0])
         try:
-            reply = answer(request)
+            found = answer(request)
+            reply = await asyncio.to_thread(found.make) if isinstance(found, Slow) else found
         except Exception as error:
             LOGGER.error("answering %r: %s: %s", request.path, type(error).__name__, error)
             reply = Reply(500, b"internal error; the log says more\n")

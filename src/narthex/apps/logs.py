@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 import re
 import time
+from fnmatch import fnmatchcase
 from typing import Any, TextIO
 
 import msgspec
+
+from narthex.sources.proxy_configuration import Logging
 
 LOGGER = logging.getLogger("narthex")
 DEBUG_VERBOSITY = 4
@@ -19,13 +22,33 @@ DEBUG_VERBOSITY = 4
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def start(stream: TextIO, *, verbosity: int = 0, style: str = "text") -> None:
-    """Send the log to a stream, as `text` or as `json`."""
+_USUAL = Logging()
+
+
+def start(stream: TextIO, told: Logging = _USUAL) -> None:
+    """Send the log to a stream. To be called again when the settings change."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Json() if style == "json" else _Text())
+    handler.setFormatter(_Json() if told.format == "json" else _Text())
+    handler.addFilter(_Verbosity(told))
     LOGGER.handlers[:] = [handler]
-    LOGGER.setLevel(logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO)
+    most = max((told.verbosity, *(verbosity for _, verbosity in told.vmodule)))
+    LOGGER.setLevel(logging.DEBUG if most >= DEBUG_VERBOSITY else logging.INFO)
     LOGGER.propagate = False
+
+
+class _Verbosity(logging.Filter):
+    """Lets debug lines pass of files that are to be loud: the first pattern of `vmodule` that fits a file's name counts,
+    else `verbosity`."""
+
+    def __init__(self, told: Logging) -> None:
+        super().__init__()
+        self._told = told
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.DEBUG:
+            return True
+        own = (verbosity for pattern, verbosity in self._told.vmodule if fnmatchcase(record.module, pattern))
+        return next(own, self._told.verbosity) >= DEBUG_VERBOSITY
 
 
 def data(**fields: Any) -> dict[str, dict[str, Any]]:

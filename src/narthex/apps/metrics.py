@@ -6,13 +6,15 @@ that have no meaning in the running mode are absent and not 0 (row 20.22).
 
 from __future__ import annotations
 
+import platform
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from narthex.apps.sync import FamilySync, Sync
+import narthex
+from narthex.apps.sync import PHASES, FamilySync, Sync
 from narthex.apps.written import rules_by_table
 from narthex.backends.iptables_names import OWN_TABLES
 from narthex.backends.iptables_rules import XtablesRules
@@ -25,8 +27,28 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _SECONDS = tuple(0.001 * 2**step for step in range(15))
+_WAITED = (0.25, 0.5, *map(float, range(1, 60)), *map(float, range(60, 120, 5)), *map(float, range(120, 301, 30)))
 _LABEL = ["ip_family"]
 _PREFIX = "kubeproxy_"
+_GATES = ("AllowServiceExternalIPs",)
+"""Feature gates that mean something here, with their defaults all on."""
+
+
+class Collector(Protocol):
+    """Who has numbers of its own."""
+
+    def collect(self) -> Iterable[Metric]: ...
+
+
+def indicators(alive: bool) -> bytes:
+    """`/metrics/slis`: Kubernetes' service level indicators, in the Prometheus text format."""
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    Gauge("kubernetes_healthcheck", "Result of a health check: 1 is good.", ["name", "type"], registry=registry).labels(
+        "sync-proxy-rules", "livez"
+    ).set(float(alive))
+    return generate_latest(registry)
 
 
 class Histogram:
@@ -45,7 +67,7 @@ class Histogram:
     @property
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bound as text and number of values up to it."""
-        bounds = [*map(str, self._bounds), "+Inf"]
+        bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
 
@@ -56,6 +78,8 @@ class _FamilyMetrics:
         self.duration = Histogram()
         self.full = Histogram()
         self.partial = Histogram()
+        self.phases: dict[str, Histogram] = {}
+        self.waited = Histogram(_WAITED)
         self.last_good: float | None = None
         self.last_queued: float | None = None
         self.failures = 0
@@ -72,8 +96,11 @@ class _FamilyMetrics:
 class Metrics:
     """Written by the loop, read by the status server's thread."""
 
-    def __init__(self, mode: str = "") -> None:
+    def __init__(self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}) -> None:
+        """`more` collects what others count, when somebody asks."""
         self._mode = mode
+        self._more = tuple(more)
+        self._gates = {**dict.fromkeys(_GATES, True), **{name: on for name, on in gates.items() if name in _GATES}}
         self._families: dict[IPFamily, _FamilyMetrics] = {}
         self._pending: Counter[str] = Counter()
         self._total: Counter[str] = Counter()
@@ -104,10 +131,17 @@ class Metrics:
         held = self._of(done.family)
         held.duration.observe(done.total)
         (held.full if done.first or "read" in done.seconds else held.partial).observe(done.total)
+        for phase, seconds in done.seconds.items():
+            held.phases.setdefault(phase, Histogram()).observe(seconds)
         held.last_good = wall
         held.drifts += done.drift
         held.plan, held.rules = done.plan, sync.rules
         held.rules_written = rules_by_table(done.changes)
+
+    def waited(self, family: IPFamily, seconds: Iterable[float]) -> None:
+        """Changes of endpoints are in the kernel, so long after they happened."""
+        for each in seconds:
+            self._of(family).waited.observe(each)
 
     def flows(self, family: IPFamily, seconds: float, removed: Mapping[Reason, int]) -> None:
         """The kernel's connections were searched for stale ones, which took so long."""
@@ -141,6 +175,9 @@ class Metrics:
         yield from self._mode_metrics()
         yield from self._flow_metrics()
         yield self._no_local_endpoints()
+        yield from self._about()
+        for collector in self._more:
+            yield from collector.collect()
 
     def _of(self, family: IPFamily) -> _FamilyMetrics:
         return self._families.setdefault(family, _FamilyMetrics())
@@ -154,6 +191,10 @@ class Metrics:
         if self._mode in ("iptables", "nftables"):
             yield self._histogram("sync_full_proxy_rules_duration_seconds", "Time a full sync took.", "full")
             yield self._histogram("sync_partial_proxy_rules_duration_seconds", "Time a partial sync took.", "partial")
+        yield self._histogram(
+            "network_programming_duration_seconds", "Time from a change of endpoints to rules in the kernel.", "waited"
+        )
+        yield self._by_phase()
         yield self._gauge("sync_proxy_rules_last_timestamp_seconds", "Time of the last good sync.", "last_good")
         yield self._gauge(
             "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last asked for.", "last_queued"
@@ -206,6 +247,35 @@ class Metrics:
                 by_reason.add_metric([reason.value, *label], held.flows_removed[reason])
         yield total
         yield by_reason
+
+    def _by_phase(self) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(
+            "narthex_sync_phase_duration_seconds", "Time of one phase of a sync.", labels=["phase", *_LABEL]
+        )
+        for label, held in self._each():
+            for phase in PHASES:
+                histogram = held.phases.get(phase) or Histogram()
+                family.add_metric([phase, *label], histogram.buckets, histogram.sum)
+        return family
+
+    def _about(self) -> Iterable[Metric]:
+        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+
+        build = {"version": narthex.__version__, "python_version": platform.python_version(), "mode": self._mode}
+        yield InfoMetricFamily("narthex_build", "What runs here.", value=build)
+        # Dashboards tell versions apart by this one.
+        version = narthex.__version__.split(".")
+        labels = {"git_version": f"v{narthex.__version__}", "major": version[0], "minor": version[1]}
+        labels["platform"] = f"{platform.system()}/{platform.machine()}".lower()
+        kubernetes = GaugeMetricFamily("kubernetes_build_info", "What runs here.", labels=list(labels))
+        kubernetes.add_metric(list(labels.values()), 1)
+        yield kubernetes
+        gates = GaugeMetricFamily("kubernetes_feature_enabled", "Feature gates: 1 is on.", labels=["name", "stage"])
+        for name, on in sorted(self._gates.items()):
+            gates.add_metric([name, ""], float(on))
+        yield gates
 
     def _by_table(self, name: str, text: str, count: Callable[[_FamilyMetrics], dict[str, int]]) -> Metric:
         from prometheus_client.core import GaugeMetricFamily

@@ -17,14 +17,16 @@ import msgspec
 
 from narthex.apps.health import Health
 from narthex.apps.metrics import Metrics
+from narthex.apps.programming import Programming
 from narthex.apps.report import Reporter
 from narthex.apps.schedule import Half, Periods
 from narthex.apps.sync import FamilySync, Planning, Sync
 from narthex.host.clock import Clock
 from narthex.host.monitor import Foreign
-from narthex.model.events import Delete, Event, Synced
+from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
+from narthex.model.objects import EndpointSlice
 from narthex.plan.ir import Plan
 from narthex.state.store import Snapshot, Store
 
@@ -75,9 +77,20 @@ class Proxy:
         self._follow = follow
         self._after_sync = after_sync
         self._report = Reporter(node_name, len(families))
+        self._programming = Programming(clock.wall())
         self._store = Store()
         self._stopping = False
         self._other: tuple[Callable[[IPFamily], Planning], Periods] | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The objects as they are known now."""
+        return self._store.snapshot
+
+    @property
+    def plans(self) -> list[Plan]:
+        """What the kernel holds, by family. Safe from any thread."""
+        return [half.sync.plan for half in self._halves if half.sync.plan is not None]
 
     def run(self) -> None:
         """Turn after turn, until stopped. The rules stay (row 21.20)."""
@@ -126,6 +139,7 @@ class Proxy:
             return
         planner, periods = other
         self._periods = msgspec.structs.replace(periods, watched=self._periods.watched)
+        self.health.pace(periods.sync)
         for half in self._halves:
             half.sync.use(planner(half.sync.family))
             half.seen = None
@@ -160,6 +174,9 @@ class Proxy:
         before = self._store.snapshot
         if self._store.apply(event) is before or isinstance(event, Synced):
             return
+        if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice):
+            slices = before.slices.get(event.object.service)
+            self._programming.saw(slices.get(event.object.name) if slices else None, event.object)
         kind = event.kind if isinstance(event, Delete) else type(event.object).__name__
         self.metrics.changed(kind)
 
@@ -179,6 +196,7 @@ class Proxy:
         half.succeeded(self._clock.now(), self._periods, snapshot, done)
         self.health.synced(family)
         self.metrics.synced(half.sync, done, self._clock.wall())
+        self.metrics.waited(family, self._programming.written(family, self._clock.wall()))
         if all(each.seen is snapshot for each in self._halves):
             self.metrics.nothing_pending()
         self._report.synced(done)

@@ -1,8 +1,8 @@
 """A configuration file that is edited while the proxy runs (rows 27.25, 29.12).
 
-What only decides or paces is taken over by the running loop. For the rest (the mode, ports of the status servers, kernel
-settings) the process replaces itself: same process id, same arguments; the rules stay, and the new one writes only what
-differs. A file that cannot be used changes nothing.
+Nearly all of it is taken over by the running process: what decides or paces, the status ports, kernel settings, logging. For
+what a process is built around (the mode, the node's name, the API server) it replaces itself: same process id, same
+arguments; the rules stay, and the new one writes only what differs. A file that cannot be used changes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from narthex.apps.logs import LOGGER
 from narthex.apps.settings import Settings, SettingsError
 
@@ -24,8 +22,9 @@ LOOK_SECONDS = 0.25
 """A look is one stat(2). Unlike a watch it also sees a file behind links that are exchanged, as a ConfigMap is."""
 
 
-Take = Callable[[Settings], object]
-"""Lets the running loop go by other settings from now on."""
+Take = Callable[[Settings], bool]
+"""Lets the running process go by other settings from now on. False: that did not work, and the process must replace
+itself."""
 
 
 class ConfigurationFile:
@@ -71,12 +70,14 @@ class ConfigurationFile:
             return present
         for warning in told.warnings:
             LOGGER.warning("%s", warning)
-        changed = ", ".join(differences(present.configuration, told.configuration))
+        changed = ", ".join(
+            differences(present.configuration, told.configuration)
+            + differences(present.own_configuration, told.own_configuration)
+        )
         if not changed:
             return told
-        if in_place(present, told):
+        if in_place(present, told) and take(told):
             LOGGER.info("the configuration has changed: %s; in force from now on", changed)
-            take(told)
             return told
         try:
             self._check(told.mode)
@@ -102,11 +103,14 @@ def replace_process() -> None:
 
 
 def in_place(before: Settings, after: Settings) -> bool:
-    """Whether a running loop can go over to other settings: they differ in decisions and times only."""
-    same = msgspec.structs.replace(
-        after, node=before.node, periods=before.periods, configuration=before.configuration, warnings=before.warnings
+    """Whether a running process can go over to other settings."""
+    return (
+        after.mode == before.mode
+        and after.node.node_name == before.node.node_name
+        and after.client == before.client
+        # The scheduler and the like are part of what the mode's backend is made of.
+        and (after.mode != "ipvs" or after.ipvs == before.ipvs)
     )
-    return same == before and after.node.node_name == before.node.node_name
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> list[str]:

@@ -67,12 +67,15 @@ class ServiceHealth:
         healthy: Callable[[], bool],
         addresses: Callable[[], Iterable[OwnAddress]] = own_addresses,
         listen: Callable[[str, int], socket.socket] = listening,
+        tell: Callable[[NamespacedName, str], object] = lambda name, note: None,  # noqa: ARG005
     ) -> None:
-        """`healthy` is asked for each answer: whether the proxy does its work (row 17.1)."""
+        """`healthy` is asked for each answer: whether the proxy does its work (row 17.1). `tell` is told of a Service
+        whose port cannot be had, and why (row 16.7)."""
         self._http = http
         self._healthy = healthy
         self._addresses = addresses
         self._listen = listen
+        self._tell = tell
         self._families: dict[IPFamily, _Family] = {}
         self._seats = Seats()
 
@@ -160,6 +163,7 @@ class ServiceHealth:
         if state.missing.get(place) == (name, reason):
             return
         state.missing[place] = name, reason
+        self._tell(name, f"node cannot listen on health check node port {place}: {reason}")
         LOGGER.warning(
             "Service %s: cannot listen on health check node port %s: %s; balancers take this node to be without "
             "endpoints of it; it is tried again at every sync; stop what else listens there",

@@ -5,14 +5,30 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from narthex.apps import logs
 from narthex.apps.cleanup import Takeover
+from narthex.apps.connections import Connections
+from narthex.apps.events import (
+    Creator,
+    Events,
+    EventWriter,
+    NoEvents,
+    cannot_check,
+    cannot_serve,
+    ipvs_deprecated,
+    starting,
+)
+from narthex.apps.explain_service import Explainer
 from narthex.apps.feed import Feed, Watched
 from narthex.apps.flows import Flows
 from narthex.apps.foreign import foreign_changes, tells, transactions
@@ -20,12 +36,12 @@ from narthex.apps.health import Health
 from narthex.apps.httpd import HttpServer
 from narthex.apps.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.apps.logs import LOGGER
-from narthex.apps.metrics import Metrics
+from narthex.apps.metrics import Collector, Metrics
 from narthex.apps.own_node import OwnNode
 from narthex.apps.proxy import Inbox, Proxy
 from narthex.apps.reload import ConfigurationFile, replace_process
 from narthex.apps.service_health import ServiceHealth
-from narthex.apps.settings import Settings
+from narthex.apps.settings import Settings, family_warnings
 from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
 from narthex.apps.sync import FamilySync, Sync
 from narthex.backends import BACKENDS
@@ -33,7 +49,9 @@ from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.host.addresses import own_addresses, primary_addresses, usable_families
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.conntrack import Conntrack
+from narthex.host.counters import reader_for
 from narthex.host.monitor import AnnouncedTarget
+from narthex.host.oom import set_oom_score
 from narthex.host.privileges import allow_many_files, kernel_release, may_change_network, missing_tools
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
@@ -78,15 +96,45 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
     return tuple(families)
 
 
-def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], clock: Clock, http: HttpServer) -> Proxy:
+class Origin(NamedTuple):
+    """Where a proxy's objects come from, and whom it can tell of itself."""
+
+    source: Watched
+    creator: Creator | None = None
+    """An API server that takes Events; None: there is none, and nodes need not have a Node object."""
+    collectors: tuple[Collector, ...] = ()
+    """What the source counts."""
+
+
+class Parts(NamedTuple):
+    """A proxy, and what of it can be told otherwise while it runs."""
+
+    proxy: Proxy
+    explainer: Explainer
+    connections: Connections
+
+
+def assemble(
+    settings: Settings,
+    inbox: Inbox,
+    families: tuple[IPFamily, ...],
+    clock: Clock,
+    http: HttpServer,
+    events: Events,
+    origin: Origin,
+) -> Parts:
     """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
-    health = Health(families, settings.periods.sync, clock)
-    metrics = Metrics(settings.mode)
+    health = Health(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
+    readers = {family: reader for family in families if (reader := reader_for(settings.mode, family))}
+    connections = Connections(readers, lambda: proxy.plans, clock, settings.own)
+    metrics = Metrics(settings.mode, (connections, *origin.collectors), dict(settings.feature_gates))
+    explainer = Explainer(settings.own.explain_service, lambda: proxy.snapshot)
     backend = BACKENDS[settings.mode]
     foreign, count = foreign_changes(settings.mode, families), transactions(settings.mode)
     targets = {family: AnnouncedTarget(target_for(settings.mode, family), foreign, count) for family in families}
     syncs = [FamilySync(family, Planner(settings.node, family), backend, targets[family], clock) for family in families]
-    return Proxy(
+    checks = ServiceHealth(http, lambda: health.healthy, tell=lambda name, note: events.tell(cannot_check(name, note)))
+    proxy = Proxy(
         inbox,
         syncs,
         clock,
@@ -96,12 +144,14 @@ def assemble(settings: Settings, inbox: Inbox, families: tuple[IPFamily, ...], c
         foreign=foreign,
         health=health,
         metrics=metrics,
-        follow=ServiceHealth(http, lambda: health.healthy).follow,
+        follow=checks.follow,
         after_sync=_in_turn(
             Takeover(settings.mode, clock, foreign.writing).after,
             Flows(Conntrack(), _own_addresses, clock, metrics).after,
+            explainer.after,
         ),
     )
+    return Parts(proxy, explainer, connections)
 
 
 def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
@@ -126,56 +176,101 @@ def prepare(settings: Settings) -> None:
     LOGGER.info("kernel settings are made as far as they can be")
 
 
-def serve(settings: Settings, source: Watched, file: ConfigurationFile | None = None) -> None:
+def serve(settings: Settings, origin: Origin, file: ConfigurationFile | None = None) -> None:
     """Be the node proxy until SIGTERM or SIGINT, or until edits of the configuration file ask for a new process.
     Raises StartError."""
     families = check_machine(settings.mode)
-    LOGGER.info(
-        "node %s, mode %s, %s", settings.node.node_name, settings.mode, " and ".join(each.label for each in families)
-    )
+    node_name = settings.node.node_name
+    LOGGER.info("node %s, mode %s, %s", node_name, settings.mode, " and ".join(each.label for each in families))
+    for warning in family_warnings(settings, families):
+        LOGGER.warning("%s", warning)
     allow_many_files()
+    _protect(settings.oom_score_adj)
     asked = KernelSettings(kernel_settings(settings.conntrack))
     asked.make(last=False)
-    told, settings = settings, with_kernel(settings)
     clock = SystemClock()
-    feed = Feed(source)
+    feed = Feed(origin.source)
     http = HttpServer()
-    proxy = assemble(settings, feed, families, clock, http)
-    shown = dict(settings.configuration)
-    status = StatusServer(http, list(_listeners(settings, proxy, shown)), hard_fail=settings.bind_address_hard_fail)
-
-    def take_over(fresh: Settings) -> None:
-        node = with_kernel(fresh).node
-        proxy.use(lambda family: Planner(node, family), fresh.periods)
-        shown.update(fresh.configuration)
-
-    try:
-        status.start()
-    except BindError as error:
-        raise StartError(str(error)) from error
-    # The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the time
-    # of a first sync of 5,000 Services, and would stop the loop again and again later.
-    gc.disable()
-    edits = file.followed(told, take_over, proxy.stop) if file else nullcontext()
-    with _ended_by_signal(proxy.stop), feed.running(proxy.notice), proxy.listening(), edits:
-        proxy.turn()
-        gc.freeze()
-        gc.enable()
-        asked.make(last=True)
-        proxy.run()
-    if not (file and file.replace):
-        LOGGER.info("stopped; the rules stay in force")
-    http.stop()
+    writer = EventWriter(origin.creator, node_name, clock) if origin.creator else None
+    events: Events = writer or NoEvents()
+    parts = assemble(with_kernel(settings), feed, families, clock, http, events, origin)
+    proxy, status = parts.proxy, Status(http, parts)
+    with writer.running() if writer else nullcontext():
+        try:
+            status.serve(settings)
+        except BindError as error:
+            events.tell(cannot_serve(node_name, error.purpose, str(error)))
+            raise StartError(str(error)) from error
+        events.tell(starting(node_name))
+        if settings.mode == "ipvs":
+            events.tell(ipvs_deprecated(node_name))
+        # The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the
+        # time of a first sync of 5,000 Services, and would stop the loop again and again later.
+        gc.disable()
+        take = partial(_take_over, parts=parts, status=status)
+        edits = file.followed(settings, take, proxy.stop) if file else nullcontext()
+        with _ended_by_signal(proxy.stop), feed.running(proxy.notice), proxy.listening(), edits:
+            proxy.turn()
+            gc.freeze()
+            gc.enable()
+            asked.make(last=True)
+            # What an earlier process's rules have counted is the base from which is counted here.
+            threading.Thread(target=parts.connections.look, name="connections", daemon=True).start()
+            proxy.run()
+        if not (file and file.replace):
+            LOGGER.info("stopped; the rules stay in force")
+        http.stop()
     if file and file.replace:
         replace_process()
 
 
-def _listeners(settings: Settings, proxy: Proxy, shown: Mapping[str, Any]) -> Iterator[Listener]:
-    if settings.healthz:
-        yield Listener("health", *settings.healthz, health_routes(proxy.health, proxy.metrics))
-    if settings.metrics:
-        routes = metrics_routes(proxy.metrics, settings.mode, shown)
-        yield Listener("metrics", *settings.metrics, routes)
+class Status:
+    """The status ports, as settings say."""
+
+    def __init__(self, http: HttpServer, parts: Parts) -> None:
+        self._server = StatusServer(http)
+        self._proxy = parts.proxy
+        self._shown: dict[str, Any] = {}
+
+    def serve(self, settings: Settings) -> None:
+        """Listen where the settings say and show them. Raises BindError."""
+        self._shown["kubeproxy.config.k8s.io"] = settings.configuration
+        self._shown["narthex"] = settings.own_configuration
+        self._server.serve(list(self._listeners(settings)), hard_fail=settings.bind_address_hard_fail)
+
+    def _listeners(self, settings: Settings) -> Iterator[Listener]:
+        proxy = self._proxy
+        if settings.healthz:
+            yield Listener("health", *settings.healthz, health_routes(proxy.health, proxy.metrics))
+        if settings.metrics:
+            routes = metrics_routes(proxy.metrics, proxy.health, settings.mode, self._shown)
+            yield Listener("metrics", *settings.metrics, routes)
+
+
+def _take_over(fresh: Settings, parts: Parts, status: Status) -> bool:
+    """Go over to other settings in the running process (row 29.12). False when a port that must be had is taken: a new
+    process then ends for it, as at any start."""
+    logs.start(sys.stderr, fresh.logging)
+    _protect(fresh.oom_score_adj)
+    KernelSettings(kernel_settings(fresh.conntrack)).make(last=True)
+    node = with_kernel(fresh).node
+    parts.explainer.name = fresh.own.explain_service
+    parts.connections.told = fresh.own
+    parts.proxy.use(lambda family: Planner(node, family), fresh.periods)
+    try:
+        status.serve(fresh)
+    except BindError as error:
+        LOGGER.error("%s", error)
+        return False
+    return True
+
+
+def _protect(score: int) -> None:
+    """Row 27.18: without the permission it goes on as it is."""
+    try:
+        set_oom_score(score)
+    except OSError as error:
+        LOGGER.info("oomScoreAdj %d could not be set: %s; it stays as it is", score, error.strerror)
 
 
 @contextmanager

@@ -3,17 +3,22 @@
 All fields are read and checked, with kube-proxy's defaults (behaviours of group 27), also those that nothing here
 uses, so that a file that works there works here. Two differences: no mode means nftables, and an unknown feature gate
 is a warning, since most of Kubernetes' gates have nothing to do with the proxy.
+
+A second document of the same file, NarthexConfiguration (narthex/v1alpha1), holds what kube-proxy has no words for.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from narthex.model import documents, validate
 from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, Report, kind_of, quoted, steps
-from narthex.model.validate import DNS_SUBDOMAIN
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.plan.planner import NodeConfig
 from narthex.sources.fields import Fields
 from narthex.sources.proxy_configuration import (
@@ -24,6 +29,7 @@ from narthex.sources.proxy_configuration import (
     ClientConnection,
     Conntrack,
     Logging,
+    OwnConfiguration,
     ProxyConfiguration,
     Rules,
     Winkernel,
@@ -33,10 +39,16 @@ __all__ = ["ConfigurationError", "ProxyConfiguration", "node_config", "parse", "
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
-MODES = ("nftables", "iptables", "ipvs")
+OWN_API_VERSION = "narthex/v1alpha1"
+OWN_KIND = "NarthexConfiguration"
+MODES = ("nftables", "iptables", "ipvs", "userspace")
+CONNECTION_METRICS = ("endpoints", "services", "off")
+PREVIOUS_MINOR = "1.35"
+"""The release before the one whose behaviour this is (row 27.9)."""
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 PRIMARY = "primary"
 
+_VERSIONS = {KIND: API_VERSION, OWN_KIND: OWN_API_VERSION}
 _MOST_BYTES = 1024 * 1024
 _MOST = 2**31 - 1
 
@@ -71,7 +83,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
         localhost_node_ports=mode == "iptables" and configuration.iptables.localhost_node_ports,
         bind_address=configuration.bind_address,
         allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
-        strict_source_ranges=configuration.feature_gate("NarthexStrictSourceRanges", False),
+        strict_source_ranges=configuration.own.strict_source_ranges,
     )
 
 
@@ -93,56 +105,69 @@ def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, 
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _failure(origin, f"is not UTF-8 text (at byte {error.start})") from None
-    document, others = _choose(text, origin)
-    report = Report(f"{origin}:{document.line}", KIND, lambda field: _place(document, field, origin))
-    for key, line in document.doubled:
-        others.append(
-            Problem(
-                origin=f"{origin}:{line}",
-                object=KIND,
-                message=f"the key {quoted(key)} is given twice, the last one counts",
-                severity="warning",
-            )
-        )
-    configuration = _configuration(Fields(document.value, report))
-    problems = (*others, *report.problems)
-    if report.failed:
+    chosen, others = _choose(text, origin)
+    if KIND not in chosen:
+        raise _failure(origin, f"holds no document of apiVersion {API_VERSION} and kind {KIND}")
+    reports = {kind: _report(document, kind, origin) for kind, document in chosen.items()}
+    configuration = _configuration(Fields(chosen[KIND].value, reports[KIND]))
+    if OWN_KIND in chosen:
+        own = _own(Fields(chosen[OWN_KIND].value, reports[OWN_KIND]))
+        configuration = msgspec.structs.replace(configuration, own=own)
+    problems = (*others, *(problem for report in reports.values() for problem in report.problems))
+    if any(report.failed for report in reports.values()):
         raise ConfigurationError(problems)
     return configuration, problems
 
 
-def _failure(origin: str, message: str) -> ConfigurationError:
-    return ConfigurationError((Problem(origin=origin, object=KIND, message=message),))
+def documents_of(text: str) -> dict[str, dict[str, Any]]:
+    """The fields that a text gives, as they are written there, by kind. Of a text that `parse` has taken."""
+    chosen, _ = _choose(text, "")
+    return {
+        kind: {name: value for name, value in document.value.items() if value is not None}
+        for kind, document in chosen.items()
+    }
+
+
+def _report(document: documents.Document, kind: str, origin: str) -> Report:
+    return Report(f"{origin}:{document.line}", kind, lambda field: _place(document, field, origin))
+
+
+def _failure(origin: str, message: str, kind: str = KIND) -> ConfigurationError:
+    return ConfigurationError((Problem(origin=origin, object=kind, message=message),))
 
 
 def _place(document: documents.Document, field: str, origin: str) -> str:
     return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
 
 
-def _choose(text: str, origin: str) -> tuple[documents.Document, list[Problem]]:
-    """The one KubeProxyConfiguration among the file's documents, and warnings about the others."""
-    chosen: documents.Document | None = None
-    others = []
+def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list[Problem]]:
+    """The documents that are ours to read, by kind, and warnings about the others and about doubled keys."""
+    chosen: dict[str, documents.Document] = {}
+    said = []
     for document in documents.read(text, bear_doubled=True):
         if isinstance(document, documents.Fault):
             raise _failure(f"{origin}:{document.line}", document.message)
         place, value = f"{origin}:{document.line}", document.value
         if not isinstance(value, dict):
             raise _failure(place, f"is {kind_of(value)}, must be a mapping with apiVersion and kind")
-        if value.get("kind") != KIND:
-            shown = quoted(value.get("kind"))
-            others.append(
-                Problem(origin=place, field="kind", message=f"{shown} is not {KIND}, ignored", severity="warning")
-            )
-        elif value.get("apiVersion") != API_VERSION:
-            raise _failure(place, f"apiVersion: {quoted(value.get('apiVersion'))} is not {API_VERSION}")
-        elif chosen is not None:
-            raise _failure(place, f"is there twice, first in line {chosen.line}")
+        kind, version = value.get("kind"), value.get("apiVersion")
+        if not isinstance(kind, str) or kind not in _VERSIONS:
+            known = " or ".join(_VERSIONS)
+            message = f"{quoted(kind)} is not {known}, ignored"
+            said.append(Problem(origin=place, field="kind", message=message, severity="warning"))
+        elif version != _VERSIONS[kind]:
+            raise _failure(place, f"apiVersion: {quoted(version)} is not {_VERSIONS[kind]}", kind)
+        elif kind in chosen:
+            raise _failure(place, f"is there twice, first in line {chosen[kind].line}", kind)
         else:
-            chosen = document
-    if chosen is None:
-        raise _failure(origin, f"holds no document of apiVersion {API_VERSION} and kind {KIND}")
-    return chosen, others
+            chosen[kind] = document
+            said += [_doubled(f"{origin}:{line}", kind, key) for key, line in document.doubled]
+    return chosen, said
+
+
+def _doubled(place: str, kind: str, key: str) -> Problem:
+    message = f"the key {quoted(key)} is given twice, the last one counts"
+    return Problem(origin=place, object=kind, message=message, severity="warning")
 
 
 def _configuration(top: Fields) -> ProxyConfiguration:
@@ -181,6 +206,23 @@ def _configuration(top: Fields) -> ProxyConfiguration:
     for mode, name in (("BridgeInterface", "bridgeInterface"), ("InterfaceNamePrefix", "interfaceNamePrefix")):
         if made.detect_local_mode == mode and not detect.raw(name):
             detect.error(name, f"is required for detectLocalMode {mode}")
+    if made.windows_run_as_service:
+        top.warning("windowsRunAsService", "is for Windows, ignored")
+    if made.port_range:
+        top.warning("portRange", "has no effect, here as in kube-proxy")
+    top.unknown()
+    return made
+
+
+def _own(top: Fields) -> OwnConfiguration:
+    for name in ("apiVersion", "kind"):
+        top.raw(name)
+    made = OwnConfiguration(
+        strict_source_ranges=top.flag("strictSourceRanges"),
+        explain_service=top.read("explainService", _service_name),
+        connection_metrics=top.word("connectionMetrics", CONNECTION_METRICS, "endpoints"),
+        connection_series=top.whole("connectionSeries", 10000, 0, 1_000_000),
+    )
     top.unknown()
     return made
 
@@ -192,7 +234,7 @@ def _mode(top: Fields) -> str:
     return top.word("mode", MODES, DEFAULT_MODE)
 
 
-_KNOWN_GATES = frozenset(("AllowServiceExternalIPs", "NarthexStrictSourceRanges"))
+_KNOWN_GATES = frozenset(("AllowServiceExternalIPs",))
 _GATE_NAME = re.compile(r"[A-Za-z0-9]{1,100}")
 
 
@@ -246,7 +288,7 @@ def _flush_frequency(raw: Fields) -> float:
 
 
 def _rules(raw: Fields, *, localhost: bool) -> Rules:
-    sync, least = _periods(raw, 1.0)
+    sync, least = _periods(raw)
     return Rules(
         masquerade_bit=raw.whole("masqueradeBit", 14, 0, 31),
         masquerade_all=raw.flag("masqueradeAll"),
@@ -256,10 +298,10 @@ def _rules(raw: Fields, *, localhost: bool) -> Rules:
     )
 
 
-def _periods(raw: Fields, least: float) -> tuple[float, float]:
-    """`syncPeriod` and `minSyncPeriod`; zero means the default, as in kube-proxy."""
+def _periods(raw: Fields) -> tuple[float, float]:
+    """`syncPeriod`, of which zero means the default as in kube-proxy, and `minSyncPeriod`."""
     sync = raw.seconds("syncPeriod", 30.0, zero_is_default=True)
-    found = raw.seconds("minSyncPeriod", least, zero_is_default=True)
+    found = raw.seconds("minSyncPeriod", 0.0)
     if found > sync:
         given = f"{raw.path('syncPeriod')} ({sync:g}s)"
         raw.error("minSyncPeriod", f"is {found:g}s, must not be longer than {given}")
@@ -267,7 +309,7 @@ def _periods(raw: Fields, least: float) -> tuple[float, float]:
 
 
 def _ipvs(raw: Fields) -> IPVS:
-    sync, least = _periods(raw, 0.0)
+    sync, least = _periods(raw)
     return IPVS(
         sync_period=sync,
         min_sync_period=least,
@@ -293,13 +335,16 @@ def _conntrack(raw: Fields) -> Conntrack:
 
 
 def _winkernel(raw: Fields) -> Winkernel:
-    return Winkernel(
+    made = Winkernel(
         network_name=raw.text("networkName"),
         source_vip=raw.text("sourceVip"),
         enable_dsr=raw.flag("enableDSR"),
         root_hns_endpoint_name=raw.text("rootHnsEndpointName"),
         forward_health_check_vip=raw.flag("forwardHealthCheckVip"),
     )
+    if made != Winkernel():
+        raw.report.warning("winkernel", "is for Windows, ignored")
+    return made
 
 
 def _cluster_cidrs(top: Fields) -> tuple[str, ...]:
@@ -361,6 +406,13 @@ def _scheduler(text: str) -> str:
 
 
 def _version(text: str) -> str:
-    if not re.fullmatch(r"\d{1,3}\.\d{1,3}", text, re.ASCII):
-        raise ValueError("is not a minor version such as 1.35")
+    if text != PREVIOUS_MINOR:
+        raise ValueError(f"is not {PREVIOUS_MINOR}: only the previous minor version's hidden metrics can be shown")
+    return text
+
+
+def _service_name(text: str) -> str:
+    namespace, slash, name = text.partition("/")
+    if not slash or not DNS_LABEL.holds(namespace) or not DNS_LABEL.holds(name):
+        raise ValueError("is not the namespace and name of a Service, such as shop/web")
     return text

@@ -17,7 +17,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     localhost_node_ports: bool = True
     """iptables only."""
     sync_period: float = 30.0
-    min_sync_period: float = 1.0
+    min_sync_period: float = 0.0
+    """kube-proxy's default of a second protects its API server's clients from each other; who edits a manifest or scales a
+    Deployment wants to see the effect at once, and what comes while a sync runs is one sync anyway."""
 
 
 class IPVS(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +79,22 @@ class Winkernel(msgspec.Struct, frozen=True, kw_only=True):
     forward_health_check_vip: bool = False
 
 
+class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """NarthexConfiguration, the second document: what kube-proxy has no words for."""
+
+    strict_source_ranges: bool = False
+    """`loadBalancerSourceRanges` guards node ports and external IPs too (row 29.16)."""
+    explain_service: str = ""
+    """`namespace/name` of the Service whose every decision is written to the log; empty: none."""
+    connection_metrics: str = "endpoints"
+    """What new connections are counted by: `endpoints`, `services` or `off`."""
+    connection_series: int = 10000
+    """At most so many numbers of new connections are shown; endpoints give way first."""
+
+
 class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked KubeProxyConfiguration; made without arguments it holds the defaults."""
+    """A checked KubeProxyConfiguration, and the NarthexConfiguration beside it; made without arguments it holds the
+    defaults."""
 
     mode: str = DEFAULT_MODE
     feature_gates: tuple[tuple[str, bool], ...] = ()
@@ -107,6 +123,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     config_sync_period: float = 900.0
     port_range: str = ""
     """Unused, as in kube-proxy."""
+    own: OwnConfiguration = OwnConfiguration()
 
     def feature_gate(self, name: str, default: bool) -> bool:
         """A gate's setting."""

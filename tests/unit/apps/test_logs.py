@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from narthex.apps import logs
+from narthex.sources.proxy_configuration import Logging
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def log():
 
 def written(style="text", verbosity=0):
     stream = io.StringIO()
-    logs.start(stream, style=style, verbosity=verbosity)
+    logs.start(stream, Logging(format=style, verbosity=verbosity))
     return stream
 
 
@@ -51,3 +52,24 @@ def test_tracebacks_come_with_debug(log, style):
     out = written(style, verbosity=4)
     log.debug("where", exc_info=ValueError("x"))
     assert "ValueError: x" in out.getvalue()
+
+
+@pytest.mark.row("27.3")
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (Logging(verbosity=4), True),
+        (Logging(verbosity=3), False),
+        (Logging(vmodule=(("test_log*", 5),)), True),
+        (Logging(vmodule=(("other", 5),)), False),
+        (Logging(verbosity=9, vmodule=(("test_*", 0),)), False),
+        (Logging(vmodule=(("test_*", 4), ("test_logs", 0))), True),
+    ],
+)
+def test_single_files_can_be_loud_or_quiet(log, told, shown):
+    stream = io.StringIO()
+    logs.start(stream, told)
+    log.debug("detail")
+    log.info("news")
+    assert ("detail" in stream.getvalue()) is shown
+    assert "news" in stream.getvalue()

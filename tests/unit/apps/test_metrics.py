@@ -112,5 +112,5 @@ def test_histogram_buckets_add_up():
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 5.0):
         histogram.observe(value)
-    assert histogram.buckets == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
+    assert histogram.buckets == [("1", 2.0), ("2", 3.0), ("+Inf", 4.0)]
     assert histogram.sum == 8.0

@@ -13,25 +13,38 @@ def told(**fields):
     return settings({"clusterCIDR": "10.64.0.0/12", **fields}, None, "worker-a")
 
 
-def test_decisions_and_times_change_in_place():
-    assert in_place(told(), told(nodePortAddresses=["primary"]))
-    assert in_place(told(), told(nftables={"syncPeriod": "10s", "masqueradeAll": True}))
-    assert in_place(told(), told())
+@pytest.mark.row("29.12")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"nodePortAddresses": ["primary"]},
+        {"nftables": {"syncPeriod": "10s", "masqueradeAll": True}},
+        {"metricsBindAddress": "127.0.0.1:1"},
+        {"conntrack": {"min": 1}},
+        {"logging": {"verbosity": 4}},
+        {"oomScoreAdj": 0},
+        {"ipvs": {"scheduler": "lc"}},
+        {"narthex": {"explainService": "shop/web"}},
+    ],
+    ids=str,
+)
+def test_nearly_everything_changes_in_place(fields):
+    assert in_place(told(), told(**fields))
 
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"mode": "iptables"},
-        {"metricsBindAddress": "127.0.0.1:1"},
-        {"hostnameOverride": "worker-b"},
-        {"conntrack": {"min": 1}},
-        {"logging": {"verbosity": 4}},
-    ],
-    ids=lambda fields: next(iter(fields)),
+    [{"mode": "iptables"}, {"hostnameOverride": "worker-b"}, {"clientConnection": {"kubeconfig": "/k"}}],
+    ids=str,
 )
-def test_all_else_needs_a_new_process(fields):
+def test_what_the_process_is_built_around_needs_a_new_one(fields):
     assert not in_place(told(), told(**fields))
+
+
+def test_in_mode_ipvs_its_section_is_part_of_the_backend():
+    assert not in_place(told(mode="ipvs"), told(mode="ipvs", ipvs={"scheduler": "lc"}))
+    assert in_place(told(mode="ipvs"), told(mode="ipvs", nftables={"syncPeriod": "10s"}))
 
 
 def test_differences_are_named_as_in_the_file():
@@ -45,7 +58,7 @@ class Reading:
 
     def __init__(self, path, answer):
         self.path, self.answer = path, answer
-        self.taken, self.stopped = [], 0
+        self.taken, self.works = [], True
         path.write_text("1")
         self.file = ConfigurationFile(path, self.read, self.check)
 
@@ -61,7 +74,11 @@ class Reading:
     def edit(self, answer):
         """The file differs; returns the settings in force after a look."""
         self.answer = answer
-        return self.file._go_over(told(), self.taken.append)
+        return self.file._go_over(told(), self.take)
+
+    def take(self, fresh):
+        self.taken.append(fresh)
+        return self.works
 
 
 @pytest.fixture
@@ -73,6 +90,18 @@ def test_an_edit_is_taken_over(reading):
     fresh = told(nodePortAddresses=["primary"])
     assert reading.edit(fresh) is fresh
     assert reading.taken == [fresh] and not reading.file.replace
+
+
+def test_an_edit_of_our_own_document_counts(reading):
+    fresh = told(narthex={"explainService": "shop/web"})
+    assert reading.edit(fresh) is fresh
+    assert reading.taken == [fresh]
+
+
+def test_what_cannot_be_taken_over_asks_for_a_new_process(reading):
+    reading.works = False
+    reading.edit(told(metricsBindAddress="127.0.0.1:1"))
+    assert reading.file.replace
 
 
 def test_an_edit_without_meaning_is_nothing(reading):
@@ -98,7 +127,7 @@ def test_another_mode_asks_for_a_new_process(reading):
 def test_the_file_is_followed(reading):
     """Also when it is away for a moment, as in a rename."""
     came = threading.Event()
-    with reading.file.followed(told(), lambda fresh: (reading.taken.append(fresh), came.set()), lambda: None):
+    with reading.file.followed(told(), lambda fresh: (reading.take(fresh), came.set()), lambda: None):
         reading.path.unlink()
         reading.answer = told(nodePortAddresses=["primary"])
         reading.path.write_text("22")
@@ -108,7 +137,7 @@ def test_the_file_is_followed(reading):
 
 def test_a_new_process_is_asked_for_by_a_stop(reading):
     stopped = threading.Event()
-    with reading.file.followed(told(), reading.taken.append, stopped.set):
+    with reading.file.followed(told(), reading.take, stopped.set):
         reading.answer = told(mode="iptables")
         reading.path.write_text("22")
         assert stopped.wait(20)

@@ -9,12 +9,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from narthex.apps import httpd
 from narthex.apps.health import Health
-from narthex.apps.httpd import HttpServer, Reply
+from narthex.apps.httpd import HttpServer, Reply, Slow
 from narthex.apps.metrics import Metrics
 from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
 from narthex.model.net import FAMILIES, IPFamily
@@ -58,14 +59,14 @@ def http():
 
 @pytest.fixture
 def server(http, health, metrics):
-    serving = StatusServer(
-        http,
+    serving = StatusServer(http)
+    shown = {"kubeproxy.config.k8s.io": {"mode": "nftables"}, "narthex": {}}
+    serving.serve(
         [
             Listener("health", "127.0.0.1", 0, health_routes(health, metrics)),
-            Listener("metrics", "::1", 0, metrics_routes(metrics, "nftables", {"mode": "nftables"})),
-        ],
+            Listener("metrics", "::1", 0, metrics_routes(metrics, health, "nftables", shown)),
+        ]
     )
-    serving.start()
     return serving
 
 
@@ -85,7 +86,10 @@ def test_healthz_follows_the_health(server, health):
 def test_the_metrics_port(server):
     assert get(server, "metrics", "/proxyMode")[:2] == (200, b"nftables")
     assert get(server, "metrics", "/healthz")[:2] == (200, b"ok")
-    assert json.loads(get(server, "metrics", "/configz")[1]) == {"kubeproxy.config.k8s.io": {"mode": "nftables"}}
+    assert json.loads(get(server, "metrics", "/configz")[1]) == {
+        "kubeproxy.config.k8s.io": {"mode": "nftables"},
+        "narthex": {},
+    }
     code, body, _ = get(server, "metrics", "/metrics?x=1")
     assert code == 200
     assert b"kubeproxy_proxy_healthz_total" in body
@@ -159,19 +163,36 @@ def test_without_files_it_rests_and_goes_on(server, monkeypatch, caplog):
 
 
 def test_a_route_that_fails_answers_500(http):
-    with_bug = StatusServer(http, [Listener("health", "127.0.0.1", 0, {"/": lambda: Reply(1 // 0, b"")})])
-    with_bug.start()
+    bad = {"/": lambda: Reply(1 // 0, b""), "/slow": lambda: Slow(lambda: Reply(1 // 0, b""))}
+    with_bug = StatusServer(http)
+    with_bug.serve([Listener("health", "127.0.0.1", 0, bad)])
     assert get(with_bug, "health", "/")[0] == 500
+    assert get(with_bug, "health", "/slow")[0] == 500
+
+
+def test_a_slow_answer_holds_nobody_up(http):
+    go_on = threading.Event()
+
+    def slow():
+        assert go_on.wait(20)
+        return Reply(200, b"at last")
+
+    both = StatusServer(http)
+    both.serve([Listener("health", "127.0.0.1", 0, {"/": lambda: Reply(200, b"now"), "/slow": lambda: Slow(slow)})])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(get, both, "health", "/slow")
+        assert get(both, "health", "/")[1] == b"now"
+        assert not waiting.done()
+        go_on.set()
+        assert waiting.result()[1] == b"at last"
 
 
 @pytest.mark.row("17.8")
 def test_a_taken_port_is_tried_again(http):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        waiting = StatusServer(
-            http, [Listener("health", "127.0.0.1", port, {"/": lambda: Reply(200, b"here")})], retry_seconds=0.05
-        )
-        waiting.start()
+        waiting = StatusServer(http, retry_seconds=0.05)
+        waiting.serve([Listener("health", "127.0.0.1", port, {"/": lambda: Reply(200, b"here")})])
         time.sleep(0.1)
         assert waiting.addresses == {}
     end = time.monotonic() + 5
@@ -185,19 +206,65 @@ def test_a_taken_port_is_fatal_with_hard_fail(http):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         listeners = [Listener("metrics", "127.0.0.1", 0, {}), Listener("health", "127.0.0.1", port, {})]
-        strict = StatusServer(http, listeners, hard_fail=True)
-        with pytest.raises(BindError, match=f"health server on 127.0.0.1:{port}: Address already in use"):
-            strict.start()
+        strict = StatusServer(http)
+        with pytest.raises(BindError, match=f"health server on 127.0.0.1:{port}: Address already in use") as caught:
+            strict.serve(listeners, hard_fail=True)
+        assert caught.value.purpose == "health"
+
+
+@pytest.mark.row("29.12")
+def test_ports_move_while_it_runs(http):
+    def routes(body):
+        return {"/": lambda: Reply(200, body)}
+
+    moving = StatusServer(http)
+    moving.serve([Listener("health", "127.0.0.1", 0, routes(b"h")), Listener("metrics", "127.0.0.1", 0, routes(b"m"))])
+    health, metrics = moving.addresses["health"], moving.addresses["metrics"]
+    # The same address again is the same listener; the metrics go elsewhere, and then nowhere.
+    moving.serve([Listener("health", "127.0.0.1", 0, routes(b"h")), Listener("metrics", "::1", 0, routes(b"m"))])
+    assert moving.addresses["health"] == health
+    assert moving.addresses["metrics"][0] == "::1"
+    assert get(moving, "metrics", "/")[1] == b"m"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(metrics, timeout=5)
+    moving.serve([])
+    assert moving.addresses == {}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(health, timeout=5)
+
+
+def test_a_port_of_ones_own_is_free_again_when_it_moves(http):
+    """From one address to all of them, with the same number."""
+    moving = StatusServer(http)
+    with socket.create_server(("127.0.0.1", 0)) as finder:
+        port = finder.getsockname()[1]
+    for address in ("127.0.0.1", "0.0.0.0", "127.0.0.1"):
+        moving.serve([Listener("health", address, port, {"/": lambda: Reply(200, b"here")})], hard_fail=True)
+        assert moving.addresses["health"] == (address, port)
+
+
+def test_a_wish_of_the_past_is_not_tried_again(http):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        moving = StatusServer(http, retry_seconds=0.05)
+        moving.serve([Listener("health", "127.0.0.1", port, {})])
+        moving.serve([])
+    done = threading.Event()
+    http.later(0.3, done.set)
+    assert done.wait(20)
+    assert moving.addresses == {}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 def test_a_server_without_listeners_does_nothing(http):
-    StatusServer(http, []).start()
+    StatusServer(http).serve([])
     assert "http" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_unspecified_ipv6_takes_ipv4_too(http):
-    both = StatusServer(http, [Listener("health", "::", 0, {"/": lambda: Reply(200, b"both")})])
-    both.start()
+    both = StatusServer(http)
+    both.serve([Listener("health", "::", 0, {"/": lambda: Reply(200, b"both")})])
     with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=5) as response:
         assert response.read() == b"both"
 

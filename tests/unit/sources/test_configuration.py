@@ -6,15 +6,27 @@ from hypothesis import strategies as st
 
 from narthex.plan.planner import NodeConfig
 from narthex.sources.configuration import ConfigurationError, ProxyConfiguration, node_config, parse, read
-from narthex.sources.fields import duration
-from narthex.sources.proxy_configuration import IPVS, ClientConnection, Conntrack, Logging, Rules, Winkernel
+from narthex.sources.configuration_text import file_text
+from narthex.sources.fields import duration, duration_text
+from narthex.sources.proxy_configuration import (
+    IPVS,
+    ClientConnection,
+    Conntrack,
+    Logging,
+    OwnConfiguration,
+    Rules,
+    Winkernel,
+)
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
 
-def good(body: str) -> ProxyConfiguration:
+OWN_HEAD = "---\napiVersion: narthex/v1alpha1\nkind: NarthexConfiguration\n"
+
+
+def good(body: str, *warnings: str) -> ProxyConfiguration:
     configuration, problems = parse((HEAD + body).encode(), "proxy.yaml")
-    assert problems == ()
+    assert [problem.field for problem in problems] == list(warnings)
     return configuration
 
 
@@ -24,6 +36,10 @@ def faults(body: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems if problem.severity == "error"]
 
 
+EVERY_FIELD = tuple(f"27.{number}" for number in range(1, 23))
+
+
+@pytest.mark.row(*EVERY_FIELD)
 def test_defaults():
     assert good("") == ProxyConfiguration()
     assert good("mode: ''\nclusterCIDR: ''\niptables: null\nconntrack: {}\n") == ProxyConfiguration()
@@ -102,6 +118,7 @@ winkernel:
     )
 
 
+@pytest.mark.row(*EVERY_FIELD)
 def test_all_fields():
     body = """
 mode: iptables
@@ -131,7 +148,8 @@ configSyncPeriod: 1m
 portRange: 1-2
 featureGates: {AllowServiceExternalIPs: false}
 """
-    assert good(body) == ProxyConfiguration(
+    ignored = ("winkernel", "windowsRunAsService", "portRange")
+    assert good(body, *ignored) == ProxyConfiguration(
         mode="iptables",
         feature_gates=(("AllowServiceExternalIPs", False),),
         client_connection=ClientConnection(
@@ -205,7 +223,7 @@ def test_bind_addresses(text, healthz):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("mode: fast", "proxy.yaml:3: error: KubeProxyConfiguration: mode: 'fast' is not nftables, iptables or ipvs"),
+        ("mode: fast", "proxy.yaml:3: error: KubeProxyConfiguration: mode: 'fast' is not nftables, iptables, ipvs or userspace"),
         ("mode: kernelspace", "mode: 'kernelspace' is for Windows"),
         ("mode: 1", "mode: 1 is a number, must be text"),
         ("clusterCIDR: 10.0.0.0", "clusterCIDR: '10.0.0.0' is not a CIDR"),
@@ -240,7 +258,7 @@ def test_bind_addresses(text, healthz):
         ("healthzBindAddress: 1.2.3.4:0", "healthzBindAddress: '1.2.3.4:0' is not an address with or without a port"),
         ("metricsBindAddress: localhost:1", "metricsBindAddress: 'localhost:1' is not an address"),
         ("hostnameOverride: 'a; b'", "hostnameOverride: 'a; b' is not the name of a Node"),
-        ("showHiddenMetricsForVersion: v1", "showHiddenMetricsForVersion: 'v1' is not a minor version"),
+        ("showHiddenMetricsForVersion: v1", "showHiddenMetricsForVersion: 'v1' is not 1.35: only the previous minor"),
         ("featureGates: {Some: 1}", "featureGates.Some: 1 is a number, must be true or false"),
         ("featureGates: {'a b': true}", "featureGates: 'a b' is not the name of a feature gate"),
         ("featureGates: []", "featureGates: is a list, must be a mapping"),
@@ -252,6 +270,7 @@ def test_bind_addresses(text, healthz):
         ("configSyncPeriod: -5s", "configSyncPeriod: '-5s' is negative"),
     ],
 )  # fmt: skip
+@pytest.mark.row(*EVERY_FIELD)
 def test_faults(body, said):
     found = faults(body)
     assert len(found) == 1 and said in found[0], found
@@ -287,8 +306,8 @@ def test_a_file_that_is_not_there(tmp_path):
     assert read(tmp_path / "proxy.yaml") == (ProxyConfiguration(), ())
 
 
+@pytest.mark.row("27.23")
 def test_unknown_and_doubled_fields_are_warnings():
-    """Row 27.23."""
     body = "mode: iptables\nmode: nftables\ncolour: red\niptables: {shape: round}\n'b\\nad': 1\nfeatureGates: {Other: true}\n"
     configuration, problems = parse((HEAD + body).encode(), "proxy.yaml")
     assert configuration.mode == "nftables"
@@ -307,6 +326,113 @@ def test_other_documents_of_the_file():
     configuration, problems = parse(text.encode(), "proxy.yaml")
     assert configuration.mode == "iptables"
     assert [problem.severity for problem in problems] == ["warning"]
+
+
+def test_our_own_document():
+    text = (
+        HEAD + "mode: iptables\n" + OWN_HEAD + "strictSourceRanges: true\nexplainService: shop/web\n"
+        "connectionMetrics: services\nconnectionSeries: 5\n"
+    )
+    configuration, problems = parse(text.encode(), "proxy.yaml")
+    assert problems == ()
+    assert configuration.own == OwnConfiguration(
+        strict_source_ranges=True, explain_service="shop/web", connection_metrics="services", connection_series=5
+    )
+    assert node_config(configuration, "", "a").strict_source_ranges
+    assert good("").own == OwnConfiguration()
+    with pytest.raises(ConfigurationError, match="holds no document"):
+        parse(OWN_HEAD.encode(), "proxy.yaml")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("explainService: web", "explainService: 'web' is not the namespace and name of a Service, such as shop/web"),
+        ("explainService: 'a/b\\n'", "is not the namespace and name of a Service"),
+        ("connectionMetrics: some", "connectionMetrics: 'some' is not endpoints, services or off"),
+        ("connectionSeries: -1", "connectionSeries: -1 is not a number in range (0-1000000)"),
+        ("strictSourceRanges: 1", "strictSourceRanges: 1 is a number, must be true or false"),
+    ],
+)
+def test_faults_of_our_own_document_have_their_line(body, said):
+    with pytest.raises(ConfigurationError) as caught:
+        parse((HEAD + OWN_HEAD + body + "\n").encode(), "proxy.yaml")
+    (problem,) = caught.value.problems
+    assert str(problem).startswith("proxy.yaml:6: error: NarthexConfiguration: ")
+    assert said in str(problem)
+
+
+def test_our_own_document_has_a_version_and_is_there_once():
+    with pytest.raises(ConfigurationError, match="'narthex/v9' is not narthex/v1alpha1"):
+        parse((HEAD + OWN_HEAD.replace("v1alpha1", "v9")).encode(), "proxy.yaml")
+    with pytest.raises(ConfigurationError, match="NarthexConfiguration: is there twice, first in line"):
+        parse((HEAD + OWN_HEAD + OWN_HEAD).encode(), "proxy.yaml")
+    _, problems = parse((HEAD + OWN_HEAD + "colour: red\n").encode(), "proxy.yaml")
+    assert [problem.field for problem in problems] == ["colour"]
+
+
+seconds = st.integers(0, 10**15).map(lambda nanoseconds: nanoseconds / 1e9)
+words = st.text("abcdefgh-/.:", max_size=8)
+configurations = st.builds(
+    ProxyConfiguration,
+    mode=st.sampled_from(["nftables", "iptables", "ipvs", "userspace"]),
+    feature_gates=st.dictionaries(st.text("ABCab", min_size=1, max_size=5), st.booleans(), max_size=3).map(
+        lambda gates: tuple(sorted(gates.items()))
+    ),
+    client_connection=st.builds(ClientConnection, kubeconfig=words, qps=st.floats(0.5, 1e6), burst=st.integers(1, 99)),
+    logging=st.builds(
+        Logging,
+        format=st.sampled_from(["text", "json"]),
+        verbosity=st.integers(0, 10),
+        vmodule=st.lists(st.tuples(words, st.integers(0, 9)), max_size=2).map(tuple),
+        flush_frequency=seconds,
+    ),
+    healthz_bind_address=st.sampled_from(["0.0.0.0:10256", "[::1]:7", "10.0.0.1:99"]),
+    iptables=st.builds(
+        Rules, masquerade_bit=st.integers(0, 31), masquerade_all=st.booleans(), localhost_node_ports=st.booleans()
+    ),
+    ipvs=st.builds(
+        IPVS, scheduler=st.sampled_from(["", "rr", "mh"]), tcp_timeout=seconds, exclude_cidrs=st.just(("10.0.0.0/8",))
+    ),
+    winkernel=st.builds(Winkernel, network_name=words, enable_dsr=st.booleans(), root_hns_endpoint_name=words),
+    cluster_cidrs=st.sampled_from([(), ("10.64.0.0/12",), ("10.64.0.0/12", "fd64::/48")]),
+    node_port_addresses=st.sampled_from([None, ("primary",), ("10.0.0.0/8", "fd20::/64")]),
+    oom_score_adj=st.integers(-1000, 1000),
+    conntrack=st.builds(Conntrack, max_per_core=st.integers(0, 9), tcp_established_timeout=seconds),
+    bind_address_hard_fail=st.booleans(),
+    own=st.builds(
+        OwnConfiguration,
+        strict_source_ranges=st.booleans(),
+        explain_service=st.sampled_from(["", "shop/web"]),
+        connection_metrics=st.sampled_from(["endpoints", "services", "off"]),
+        connection_series=st.integers(0, 1000),
+    ),
+)
+
+
+@pytest.mark.row("27.26")
+@given(configurations)
+def test_what_is_written_reads_as_the_same(configuration):
+    read_again, problems = parse(file_text(configuration).encode(), "proxy.yaml")
+    assert read_again == configuration
+    assert not [problem for problem in problems if "not a known field" in problem.message]
+
+
+@given(st.integers(0, 10**17))
+def test_durations_are_written_as_they_are_read(nanoseconds):
+    text = duration_text(nanoseconds / 1e9)
+    assert duration(text) == pytest.approx(nanoseconds / 1e9, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given_seconds", "text"),
+    [
+        (0, "0s"), (30, "30s"), (90, "1m30s"), (4500, "1h15m0s"), (86400, "24h0m0s"), (0.25, "250ms"), (1.5, "1.5s"),
+        (5e-9, "5ns"), (1.5e-6, "1.5µs"), (3600.001, "1h0m0.001s"),
+    ],
+)  # fmt: skip
+def test_durations_as_go_writes_them(given_seconds, text):
+    assert duration_text(given_seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""How long the cluster waits for this node: from the change of a pod to rules in the kernel (rows 2.13, 20.5)."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from datetime import datetime, timedelta
+
+from narthex.model.net import IPFamily
+from narthex.model.objects import EndpointSlice
+
+ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
+"""Written by the controller that makes slices: when the pod or Service changed that this change is for."""
+
+_MOST_WAITING = 10_000
+"""Times kept for one family while its syncs fail; the newest count."""
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def trigger_time(one: EndpointSlice) -> float | None:
+    """Seconds since the epoch; None without the annotation, or when it is no time of RFC 3339."""
+    text = one.annotation(ANNOTATION)
+    match = _TIME.fullmatch(text) if text else None
+    if match is None:
+        return None
+    try:
+        whole = datetime.fromisoformat(match[1] + (match[3] if match[3] != "Z" else "+00:00"))
+    except ValueError:
+        return None
+    return (whole + timedelta(seconds=float(f"0.{match[2] or 0}"))).timestamp()
+
+
+class Programming:
+    """Times of changes that are not in the kernel yet. Belongs to the loop."""
+
+    def __init__(self, start: float) -> None:
+        """`start`: when this process began, in seconds since the epoch. What changed before is not its delay."""
+        self._start = start
+        self._waiting: dict[IPFamily, deque[float]] = {}
+
+    def saw(self, before: EndpointSlice | None, after: EndpointSlice) -> None:
+        """A slice was added or changed. The same time twice is the same change."""
+        changed = trigger_time(after)
+        if after.family is None or changed is None or changed <= self._start:
+            return
+        if before is None or before.annotation(ANNOTATION) != after.annotation(ANNOTATION):
+            self._waiting.setdefault(after.family, deque(maxlen=_MOST_WAITING)).append(changed)
+
+    def written(self, family: IPFamily, now: float) -> list[float]:
+        """The kernel holds all changes; the seconds that each waited."""
+        waiting = self._waiting.pop(family, ())
+        return [max(0.0, now - changed) for changed in waiting]

@@ -1,0 +1,36 @@
+"""Counters of iptables mode: the rule that sends to an endpoint counts the first packet of each connection, since chains of
+the table nat see no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from narthex.backends import iptables_names as names
+from narthex.backends.counts import Counted
+from narthex.model.names import ServicePortName
+from narthex.plan.ir import Endpoint, Plan
+
+_SENDS = re.compile(r"^\[(\d+):\d+\] -A (KUBE-SEP-[A-Z2-7]{16}) .*-j DNAT\b", re.MULTILINE)
+
+
+class Attribution:
+    """Says what the chains of one plan's rules count for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._owners: dict[str, tuple[ServicePortName, Endpoint]] = {}
+        for service in plan.services.values():
+            for pool in (service.cluster, service.local):
+                for endpoint in pool.endpoints if pool is not None else ():
+                    self._owners[names.sep(service.name, endpoint)] = service.name, endpoint
+
+    def counted(self, text: str) -> Iterator[Counted]:
+        """Counters in what `iptables-save --counters -t nat` printed, of Service ports that the plan still has: one for
+        each endpoint, and the same for the Service port as a whole."""
+        for match in _SENDS.finditer(text):
+            owner = self._owners.get(match[2])
+            if owner is not None:
+                name, endpoint = owner
+                packets = int(match[1])
+                yield Counted((match[2], "endpoint"), name, (endpoint.address, endpoint.port), packets)
+                yield Counted((match[2], "service"), name, None, packets)

@@ -1,0 +1,53 @@
+"""Reads the kernel's counters of new connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from narthex.backends.counts import Counted
+from narthex.model.net import IPFamily
+from narthex.plan.ir import Plan
+
+Reader = Callable[[Plan], Iterable[Counted]]
+"""The counters that belong to a plan which is in force. Raises ApplyError."""
+
+
+def reader_for(mode: str, family: IPFamily, namespace: str | None = None) -> Reader | None:
+    """Counters of one mode and family in one network namespace (None: that of the calling thread); None where the mode
+    has none. A reader has a socket of its own and is not for several threads at once."""
+    if mode == "nftables":
+        from narthex.backends import nftables_counts
+        from narthex.host.nft import NftablesTarget
+
+        nft = NftablesTarget(family, namespace)
+        return _Reading(
+            nftables_counts.Attribution, lambda plan: nft.read_counters(nftables_counts.counted_sets(plan))
+        ).read
+    if mode == "iptables":
+        from narthex.backends import iptables_counts
+        from narthex.host.xtables import IptablesTarget
+
+        iptables = IptablesTarget(family, namespace)
+        return _Reading(iptables_counts.Attribution, lambda _: iptables.counters()).read
+    return None
+
+
+class _Attribution(Protocol):
+    """What counters of one plan count for."""
+
+    def counted(self, raw: Any) -> Iterable[Counted]: ...
+
+
+class _Reading:
+    """Keeps what was worked out from a plan while the plan stays."""
+
+    def __init__(self, attribution: Callable[[Plan], _Attribution], look: Callable[[Plan], Any]) -> None:
+        self._attribution = attribution
+        self._look = look
+        self._known: tuple[Plan, _Attribution] | None = None
+
+    def read(self, plan: Plan) -> Iterable[Counted]:
+        if self._known is None or self._known[0] is not plan:
+            self._known = plan, self._attribution(plan)
+        return self._known[1].counted(self._look(plan))
