@@ -4,9 +4,12 @@ from typing import Any
 
 from narthex.backends.base import Backend
 from narthex.backends.iptables import IptablesBackend
+from narthex.backends.ipvs import IpvsBackend
 from narthex.backends.nftables import NftablesBackend
 
-BACKENDS: dict[str, Backend[Any, Any]] = {backend.name: backend for backend in (NftablesBackend(), IptablesBackend())}
+BACKENDS: dict[str, Backend[Any, Any]] = {
+    backend.name: backend for backend in (NftablesBackend(), IptablesBackend(), IpvsBackend())
+}
 """By the `mode` of KubeProxyConfiguration."""
 
 __all__ = ["BACKENDS"]

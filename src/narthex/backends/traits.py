@@ -52,3 +52,16 @@ IPTABLES: Traits = {
     "accepted",
     Trait.NEEDS: "iptables, over nf_tables or legacy",
 }
+
+IPVS: Traits = {
+    **_IN_THE_KERNEL,
+    Trait.CHOICE: "as the scheduler says (`ipvs.scheduler`): in turn, unless told otherwise",
+    Trait.AFFINITY: "IPVS' persistence, for each address and port apart; another mode's memory is not taken over",
+    Trait.CONNECTIONS: "IPVS' connection table: they outlive the proxy, and end when the mode is left",
+    Trait.LEAVING: "gets nothing new; TCP and SCTP connections go on until they end, UDP clients draw anew",
+    Trait.IDLE: "as IPVS is set (`ipvs.tcpTimeout` and the like), 15 minutes for TCP unless told otherwise",
+    Trait.INVALID: "pass",
+    Trait.FIREWALL: "the packets of connections to Services and health-check node ports are accepted",
+    Trait.VISIBLE: "the Services' addresses, on the link kube-ipvs0",
+    Trait.NEEDS: "Linux with IP_VS, the scheduler's module, dummy links and ipset; iptables, over nf_tables or legacy",
+}

@@ -289,9 +289,9 @@ class Deviation(enum.Enum):
         "an unknown port of any address that only Services have is rejected, health check ports aside",
     )
     # Row 5.5; ipvs.
-    OWN_FRONTEND_SOURCE = (
-        "own-frontend-source",
-        "a connection from a frontend's address to itself is masqueraded, even where pods cannot be told",
+    CLUSTER_IP_SOURCE = (
+        "cluster-ip-source",
+        "a connection from a cluster IP to a cluster IP is masqueraded, even where pods cannot be told",
     )
     # Rows 14.2, 14.6; ipvs.
     AFFINITY_PER_ADDRESS = (

@@ -8,7 +8,7 @@ import msgspec
 from immutables import Map
 
 from narthex.model.names import NamespacedName, ServicePortName
-from narthex.model.net import IPFamily, address, contains, family_of, host_network, is_zero_prefix, network
+from narthex.model.net import IPFamily, address, address_key, contains, family_of, host_network, is_zero_prefix, network
 from narthex.model.objects import EndpointSlice, Node, Service
 from narthex.plan.decide import Context, decide, health_check
 from narthex.plan.ir import (
@@ -53,6 +53,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     node_port_addresses: tuple[str, ...] | None = None
     """None: every local address; ("primary",); or networks."""
     localhost_node_ports: bool = False
+    node_addresses: tuple[str, ...] = ()
+    """The machine's own addresses of both families, see `Plan.node_addresses`; (): those that its Node names."""
     bind_address: str = ""
     """Says which address the node has, when it is set and not unspecified (row 15.6)."""
     allow_service_external_ips: bool = True
@@ -195,6 +197,7 @@ class Planner:
             services=services,
             pods=_detector(self._config, self._family, snapshot),
             node_ports=_node_ports(self._config, self._family, self._context.node_ip),
+            node_addresses=_node_addresses(self._config, self._family, _node(self._config, snapshot)),
             service_cidrs=_service_cidrs(snapshot, self._family),
             masquerade_mark=1 << self._config.masquerade_bit,
             drop_invalid=self._config.drop_invalid,
@@ -248,7 +251,15 @@ def _claims(plans: Iterable[ServicePlan]) -> dict[Match, tuple[_Claim, ...]]:
 
 def _frame(plan: Plan) -> tuple[object, ...]:
     """All of a plan but its Services."""
-    return plan.pods, plan.node_ports, plan.service_cidrs, plan.masquerade_mark, plan.conflicts, plan.health_checks
+    return (
+        plan.pods,
+        plan.node_ports,
+        plan.node_addresses,
+        plan.service_cidrs,
+        plan.masquerade_mark,
+        plan.conflicts,
+        plan.health_checks,
+    )
 
 
 def _node(config: NodeConfig, snapshot: Snapshot) -> Node | None:
@@ -309,6 +320,12 @@ def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts
     if localhost and cidrs is not None:
         localhost = any(contains(cidr, "127.0.0.1") or contains("127.0.0.0/8", cidr.split("/")[0]) for cidr in cidrs)
     return NodePorts(cidrs=cidrs, localhost=localhost)
+
+
+def _node_addresses(config: NodeConfig, family: IPFamily, node: Node | None) -> tuple[str, ...]:
+    named = (*node.internal_ips, *node.external_ips) if node else ()
+    own = {ip for ip in config.node_addresses or named if family_of(ip) is family}
+    return tuple(sorted((ip for ip in own if not contains(family.loopback, ip)), key=address_key))
 
 
 def _service_cidrs(snapshot: Snapshot, family: IPFamily) -> tuple[str, ...]:

@@ -31,7 +31,12 @@ from narthex.state.store import Snapshot, Store
 NODE = "worker-a"
 NODE_IPS = ("10.20.0.11", "10.20.1.11", "fd20::11", "fd20:0:0:1::11")
 HOST = Host(addresses=NODE_IPS)
-CONFIG = NodeConfig(node_name=NODE, cluster_cidrs=("10.64.0.0/12", "fd64::/48"), node_port_addresses=("primary",))
+CONFIG = NodeConfig(
+    node_name=NODE,
+    cluster_cidrs=("10.64.0.0/12", "fd64::/48"),
+    node_port_addresses=("primary",),
+    node_addresses=NODE_IPS,
+)
 
 
 def name(text: str) -> NamespacedName:

@@ -28,6 +28,7 @@ def node_config(scenario: Scenario, mode: str) -> NodeConfig:
         interface_name_prefix=config.interface_name_prefix,
         masquerade_all=config.masquerade_all,
         node_port_addresses=words,
+        node_addresses=scenario.node_ips,
         localhost_node_ports=localhost and mode == "iptables",
         allow_service_external_ips=config.gate("AllowServiceExternalIPs") is not False,
         strict_source_ranges=config.gate("NarthexStrictSourceRanges") is True,

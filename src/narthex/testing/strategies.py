@@ -144,6 +144,7 @@ configs = st.builds(
     node_port_addresses=st.sampled_from(
         [None, ("primary",), ("10.20.1.0/24",), ("10.20.0.0/16", "fd20::/64"), ("0.0.0.0/0", "::/0")]
     ),
+    node_addresses=st.just(NODE_IPS),
     allow_service_external_ips=st.sampled_from([True, True, False]),
     strict_source_ranges=st.sampled_from([False, False, True]),
 )

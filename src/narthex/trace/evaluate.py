@@ -37,7 +37,7 @@ def evaluate(
         return _guarded(plan, packet, host, deviations)
     service, frontend = found
     sender = sender_of(plan, packet, host)
-    decision = frontend.decision(sender)
+    decision = _less(frontend.decision(sender), plan, frontend, packet, deviations)
     without_sctp = Deviation.NO_SCTP in deviations and packet.protocol is Protocol.SCTP
     if without_sctp and isinstance(decision, Forward):
         decision = Reject()
@@ -52,6 +52,30 @@ def evaluate(
         steps.append(Step(where="decision", what=type(decision).__name__.lower(), why=why))
         return single(packet, Disposition.REJECTED if isinstance(decision, Reject) else Disposition.DROPPED, steps)
     return _forwarded(packet, host, service, decision, deviations, memory, now, steps)
+
+
+def _less(
+    decision: Decision, plan: Plan, frontend: Frontend, packet: Packet, deviations: frozenset[Deviation]
+) -> Decision:
+    """The cell as a backend with these deviations expresses it."""
+    if not isinstance(decision, Forward):
+        return decision
+    if Deviation.ONE_POOL_PER_ADDRESS in deviations and isinstance(frontend.other, Forward):
+        decision = Forward(frontend.other.scope, decision.masquerade)
+    inside = frontend.kind is FrontendKind.CLUSTER_IP and not plan.pods.enabled
+    if Deviation.CLUSTER_IP_SOURCE in deviations and inside and _from_cluster_ip(plan, packet):
+        decision = Forward(decision.scope, masquerade=True)
+    return decision
+
+
+def _from_cluster_ip(plan: Plan, packet: Packet) -> bool:
+    """The source is a ClusterIP with the port that the packet goes to: most likely the destination itself."""
+    match = packet.source, packet.protocol, packet.port
+    return any(
+        front.match == match and front.kind is FrontendKind.CLUSTER_IP
+        for service in plan.services.values()
+        for front in service.frontends
+    )
 
 
 def find_frontend(plan: Plan, packet: Packet, host: Host) -> tuple[ServicePlan, Frontend] | None:
@@ -103,6 +127,10 @@ def sender_reason(plan: Plan, packet: Packet, sender: Sender) -> str:
 def _guarded(plan: Plan, packet: Packet, host: Host, deviations: frozenset[Deviation]) -> Trace:
     """No frontend: the guard of ClusterIPs and ServiceCIDRs (rows 5.8 to 5.10), and nothing else."""
     own = packet.destination in host.addresses and not packet.from_host
+    if Deviation.BOUND_ADDRESS_GUARD in deviations:
+        own = packet.destination in host.addresses
+        if not own and packet.destination in _exact_addresses(plan):
+            return _guarded_bound(plan, packet)
     if own or Deviation.NO_CLUSTER_IP_GUARD in deviations:
         return single(packet, Disposition.NOT_OURS)
     if packet.destination in cluster_ips(plan):
@@ -112,6 +140,18 @@ def _guarded(plan: Plan, packet: Packet, host: Host, deviations: frozenset[Devia
         why = f"{packet.destination} lies in a ServiceCIDR and belongs to no Service"
         return single(packet, Disposition.DROPPED, [Step(where="cluster IP guard", what="drop", why=why)])
     return single(packet, Disposition.NOT_OURS)
+
+
+def _guarded_bound(plan: Plan, packet: Packet) -> Trace:
+    """The node has the address, so that its own processes would answer there; balancers' probes may reach them."""
+    if packet.protocol is Protocol.TCP and packet.port in {check.port for check in plan.health_checks.values()}:
+        return single(packet, Disposition.NOT_OURS)
+    why = f"{packet.destination} is a Service's address without this port"
+    return single(packet, Disposition.REJECTED, [Step(where="bound address guard", what="reject", why=why)])
+
+
+def _exact_addresses(plan: Plan) -> set[str]:
+    return {front.address for service in plan.services.values() for front in service.frontends if front.address}
 
 
 def cluster_ips(plan: Plan) -> set[str]:
@@ -137,11 +177,12 @@ def _forwarded(
     pool = service.pool(decision.scope)
     steps.append(Step(where="decision", what=f"one of {len(pool.endpoints)} endpoints", why=pool.reason))
     drawn = pool.endpoints
+    via = join_port(packet.destination, packet.port) if Deviation.AFFINITY_PER_ADDRESS in deviations else ""
     if service.affinity_seconds is not None and memory is not None:
         known = (
             endpoint
             for endpoint in pool.endpoints
-            if memory.seen(_record(service, endpoint), (packet.source,), now, service.affinity_seconds)
+            if memory.seen(_record(service, endpoint, via), (packet.source,), now, service.affinity_seconds)
         )
         remembered = next(known, None)
         if remembered is not None:
@@ -163,7 +204,7 @@ def _forwarded(
                 probability=chance,
                 endpoint=(endpoint.address, endpoint.port),
                 masquerade=Deviation.RELAYED in deviations or (leaves and (decision.masquerade or hairpin)),
-                remembers=((_record(service, endpoint), (packet.source,)),)
+                remembers=((_record(service, endpoint, via), (packet.source,)),)
                 if service.affinity_seconds is not None
                 else (),
                 steps=(*steps, draw),
@@ -172,9 +213,9 @@ def _forwarded(
     return Trace(packet=packet, outcomes=tuple(outcomes))
 
 
-def _record(service: ServicePlan, endpoint: Endpoint) -> str:
-    """Name of the list that remembers the clients of one endpoint of one Service port."""
-    return f"{service.name} {service.name.protocol.value} {join_port(endpoint.address, endpoint.port)}"
+def _record(service: ServicePlan, endpoint: Endpoint, via: str) -> str:
+    """Name of the list that remembers the clients of one endpoint of one Service port, or of one address of it."""
+    return f"{service.name} {service.name.protocol.value} {via} {join_port(endpoint.address, endpoint.port)}"
 
 
 def _match_text(frontend: Frontend) -> str:
