@@ -45,7 +45,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """...and more seldom where there is more: so many objects in that time."""
 
 
-_TIMES = Times()
+TIMES = Times()
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -134,6 +134,8 @@ _PATIENCE = 3
 class Counts(msgspec.Struct):
     """What has happened since the start."""
 
+    heard: int = 0
+    """Pieces of answers, of whatever."""
     events: int = 0
     """Objects added, changed or deleted."""
     bookmarks: int = 0
@@ -151,7 +153,7 @@ class Watch:
         self,
         resource: Resource,
         chance: Callable[[], float],
-        times: Times = _TIMES,
+        times: Times = TIMES,
         *,
         streaming: bool = True,
     ) -> None:
@@ -277,6 +279,7 @@ class Watch:
 
     def _heard(self, now: float) -> None:
         """The connection lives: put off the moment at which it is given up."""
+        self.counts.heard += 1
         if self._phase is not _Phase.WATCHING:
             self.wake_at = now + self._times.list_silence
             return

@@ -1,0 +1,94 @@
+"""Drives watches over the network: makes their requests, hands them what comes, and waits when they want to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from narthex.model.events import Event
+from narthex.sources.kube.client import Answer, Unreachable
+from narthex.sources.kube.messages import Splitter
+from narthex.sources.kube.watch import Body, Due, Ended, Heard, Line, Opened, Refused, Request, Start, Step, Watch
+
+
+class Getter(Protocol):
+    """The way to the server."""
+
+    def get(self, request: Request) -> AbstractAsyncContextManager[Answer]:
+        """The answer to a request; Unreachable when there is none."""
+        ...
+
+
+Tell = Callable[[Watch, tuple[Event, ...]], object]
+"""Called with what a watch has found out, perhaps nothing but a change of its own state."""
+
+
+async def follow(watch: Watch, api: Getter, tell: Tell) -> None:
+    """Keep one list up, until cancelled."""
+    await _Follower(watch, api, tell).run()
+
+
+class _Follower:
+    def __init__(self, watch: Watch, api: Getter, tell: Tell) -> None:
+        self._watch = watch
+        self._api = api
+        self._tell = tell
+        self._now = asyncio.get_running_loop().time
+        self._events: list[Event] = []
+
+    async def run(self) -> None:
+        step = self._watch.take(Start(), self._now())
+        while True:
+            self._publish(step)
+            if step.request is not None:
+                step = await self._request(step.request)
+            else:
+                await asyncio.sleep(self._watch.wake_at - self._now())
+                step = self._watch.take(Due(), self._now())
+
+    def _publish(self, step: Step) -> None:
+        self._events.extend(step.events)
+        events, self._events = tuple(self._events), []
+        self._tell(self._watch, events)
+
+    async def _request(self, request: Request) -> Step:
+        """Make a request; the step that ends it."""
+        try:
+            async with asyncio.timeout_at(self._watch.wake_at) as limit, self._api.get(request) as answer:
+                if answer.code != 200:
+                    body = await answer.refusal()
+                    return self._take(Refused(answer.code, body, answer.retry_after))
+                self._take(Opened())
+                limit.reschedule(self._watch.wake_at)
+                return await (self._lines(answer, limit) if request.lines else self._body(answer, limit))
+        except TimeoutError:
+            return self._take(Due())
+        except Unreachable as error:
+            return self._take(Ended(str(error)))
+
+    async def _lines(self, answer: Answer, limit: asyncio.Timeout) -> Step:
+        splitter = Splitter()
+        async for chunk in answer.chunks():
+            self._take(Heard())
+            for line in splitter.feed(chunk):
+                step = self._take(Line(line))
+                if step.over:
+                    return step
+                self._events.extend(step.events)
+            events, self._events = tuple(self._events), []
+            self._tell(self._watch, events)
+            limit.reschedule(self._watch.wake_at)
+        return self._take(Ended())
+
+    async def _body(self, answer: Answer, limit: asyncio.Timeout) -> Step:
+        parts: list[bytes] = []
+        async for chunk in answer.chunks():
+            parts.append(chunk)
+            self._take(Heard())
+            limit.reschedule(self._watch.wake_at)
+        return self._take(Body(b"".join(parts)))
+
+    def _take(self, input: Opened | Heard | Body | Line | Ended | Refused | Due) -> Step:
+        return self._watch.take(input, self._now())
