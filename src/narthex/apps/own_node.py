@@ -1,4 +1,4 @@
-"""What the node knows of itself where its Node object says nothing: its own primary addresses (row 15.6)."""
+"""What the node knows of itself where its Node object says nothing: its own addresses (row 15.6)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,33 @@ from narthex.model.names import NamespacedName
 from narthex.model.objects import Node
 from narthex.state.store import Snapshot
 
+Addresses = Callable[[], tuple[str, ...]]
+
 
 class OwnNode:
     """Completes a snapshot. The same snapshot and the same addresses give the identical result."""
 
-    def __init__(self, node_name: str, addresses: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, node_name: str, primary: Addresses, machine: Addresses = tuple) -> None:
+        """`primary`: one address of each family, for a Node object that has none. `machine`: all addresses, for a
+        dataplane that must know them when it plans; none for others, so that nothing is planned anew for their sake."""
         self._key = NamespacedName("", node_name)
-        self._addresses = addresses
-        self._last: tuple[Snapshot, tuple[str, ...], Snapshot] | None = None
+        self._primary = primary
+        self._machine = machine
+        self._last: tuple[Snapshot, Node, Snapshot] | None = None
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with this node in it, and addresses in the node."""
-        node = snapshot.nodes.get(self._key)
-        if node is not None and (node.internal_ips or node.external_ips):
+        told = snapshot.nodes.get(self._key)
+        node = told or Node(name=self._key.name)
+        if not (node.internal_ips or node.external_ips):
+            node = msgspec.structs.replace(node, internal_ips=self._primary())
+        machine = self._machine()
+        if machine != node.machine_ips:
+            node = msgspec.structs.replace(node, machine_ips=machine)
+        if node is told:
             return snapshot
-        addresses = self._addresses()
-        if self._last is not None and self._last[0] is snapshot and self._last[1] == addresses:
+        if self._last is not None and self._last[0] is snapshot and self._last[1] == node:
             return self._last[2]
-        own = msgspec.structs.replace(node or Node(name=self._key.name), internal_ips=addresses)
-        completed = msgspec.structs.replace(snapshot, nodes=snapshot.nodes.set(self._key, own))
-        self._last = snapshot, addresses, completed
+        completed = msgspec.structs.replace(snapshot, nodes=snapshot.nodes.set(self._key, node))
+        self._last = snapshot, node, completed
         return completed

@@ -46,7 +46,7 @@ from narthex.apps.status import BindError, Listener, StatusServer, health_routes
 from narthex.apps.sync import FamilySync, Sync
 from narthex.backends import BACKENDS
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
-from narthex.host.addresses import own_addresses, primary_addresses, usable_families
+from narthex.host.addresses import global_addresses, own_addresses, primary_addresses, usable_families
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.conntrack import Conntrack
 from narthex.host.counters import reader_for
@@ -140,7 +140,7 @@ def assemble(
         clock,
         msgspec.structs.replace(settings.periods, watched=tells(foreign)),
         node_name=settings.node.node_name,
-        complete=OwnNode(settings.node.node_name, primary_addresses).complete,
+        complete=OwnNode(settings.node.node_name, primary_addresses, _machine_addresses(settings.mode)).complete,
         foreign=foreign,
         health=health,
         metrics=metrics,
@@ -160,6 +160,11 @@ def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
             action(done)
 
     return all_of_them
+
+
+def _machine_addresses(mode: str) -> Callable[[], tuple[str, ...]]:
+    """What the mode has to know of the node's addresses before a packet comes: only IPVS cannot ask then."""
+    return global_addresses if mode == "ipvs" else tuple
 
 
 def _own_addresses() -> frozenset[str]:
@@ -210,7 +215,7 @@ def serve(settings: Settings, origin: Origin, file: ConfigurationFile | None = N
         take = partial(_take_over, parts=parts, status=status)
         edits = file.followed(settings, take, proxy.stop) if file else nullcontext()
         with _ended_by_signal(proxy.stop), feed.running(proxy.notice), proxy.listening(), edits:
-            proxy.turn()
+            proxy.run(until=lambda: proxy.health.ready)
             gc.freeze()
             gc.enable()
             asked.make(last=True)

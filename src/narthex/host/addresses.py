@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from narthex.backends.ipvs_names import LINK
 from narthex.model.net import FAMILIES, IPFamily
 
 _NLMSG_ERROR, _NLMSG_DONE, _RTM_NEWADDR, _RTM_GETADDR = 2, 3, 20, 22
@@ -43,7 +44,9 @@ class OwnAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_addresses() -> tuple[OwnAddress, ...]:
-    """All addresses of all interfaces, loopback too, in the kernel's order. Raises OSError."""
+    """All addresses of all interfaces, loopback too, in the kernel's order; not those of kube-ipvs0, which are Services'.
+    Raises OSError."""
+    services = _index(LINK)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as sock:
         sock.bind((0, 0))
         sock.send(struct.pack("=IHHIIB3xI", 24, _RTM_GETADDR, _NLM_F_DUMP_REQUEST, 1, 0, socket.AF_UNSPEC, 0))
@@ -55,7 +58,16 @@ def own_addresses() -> tuple[OwnAddress, ...]:
                 if kind == _NLMSG_ERROR:
                     raise OSError(-struct.unpack_from("=i", body)[0], "the kernel does not list its addresses")
                 if kind == _RTM_NEWADDR and body[0] in _AF:
-                    found.append(_own_address(body))
+                    own = _own_address(body)
+                    found += [own] if own.interface != services else []
+
+
+def _index(link: str) -> int:
+    """The number of an interface; 0, which none has, when there is no such."""
+    try:
+        return socket.if_nametoindex(link)
+    except OSError:
+        return 0
 
 
 def primary_address(family: IPFamily) -> str:
@@ -77,6 +89,11 @@ def primary_address(family: IPFamily) -> str:
 def primary_addresses() -> tuple[str, ...]:
     """The primary address of each family that has one, IPv4 first."""
     return tuple(address for family in FAMILIES if (address := primary_address(family)))
+
+
+def global_addresses() -> tuple[str, ...]:
+    """All addresses by which other machines may reach this one, in the kernel's order. Raises OSError."""
+    return tuple(own.address for own in own_addresses() if own.is_global)
 
 
 def usable_families(proc: Path = Path("/proc")) -> tuple[IPFamily, ...]:

@@ -144,6 +144,8 @@ class Node(Object, frozen=True, kw_only=True):
     pod_cidrs: tuple[str, ...] = ()
     internal_ips: tuple[str, ...] = ()
     external_ips: tuple[str, ...] = ()
+    machine_ips: tuple[str, ...] = ()
+    """What the machine's own interfaces have; no manifest says it, only a proxy that runs there and needs it."""
     taints: tuple[str, ...] = ()
     """Keys of `spec.taints`."""
 

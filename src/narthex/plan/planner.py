@@ -54,7 +54,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: every local address; ("primary",); or networks."""
     localhost_node_ports: bool = False
     node_addresses: tuple[str, ...] = ()
-    """The machine's own addresses of both families, see `Plan.node_addresses`; (): those that its Node names."""
+    """See `Plan.node_addresses`, of both families; (): those that the Node object has, of its machine or by name."""
     bind_address: str = ""
     """Says which address the node has, when it is set and not unspecified (row 15.6)."""
     allow_service_external_ips: bool = True
@@ -323,7 +323,7 @@ def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts
 
 
 def _node_addresses(config: NodeConfig, family: IPFamily, node: Node | None) -> tuple[str, ...]:
-    named = (*node.internal_ips, *node.external_ips) if node else ()
+    named = (node.machine_ips or (*node.internal_ips, *node.external_ips)) if node else ()
     own = {ip for ip in config.node_addresses or named if family_of(ip) is family}
     return tuple(sorted((ip for ip in own if not contains(family.loopback, ip)), key=address_key))
 

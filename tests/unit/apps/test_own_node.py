@@ -35,3 +35,15 @@ def test_the_same_question_gives_the_identical_answer():
     second = own.complete(before)
     assert second.nodes[KEY].internal_ips == ("10.9.9.10",)
     assert own.complete(snapshot(service("shop/web", "10.110.0.1"), with_node=False)) is not second
+
+
+def test_all_addresses_of_the_machine_where_they_are_asked_for():
+    machine = [("10.9.9.9", "10.9.9.10")]
+    before = snapshot()
+    own = OwnNode(NODE, tuple, lambda: machine[0])
+    first = own.complete(before)
+    assert first.nodes[KEY].machine_ips == ("10.9.9.9", "10.9.9.10")
+    assert first.nodes[KEY].internal_ips == before.nodes[KEY].internal_ips
+    assert own.complete(before) is first
+    machine[0] = ("10.9.9.9",)
+    assert own.complete(before).nodes[KEY].machine_ips == ("10.9.9.9",)
