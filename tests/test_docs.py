@@ -1,7 +1,8 @@
 """Every command that the documents show is run, and prints what they say.
 
 In a block of kind `console`, `$` begins a command for anyone and `#` one for root; what follows is its output, where
-`...` stands for anything. Spaces at line ends do not count.
+`...` stands for anything. Spaces at line ends do not count. A last line `[exit status N]` says how the command ends when
+that is part of its answer.
 """
 
 import doctest
@@ -17,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STATUS = re.compile(r"\[exit status (\d+)\]")
 NEEDS_ROOT = ("narthex lab ", "--lab ")
 
 
@@ -50,11 +52,14 @@ def run_commands(page):
         done = subprocess.run(
             [sys.executable, "-m", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
         )
-        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
-        want = "\n".join(line.rstrip() for line in expected) + "\n"
-        got = "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
+        told = STATUS.fullmatch(expected[-1]) if expected else None
+        expected = expected[:-1] if told else expected
+        status = int(told[1]) if told else 0
+        assert done.returncode == status, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
+        want = "".join(f"{line.rstrip()}\n" for line in expected)
+        got = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
         fits = doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-        assert fits or not expected, f"{page.name}: {command}\nexpected:\n{want}\ngot:\n{got}"
+        assert fits or not (expected or told), f"{page.name}: {command}\nexpected:\n{want}\ngot:\n{got}"
 
 
 def pages(root):

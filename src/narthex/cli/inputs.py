@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -13,26 +13,38 @@ from narthex.apps.inputs import Cluster, InputError, Inputs, Wishes, read_cluste
 F = TypeVar("F", bound=Callable[..., object])
 
 
+_NODE = click.option("--node", default="", metavar="NAME", help="The node to look from. Default: the only one.")
+_MORE = (
+    click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A KubeProxyConfiguration.",
+    ),
+    click.option("--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Where all pods are."),
+    click.option("--node-ip", "node_ips", multiple=True, metavar="IP", help="An address of the node; repeatable."),
+)
+
+
 def options(function: F) -> F:
     """`--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; they arrive as `wishes` does (see `wishes_of`)."""
-    for option in reversed(
-        (
-            click.option("--node", default="", metavar="NAME", help="The node to look from. Default: the only one."),
-            click.option(
-                "--mode", default="", callback=_known_mode, help="nftables or iptables. Default: as configured."
-            ),
-            click.option(
-                "--config",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                help="A KubeProxyConfiguration.",
-            ),
-            click.option("--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Where all pods are."),
-            click.option(
-                "--node-ip", "node_ips", multiple=True, metavar="IP", help="An address of the node; repeatable."
-            ),
-        )
-    ):
-        function = option(function)
+    mode = mode_option("--mode", default="", help="nftables or iptables. Default: as configured.")
+    return _decorated(function, _NODE, mode, *_MORE)
+
+
+def options_of_all_nodes(function: F) -> F:
+    """`options` without a mode, for what looks at every node."""
+    node = click.option("--node", default="", metavar="NAME", help="This node only. Default: all nodes.")
+    return _decorated(function, node, *_MORE)
+
+
+def mode_option(name: str, **more: Any) -> Callable[[F], F]:
+    """An option that takes a mode."""
+    return click.option(name, callback=_known_mode, **more)
+
+
+def _decorated(function: F, *decorators: Callable[[F], F]) -> F:
+    for decorator in reversed(decorators):
+        function = decorator(function)
     return function
 
 
@@ -53,7 +65,7 @@ output_option = click.option("-o", "--output", type=click.Choice(["text", "json"
 def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
     from narthex.backends import BACKENDS
 
-    if value and value not in BACKENDS:
+    if value not in BACKENDS and (value or param.required):
         raise click.BadParameter(f"{value!r} is none of {', '.join(BACKENDS)}", ctx, param)
     return value
 
@@ -62,7 +74,7 @@ def wishes_of(options: dict[str, object]) -> Wishes:
     """The values of `options` as one."""
     return Wishes(
         node=str(options["node"]),
-        mode=str(options["mode"]),
+        mode=str(options.get("mode", "")),
         config_file=options["config"],  # type: ignore[arg-type]
         cluster_cidr=str(options["cluster_cidr"]),
         node_ips=options["node_ips"],  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""`narthex migrate`: what a change of mode would change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from narthex.apps.inputs import InputError
+from narthex.cli.inputs import (
+    cluster_of,
+    manifests_option,
+    mode_option,
+    options_of_all_nodes,
+    output_option,
+    wishes_of,
+)
+from narthex.trace.migration import as_data, text
+
+SOMETHING_CHANGES = 3
+"""Exit status; 1 and 2 are errors."""
+
+
+@click.command()
+@mode_option("--from", required=True, metavar="MODE", help="The mode that runs now.")
+@mode_option("--to", required=True, metavar="MODE", help="The mode to come.")
+@manifests_option(required=True)
+@options_of_all_nodes
+@click.option("--all-services", is_flag=True, help="Do not cut long lists of Services.")
+@output_option
+def command(manifests: Path, all_services: bool, output: str, **options: Any) -> None:
+    """Show what changes, and why, when nodes go from one mode to another: for each Service, way in and class of sender.
+
+    Nothing is printed when nothing changes. Exit status: 0 when nothing changes, 3 when something does.
+
+    \b
+        narthex migrate --from iptables --to nftables --manifests DIR
+    """
+    from narthex.apps.migrate import prospect
+
+    cluster = cluster_of(manifests)
+    try:
+        found = prospect(cluster, options["from"], options["to"], wishes_of(options))
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+    for problem in found.problems:
+        click.echo(problem, err=True)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(as_data(found.migration))))
+    else:
+        click.echo(text(found.migration, all_services), nl=False)
+    click.get_current_context().exit(SOMETHING_CHANGES if found.migration else 0)
