@@ -1,4 +1,4 @@
-"""What plan, render and trace start from: manifests, a node, a configuration; read once."""
+"""What plan, render and trace start from: manifests or an API server, a node, a configuration; read once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from narthex.model.events import Synced
 from narthex.model.names import NamespacedName
 from narthex.model.net import FAMILIES, IPFamily, address, family_of, network
 from narthex.model.objects import Node
@@ -76,6 +77,26 @@ def read_cluster(manifests: Path) -> Cluster:
         details = "".join(f"\n  {problem}" for problem in source.problems)
         raise InputError(f"{manifests} holds no Service, EndpointSlice or Node that can be used{details}")
     return Cluster(snapshot=snapshot, problems=source.problems)
+
+
+def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> Cluster:
+    """All objects of a cluster, from its API server, listed once. Without a kubeconfig and a URL, as a pod would. `pods`
+    asks for Pods, too. Raises InputError."""
+    from narthex.sources.kube.access import Access
+    from narthex.sources.kube.client import Unreachable
+    from narthex.sources.kube.once import read_once
+    from narthex.sources.kube.resources import of_a_cluster
+    from narthex.sources.proxy_configuration import ClientConnection
+
+    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    store = Store()
+    try:
+        events, problems = read_once(access, of_a_cluster(pods=pods))
+    except Unreachable as error:
+        raise InputError(str(error)) from error
+    for event in (*events, Synced()):
+        store.apply(event)
+    return Cluster(snapshot=store.snapshot, problems=problems)
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,8 @@ SERVICE_CIDRS = Resource(
     paths=("/apis/networking.k8s.io/v1/servicecidrs", "/apis/networking.k8s.io/v1beta1/servicecidrs"),
     optional=True,
 )
+PODS = Resource(kind="Pod", paths=("/api/v1/pods",), optional=True)
+"""For commands that know pods by name; no proxy asks for them."""
 
 
 def own_node(name: str) -> Resource:
@@ -52,6 +54,6 @@ def of_a_proxy(node_name: str) -> tuple[Resource, ...]:
     return SERVICES, ENDPOINT_SLICES, own_node(node_name), SERVICE_CIDRS
 
 
-def of_a_cluster() -> tuple[Resource, ...]:
+def of_a_cluster(*, pods: bool = False) -> tuple[Resource, ...]:
     """What a look at a cluster from any of its nodes needs."""
-    return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS
+    return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, *([PODS] if pods else [])

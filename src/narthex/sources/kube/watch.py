@@ -156,8 +156,10 @@ class Watch:
         times: Times = TIMES,
         *,
         streaming: bool = True,
+        newest: bool = False,
     ) -> None:
-        """`chance` gives numbers from 0 to 1. `streaming` tries streaming lists first."""
+        """`chance` gives numbers from 0 to 1. `streaming` tries streaming lists first. `newest`: the first list is to be
+        what is true now, not what the server has at hand."""
         self.resource = resource
         self.counts = Counts()
         self.holdings = Holdings(resource.kind)
@@ -177,7 +179,7 @@ class Watch:
         self._phase = _Phase.RESTING
         self._version = ""
         """Up to here everything is known."""
-        self._floor = _ANY
+        self._floor = _NEWEST if newest else _ANY
         """What the next list must not be older than."""
         self._paging = False
         """A page after the first one is read."""
@@ -313,8 +315,9 @@ class Watch:
         return tuple(events)
 
     def _line(self, data: bytes, now: float) -> Step:
-        self._heard(now)
         line = read_line(data)
+        self._has_bookmarks = self._has_bookmarks or line.type == "BOOKMARK"
+        self._heard(now)
         if line.type == "ERROR":
             status = read_status(line.object)
             return self._refused(status, None, now)
@@ -328,7 +331,6 @@ class Watch:
             return self._rest("older", f"the server went back from version {self._version} to {version}", now)
         event = None
         if line.type == "BOOKMARK":
-            self._has_bookmarks = True
             self.counts.bookmarks += 1
         else:
             event = self._change(self.holdings, line.type, line.object)
@@ -431,6 +433,7 @@ class Watch:
             return self._rest("silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING)
         # A half-closed stream; or the server has gone back, and waits for the version that we told it. A list will tell.
         self._count("silent")
+        self._has_bookmarks = False
         return self._list(now)
 
     def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> Step:
@@ -457,10 +460,10 @@ class Watch:
             self._failures = 0
 
     def _problem(self, what: str, severity: str) -> Problem:
-        kept = "what is known stays in force, and it is tried again" if self.synced else "it is tried again"
+        kept = "; what is known stays in force" if self.synced else ""
         return Problem(
             object=f"API server, {self.resource.paths[self._path]}",
-            message=f"{what}; {kept}",
+            message=f"{what}{kept}",
             severity="warning" if severity == "warning" else "error",
         )
 
