@@ -216,8 +216,9 @@ class Metrics:
     def _mode_metrics(self) -> Iterable[Metric]:
         if self._mode == "nftables":
             yield self._counter("sync_proxy_rules_nftables_sync_failures", "Syncs that failed.", "failures")
-        if self._mode == "iptables":
+        if self._mode in ("iptables", "ipvs"):
             yield self._counter("sync_proxy_rules_iptables_restore_failures", "Syncs that failed.", "failures")
+        if self._mode == "iptables":
             yield self._counter(
                 "sync_proxy_rules_iptables_partial_restore_failures", "Partial syncs that failed.", "partial_failures"
             )

@@ -92,10 +92,13 @@ class Proxy:
         """What the kernel holds, by family. Safe from any thread."""
         return [half.sync.plan for half in self._halves if half.sync.plan is not None]
 
-    def run(self) -> None:
-        """Turn after turn, until stopped. The rules stay (row 21.20)."""
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Turn after turn, until stopped, or until what is asked after each turn holds. The rules stay (row 21.20)."""
         while not self._stopping:
-            self._clock.sleep(self.turn())
+            wait = self.turn()
+            if until():
+                return
+            self._clock.sleep(wait)
 
     def stop(self) -> None:
         """End `run` after the present turn. Safe in a signal handler."""

@@ -62,6 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ipvs: IPVS = IPVS()
     client: ClientConnection = ClientConnection()
     """How the API server is spoken to."""
+    config_sync_period: float = 900.0
+    """All lists are made anew this often."""
     healthz: tuple[str, int] | None = ("0.0.0.0", 10256)
     """Address and port; None: off."""
     metrics: tuple[str, int] | None = ("127.0.0.1", 10249)
@@ -139,6 +141,7 @@ def _settings(
         conntrack=configuration.conntrack,
         ipvs=configuration.ipvs,
         client=configuration.client_connection,
+        config_sync_period=configuration.config_sync_period,
         healthz=None if HEALTHZ in off else split_port(configuration.healthz_bind_address),
         metrics=None if METRICS in off else split_port(configuration.metrics_bind_address),
         bind_address_hard_fail=configuration.bind_address_hard_fail,

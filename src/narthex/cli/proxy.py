@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import narthex
 from narthex.cli.proxy_flags import fields, with_flags, with_ports
+
+if TYPE_CHECKING:
+    from narthex.apps.settings import Settings
+    from narthex.apps.start import Origin
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -23,8 +27,9 @@ _SETTINGS = {
 @click.option(
     "--manifests",
     type=click.Path(path_type=Path),
-    help="File or directory of YAML and JSON manifests; edits take effect while running. Required.",
+    help="File or directory of YAML and JSON manifests, instead of an API server; edits take effect while running.",
 )
+@click.option("--master", metavar="URL", default="", help="The API server; it overrides the kubeconfig's.")
 @click.option("--config", type=click.Path(path_type=Path), help="A KubeProxyConfiguration; it wins over most flags.")
 @with_flags
 @click.option("--healthz-port", type=click.IntRange(0, 65535), hidden=True)
@@ -40,6 +45,7 @@ def command(
     context: click.Context,
     /,
     manifests: Path | None,
+    master: str,
     config: Path | None,
     healthz_port: int | None,
     metrics_port: int | None,
@@ -50,8 +56,8 @@ def command(
 ) -> None:
     """Be the node proxy: program the network namespace that this runs in until stopped.
 
-    Reads Services, EndpointSlices and Nodes from MANIFESTS. On SIGTERM or SIGINT it ends; the rules stay. `/healthz`
-    answers 200 when all rules are in place.
+    Follows Services, EndpointSlices, ServiceCIDRs and this Node at an API server, or reads them from MANIFESTS. On SIGTERM
+    or SIGINT it ends; the rules stay. `/healthz` answers 200 when all rules are in place.
     """
     if cleanup:
         from narthex.cli.cleanup import command as clean
@@ -60,9 +66,8 @@ def command(
         return
     from narthex.apps import logs
     from narthex.apps.reload import ConfigurationFile
-    from narthex.apps.settings import Settings, SettingsError, in_force, settings
+    from narthex.apps.settings import SettingsError, in_force, settings
     from narthex.apps.start import Origin, StartError, check_machine, prepare, serve
-    from narthex.sources.manifests import ManifestSource
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
 
@@ -74,20 +79,33 @@ def command(
         if write_config_to is not None:
             _write(write_config_to, in_force(given, config))
             return
-        if manifests is None and not init_only:
-            raise click.UsageError("Missing option '--manifests'.")
         # Before it is read: an edit while the proxy starts is seen.
         file = ConfigurationFile(config, read, check_machine) if config else None
         told = read()
         logs.start(sys.stderr, told.logging)
         for warning in told.warnings:
             logs.LOGGER.warning("%s", warning)
-        if init_only or manifests is None:
+        if init_only:
             prepare(told)
-        else:
+        elif manifests is not None:
+            from narthex.sources.manifests import ManifestSource
+
             serve(told, Origin(ManifestSource(manifests)), file)
+        else:
+            serve(told, _api_server(told, master), file)
     except (SettingsError, StartError) as error:
         raise click.ClickException(logs.printable(str(error))) from error
+
+
+def _api_server(told: Settings, master: str) -> Origin:
+    from narthex.apps.api_server import api_origin
+    from narthex.host.clock import SystemClock
+    from narthex.sources.kube.access import Access
+
+    if not (told.client.kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
+        raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
+    access = Access(connection=told.client, master=master)
+    return api_origin(access, told.node.node_name, told.config_sync_period, SystemClock().wall)
 
 
 def _write(path: Path, configuration: Any) -> None:

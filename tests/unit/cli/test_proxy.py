@@ -207,10 +207,19 @@ def test_local_mode_flags(served, tmp_path):
     assert served[0][0].node.interface_name_prefix == "veth"
 
 
-def test_manifests_are_needed():
+@pytest.mark.usefixtures("served")
+def test_something_to_follow_is_needed(monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     result = call("--hostname-override=a")
     assert result.exit_code == 2
-    assert "--manifests" in result.output
+    assert "give --kubeconfig, --master or --manifests" in result.output
+
+
+@pytest.mark.parametrize("flag", ["--kubeconfig=/k", "--master=http://127.0.0.1:8080"])
+def test_an_api_server_is_followed(served, flag):
+    assert call("--hostname-override=a", flag).exit_code == 0
+    ((_, source),) = served
+    assert [each.kind for each in source.followed] == ["Service", "EndpointSlice", "Node", "ServiceCIDR"]
 
 
 @pytest.mark.usefixtures("served")
