@@ -80,6 +80,7 @@ class UserspaceBackend:
         return UserspaceRules(
             tables=_tables(plan, frame, list(fragments.values()), previous.tables if previous else None),
             listeners=_listeners(plan, ports, previous.listeners if previous else Map()),
+            mark=frame.mark,
             taken=previous.taken if previous else frozenset(),
             rendering=_Rendering(frame=frame, fragments=fragments),
         )

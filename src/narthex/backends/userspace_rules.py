@@ -48,6 +48,8 @@ class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
 
     tables: XtablesRules
     listeners: Listeners = Map()
+    mark: int = 0
+    """The relay's own connections have this bit of the packet mark, so that rules let them pass."""
     taken: frozenset[ListenKey] = frozenset()
     """Ports that somebody else listens on, as the Target has found: the next rendering chooses others."""
     rendering: object = None
@@ -70,6 +72,8 @@ class UserspaceChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What to change: only differences. New listeners come before the rules, those that go after them."""
 
     tables: XtablesChanges
+    mark: int = 0
+    """As in the rules."""
     replace: bool = False
     """The state is not known: a listener that is not among `listen` must go."""
     listen: tuple[Listener, ...] = ()
@@ -89,12 +93,16 @@ def diff(have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
     """The changes from one to the other."""
     if have is None:
         return UserspaceChanges(
-            tables=xtables.diff(None, want.tables), replace=True, listen=tuple(_sorted(want.listeners))
+            tables=xtables.diff(None, want.tables),
+            mark=want.mark,
+            replace=True,
+            listen=tuple(_sorted(want.listeners)),
         )
     old, new = have.listeners, want.listeners
     changed = {key: one for key, one in new.items() if (held := old.get(key)) is not one and held != one}
     return UserspaceChanges(
         tables=xtables.diff(have.tables, want.tables),
+        mark=want.mark,
         listen=tuple(_sorted(changed)),
         close=tuple(sorted((key for key in old if key not in new), key=_by_port)),
     )
@@ -109,7 +117,7 @@ def patch(have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
             del mutation[key]
         mutation.update({one.key: one for one in changes.listen})
         listeners = mutation.finish()
-    return UserspaceRules(tables=tables, listeners=listeners, taken=have.taken)
+    return UserspaceRules(tables=tables, listeners=listeners, mark=changes.mark, taken=have.taken)
 
 
 def _sorted(listeners: Mapping[ListenKey, Listener]) -> list[Listener]:

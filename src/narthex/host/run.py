@@ -1,9 +1,9 @@
-"""The only place that starts other programs and waits for them."""
+"""The only place that starts other programs."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from narthex.host import netns
 
@@ -19,6 +19,26 @@ class CommandError(RuntimeError):
         self.argv = tuple(argv)
         self.status = status
         self.said = said
+
+
+def start(
+    argv: Sequence[str], *, keep: Sequence[int], environment: Mapping[str, str], namespace: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that stays, without a shell, and return its handle. `keep` are the files that it inherits besides
+    the standard error stream.
+
+    `namespace` is a named network namespace, None for the present one. Raises OSError when it cannot be started.
+    """
+    with netns.entered(namespace):
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=tuple(keep),
+            env=dict(environment),
+            # Signals for the foreground group, as Ctrl-C, are for whoever started it.
+            process_group=0,
+        )
 
 
 def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, timeout: float = 300) -> str:
