@@ -9,9 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -37,12 +36,13 @@ from narthex.apps.httpd import HttpServer
 from narthex.apps.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.apps.logs import LOGGER
 from narthex.apps.metrics import Collector, Metrics
+from narthex.apps.node_status import Status
 from narthex.apps.own_node import OwnNode
 from narthex.apps.proxy import Inbox, Proxy
 from narthex.apps.reload import ConfigurationFile, replace_process
 from narthex.apps.service_health import ServiceHealth
 from narthex.apps.settings import Settings, family_warnings
-from narthex.apps.status import BindError, Listener, StatusServer, health_routes, metrics_routes
+from narthex.apps.status import BindError
 from narthex.apps.sync import FamilySync, Sync
 from narthex.backends import BACKENDS
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
@@ -173,101 +173,168 @@ def _own_addresses() -> frozenset[str]:
 
 def prepare(settings: Settings) -> None:
     """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
-    asked = kernel_settings(settings.conntrack)
+    asked = kernel_settings(settings)
     if plan_once(Snapshot(), settings.node, IPFamily.IPV4).node_ports.localhost:
         path, value = ROUTE_LOCALNET
-        asked.append(Setting(path, int(value), "localhostNodePorts"))
+        asked.append(Setting(path, int(value), "localhostNodePorts", unasked="iptables.localhostNodePorts: false"))
     KernelSettings(asked).make(last=True)
     LOGGER.info("kernel settings are made as far as they can be")
+
+
+class ProxyPart:
+    """The node proxy, for one run; a part of a node, or all that a process does."""
+
+    def __init__(self, settings: Settings, origin: Origin, status: Status) -> None:
+        self._settings = settings
+        self._origin = origin
+        self._status = status
+        self._lock = threading.Lock()
+        """For what `run` and other threads must not do at the same time: to make the proxy, and to tell it something."""
+        self._parts: Parts | None = None
+        self._stopping = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the rules are what they should be (rows 17.1, 17.2)."""
+        parts = self._parts
+        return parts is not None and parts.proxy.health.healthy
+
+    def stop(self) -> None:
+        """End `run` after the present turn. Safe in a signal handler, unlike `take_over`."""
+        self._stopping = True
+        parts = self._parts
+        if parts is not None:
+            parts.proxy.stop()
+
+    def take_over(self, fresh: Settings) -> None:
+        """Go over to other settings while it runs (row 29.12)."""
+        with self._lock:
+            self._settings = fresh
+            parts = self._parts
+        if parts is None:
+            return
+        KernelSettings(kernel_settings(fresh)).make(last=True)
+        node = with_kernel(fresh).node
+        parts.explainer.name = fresh.own.explain_service
+        parts.connections.told = fresh.own
+        parts.proxy.use(lambda family: Planner(node, family), fresh.periods)
+
+    def run(self) -> None:
+        """Be the node proxy until `stop`; the rules stay. Raises StartError."""
+        settings, node_name = self._settings, self._settings.node.node_name
+        families = check_machine(settings.mode)
+        LOGGER.info("node %s, mode %s, %s", node_name, settings.mode, " and ".join(each.label for each in families))
+        for warning in family_warnings(settings, families):
+            LOGGER.warning("%s", warning)
+        asked = KernelSettings(kernel_settings(settings))
+        asked.make(last=False)
+        clock = SystemClock()
+        feed = Feed(self._origin.source)
+        http = HttpServer()
+        writer = EventWriter(self._origin.creator, node_name, clock) if self._origin.creator else None
+        events: Events = writer or NoEvents()
+        with self._lock:
+            made = assemble(with_kernel(self._settings), feed, families, clock, http, events, self._origin)
+            self._parts = made
+        proxy = made.proxy
+        if self._stopping:
+            proxy.stop()
+        self._status.show(proxy, settings.mode)
+        events.tell(starting(node_name))
+        if settings.mode == "ipvs":
+            events.tell(ipvs_deprecated(node_name))
+        try:
+            with (
+                writer.running() if writer else nullcontext(),
+                _without_collections(),
+                feed.running(proxy.notice),
+                proxy.listening(),
+            ):
+                proxy.turn()
+                gc.freeze()
+                gc.enable()
+                asked.make(last=True)
+                # What an earlier process's rules have counted is the base from which is counted here.
+                threading.Thread(target=made.connections.look, name="connections", daemon=True).start()
+                proxy.run()
+        finally:
+            self._status.hide()
+            http.stop()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the
+    time of a first sync of 5,000 Services, and would stop the loop again and again later."""
+    # Those of an earlier run may go.
+    gc.unfreeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class Work(Protocol):
+    """What a process does until it is told to end."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None:
+        """End `run`. Safe in a signal handler and from any thread."""
+        ...
+
+    def take_over(self, fresh: Settings) -> None:
+        """Go over to other settings while it runs."""
+        ...
 
 
 def serve(settings: Settings, origin: Origin, file: ConfigurationFile | None = None) -> None:
     """Be the node proxy until SIGTERM or SIGINT, or until edits of the configuration file ask for a new process.
     Raises StartError."""
-    families = check_machine(settings.mode)
-    node_name = settings.node.node_name
-    LOGGER.info("node %s, mode %s, %s", node_name, settings.mode, " and ".join(each.label for each in families))
-    for warning in family_warnings(settings, families):
-        LOGGER.warning("%s", warning)
+    status = Status()
+    run_until_told(ProxyPart(settings, origin, status), settings, status, origin.creator, file)
+
+
+def run_until_told(
+    work: Work, settings: Settings, status: Status, creator: Creator | None, file: ConfigurationFile | None = None
+) -> None:
+    """Do the work of a process, with all that a process has but once: its status ports, its signals, its configuration
+    file. Raises StartError."""
     allow_many_files()
     _protect(settings.oom_score_adj)
-    asked = KernelSettings(kernel_settings(settings.conntrack))
-    asked.make(last=False)
-    clock = SystemClock()
-    feed = Feed(origin.source)
-    http = HttpServer()
-    writer = EventWriter(origin.creator, node_name, clock) if origin.creator else None
-    events: Events = writer or NoEvents()
-    parts = assemble(with_kernel(settings), feed, families, clock, http, events, origin)
-    proxy, status = parts.proxy, Status(http, parts)
-    with writer.running() if writer else nullcontext():
+    try:
+        status.serve(settings)
+    except BindError as error:
+        if creator is not None:
+            writer = EventWriter(creator, settings.node.node_name, SystemClock())
+            writer.tell(cannot_serve(settings.node.node_name, error.purpose, str(error)))
+            with writer.running():
+                pass
+        raise StartError(str(error)) from error
+
+    def take_over(fresh: Settings) -> bool:
+        """False when a port that must be had is taken: a new process then ends for it, as at any start."""
+        logs.start(sys.stderr, fresh.logging)
+        _protect(fresh.oom_score_adj)
+        work.take_over(fresh)
         try:
-            status.serve(settings)
+            status.serve(fresh)
         except BindError as error:
-            events.tell(cannot_serve(node_name, error.purpose, str(error)))
-            raise StartError(str(error)) from error
-        events.tell(starting(node_name))
-        if settings.mode == "ipvs":
-            events.tell(ipvs_deprecated(node_name))
-        # The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the
-        # time of a first sync of 5,000 Services, and would stop the loop again and again later.
-        gc.disable()
-        take = partial(_take_over, parts=parts, status=status)
-        edits = file.followed(settings, take, proxy.stop) if file else nullcontext()
-        with _ended_by_signal(proxy.stop), feed.running(proxy.notice), proxy.listening(), edits:
-            proxy.run(until=lambda: proxy.health.ready)
-            gc.freeze()
-            gc.enable()
-            asked.make(last=True)
-            # What an earlier process's rules have counted is the base from which is counted here.
-            threading.Thread(target=parts.connections.look, name="connections", daemon=True).start()
-            proxy.run()
-        if not (file and file.replace):
-            LOGGER.info("stopped; the rules stay in force")
-        http.stop()
+            LOGGER.error("%s", error)
+            return False
+        return True
+
+    edits = file.followed(settings, take_over, work.stop) if file else nullcontext()
+    try:
+        with _ended_by_signal(work.stop), edits:
+            work.run()
+    finally:
+        status.stop()
+    if not (file and file.replace):
+        LOGGER.info("stopped; the rules stay in force")
     if file and file.replace:
         replace_process()
-
-
-class Status:
-    """The status ports, as settings say."""
-
-    def __init__(self, http: HttpServer, parts: Parts) -> None:
-        self._server = StatusServer(http)
-        self._proxy = parts.proxy
-        self._shown: dict[str, Any] = {}
-
-    def serve(self, settings: Settings) -> None:
-        """Listen where the settings say and show them. Raises BindError."""
-        self._shown["kubeproxy.config.k8s.io"] = settings.configuration
-        self._shown["narthex"] = settings.own_configuration
-        self._server.serve(list(self._listeners(settings)), hard_fail=settings.bind_address_hard_fail)
-
-    def _listeners(self, settings: Settings) -> Iterator[Listener]:
-        proxy = self._proxy
-        if settings.healthz:
-            yield Listener("health", *settings.healthz, health_routes(proxy.health, proxy.metrics))
-        if settings.metrics:
-            routes = metrics_routes(proxy.metrics, proxy.health, settings.mode, self._shown)
-            yield Listener("metrics", *settings.metrics, routes)
-
-
-def _take_over(fresh: Settings, parts: Parts, status: Status) -> bool:
-    """Go over to other settings in the running process (row 29.12). False when a port that must be had is taken: a new
-    process then ends for it, as at any start."""
-    logs.start(sys.stderr, fresh.logging)
-    _protect(fresh.oom_score_adj)
-    KernelSettings(kernel_settings(fresh.conntrack)).make(last=True)
-    node = with_kernel(fresh).node
-    parts.explainer.name = fresh.own.explain_service
-    parts.connections.told = fresh.own
-    parts.proxy.use(lambda family: Planner(node, family), fresh.periods)
-    try:
-        status.serve(fresh)
-    except BindError as error:
-        LOGGER.error("%s", error)
-        return False
-    return True
 
 
 def _protect(score: int) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from narthex.apps.health import Health
 from narthex.apps.httpd import Answer, HttpServer, Reply, Request, Seats, Slow, listening
 from narthex.apps.logs import LOGGER
 from narthex.apps.metrics import Metrics, indicators
@@ -40,6 +39,14 @@ class Listener(NamedTuple):
         return f"{self.purpose} server on {join_port(self.address, self.port)}"
 
 
+class Judged(Protocol):
+    """Somebody's health, as HTTP status and body."""
+
+    def healthz(self) -> tuple[int, dict[str, Any]]: ...
+
+    def livez(self) -> tuple[int, dict[str, Any]]: ...
+
+
 class BindError(RuntimeError):
     """An address cannot be listened on, and `bindAddressHardFail` says that this is fatal."""
 
@@ -48,7 +55,7 @@ class BindError(RuntimeError):
         self.purpose = purpose
 
 
-def health_routes(health: Health, metrics: Metrics) -> Routes:
+def health_routes(health: Judged, metrics: Metrics) -> Routes:
     """`/healthz` and `/livez` of the health port; both are counted (row 17.9)."""
 
     def answer(name: str, ask: Callable[[], tuple[int, dict[str, Any]]]) -> Reply:
@@ -62,7 +69,7 @@ def health_routes(health: Health, metrics: Metrics) -> Routes:
     }
 
 
-def metrics_routes(metrics: Metrics, health: Health, mode: str, configurations: Mapping[str, Any]) -> Routes:
+def metrics_routes(metrics: Metrics, health: Judged, mode: str, configurations: Mapping[str, Any]) -> Routes:
     """What the metrics port serves (row 20.25). `configurations` is what `/configz` shows, by name."""
 
     def exposition(text: Callable[[], bytes]) -> Slow:
