@@ -11,14 +11,17 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+from narthex.backends import BACKENDS
 from narthex.testing.scenario import Scenario
 
 HERE = Path(__file__).parent
-MODES = ("nftables", "iptables")
+MODES = tuple(BACKENDS)
+OWN_KERNELS = ("nftables", "iptables")
+"""Modes that a test means when it names none."""
 WITNESSES = ("plan", "rules", "kernel")
 LAST = {1: 18, 2: 15, 3: 11, 4: 12, 5: 11, 6: 9, 7: 10, 8: 5, 9: 18, 10: 14, 11: 5, 12: 5, 13: 8, 14: 8, 15: 9}
-LAST |= {16: 12, 18: 11, 19: 9, 22: 9, 23: 10, 29: 16}
-"""The last row of each group that a node proxy of these two modes has to do with."""
+LAST |= {16: 12, 18: 11, 19: 9, 22: 9, 23: 10, 24: 14, 29: 16}
+"""The last row of each group that a node proxy of these modes has to do with."""
 
 _PROPERTY = "rows"
 _SOURCE = re.compile(r"^source: rows ([0-9., ]+)", re.MULTILINE)
@@ -35,7 +38,8 @@ def note_rows(item) -> None:
     if not rows:
         return
     words = [value for value in params.values() if isinstance(value, str)]
-    modes = [word for word in words if word in MODES] or list(MODES)
+    modes = [word for word in words if word in MODES] or [mode for mode in MODES if mode in item.nodeid]
+    modes = modes or list(OWN_KERNELS)
     on_kernel = item.get_closest_marker("kernel") is not None
     witness = "kernel" if on_kernel else next((word for word in words if word in WITNESSES), "rules")
     item.user_properties.append((_PROPERTY, [sorted(set(rows)), modes, witness]))
@@ -60,15 +64,17 @@ def write(reporter) -> None:
         return
     reporter.section("rows covered, by mode and witness")
     columns = [(mode, witness) for mode in MODES for witness in WITNESSES]
-    reporter.write_line(f"{'':9} {'rows':>4} {'shown':>6}   {'nftables':^20}   {'iptables':^20}")
-    reporter.write_line(f"{'':9} {'':>4} {'':>6}   " + "   ".join([" ".join(f"{each:>6}" for each in WITNESSES)] * 2))
+    reporter.write_line(f"{'':9} {'rows':>4} {'shown':>6}" + "".join(f"   {mode:^20}" for mode in MODES))
+    witnesses = " ".join(f"{each:>6}" for each in WITNESSES)
+    reporter.write_line(f"{'':9} {'':>4} {'':>6}" + f"   {witnesses}" * len(MODES))
     missing: list[str] = []
     for group, last in LAST.items():
         rows = [f"{group}.{number}" for number in range(1, last + 1)]
         missing += [row for row in rows if row not in shown]
         counts = [f"{sum(column in shown.get(row, ()) for row in rows):>6}" for column in columns]
         some = sum(row in shown for row in rows)
-        reporter.write_line(f"group {group:<3} {last:>4} {some:>6}   {' '.join(counts[:3])}   {' '.join(counts[3:])}")
+        line = "".join("   " + " ".join(counts[at : at + 3]) for at in range(0, len(counts), len(WITNESSES)))
+        reporter.write_line(f"group {group:<3} {last:>4} {some:>6}{line}")
     total = sum(LAST.values())
     reporter.write_line(f"{'all':9} {total:>4} {total - len(missing):>6}")
     others = sorted((row for row in shown if int(row.partition(".")[0]) not in LAST), key=_order)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from narthex.backends import BACKENDS
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node
 from narthex.testing import kernel
@@ -19,6 +18,7 @@ from narthex.testing.findings import possible_ends, print_said
 from narthex.testing.scenario import Config, Flow, Scenario
 from narthex.testing.setting import host_of, packet_of
 from narthex.testing.witnesses import plan_answer
+from netns.modes import MODES_HERE
 
 pytestmark = pytest.mark.kernel
 
@@ -90,7 +90,7 @@ def last_of_each(objects):
     return list({(type(obj).__name__, obj.key): obj for obj in objects}.values())
 
 
-each_mode = pytest.mark.parametrize("mode", sorted(BACKENDS))
+each_mode = pytest.mark.parametrize("mode", MODES_HERE)
 # Shrinking on a kernel takes longer than a reader needs to see what is wrong.
 drawn = [Phase.explicit, Phase.reuse, Phase.generate]
 
