@@ -107,6 +107,7 @@ def in_place(before: Settings, after: Settings) -> bool:
     return (
         after.mode == before.mode
         and after.node.node_name == before.node.node_name
+        and after.own.parts == before.own.parts
         and (after.client, after.config_sync_period) == (before.client, before.config_sync_period)
         # The scheduler and the like are part of what the mode's backend is made of.
         and (after.mode != "ipvs" or after.ipvs == before.ipvs)

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import narthex
-from narthex.cli.proxy_flags import fields, with_flags, with_ports
-
-if TYPE_CHECKING:
-    from narthex.apps.settings import Settings
-    from narthex.apps.start import Origin
-
-_SETTINGS = {
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": 120,
-    "token_normalize_func": lambda token: token.replace("_", "-"),
-}
+from narthex.cli.following import CONTEXT, begin, source, with_source
+from narthex.cli.proxy_flags import fields, with_ports
 
 
-@click.command("proxy", context_settings=_SETTINGS)
-@click.option(
-    "--manifests",
-    type=click.Path(path_type=Path),
-    help="File or directory of YAML and JSON manifests, instead of an API server; edits take effect while running.",
-)
-@click.option("--master", metavar="URL", default="", help="The API server; it overrides the kubeconfig's.")
-@click.option("--config", type=click.Path(path_type=Path), help="A KubeProxyConfiguration; it wins over most flags.")
-@with_flags
-@click.option("--healthz-port", type=click.IntRange(0, 65535), hidden=True)
-@click.option("--metrics-port", type=click.IntRange(0, 65535), hidden=True)
+@click.command("proxy", context_settings=CONTEXT)
+@with_source
 @click.option("--init-only", is_flag=True, help="Make the kernel settings, as far as they can be made, and end.")
 @click.option("--cleanup", is_flag=True, help="Remove all rules, as `narthex cleanup` does, and end.")
 @click.option(
@@ -65,47 +45,21 @@ def command(
         context.invoke(clean, output="text")
         return
     from narthex.apps import logs
-    from narthex.apps.reload import ConfigurationFile
-    from narthex.apps.settings import SettingsError, in_force, settings
-    from narthex.apps.start import Origin, StartError, check_machine, prepare, serve
+    from narthex.apps.settings import SettingsError, in_force
+    from narthex.apps.start import StartError, prepare, serve
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
-
-    def read() -> Settings:
-        return settings(given, config, os.uname().nodename)
-
-    logs.start(sys.stderr)
     try:
         if write_config_to is not None:
             _write(write_config_to, in_force(given, config))
             return
-        # Before it is read: an edit while the proxy starts is seen.
-        file = ConfigurationFile(config, read, check_machine) if config else None
-        told = read()
-        logs.start(sys.stderr, told.logging)
-        for warning in told.warnings:
-            logs.LOGGER.warning("%s", warning)
+        told, file = begin(given, config)
         if init_only:
             prepare(told)
-        elif manifests is not None:
-            from narthex.sources.manifests import ManifestSource
-
-            serve(told, Origin(ManifestSource(manifests)), file)
         else:
-            serve(told, _api_server(told, master), file)
+            serve(told, source(told, manifests, master)(), file)
     except (SettingsError, StartError) as error:
         raise click.ClickException(logs.printable(str(error))) from error
-
-
-def _api_server(told: Settings, master: str) -> Origin:
-    from narthex.apps.api_server import api_origin
-    from narthex.host.clock import SystemClock
-    from narthex.sources.kube.access import Access
-
-    if not (told.client.kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
-        raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
-    access = Access(connection=told.client, master=master)
-    return api_origin(access, told.node.node_name, told.config_sync_period, SystemClock().wall)
 
 
 def _write(path: Path, configuration: Any) -> None:

@@ -29,6 +29,7 @@ from narthex.sources.proxy_configuration import (
     ClientConnection,
     Conntrack,
     Logging,
+    NodeParts,
     OwnConfiguration,
     ProxyConfiguration,
     Rules,
@@ -42,6 +43,8 @@ KIND = "KubeProxyConfiguration"
 OWN_API_VERSION = "narthex/v1alpha1"
 OWN_KIND = "NarthexConfiguration"
 MODES = ("nftables", "iptables", "ipvs", "userspace")
+LOCALHOST_MODES = ("iptables", "userspace")
+"""Where node ports can answer on 127.0.0.1 (row 9.9)."""
 CONNECTION_METRICS = ("endpoints", "services", "off")
 PREVIOUS_MINOR = "1.35"
 """The release before the one whose behaviour this is (row 27.9)."""
@@ -80,7 +83,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
         masquerade_all=section.masquerade_all,
         masquerade_bit=section.masquerade_bit,
         node_port_addresses=unset if given is None else given,
-        localhost_node_ports=mode == "iptables" and configuration.iptables.localhost_node_ports,
+        localhost_node_ports=mode in LOCALHOST_MODES and configuration.iptables.localhost_node_ports,
         bind_address=configuration.bind_address,
         allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
         strict_source_ranges=configuration.own.strict_source_ranges,
@@ -222,6 +225,7 @@ def _own(top: Fields) -> OwnConfiguration:
         explain_service=top.read("explainService", _service_name),
         connection_metrics=top.word("connectionMetrics", CONNECTION_METRICS, "endpoints"),
         connection_series=top.whole("connectionSeries", 10000, 0, 1_000_000),
+        parts=NodeParts(proxy=top.section("parts").flag("proxy", True)),
     )
     top.unknown()
     return made

@@ -79,6 +79,12 @@ class Winkernel(msgspec.Struct, frozen=True, kw_only=True):
     forward_health_check_vip: bool = False
 
 
+class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
+    """`parts` of a NarthexConfiguration: what `narthex node` runs."""
+
+    proxy: bool = True
+
+
 class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """NarthexConfiguration, the second document: what kube-proxy has no words for."""
 
@@ -90,6 +96,7 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """What new connections are counted by: `endpoints`, `services` or `off`."""
     connection_series: int = 10000
     """At most so many numbers of new connections are shown; endpoints give way first."""
+    parts: NodeParts = NodeParts()
 
 
 class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,45 @@
+"""`narthex node`: all that a node needs, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import narthex
+from narthex.cli.following import CONTEXT, begin, source, with_source
+from narthex.cli.proxy_flags import fields, with_ports
+
+
+@click.command("node", context_settings=CONTEXT)
+@click.option("--proxy/--no-proxy", default=None, help="Be the node proxy. Default: yes.")
+@with_source
+@click.version_option(narthex.__version__, prog_name="narthex")
+def command(
+    proxy: bool | None,
+    manifests: Path | None,
+    master: str,
+    config: Path | None,
+    healthz_port: int | None,
+    metrics_port: int | None,
+    **flags: Any,
+) -> None:
+    """Be all that a node needs, in one process: for the time being that is the proxy.
+
+    Takes `narthex proxy`'s options. A part that fails is started again after a while and never ends another one;
+    `/healthz` says how each part is. On SIGTERM or SIGINT all end, the last started first; the rules stay.
+    """
+    from narthex.apps import logs
+    from narthex.apps.node_process import serve_node
+    from narthex.apps.settings import OWN, SettingsError
+    from narthex.apps.start import StartError
+
+    given = with_ports(fields(flags), healthz_port, metrics_port)
+    if proxy is not None:
+        given[OWN] = {**given.get(OWN, {}), "parts": {"proxy": proxy}}
+    try:
+        told, file = begin(given, config)
+        serve_node(told, source(told, manifests, master), file)
+    except (SettingsError, StartError) as error:
+        raise click.ClickException(logs.printable(str(error))) from error
