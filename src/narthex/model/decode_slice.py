@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from narthex.model import validate, wire
 from narthex.model.decode_meta import object_fields, protocol
 from narthex.model.net import IPFamily
@@ -61,14 +63,14 @@ def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: R
     address = _address(index, raw.addresses, family, report)
     target = raw.targetRef
     pod = (target.name or "") if target is not None and target.kind == "Pod" else ""
-    for name, text, syntax in (
-        ("nodeName", raw.nodeName, DNS_SUBDOMAIN),
-        ("zone", raw.zone, LABEL_VALUE),
-        ("hostname", raw.hostname, DNS_LABEL),
-        ("targetRef.name", pod, DNS_SUBDOMAIN),
+    node, zone, hostname = raw.nodeName or "", raw.zone or "", raw.hostname or ""
+    if not (
+        (not node or _is_node_name(node))
+        and (not zone or _is_zone(zone))
+        and (not hostname or DNS_LABEL.holds(hostname))
+        and (not pod or DNS_SUBDOMAIN.holds(pod))
     ):
-        if text and not syntax.holds(text):
-            report.check(f"endpoints[{index}].{name}", text, syntax)
+        _check_names(index, node, zone, hostname, pod, report)
     conditions = raw.conditions if raw.conditions is not None else _NO_CONDITIONS
     hints = raw.hints if raw.hints is not None else _NO_HINTS
     if not address:
@@ -78,13 +80,29 @@ def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: R
         ready=conditions.ready is not False,
         serving=conditions.serving is not False,
         terminating=conditions.terminating is True,
-        node_name=raw.nodeName or "",
-        zone=raw.zone or "",
-        hostname=raw.hostname or "",
+        node_name=node,
+        zone=zone,
+        hostname=hostname,
         for_zones=_hints(index, "forZones", hints.forZones, LABEL_VALUE, report) if hints.forZones else (),
         for_nodes=_hints(index, "forNodes", hints.forNodes, DNS_SUBDOMAIN, report) if hints.forNodes else (),
         target=pod,
     )
+
+
+# Few nodes and zones have very many endpoints.
+_is_node_name = lru_cache(8192)(DNS_SUBDOMAIN.holds)
+_is_zone = lru_cache(1024)(LABEL_VALUE.holds)
+
+
+def _check_names(index: int, node: str, zone: str, hostname: str, pod: str, report: Report) -> None:
+    for name, text, syntax in (
+        ("nodeName", node, DNS_SUBDOMAIN),
+        ("zone", zone, LABEL_VALUE),
+        ("hostname", hostname, DNS_LABEL),
+        ("targetRef.name", pod, DNS_SUBDOMAIN),
+    ):
+        if text:
+            report.check(f"endpoints[{index}].{name}", text, syntax)
 
 
 def _address(index: int, addresses: list[str] | None, family: IPFamily | None, report: Report) -> str:

@@ -78,8 +78,14 @@ class _Key(Syntax, frozen=True):
 
     def holds(self, text: str) -> bool:
         """Whether the text is `name` or `prefix/name`."""
-        prefix, slash, name = text.rpartition("/")
-        return _KEY_NAME.holds(name) and (not slash or DNS_SUBDOMAIN.holds(prefix))
+        return _is_key(text)
+
+
+@lru_cache(maxsize=8192)
+def _is_key(text: str) -> bool:
+    """Remembered: a cluster has few keys, on very many objects."""
+    prefix, slash, name = text.rpartition("/")
+    return _KEY_NAME.holds(name) and (not slash or DNS_SUBDOMAIN.holds(prefix))
 
 
 LABEL_KEY = _Key(

@@ -21,6 +21,9 @@ class Getter(Protocol):
         ...
 
 
+_TOLERANCE = 0.05
+"""Seconds by which a request may be given up too soon; setting the time for each chunk anew costs more than decoding it."""
+
 Tell = Callable[[Watch, tuple[Event, ...]], object]
 """Called with what a watch has found out, perhaps nothing but a change of its own state."""
 
@@ -70,16 +73,24 @@ class _Follower:
 
     async def _lines(self, answer: Answer, limit: asyncio.Timeout) -> Step:
         splitter = Splitter()
+        counts = self._watch.counts
+        told = counts.bookmarks, counts.lists
         async for chunk in answer.chunks():
-            self._take(Heard())
-            for line in splitter.feed(chunk):
+            lines = splitter.feed(chunk)
+            if not lines:
+                self._take(Heard())
+            for line in lines:
                 step = self._take(Line(line))
                 if step.over:
                     return step
                 self._events.extend(step.events)
-            events, self._events = tuple(self._events), []
-            self._tell(self._watch, events)
-            limit.reschedule(self._watch.wake_at)
+            # A streaming list is thousands of chunks of which nothing follows before the last.
+            if self._events or bookmarks != self._watch.counts.bookmarks:
+                counts = self._watch.counts
+        told = counts.bookmarks, counts.lists
+                events, self._events = tuple(self._events), []
+                self._tell(self._watch, events)
+            self._put_off(limit)
         return self._take(Ended())
 
     async def _body(self, answer: Answer, limit: asyncio.Timeout) -> Step:
@@ -87,8 +98,13 @@ class _Follower:
         async for chunk in answer.chunks():
             parts.append(chunk)
             self._take(Heard())
-            limit.reschedule(self._watch.wake_at)
+            self._put_off(limit)
         return self._take(Body(b"".join(parts)))
+
+    def _put_off(self, limit: asyncio.Timeout) -> None:
+        """Wait until `wake_at` now."""
+        if abs(self._watch.wake_at - (limit.when() or 0.0)) > _TOLERANCE:
+            limit.reschedule(self._watch.wake_at)
 
     def _take(self, input: Opened | Heard | Body | Line | Ended | Refused | Due) -> Step:
         return self._watch.take(input, self._now())

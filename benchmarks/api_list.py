@@ -1,0 +1,255 @@
+"""10,000 Services and 10,000 slices of 10 at an API server: list and decode, first sync from process start, a burst.
+
+    sudo python benchmarks/api_list.py [--services 10000] [--endpoints 10] [--mode nftables] [--burst 1000]
+
+The server is our own for tests, in a process of its own, with objects as big as a real one sends them (managedFields,
+owner references). The floor reads the same bytes with http.client and decodes them with the json module. Bars: list and
+decode under 2 s; a sync within 5 s of the start of the process; resident memory under 300 MB; a burst done within a second
+of its last change. Needs root. Works in a network namespace of its own and removes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from narthex.host import netns
+from narthex.lab.encode import encode
+from narthex.sources.kube.access import Access
+from narthex.sources.kube.resources import ENDPOINT_SLICES, SERVICES, of_a_proxy
+from narthex.sources.kube.source import KubeSource
+from narthex.testing.apiserver import ApiServer
+from narthex.testing.build import NODE, node
+
+LIST_BAR, START_BAR, MEMORY_BAR, BURST_BAR = 2.0, 5.0, 300.0, 1.0
+_MANAGED = {"manager": "kube-controller-manager", "operation": "Update", "time": "2026-05-05T10:00:00Z"}
+
+
+def service(number: int) -> dict[str, Any]:
+    """A Service as a server holds it."""
+    name, ip = f"service-{number}", f"10.110.{number >> 8}.{number & 255}"
+    return {
+        "metadata": {
+            **_meta(name, number),
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 400},
+            "managedFields": [_MANAGED | {"fieldsV1": {"f:spec": {"f:ports": {}, "f:selector": {"f:app": {}}}}}],
+        },
+        "spec": {
+            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+            "selector": {"app": name},
+            "clusterIP": ip,
+            "clusterIPs": [ip],
+            "type": "ClusterIP",
+            "sessionAffinity": "None",
+            "ipFamilies": ["IPv4"],
+            "ipFamilyPolicy": "SingleStack",
+            "internalTrafficPolicy": "Cluster",
+        },
+        "status": {"loadBalancer": {}},
+    }
+
+
+def endpoint_slice(number: int, endpoints: int, extra: int = 0) -> dict[str, Any]:
+    """The endpoints of one Service; no two Services share one."""
+    name = f"service-{number}"
+    return {
+        "metadata": {
+            **_meta(f"{name}-abcde", number),
+            "generateName": f"{name}-",
+            "labels": {
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                "kubernetes.io/service-name": name,
+            },
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-05-05T10:00:00Z"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": name, "uid": "0", "controller": True}],
+            "managedFields": [_MANAGED | {"fieldsV1": {"f:endpoints": {}, "f:metadata": {"f:labels": {".": {}}}}}],
+        },
+        "addressType": "IPv4",
+        "endpoints": [_endpoint(name, number * 64 + index) for index in range(endpoints + extra)],
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+    }
+
+
+def _meta(name: str, number: int) -> dict[str, Any]:
+    uid = f"3f0ddc4a-0000-4000-8000-{number:012d}"
+    created = "2026-05-05T10:00:00Z"
+    return {"name": name, "namespace": "shop", "uid": uid, "creationTimestamp": created, "labels": {"app": name}}
+
+
+def _endpoint(name: str, end: int) -> dict[str, Any]:
+    return {
+        "addresses": [f"10.{64 + (end >> 16)}.{end >> 8 & 255}.{end & 255}"],
+        "conditions": {"ready": True, "serving": True, "terminating": False},
+        "targetRef": {"kind": "Pod", "namespace": "shop", "name": f"{name}-5d8f-{end % 64}", "uid": f"{end:036d}"},
+        "nodeName": f"node-{end % 100}",
+        "zone": "eu-1a",
+    }
+
+
+def serve(services: int, endpoints: int) -> None:
+    """Be the server: print its address, then make a burst of so many changes for each line read."""
+    with ApiServer() as server:
+        server.put_raw("Node", encode(node()))
+        for number in range(services):
+            server.put_raw("Service", service(number))
+            server.put_raw("EndpointSlice", endpoint_slice(number, endpoints))
+        print(server.url, flush=True)
+        for line in sys.stdin:
+            count = int(line)
+            start = time.perf_counter()
+            for turn in range(count):
+                time.sleep(max(0.0, start + turn / count - time.perf_counter()))
+                server.put_raw("EndpointSlice", endpoint_slice(turn % services, endpoints, 1))
+            print(time.time(), flush=True)
+
+
+def floor(url: str) -> tuple[float, float]:
+    """Seconds to read both lists, and to decode them; what anybody in Python pays at least."""
+    reading = decoding = 0.0
+    for resource in (SERVICES, ENDPOINT_SLICES):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        start = time.perf_counter()
+        connection.request("GET", resource.paths[0] + "?resourceVersion=0")
+        body = connection.getresponse().read()
+        read = time.perf_counter()
+        json.loads(body)
+        reading, decoding = reading + read - start, decoding + time.perf_counter() - read
+        connection.close()
+    return reading, decoding
+
+
+def listed(url: str, *, streaming: bool) -> float:
+    """Seconds until a source has all lists as events."""
+    source = KubeSource(Access(master=url), of_a_proxy(NODE), streaming=streaming)
+    stop = threading.Event()
+    start = time.perf_counter()
+    changes = source.changes(stop)
+    events = next(changes)
+    seconds = time.perf_counter() - start
+    assert not source.problems, source.problems[0]
+    assert len(events) > 2 * 100
+    stop.set()
+    changes.close()
+    return seconds
+
+
+class Proxy:
+    """`narthex proxy` as a process of its own, in the namespace of the calling thread."""
+
+    def __init__(self, url: str, mode: str) -> None:
+        self.started = time.time()
+        argv = [sys.executable, "-m", "narthex", "proxy", "--master", url, "--hostname-override", NODE]
+        argv += ["--proxy-mode", mode, "--cluster-cidr", "10.64.0.0/12", "--v", "2", "--healthz-bind-address", ""]
+        argv += ["--metrics-bind-address", "127.0.0.1:10249"]
+        self._process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+        self.lines: list[tuple[float, str]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append((time.time(), line))
+
+    def wait_for(self, words: str, after: float = 0.0, seconds: float = 120.0) -> float:
+        """When a line with these words came."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self._process.poll() is None:
+            for when, line in list(self.lines):
+                if when >= after and words in line:
+                    return when
+            time.sleep(0.01)
+        raise SystemExit(f"no line says {words!r}:\n" + "".join(line for _, line in self.lines[-20:]))
+
+    def memory(self, what: str) -> float:
+        """MB, now (`VmRSS`) or at most (`VmHWM`)."""
+        text = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(re.search(rf"{what}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
+
+    def end(self) -> None:
+        """Stop it."""
+        self._process.terminate()
+        self._process.wait(30)
+
+
+def settled(proxy: Proxy, since: float, quiet: float = 2.0) -> tuple[int, float]:
+    """Number of syncs that wrote since a time, and when the last one ended."""
+    while True:
+        times = [when for when, line in list(proxy.lines) if when >= since and "synced IPv4" in line]
+        if times and time.time() - times[-1] > quiet:
+            return len(times), times[-1]
+        time.sleep(0.05)
+
+
+def main() -> int:
+    """Measure and print; 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--services", type=int, default=10000)
+    parser.add_argument("--endpoints", type=int, default=10)
+    parser.add_argument("--mode", default="nftables")
+    parser.add_argument("--burst", type=int, default=1000)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(given.services, given.endpoints)
+        return 0
+    namespace = f"nxbench-{os.getpid()}-api"
+    netns.create(namespace)
+    try:
+        with netns.entered(namespace):
+            return measure(given)
+    finally:
+        netns.delete(namespace)
+
+
+def measure(given: argparse.Namespace) -> int:
+    """Everything, in the namespace of the calling thread."""
+    argv = [sys.executable, __file__, "--serve", f"--services={given.services}", f"--endpoints={given.endpoints}"]
+    server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        url = server.stdout.readline().strip()
+        reading, decoding = floor(url)
+        seconds = {name: listed(url, streaming=name == "streaming list") for name in ("list", "streaming list")}
+        base = reading + decoding
+        print(f"{given.services} Services, {given.services} slices of {given.endpoints}")
+        print(f"  floor: read {reading:.2f} s, json.loads {decoding:.2f} s, together {base:.2f} s")
+        good = True
+        for name, taken in seconds.items():
+            good &= _bar(f"{name}, decoded and checked", taken, LIST_BAR, "s", f", {taken / base:.2f} x the floor")
+        proxy = Proxy(url, given.mode)
+        try:
+            ready = proxy.wait_for("ready: the first sync is done")
+            good &= _bar("process start to first sync", ready - proxy.started, START_BAR, "s")
+            good &= _bar("resident memory", proxy.memory("VmRSS"), MEMORY_BAR, "MB")
+            print(f"  at most it was {proxy.memory('VmHWM'):.0f} MB")
+            began = time.time()
+            print(given.burst, file=server.stdin, flush=True)
+            last = float(server.stdout.readline())
+            syncs, done = settled(proxy, began)
+            good &= _bar(
+                f"burst of {given.burst}: after its last change", done - last, BURST_BAR, "s", f", {syncs} syncs"
+            )
+        finally:
+            proxy.end()
+        return 0 if good else 1
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _bar(what: str, value: float, bar: float, unit: str, more: str = "") -> bool:
+    print(f"  {what}: {value:.2f} {unit} (bar {bar:g}{more}){'' if value <= bar else '  MISSED'}", flush=True)
+    return value <= bar
+
+
+if __name__ == "__main__":
+    sys.exit(main())
