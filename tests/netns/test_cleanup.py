@@ -157,6 +157,7 @@ def install_everything(namespace):
         run([f"{command}-restore", "--noflush"], stdin=text, namespace=namespace)
 
 
+@pytest.mark.row("26.3")
 def test_everything_goes_and_the_rest_stays_to_the_byte(namespace):
     """Rows 26.3, 22.9; 24.3, 24.4, 25.2 for what older ones left."""
     load(namespace, FOREIGN)
@@ -218,8 +219,8 @@ def test_a_tool_that_fails_is_told_and_the_rest_goes(namespace):
     assert not [line for line in rest if "KUBE-SERVICES" in line]
 
 
+@pytest.mark.row("22.9")
 def test_kubelets_share_stays(namespace):
-    """Row 22.9."""
     kubelet = (
         "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"
         "*filter\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n"

@@ -1,6 +1,7 @@
 """The nftables Target on a real kernel: what is written is what is read, in whole transactions, and nft agrees."""
 
 import os
+import re
 import socket
 
 import msgspec
@@ -13,7 +14,8 @@ from narthex.host import netns
 from narthex.host.libnftables import NftError, run_nft
 from narthex.host.nft import NftablesTarget
 from narthex.host.run import run
-from narthex.model.net import IPFamily
+from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import nft
 from narthex.netfilter.ast import Goto, Return
 from narthex.plan.ir import Endpoint, Plan, PodDetector, Pool
@@ -245,6 +247,7 @@ def by_hand(rules, **elements):
     return NftChanges(family=FAMILY, table="narthex", declarations=declarations, **elements)
 
 
+@pytest.mark.row("21.14")
 def test_a_refused_element_is_named_and_nothing_is_done(target):
     rules = put(target, whole())
     good, bad = ("10.96.7.1", "tcp", 80), ("10.96.7.2", "tcp", 80)
@@ -345,3 +348,49 @@ def test_nft_errors_are_told_in_its_own_words(namespace):
         run_nft("list\0ruleset", namespace)
     with pytest.raises(FileNotFoundError):
         run_nft("list ruleset", f"{namespace}-missing")
+
+
+@pytest.mark.row("23.2")
+def test_other_tables_stay_as_they_are(target, namespace):
+    """Also one of kube-proxy's name, and our name in another family: those are not this Target's."""
+    run(
+        ["nft", "-f", "-"],
+        stdin="table ip kube-proxy { chain services { }; }\ntable inet narthex { chain services { counter; }; }\n"
+        "table ip other { set s { type ipv4_addr; elements = { 1.2.3.4 }; }; "
+        "chain c { type filter hook forward priority 0; ip daddr @s drop; }; }\n",
+        namespace=namespace,
+    )
+    before = run(["nft", "list", "ruleset"], namespace=namespace)
+    put(target, whole(), plan())
+    assert len(run(["nft", "list", "tables"], namespace=namespace).splitlines()) == 4
+    target.clean()
+    assert run(["nft", "list", "ruleset"], namespace=namespace) == before
+
+
+@pytest.mark.row("23.10")
+def test_only_our_own_table_is_asked_of_nft(target, monkeypatch):
+    """What others have written, perhaps with a newer nft, cannot keep us from reading ours."""
+    put(target, whole())
+    asked = []
+
+    def note(text, *more, **others):
+        asked.append(text)
+        return run_nft(text, *more, **others)
+
+    monkeypatch.setattr("narthex.host.nft.run_nft", note)
+    assert target.read() is not None
+    assert asked
+    for text in asked:
+        assert re.fullmatch(r"list (table|set) ip narthex( [a-z0-9-]+)?", text)
+
+
+@pytest.mark.row("23.9")
+def test_the_longest_names_load(target):
+    """63 letters each are what Kubernetes allows a namespace and a Service, 15 a port's name."""
+    name = ServicePortName(NamespacedName("n" * 63, "s" * 63), "p" * 15, Protocol.TCP)
+    named = [
+        msgspec.structs.replace(each, name=name)
+        for each in whole().services.values()
+        if each.affinity_seconds is not None
+    ]
+    put(target, plan(*named))

@@ -22,6 +22,7 @@ def of(flags=(), path=None, host="Worker-A"):
     return settings(dict(flags), path, host)
 
 
+@pytest.mark.row("26.5", "27.10")
 def test_defaults():
     told = of()
     assert told.mode == "nftables"
@@ -100,11 +101,12 @@ def test_a_flag_counts_where_the_file_says_nothing(file):
     assert told.node.cluster_cidrs == ("10.0.0.0/8",)
 
 
-@pytest.mark.row("27.4")
+@pytest.mark.row("27.4", "15.9")
 def test_the_name_of_the_node_is_the_flags_first(file):
     path = file("hostnameOverride: node-3\n")
     assert of({"hostnameOverride": " Node-9 "}, path).node.node_name == "node-9"
     assert of({}, path).node.node_name == "node-3"
+    assert of({}, host=" Worker-A.Example.COM\n").node.node_name == "worker-a.example.com"
 
 
 @pytest.mark.row("27.6", "20.24")

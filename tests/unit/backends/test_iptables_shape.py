@@ -9,6 +9,7 @@ from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import ServicePort
 from narthex.model.packet import Disposition
+from narthex.netfilter.ast import Accept, CtState
 from narthex.plan.ir import (
     Drop,
     Endpoint,
@@ -259,7 +260,7 @@ def test_where_node_ports_answer(config, matches):
     assert [line.split(" ", 1)[1].split("-m comment")[0] for line in jumps] == matches
 
 
-@pytest.mark.row("9.11")
+@pytest.mark.row("9.11", "22.1")
 def test_localhost_node_ports_are_guarded():
     a_plan = plan(*web(type="NodePort", node_port=30080), node_port_addresses=None, localhost_node_ports=True)
     rules = BACKEND.render(a_plan)
@@ -319,6 +320,20 @@ def test_jumps_from_built_in_chains():
         place: [rule.expressions[-1].chain.removeprefix("KUBE-") for rule in rules]
         for place, rules in BACKEND.render(plan()).jumps.items()
     }
+    new = {
+        (place, rule.expressions[-1].chain.removeprefix("KUBE-"))
+        for place, rules in BACKEND.render(plan()).jumps.items()
+        for rule in rules
+        if CtState(("new",)) in rule.expressions
+    }
+    kinds = ("SERVICES", "EXTERNAL-SERVICES", "PROXY-FIREWALL")
+    assert new == {
+        (place, target)
+        for place, jumps in targets.items()
+        if place[0] == "filter"
+        for target in jumps
+        if target in kinds
+    }
     assert targets == {
         ("nat", "PREROUTING"): ["SERVICES"],
         ("nat", "OUTPUT"): ["SERVICES"],
@@ -327,6 +342,32 @@ def test_jumps_from_built_in_chains():
         ("filter", "FORWARD"): ["PROXY-FIREWALL", "FORWARD", "SERVICES", "EXTERNAL-SERVICES"],
         ("filter", "OUTPUT"): ["PROXY-FIREWALL", "SERVICES", "EXTERNAL-SERVICES"],
     }
+
+
+@pytest.mark.row("22.8")
+def test_nothing_is_opened_but_health_check_ports_and_what_is_to_be_masqueraded():
+    empty = service("shop/empty", "10.110.0.9", external_ips=("203.0.113.1",))
+    fields = {"type": "LoadBalancer", "external_policy_local": True, "node_port": 30080, "balancers": ["203.0.113.2"]}
+    rules = BACKEND.render(
+        plan(
+            *web(health_check_node_port=32000, source_ranges=("198.51.100.0/24",), affinity_seconds=60, **fields),
+            empty,
+            localhost_node_ports=True,
+            node_port_addresses=None,
+        )
+    )
+    opening = [
+        (table, chain, len(rule.expressions) > 1)
+        for table, chains in rules.chains.items()
+        for chain, lines in chains.items()
+        for rule in lines
+        if rule.expressions[-1:] == (Accept(),)
+    ]
+    assert sorted(opening) == [
+        ("filter", "KUBE-FORWARD", True),
+        ("filter", "KUBE-FORWARD", True),
+        ("filter", "KUBE-NODEPORTS", True),
+    ]
 
 
 @pytest.mark.row("21.12")

@@ -11,6 +11,7 @@ from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import nft
 from narthex.netfilter.ast import (
+    Accept,
     Compare,
     DnatMap,
     DropPacket,
@@ -82,11 +83,14 @@ def test_more_services_with_as_many_endpoints_are_no_more_rules():
     assert table(*one).chains == table(*many).chains
 
 
+@pytest.mark.row("3.10")
 def test_each_count_is_a_rule_of_the_chain_that_draws():
-    rules = table(
+    the_plan = plan(
         service("a", frontend("10.96.0.1", 80, (CLUSTER,) * 3), cluster=pool(1, 2)),
         service("b", frontend("10.96.0.2", 80, (CLUSTER_MASQ,) * 3), cluster=pool(*range(10, 20))),
     )
+    rules = BACKEND.render(the_plan).table()
+    assert "numgen random mod 2 map @endpoints" in BACKEND.text(BACKEND.render(the_plan))
     key = (Field.DADDR, Field.L4PROTO, Field.DPORT)
     assert rules.chains["send-c"].rules == (
         Rule((InSet(key, "services-of-2"), DnatMap((*key, Slot(2)), "endpoints"))),
@@ -241,6 +245,30 @@ def test_only_the_masquerade_bit_is_ever_written(mark):
         f"meta mark set meta mark {operator} 0x{mark:08x}" for operator in "|^"
     }
     assert text.count("mark set") == len(written)
+
+
+@pytest.mark.row("23.3")
+def test_hooks_and_priorities_are_kube_proxys():
+    """The names of the chains are our own; where they stand between other software's is not."""
+    assert {
+        (chain.hook.type, chain.hook.hook, chain.hook.priority) for chain in table().chains.values() if chain.hook
+    } == {
+        ("filter", "prerouting", -110),
+        ("filter", "output", -110),
+        ("nat", "prerouting", -100),
+        ("nat", "output", -100),
+        ("nat", "postrouting", 100),
+        ("filter", "input", 0),
+        ("filter", "forward", 0),
+        ("filter", "output", 0),
+    }
+
+
+@pytest.mark.row("23.7")
+def test_nothing_is_accepted_over_the_heads_of_other_tables():
+    rules = BACKEND.render(plan(everything(affinity=60), everything_sticky())).table()
+    assert not [rule for chain in rules.chains.values() for rule in chain.rules if Accept() in rule.expressions]
+    assert {chain.hook.policy for chain in rules.chains.values() if chain.hook} == {"accept"}
 
 
 def test_text_is_what_the_parser_reads():

@@ -1,5 +1,7 @@
 """What the kernel says of its own addresses; every machine has at least loopback."""
 
+import pytest
+
 from narthex.host import addresses
 from narthex.host.addresses import OwnAddress, own_addresses, primary_address, usable_families
 from narthex.model.net import FAMILIES, IPFamily
@@ -29,6 +31,7 @@ def test_without_a_route_the_first_global_address_is_primary(monkeypatch):
     assert primary_address(IPFamily.IPV6) == ""
 
 
+@pytest.mark.row("15.2")
 def test_ipv6_can_be_missing_or_switched_off(tmp_path):
     assert usable_families(tmp_path) == (IPFamily.IPV4,)
     (tmp_path / "net").mkdir()

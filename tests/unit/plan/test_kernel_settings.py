@@ -12,6 +12,7 @@ def values(cores=2, **fields):
     }
 
 
+@pytest.mark.row("19.1", "19.2", "19.3")
 def test_the_defaults():
     assert values(cores=8) == {
         "max": 262144,
@@ -21,6 +22,7 @@ def test_the_defaults():
     }
 
 
+@pytest.mark.row("19.1", "19.2")
 @pytest.mark.parametrize(
     ("cores", "fields", "most"),
     [
@@ -40,11 +42,13 @@ def test_the_limit_is_per_core_with_a_least_and_a_most_that_beats_it(cores, fiel
     assert values(cores, **fields)["buckets"] == most // 4
 
 
+@pytest.mark.row("19.1", "19.3")
 def test_zero_leaves_things_as_they_are():
     assert values(max_per_core=0, tcp_established_timeout=0, tcp_close_wait_timeout=0) == {}
     assert values(max_per_core=0, min=500000, tcp_established_timeout=0, tcp_close_wait_timeout=0) == {}
 
 
+@pytest.mark.row("19.3", "19.4")
 def test_what_is_set_only_when_asked_for():
     asked = values(udp_timeout=30.0, udp_stream_timeout=120.0, tcp_be_liberal=True)
     assert (asked["udp_timeout"], asked["udp_timeout_stream"], asked["tcp_be_liberal"]) == (30, 120, 1)
@@ -60,6 +64,7 @@ def test_the_limit_comes_before_the_hash_that_depends_on_it():
     assert [each.path.rpartition("_")[2] for each in wanted(Conntrack(), 2)][:2] == ["max", "buckets"]
 
 
+@pytest.mark.row("19.2", "19.5")
 def test_only_the_hash_may_be_larger():
     held = {each.path.rpartition("_")[2]: each.held_by(each.value + 1) for each in wanted(Conntrack(), 2)}
     assert held == {"max": False, "buckets": True, "established": False, "wait": False}

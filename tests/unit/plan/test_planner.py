@@ -223,3 +223,37 @@ def test_serving_endpoints_are_all_that_may_keep_connections():
     got = plan(node(zone="east"), service("shop/web", "10.110.0.5"), endpoint_slice("shop/web", *ends)).services[WEB]
     assert [each.address for each in got.serving] == ["10.64.1.1", "10.64.1.2", "10.64.1.3"]
     assert [each.address for each in got.cluster.endpoints] == ["10.64.1.1"]
+
+
+@pytest.mark.row("6.4", "29.12")
+def test_a_node_without_pod_ranges_has_no_pods_until_they_are_known():
+    store, planner = Store(), Planner(msgspec.structs.replace(CONFIG, detect_local_mode="NodeCIDR"), IPFamily.IPV4)
+    for obj in (service("shop/web", "10.110.0.5"), endpoint_slice("shop/web", endpoint("10.64.1.10"))):
+        store.apply(Upsert(obj))
+    store.apply(Upsert(node(pod_cidrs=())))
+    unknown = planner.plan(store.snapshot, store.take_changed())
+    assert not unknown.pods.enabled
+    assert unknown.services[WEB].frontends[0].other == Forward(Scope.CLUSTER, masquerade=False)
+    for ranges in ("10.64.1.0/24", "10.64.9.0/24"):
+        store.apply(Upsert(node(pod_cidrs=(ranges,))))
+        known = planner.plan(store.snapshot, store.take_changed())
+        assert known.pods == PodDetector(cidrs=(ranges,))
+        assert known.services[WEB].frontends[0].other == Forward(Scope.CLUSTER, masquerade=True)
+
+
+@pytest.mark.parametrize(
+    "bound, internal, external, expect",
+    [
+        ("", ("10.20.0.11", "10.20.1.11"), ("203.0.113.5",), "10.20.0.11"),
+        ("", (), ("203.0.113.5",), "203.0.113.5"),
+        ("", ("fd20::11",), ("203.0.113.5",), "203.0.113.5"),
+        ("10.20.1.11", ("10.20.0.11", "10.20.1.11"), (), "10.20.1.11"),
+        ("0.0.0.0", ("10.20.0.11",), (), "10.20.0.11"),
+        ("::", ("10.20.0.11",), (), "10.20.0.11"),
+        ("fd20::11", ("10.20.0.11",), (), "10.20.0.11"),
+    ],
+)
+@pytest.mark.row("15.6", "9.3")
+def test_which_address_is_the_nodes_own(bound, internal, external, expect):
+    a_node = node(internal_ips=internal, external_ips=external)
+    assert plan(a_node, bind_address=bound).node_ports == NodePorts(cidrs=(f"{expect}/32",))

@@ -30,6 +30,7 @@ def dying(address, **fields):
 
 
 class TestCandidates:
+    @pytest.mark.row("2.12", "2.5")
     def test_union_of_slices_sorted_by_text(self):
         got = found(
             endpoint_slice("shop/web", endpoint("10.64.1.9"), port=8080),
@@ -66,6 +67,7 @@ class TestCandidates:
             (got,) = found(endpoint_slice("shop/web", *order))
             assert not got.state.terminating
 
+    @pytest.mark.row("2.9", "15.9")
     def test_local_needs_the_exact_node_name(self):
         (here, nowhere, there) = found(
             endpoint_slice(

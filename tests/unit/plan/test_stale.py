@@ -118,6 +118,7 @@ def test_policies_and_topology_do_not_matter():
     assert verdict(search, f"{VIP}:80", B) is GONE
 
 
+@pytest.mark.row("18.5", "18.10")
 def test_udp_that_was_never_sent_anywhere():
     search = after((), web(A))
     for to in (f"{VIP}:80", f"{NODE_IP}:30080"):
@@ -156,6 +157,7 @@ def test_what_led_to_a_deleted_service():
     assert verdict(search, "10.20.0.12:30080", A) is None
 
 
+@pytest.mark.row("18.10")
 def test_what_led_through_an_address_that_was_taken_away():
     search = after(web(A, external_ips=("203.0.113.5",)), web(A))
     assert verdict(search, "203.0.113.5:80", A) is FRONTEND
