@@ -18,29 +18,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-import msgspec
-
 from narthex.lab.encode import encode
 from narthex.model.objects import AnyObject
 from narthex.testing.apiserver_data import Data
-from narthex.testing.apiserver_faults import Drop, Fault, Faults, Garble, Refuse, Silence
+from narthex.testing.apiserver_faults import Drop, Fault, Faults, Garble, Refuse, Seen, Silence
 from narthex.testing.apiserver_protocol import Abilities, Cursor, Whole, answer, status
 
 T = TypeVar("T")
 
 _LEAST_GZIP = 128 * 1024
 """Shorter answers are sent as they are, as upstream does."""
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """One request."""
-
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    """Names in lower case."""
-    body: bytes
 
 
 class ApiServer:
@@ -51,7 +38,7 @@ class ApiServer:
         abilities: Abilities = Abilities(),  # noqa: B008
         *,
         bookmark_seconds: float = 60.0,
-        faults: Faults = lambda path, query: None,  # noqa: ARG005
+        faults: Faults = lambda _: None,
         tls: ssl.SSLContext | None = None,
         token: str = "",
     ) -> None:
@@ -177,7 +164,7 @@ class ApiServer:
             connection.reset()
 
     async def _answer(self, connection: _Connection, seen: Seen) -> None:
-        connection.fault = fault = self.faults(seen.path, seen.query)
+        connection.fault = fault = self.faults(seen)
         connection.written = 0
         if isinstance(fault, Refuse):
             headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else {}

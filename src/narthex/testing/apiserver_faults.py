@@ -33,5 +33,18 @@ class Silence(msgspec.Struct, frozen=True):
 
 
 Fault = Drop | Refuse | Garble | Silence
-Faults = Callable[[str, Mapping[str, str]], Fault | None]
-"""What goes wrong with the answer to a path and query; None: nothing."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One request."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+Faults = Callable[[Seen], Fault | None]
+"""What goes wrong with the answer to a request; None: nothing."""

@@ -85,9 +85,8 @@ class _Follower:
                     return step
                 self._events.extend(step.events)
             # A streaming list is thousands of chunks of which nothing follows before the last.
-            if self._events or bookmarks != self._watch.counts.bookmarks:
-                counts = self._watch.counts
-        told = counts.bookmarks, counts.lists
+            if self._events or told != (counts.bookmarks, counts.lists):
+                told = counts.bookmarks, counts.lists
                 events, self._events = tuple(self._events), []
                 self._tell(self._watch, events)
             self._put_off(limit)
