@@ -90,6 +90,14 @@ def test_only_host_run_waits_for_programs():
         assert not any(name.split(".")[0] == "subprocess" for name in imports(path)), f"{path}: use host.run"
 
 
+@pytest.mark.row("1.17")
+def test_nobody_opens_an_sctp_socket():
+    """That would load the kernel's module sctp, which Services with SCTP do not need."""
+    for path in MODULES:
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert "IPPROTO_SCTP" not in names | set(imports(path)), f"{path}: netfilter needs no socket for SCTP"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
 def test_modules_say_what_they_are(path):
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path}: begin with a docstring that says what it knows"

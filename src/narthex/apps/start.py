@@ -52,7 +52,13 @@ from narthex.host.conntrack import Conntrack
 from narthex.host.counters import reader_for
 from narthex.host.monitor import AnnouncedTarget
 from narthex.host.oom import set_oom_score
-from narthex.host.privileges import allow_many_files, kernel_release, may_change_network, missing_tools
+from narthex.host.privileges import (
+    allow_many_files,
+    kernel_release,
+    may_change_network,
+    missing_tools,
+    nft_release,
+)
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
 from narthex.plan.kernel_settings import Setting
@@ -60,6 +66,7 @@ from narthex.plan.planner import Planner, plan_once
 from narthex.state.store import Snapshot
 
 OLDEST_KERNEL = (5, 13)
+OLDEST_NFT = (1, 0, 1)
 """What nftables mode asks for (row 23.1)."""
 SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
@@ -91,6 +98,10 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
             )
         else:
             LOGGER.warning("%s is not found on the PATH: %s is left alone", " and ".join(missing), family.label)
+    if mode == "nftables" and () < nft_release() < OLDEST_NFT:
+        raise StartError(
+            f"nftables mode needs nft {'.'.join(map(str, OLDEST_NFT))} or newer: install it, or choose --proxy-mode iptables"
+        )
     if IPFamily.IPV6 not in usable_families():
         LOGGER.info("IPv6 is switched off here: only IPv4 is served")
     return tuple(families)

@@ -8,6 +8,7 @@ import resource
 import shutil
 from pathlib import Path
 
+from narthex.host.run import run
 from narthex.model.net import IPFamily
 
 _CAP_NET_ADMIN = 12
@@ -17,6 +18,8 @@ _TOOLS = {
     ("nftables", IPFamily.IPV6): ("nft",),
     ("iptables", IPFamily.IPV4): ("iptables-save", "iptables-restore"),
     ("iptables", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore"),
+    ("userspace", IPFamily.IPV4): ("iptables-save", "iptables-restore"),
+    ("userspace", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore"),
 }
 
 
@@ -30,6 +33,12 @@ def kernel_release() -> tuple[int, int]:
     """Major and minor version of the running kernel."""
     match = re.match(r"(\d+)\.(\d+)", platform.release())
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def nft_release() -> tuple[int, ...]:
+    """The version of the nft that is installed, such as (1, 0, 6); () when it does not say."""
+    match = re.search(r"\bv(\d+)\.(\d+)(?:\.(\d+))?", run(["nft", "--version"]))
+    return tuple(int(number or 0) for number in match.groups()) if match else ()
 
 
 def allow_many_files() -> None:

@@ -15,6 +15,7 @@ def machine(monkeypatch, caplog):
     monkeypatch.setattr(start, "may_change_network", lambda: True)
     monkeypatch.setattr(start, "usable_families", lambda: FAMILIES)
     monkeypatch.setattr(start, "missing_tools", lambda *_: ())
+    monkeypatch.setattr(start, "nft_release", lambda: (1, 0, 6))
     monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     caplog.set_level(logging.INFO, "narthex")
     return monkeypatch
@@ -63,4 +64,18 @@ def test_nftables_mode_needs_a_kernel_that_can(machine, release, skip, starts):
         assert check_machine("nftables") == FAMILIES
     else:
         with pytest.raises(StartError, match=r"needs Linux 5\.13 or newer: choose --proxy-mode iptables"):
+            check_machine("nftables")
+
+
+@pytest.mark.parametrize("release, starts", [((0, 9, 8), False), ((1, 0, 0), False), ((1, 0, 1), True), ((), True)])
+@pytest.mark.row("23.1")
+def test_nftables_mode_needs_an_nft_that_can(machine, release, starts):
+    machine.setattr(start, "nft_release", lambda: release)
+    assert check_machine("iptables") == FAMILIES
+    if starts:
+        assert check_machine("nftables") == FAMILIES
+    else:
+        with pytest.raises(
+            StartError, match=r"needs nft 1\.0\.1 or newer: install it, or choose --proxy-mode iptables"
+        ):
             check_machine("nftables")

@@ -2,7 +2,9 @@
 
 import resource
 
-from narthex.host.privileges import allow_many_files, may_change_network, missing_tools
+import pytest
+
+from narthex.host.privileges import allow_many_files, may_change_network, missing_tools, nft_release
 from narthex.model.net import IPFamily
 
 
@@ -23,6 +25,23 @@ def test_missing_tools(tmp_path, monkeypatch):
     for tool in ("ip6tables-save", "ip6tables-restore"):
         (tmp_path / tool).touch(0o755)
     assert missing_tools("iptables", IPFamily.IPV6) == ()
+
+
+@pytest.mark.parametrize(
+    "said, release",
+    [
+        ("nftables v1.0.6 (Lester Gooch #5)", (1, 0, 6)),
+        ("nftables v0.9.8 (E.D.S.)", (0, 9, 8)),
+        ("nftables v1.1 (Commodore)", (1, 1, 0)),
+        ("something else", ()),
+    ],
+)
+@pytest.mark.row("23.1")
+def test_what_nft_says_of_itself(tmp_path, monkeypatch, said, release):
+    (tmp_path / "nft").write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / "nft").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert nft_release() == release
 
 
 def test_as_many_files_as_there_may_be():

@@ -536,3 +536,9 @@ def test_any_value_in_any_field(raw):
 def test_any_bytes(data):
     with pytest.raises(ConfigurationError):
         parse(data, "proxy.yaml")
+
+
+@pytest.mark.row("6.9", "27.15")
+@pytest.mark.parametrize("body", ["", 'detectLocalMode: ""\n', "detectLocalMode: null\n"])
+def test_without_a_detection_mode_it_is_cluster_cidr(body):
+    assert good(body).detect_local_mode == "ClusterCIDR"
