@@ -13,6 +13,8 @@ from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol, address, contains, family_of
 from narthex.model.objects import Service
 from narthex.model.packet import Host, Packet
+from narthex.netfilter.dump import Dump
+from narthex.netfilter.walk import walk
 from narthex.state.store import Snapshot
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import Case, Explanation, explain
@@ -240,27 +242,34 @@ def answer(
     *,
     others: dict[str, Named] | None = None,
     live_rules: Callable[[IPFamily], Any] | None = None,
+    dump: Callable[[IPFamily], Dump] | None = None,
     live_route: Callable[[str], str] | None = None,
 ) -> Explanation:
-    """Follow the packet through plan and rules. `live_rules` reads the rules of a running node, instead of those that
-    the plan would become; `live_route` asks its routes. Raises TraceError."""
+    """Follow the packet through plan and rules. Instead of the rules that the plan would become, `live_rules` reads those
+    of a running node, and `dump` what its tools have printed; `live_route` asks its routes. Raises TraceError."""
     from narthex.backends import BACKENDS
 
     backend = BACKENDS[inputs.mode]
     packet = asked.packet
     family = family_of(packet.destination)
     plan = inputs.plan(family)
-    rules = live_rules(family) if live_rules else backend.render(plan)
-    if rules is None:
-        raise TraceError(f"the node has no rules of mode {inputs.mode} for {family.label}")
+    if dump is not None:
+        held = dump(family)
+        walked, whence = walk(held.ruleset, packet, host, beside=held.beside), "read from dumps"
+    else:
+        rules = live_rules(family) if live_rules else backend.render(plan)
+        if rules is None:
+            raise TraceError(f"the node has no rules of mode {inputs.mode} for {family.label}")
+        walked = backend.walk(rules, packet, host)
+        whence = "read from the node" if live_rules else "rendered from the plan"
     case = Case(
         plan=plan,
         packet=packet,
         host=host,
         mode=inputs.mode,
         planned=evaluate(plan, packet, host, backend.deviations),
-        walked=backend.walk(rules, packet, host),
-        rules="read from the node" if live_rules else "rendered from the plan",
+        walked=walked,
+        rules=whence,
     )
     names = Names(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))

@@ -11,6 +11,7 @@ import msgspec
 from narthex.apps.inputs import InputError, Inputs
 from narthex.apps.trace import OUTSIDE, Places, Question, TraceError, answer, ask, question
 from narthex.cli.inputs import cluster_of, manifests_option, options, output_option, viewed, wishes_of
+from narthex.netfilter.dump import DumpError, read
 from narthex.trace.explain import Explanation, as_data
 from narthex.trace.names import Named
 from narthex.trace.tree import text
@@ -22,6 +23,14 @@ from narthex.trace.tree import text
 @manifests_option(required=False)
 @click.option("--lab", metavar="NAME", help="A running lab, with its live rules and routes, instead of --manifests.")
 @options
+@click.option(
+    "--rules",
+    "dumps",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What a tool of the node printed (iptables-save, nft list ruleset, ipset save, ipvsadm -S -n), instead of "
+    "the rules that --manifests become; repeatable.",
+)
 @click.option("--iif", metavar="NAME", help="The interface that the packet comes in on. Default: one that fits SRC.")
 @output_option
 def command(
@@ -29,6 +38,7 @@ def command(
     destination: str,
     manifests: Path | None,
     lab: str | None,
+    dumps: tuple[Path, ...],
     iif: str | None,
     output: str,
     **wishes: Any,
@@ -41,9 +51,12 @@ def command(
     \b
         narthex trace shop/client shop/web --manifests DIR --node worker-a
         narthex trace outside worker-a:30001 --manifests DIR
+        narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
     if (manifests is None) is (lab is None):
         raise click.UsageError("say where to look: --manifests DIR or --lab NAME")
+    if dumps and lab is not None:
+        raise click.UsageError("a lab has its live rules: --rules goes with --manifests")
     try:
         if lab is not None:
             from narthex.apps.trace_lab import trace_lab
@@ -51,8 +64,8 @@ def command(
             explanation = trace_lab(lab, source, destination, str(wishes["node"]), iif)
         else:
             assert manifests is not None
-            explanation = _from_manifests(manifests, source, destination, iif, wishes)
-    except (TraceError, InputError) as error:
+            explanation = _from_manifests(manifests, source, destination, iif, dumps, wishes)
+    except (TraceError, InputError, DumpError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(as_data(explanation))))
@@ -61,7 +74,12 @@ def command(
 
 
 def _from_manifests(
-    manifests: Path, source: str, destination: str, iif: str | None, options: dict[str, Any]
+    manifests: Path,
+    source: str,
+    destination: str,
+    iif: str | None,
+    dumps: tuple[Path, ...],
+    options: dict[str, Any],
 ) -> Explanation:
     cluster = cluster_of(manifests)
     wishes = wishes_of(options)
@@ -71,4 +89,12 @@ def _from_manifests(
         wishes = msgspec.structs.replace(wishes, node=sender.node or target.node)
     inputs: Inputs = viewed(cluster, wishes)
     asked: Question = question(places, sender, target, wanted, inputs, inputs.host, iif)
-    return answer(asked, inputs, inputs.host, others={ip: Named("outside", "") for ip in OUTSIDE})
+    # What a tool printed may hold bytes that are no text, in a comment for instance.
+    texts = [(str(path), path.read_text(errors="replace")) for path in dumps]
+    return answer(
+        asked,
+        inputs,
+        inputs.host,
+        others={ip: Named("outside", "") for ip in OUTSIDE},
+        dump=(lambda family: read(texts, family)) if texts else None,
+    )
