@@ -39,6 +39,7 @@ def test_without_ipv6_only_ipv4_is_served(machine, caplog):
     assert "IPv6 is switched off here" in caplog.text
 
 
+@pytest.mark.row("15.3")
 def test_without_the_tool_of_the_mode_it_says_what_to_install(machine):
     machine.setattr(start, "missing_tools", lambda *_: ("nft",))
     with pytest.raises(
