@@ -146,6 +146,7 @@ def test_two_pod_networks_read_back_too(namespace):
     assert target.read() == want
 
 
+@pytest.mark.row("21.6", "21.10")
 @pytest.mark.parametrize("legacy", BOTH)
 def test_a_change_writes_only_what_it_must(namespace, legacy):
     target = IptablesTarget(IPFamily.IPV4, namespace, legacy)
@@ -161,6 +162,7 @@ def test_a_change_writes_only_what_it_must(namespace, legacy):
     assert target.read() == first
 
 
+@pytest.mark.row("21.9")
 @pytest.mark.parametrize("legacy", BOTH)
 def test_foreign_rules_stay_byte_for_byte(namespace, legacy):
     load(namespace, FOREIGN, legacy)
@@ -177,6 +179,7 @@ def test_foreign_rules_stay_byte_for_byte(namespace, legacy):
     assert saved(namespace, legacy=legacy) == before
 
 
+@pytest.mark.row("21.9")
 def test_jumps_come_first_and_come_back(namespace):
     load(namespace, FOREIGN)
     target, rules = IptablesTarget(IPFamily.IPV4, namespace), BACKEND.render(cluster())
@@ -276,6 +279,7 @@ def test_localhost_node_ports_switch_on_route_localnet(namespace):
     assert run(read, namespace=namespace).strip() == "1"
 
 
+@pytest.mark.row("21.10")
 @pytest.mark.parametrize("legacy", BOTH)
 def test_a_refusal_names_the_line_and_changes_nothing(namespace, legacy):
     target, rules = IptablesTarget(IPFamily.IPV4, namespace, legacy), BACKEND.render(cluster())

@@ -38,8 +38,9 @@ class _Family:
         """What each counter showed at the last look."""
         self.services: Counter[ServicePortName] = Counter()
         self.endpoints: Counter[_EndpointOf] = Counter()
-        self.based = False
-        """There was a look. What rules of an earlier process have counted before it is not news."""
+        self.based: frozenset[bool] = frozenset()
+        """False: Service ports have been looked at, True: endpoints. What their rules have counted before that, in an
+        earlier process perhaps, is not news."""
         self.failing = False
 
 
@@ -61,23 +62,31 @@ class Connections:
         self._families = {family: _Family() for family in readers}
         self._lock = threading.Lock()
         self._rested = -float("inf")
+        self._left_out = 0
 
     def look(self) -> None:
         """Read the counters, unless the last look was a moment ago."""
         with self._lock:
-            if self.told.connection_metrics == "off" or self._clock.now() < self._rested:
+            told = self.told
+            if told.connection_metrics == "off" or self._clock.now() < self._rested:
                 return
             start = self._clock.now()
-            for plan in self._plans():
-                if plan.family in self._readers:
-                    self._read(plan)
+            plans = [plan for plan in self._plans() if plan.family in self._readers]
+            services, endpoints = sum(len(plan.services) for plan in plans), 0
+            if told.connection_metrics == "endpoints":
+                endpoints = sum(map(_endpoints, plans))
+            # Half a list of endpoints would mislead: all of them are shown or none, and then they are not read either.
+            every = 0 < endpoints <= told.connection_series - services
+            self._left_out = max(0, services - told.connection_series) + (0 if every else endpoints)
+            for plan in plans:
+                self._read(plan, every)
             now = self._clock.now()
             self._rested = now + REST * (now - start)
 
-    def _read(self, plan: Plan) -> None:
+    def _read(self, plan: Plan, every: bool) -> None:
         state = self._families[plan.family]
         try:
-            found = list(self._readers[plan.family](plan))
+            found = list(self._readers[plan.family](plan, every))
         except ApplyError as error:
             if not state.failing:
                 LOGGER.warning("new connections are not counted for now: %s", error)
@@ -88,8 +97,11 @@ class Connections:
         services: Counter[ServicePortName] = Counter()
         endpoints: Counter[_EndpointOf] = Counter()
         for key, name, endpoint, connections in found:
+            if endpoint is not None and not every:
+                continue
             last[key] = connections
-            before = state.last.get(key, 0 if state.based else connections)
+            known = (endpoint is not None) in state.based
+            before = state.last.get(key, 0 if known else connections)
             fresh = connections - before if connections >= before else connections
             if endpoint is None:
                 services[name] += fresh
@@ -97,7 +109,7 @@ class Connections:
                 endpoints[name, endpoint] += fresh
         state.services = Counter({name: fresh + state.services[name] for name, fresh in services.items()})
         state.endpoints = Counter({each: fresh + state.endpoints[each] for each, fresh in endpoints.items()})
-        state.last, state.based = last, True
+        state.last, state.based = last, frozenset((False, every))
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
@@ -110,19 +122,14 @@ class Connections:
         families = [(family.label, state) for family, state in self._families.items()]
         services = [(name, label, count) for label, state in families for name, count in state.services.items()]
         endpoints = [(each, label, count) for label, state in families for each, count in state.endpoints.items()]
-        shown = told.connection_series
-        # Half a list of endpoints would mislead: all of them are shown or none.
-        every = told.connection_metrics == "endpoints" and len(services) + len(endpoints) <= shown
-        left_out = max(0, len(services) - shown)
-        if told.connection_metrics == "endpoints" and not every:
-            left_out += len(endpoints)
         counter = CounterMetricFamily(
             "narthex_service_new_connections", "New connections to a Service port.", labels=_LABELS
         )
-        for name, label, count in sorted(services, key=lambda each: (each[0].sort_key, each[1]))[:shown]:
+        services.sort(key=lambda each: (each[0].sort_key, each[1]))
+        for name, label, count in services[: told.connection_series]:
             counter.add_metric(_labels(name, label), count)
         yield counter
-        if every:
+        if endpoints:
             counter = CounterMetricFamily(
                 "narthex_endpoint_new_connections",
                 "New connections sent to an endpoint of a Service port.",
@@ -132,8 +139,20 @@ class Connections:
                 counter.add_metric([*_labels(name, label), join_port(address, port)], count)
             yield counter
         yield GaugeMetricFamily(
-            "narthex_connection_series_left_out", "Numbers that connectionSeries leaves no room for.", left_out
+            "narthex_connection_series_left_out", "Numbers that connectionSeries leaves no room for.", self._left_out
         )
+
+
+def _endpoints(plan: Plan) -> int:
+    """How many different endpoints its Service ports have, together."""
+    count = 0
+    for service in plan.services.values():
+        if service.local is None or service.cluster is None:
+            pool = service.cluster or service.local
+            count += len(pool.endpoints) if pool is not None else 0
+        else:
+            count += len({*service.cluster.endpoints, *service.local.endpoints})
+    return count
 
 
 def _labels(name: ServicePortName, family: str) -> list[str]:

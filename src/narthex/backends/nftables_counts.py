@@ -21,10 +21,10 @@ Element = tuple[str, ElementKey, ElementData, int]
 """Map, key, data and packets counted."""
 
 
-def counted_sets(plan: Plan) -> Mapping[str, Set]:
-    """The maps whose elements count, declared."""
+def counted_sets(plan: Plan, endpoints: bool) -> Mapping[str, Set]:
+    """The maps whose elements count, declared; those of endpoints only when they are asked for."""
     declared = shared_sets(Settings.of(plan))
-    return {name: declared[name] for name in (*_FRONTENDS, *ENDPOINT_MAPS.values())}
+    return {name: declared[name] for name in (*_FRONTENDS, *(ENDPOINT_MAPS.values() if endpoints else ()))}
 
 
 class Attribution:

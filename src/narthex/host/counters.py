@@ -9,8 +9,9 @@ from narthex.backends.counts import Counted
 from narthex.model.net import IPFamily
 from narthex.plan.ir import Plan
 
-Reader = Callable[[Plan], Iterable[Counted]]
-"""The counters that belong to a plan which is in force. Raises ApplyError."""
+Reader = Callable[[Plan, bool], Iterable[Counted]]
+"""The counters that belong to a plan which is in force. The second argument asks for those of single endpoints, which may
+cost much more. Raises ApplyError."""
 
 
 def reader_for(mode: str, family: IPFamily, namespace: str | None = None) -> Reader | None:
@@ -22,14 +23,15 @@ def reader_for(mode: str, family: IPFamily, namespace: str | None = None) -> Rea
 
         nft = NftablesTarget(family, namespace)
         return _Reading(
-            nftables_counts.Attribution, lambda plan: nft.read_counters(nftables_counts.counted_sets(plan))
+            nftables_counts.Attribution,
+            lambda plan, endpoints: nft.read_counters(nftables_counts.counted_sets(plan, endpoints)),
         ).read
     if mode == "iptables":
         from narthex.backends import iptables_counts
         from narthex.host.xtables import IptablesTarget
 
         iptables = IptablesTarget(family, namespace)
-        return _Reading(iptables_counts.Attribution, lambda _: iptables.counters()).read
+        return _Reading(iptables_counts.Attribution, lambda _plan, _endpoints: iptables.counters()).read
     return None
 
 
@@ -42,12 +44,12 @@ class _Attribution(Protocol):
 class _Reading:
     """Keeps what was worked out from a plan while the plan stays."""
 
-    def __init__(self, attribution: Callable[[Plan], _Attribution], look: Callable[[Plan], Any]) -> None:
+    def __init__(self, attribution: Callable[[Plan], _Attribution], look: Callable[[Plan, bool], Any]) -> None:
         self._attribution = attribution
         self._look = look
         self._known: tuple[Plan, _Attribution] | None = None
 
-    def read(self, plan: Plan) -> Iterable[Counted]:
+    def read(self, plan: Plan, endpoints: bool) -> Iterable[Counted]:
         if self._known is None or self._known[0] is not plan:
             self._known = plan, self._attribution(plan)
-        return self._known[1].counted(self._look(plan))
+        return self._known[1].counted(self._look(plan, endpoints))

@@ -1,7 +1,6 @@
 """New connections: sums over counters that come and go."""
 
 import logging
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from narthex.backends.base import ApplyError
 from narthex.backends.counts import Counted
 from narthex.model.net import IPFamily
 from narthex.sources.proxy_configuration import OwnConfiguration
-from narthex.testing.build import plan, port_name
+from narthex.testing.build import endpoint, endpoint_slice, plan, port_name, service
 from narthex.testing.fakes import FakeClock
 
 FOUR = IPFamily.IPV4
@@ -25,18 +24,20 @@ ONE, TWO = ("10.64.1.5", 8080), ("10.64.1.6", 8080)
 class Kernel:
     """Counters, and how long it takes to read them."""
 
-    plans: ClassVar = [plan(), plan(family=IPFamily.IPV6)]
-
     def __init__(self, told=None):
         self.clock = FakeClock()
+        ends = endpoint_slice("shop/web", endpoint("10.64.1.5"), endpoint("10.64.1.6"), port=8080)
+        objects = (service("shop/web", "10.110.0.1"), service("shop/cart", "10.110.0.2"), ends)
+        self.plans = [plan(*objects), plan(*objects, family=IPFamily.IPV6)]
         self.counters = {}
         self.seconds = 0.0
         self.reads = 0
         self.error = None
         self.connections = Connections({FOUR: self.read}, lambda: self.plans, self.clock, told or OwnConfiguration())
 
-    def read(self, made):
+    def read(self, made, endpoints):
         assert made.family is FOUR
+        self.asked_for_endpoints = endpoints
         self.reads += 1
         self.clock.advance(self.seconds)
         if self.error:
@@ -160,11 +161,25 @@ def test_there_are_at_most_so_many_numbers(told, services, endpoints, left_out):
     kernel = Kernel(told)
     for name in (WEB, CART):
         kernel.set(name, name, None, 1)
-        kernel.set((name, ONE), name, ONE, 1)
+    for end in (ONE, TWO):
+        kernel.set((WEB, end), WEB, end, 1)
     found = kernel.scrape()
+    assert kernel.asked_for_endpoints is (endpoints > 0), "what is not shown is not read"
     assert sum(name == TOTAL for name, _ in found) == services
     assert sum(name == EACH for name, _ in found) == endpoints
     assert found[LEFT_OUT] == left_out
+
+
+def test_endpoints_that_are_asked_for_later_begin_at_nothing():
+    kernel = Kernel(OwnConfiguration(connection_metrics="services"))
+    kernel.set("a", WEB, None, 7)
+    kernel.set("b", WEB, ONE, 7)
+    kernel.connections.look()
+    kernel.connections.told = OwnConfiguration()
+    assert kernel.endpoints() == {"10.64.1.5:8080": 0}
+    kernel.set("b", WEB, ONE, 9)
+    kernel.set("c", WEB, TWO, 1)
+    assert kernel.endpoints() == {"10.64.1.5:8080": 2, "10.64.1.6:8080": 1}
 
 
 def test_nothing_is_read_when_they_are_switched_off():
@@ -187,7 +202,7 @@ def test_nothing_is_counted_twice_and_nothing_is_lost_while_a_counter_stays(step
             kernel.connections.look()
             number = 0
             kernel.set(("made", happened, len(kernel.counters)), WEB, None, 0)
-            kernel.counters = {key: value for key, value in list(kernel.counters.items())[-1:]}
+            kernel.counters = dict(list(kernel.counters.items())[-1:])
         elif kernel.counters:
             number += step
             happened += step

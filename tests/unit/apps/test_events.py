@@ -127,7 +127,7 @@ def test_a_server_that_hangs_holds_nobody_up(log):
     release = threading.Event()
 
     class Hanging:
-        def create_event(self, namespace, event):
+        def create_event(self, _namespace, _event):
             release.wait(60)
 
     writer = EventWriter(Hanging(), "a", FakeClock())

@@ -119,6 +119,7 @@ def test_nothing_is_written_before_the_inbox_has_told_all():
     assert bench.writes == 1
 
 
+@pytest.mark.row("21.19")
 def test_a_change_writes_only_the_difference():
     bench = Bench(WEB, WEB_SLICE)
     bench.proxy.turn()
@@ -129,6 +130,18 @@ def test_a_change_writes_only_the_difference():
     ]
 
 
+@pytest.mark.row("21.1")
+def test_a_change_and_back_writes_nothing(log):
+    bench = Bench(WEB, WEB_SLICE)
+    bench.proxy.turn()
+    log.clear()
+    bench.change(endpoint_slice("shop/web", endpoint("10.64.1.9")), WEB_SLICE)
+    bench.proxy.turn()
+    assert bench.writes == 1
+    assert said(log, "synced IPv4", "INFO") == []
+
+
+@pytest.mark.row("21.1", "21.18")
 def test_a_change_without_effect_writes_nothing():
     bench = Bench(WEB, WEB_SLICE)
     bench.proxy.turn()
@@ -162,6 +175,7 @@ def test_a_restart_writes_the_difference_to_what_it_finds():
     assert bench.targets[IPFamily.IPV4].applied == [FakeChanges(remove=("10.110.9.9:80/TCP",))]
 
 
+@pytest.mark.row("21.2")
 def test_changes_within_the_minimum_period_are_one_sync():
     """Row 21.2: the pause is from the end of one sync to the start of the next."""
     bench = Bench(WEB, WEB_SLICE, minimum=1.0)
@@ -178,6 +192,7 @@ def test_changes_within_the_minimum_period_are_one_sync():
     assert bench.kernel["10.110.0.2:80/TCP"] == "shop/cart:http -> 10.64.1.6:80"
 
 
+@pytest.mark.row("21.3")
 def test_an_idle_proxy_sleeps_until_the_next_read_back():
     bench = Bench(WEB)
     assert bench.proxy.turn() == pytest.approx(30.0)
@@ -285,6 +300,7 @@ def test_a_kernel_that_does_not_tell_is_read_all_the_same():
     assert bench.targets[IPFamily.IPV4].reads == 4
 
 
+@pytest.mark.row("21.4")
 def test_a_failed_write_is_tried_again_with_growing_delay(log):
     bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
     bench.targets[IPFamily.IPV4].failures = ["Error: out of luck"] * 7
@@ -299,6 +315,7 @@ def test_a_failed_write_is_tried_again_with_growing_delay(log):
     assert said(log, "the IPv4 sync works again", "INFO")
 
 
+@pytest.mark.row("21.4")
 def test_after_a_failure_the_kernel_is_read_before_it_is_written():
     bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
     target = bench.targets[IPFamily.IPV4]
@@ -380,6 +397,7 @@ def test_one_family_failing_does_not_stop_the_other(log):
     assert not said(log, "ready:")
 
 
+@pytest.mark.row("21.5")
 def test_an_unexpected_exception_does_not_end_the_loop(log):
     bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4])
     bench.targets[IPFamily.IPV4].read = lambda: 1 / 0
@@ -504,6 +522,7 @@ def test_a_lost_notice_is_made_up_for_by_the_sync_period():
     assert "10.110.0.2:80/TCP" in bench.kernel
 
 
+@pytest.mark.row("21.20")
 def test_stop_ends_the_loop_and_leaves_the_rules():
     bench = Bench(WEB, WEB_SLICE)
     bench.clock.at(100, bench.proxy.stop)

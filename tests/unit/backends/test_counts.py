@@ -18,7 +18,7 @@ def test_every_element_that_sends_counts_for_its_owner():
     """The declarations come from the layout itself, so a map that the layout drops fails here."""
     made = plan(WEB, SLICE, EMPTY)
     table = BACKENDS["nftables"].render(made).table()
-    declared = nftables_counts.counted_sets(made)
+    declared = nftables_counts.counted_sets(made, True)
     assert all(one.counter for one in declared.values())
     elements = [(name, key, data, 7) for name in declared for key, data in table.sets[name].elements.items()]
     found = list(nftables_counts.Attribution(made).counted(elements))
@@ -41,7 +41,8 @@ def test_all_maps_with_counters_are_asked():
     made = plan(WEB, SLICE)
     sets = BACKENDS["nftables"].render(made).table().sets
     counting = {name for name, one in sets.items() if isinstance(one, Set) and one.counter}
-    assert nftables_counts.counted_sets(made).keys() == counting
+    assert nftables_counts.counted_sets(made, True).keys() == counting
+    assert nftables_counts.counted_sets(made, False).keys() == {"services", "nodeport-services"}
 
 
 def save(*lines):

@@ -39,6 +39,7 @@ def fill(objects):
     return store
 
 
+@pytest.mark.row("21.6", "21.19")
 def test_one_endpoint_more_writes_two_chains_of_one_service():
     store = fill(crowd())
     planner = Planner(CONFIG, V4)
@@ -89,6 +90,7 @@ def test_a_health_check_node_port_is_written_alone_and_its_count_not_at_all():
     assert gone.written["filter"]["KUBE-NODEPORTS"] == ()
 
 
+@pytest.mark.row("21.7")
 def test_other_settings_render_all_again():
     one, other = (
         plan(*crowd(3)),
@@ -111,6 +113,7 @@ def test_nothing_to_do_is_falsy_and_an_unknown_state_never():
     assert restore_input(XtablesChanges(family=V4)) == ""
 
 
+@pytest.mark.row("21.11")
 def test_the_order_within_a_table():
     pods = [endpoint("10.64.0.1"), endpoint("10.64.0.2")]
     objects = service("shop/web", "10.110.0.7"), endpoint_slice("shop/web", *pods)

@@ -1,6 +1,7 @@
 """From one set of nftables rules to the next: no more is written than what changed."""
 
 import msgspec
+import pytest
 
 from narthex.backends.nftables import NftablesBackend
 from narthex.model.net import IPFamily
@@ -151,6 +152,7 @@ def test_a_match_can_go_from_one_service_to_another_at_once():
     assert sizes(changes) == ({"endpoints": 1}, {"endpoints": 1})
 
 
+@pytest.mark.row("21.13")
 def test_a_change_does_not_look_at_other_services():
     class Unwalkable:
         """Services that may be looked up, but not gone through."""
@@ -180,6 +182,7 @@ def test_a_change_does_not_look_at_other_services():
     assert changes.element_count() == 3
 
 
+@pytest.mark.row("21.13", "21.16")
 def test_without_lineage_only_what_differs_is_written():
     kept = others()
     have = BACKEND.render(plan(web(10, 11, 12), everything(), *kept))
