@@ -99,12 +99,11 @@ def _merged(groups: list[Group], field: str) -> list[Group]:
     for group in groups:
         rest = tuple(getattr(group, name) for name in Group.__struct_fields__ if name not in (field, "example"))
         first = held.get(rest)
-        values: Iterable[str] = dict.fromkeys((*(getattr(first, field) if first else ()), *getattr(group, field)))
+        values = {*(getattr(first, field) if first else ()), *getattr(group, field)}
         if field == "sources" and "" in values:
-            values = [""]
-        if field == "senders":
-            values = sorted(values, key=[*_SENDERS.values()].index)
-        held[rest] = msgspec.structs.replace(first or group, **{field: tuple(values)})
+            values = {""}
+        order = [*_SENDERS.values()].index if field == "senders" else None
+        held[rest] = msgspec.structs.replace(first or group, **{field: tuple(sorted(values, key=order))})
     return list(held.values())
 
 

@@ -50,6 +50,17 @@ def test_what_holds_for_any_source_is_not_told_of_special_ones():
     assert group.sources == ("",)
 
 
+def test_the_order_in_which_changes_are_found_does_not_matter():
+    changes = [
+        found(source=source, node=node)
+        for node, sources in (("worker-a", ("this", "that")), ("worker-b", ("that", "this")))
+        for source in sources
+    ]
+    (group,) = grouped(changes)
+    assert (group.sources, group.nodes) == (("that", "this"), ("worker-a", "worker-b"))
+    assert grouped(changes[::-1]) == (group,)
+
+
 @pytest.mark.parametrize("differ", [{"after": "dropped in silence"}, {"reasons": ("because",)}])
 def test_what_differs_stays_apart(differ):
     assert len(grouped([found(), found("shop/b:http", **differ)])) == 2
