@@ -10,8 +10,9 @@ import msgspec
 from narthex.apps.logs import LOGGER
 from narthex.apps.settings import Settings
 from narthex.host import sysctls
+from narthex.host.privileges import kernel_release
 from narthex.host.sysctls import Outcome
-from narthex.plan.kernel_settings import TCP_BE_LIBERAL, Conntrack, Setting, wanted
+from narthex.plan.kernel_settings import TCP_BE_LIBERAL, Setting, for_mode, wanted
 
 Apply = Callable[[Iterable[Setting]], list[Outcome]]
 
@@ -39,9 +40,10 @@ class KernelSettings:
         return not any(each.error for each in outcomes)
 
 
-def kernel_settings(conntrack: Conntrack) -> list[Setting]:
-    """What the configuration asks of this machine."""
-    return list(wanted(conntrack, os.cpu_count() or 1))
+def kernel_settings(settings: Settings) -> list[Setting]:
+    """What the configuration and its mode ask of this machine."""
+    asked = wanted(settings.conntrack, os.cpu_count() or 1)
+    return [*asked, *for_mode(settings.mode, kernel_release(), settings.ipvs.strict_arp)]
 
 
 def with_kernel(settings: Settings) -> Settings:
@@ -53,7 +55,7 @@ def with_kernel(settings: Settings) -> Settings:
 def _refusal(outcome: Outcome) -> str:
     setting = outcome.setting
     here = "" if outcome.was is None else f"; it stays {outcome.was}"
-    ask = f", or ask for nothing (conntrack.{setting.field}: 0)" if setting.field != "tcpBeLiberal" else ""
+    ask = f", or ask for nothing ({setting.unasked})" if setting.unasked else ""
     return (
         f"{setting.path} could not be set to {setting.value}: {outcome.error}{here}; set it on the machine itself{ask}"
     )

@@ -47,19 +47,27 @@ def own_addresses() -> tuple[OwnAddress, ...]:
     """All addresses of all interfaces, loopback too, in the kernel's order; not those of kube-ipvs0, which are Services'.
     Raises OSError."""
     services = _index(LINK)
+    return tuple(own for own in _all_addresses() if own.interface != services)
+
+
+def addresses_on(link: str) -> tuple[OwnAddress, ...]:
+    """All addresses of one interface, in the kernel's order; none when it is not there. Raises OSError."""
+    index = _index(link)
+    return tuple(own for own in _all_addresses() if own.interface == index) if index else ()
+
+
+def _all_addresses() -> Iterator[OwnAddress]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as sock:
         sock.bind((0, 0))
         sock.send(struct.pack("=IHHIIB3xI", 24, _RTM_GETADDR, _NLM_F_DUMP_REQUEST, 1, 0, socket.AF_UNSPEC, 0))
-        found: list[OwnAddress] = []
         while True:
             for kind, body in _messages(sock.recv(1 << 18)):
                 if kind == _NLMSG_DONE:
-                    return tuple(found)
+                    return
                 if kind == _NLMSG_ERROR:
                     raise OSError(-struct.unpack_from("=i", body)[0], "the kernel does not list its addresses")
                 if kind == _RTM_NEWADDR and body[0] in _AF:
-                    own = _own_address(body)
-                    found += [own] if own.interface != services else []
+                    yield _own_address(body)
 
 
 def _index(link: str) -> int:

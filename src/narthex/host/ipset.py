@@ -48,16 +48,16 @@ def write(
 
 def destroy(names: Sequence[str], namespace: str | None = None) -> None:
     """Remove sets that no rule names any more. One that is gone already is no error. Raises ApplyError."""
-    for name in names:
-        for attempt in range(1, _DESTROY_ATTEMPTS + 1):
-            try:
-                _run(["ipset", "-exist", "destroy", name], namespace=namespace)
-                break
-            except ApplyError as error:
-                # nf_tables lets go of a rule's set a moment after the rule is gone.
-                if _IN_USE not in str(error) or attempt == _DESTROY_ATTEMPTS:
-                    raise
-                time.sleep(_DESTROY_PAUSE)
+    script = "".join(f"destroy {name}\n" for name in names)
+    for attempt in range(1, _DESTROY_ATTEMPTS + 1 if script else 0):
+        try:
+            _run(["ipset", "-exist", "restore"], script, namespace)
+            return
+        except ApplyError as error:
+            # nf_tables lets go of a rule's set a moment after the rule is gone.
+            if _IN_USE not in str(error) or attempt == _DESTROY_ATTEMPTS:
+                raise
+            time.sleep(_DESTROY_PAUSE)
 
 
 def _run(argv: list[str], stdin: str = "", namespace: str | None = None) -> str:

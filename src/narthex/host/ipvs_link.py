@@ -9,46 +9,41 @@ import socket
 from collections.abc import Iterable
 
 from narthex.backends.base import ApplyError
-from narthex.backends.leftovers import IPVS_LINK
+from narthex.backends.ipvs_names import LINK
 from narthex.host import links, netns
-from narthex.host.addresses import own_addresses
+from narthex.host.addresses import addresses_on
 from narthex.model.net import IPFamily, host_network
 
 
 def exists(namespace: str | None = None) -> bool:
     """Whether the link is there."""
     with netns.entered(namespace):
-        return any(name == IPVS_LINK for _, name in socket.if_nameindex())
+        return any(name == LINK for _, name in socket.if_nameindex())
 
 
 def addresses(family: IPFamily | None = None, namespace: str | None = None) -> frozenset[str]:
     """The addresses on it, of one family or both; none when it is not there."""
     with netns.entered(namespace):
-        try:
-            index = socket.if_nametoindex(IPVS_LINK)
-        except OSError:
-            return frozenset()
-        found = own_addresses()
-    return frozenset(own.address for own in found if own.interface == index and family in (None, own.family))
+        return frozenset(own.address for own in addresses_on(LINK) if family in (None, own.family))
 
 
 def bind(wanted: Iterable[str], namespace: str | None = None) -> None:
     """Give it addresses, and make it when it is not there. Raises ApplyError."""
-    commands = [f"address replace {host_network(each)} dev {IPVS_LINK}{_options(each)}" for each in sorted(wanted)]
+    commands = [f"address replace {host_network(each)} dev {LINK}{_options(each)}" for each in sorted(wanted)]
     if commands and not exists(namespace):
-        commands.insert(0, f"link add name {IPVS_LINK} type dummy")
+        commands.insert(0, f"link add name {LINK} type dummy")
     _batch(namespace, commands)
 
 
 def unbind(unwanted: Iterable[str], namespace: str | None = None) -> None:
     """Take addresses away. Raises ApplyError, also when one is not there."""
-    _batch(namespace, [f"address del {host_network(each)} dev {IPVS_LINK}" for each in sorted(unwanted)])
+    _batch(namespace, [f"address del {host_network(each)} dev {LINK}" for each in sorted(unwanted)])
 
 
 def remove(namespace: str | None = None) -> None:
     """Remove the link, with all its addresses. Nothing happens when it is not there. Raises ApplyError."""
     if exists(namespace):
-        _batch(namespace, [f"link del dev {IPVS_LINK}"])
+        _batch(namespace, [f"link del dev {LINK}"])
 
 
 def _options(address: str) -> str:

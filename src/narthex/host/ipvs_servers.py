@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
+import random
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from narthex.backends.base import ApplyError
 from narthex.backends.ipvs_rules import RealChanges
@@ -27,9 +31,12 @@ Place = tuple[str, int]
 class IpvsServers:
     """Of one namespace (None: the present one). Not for several threads at once."""
 
-    def __init__(self, family: IPFamily, namespace: str | None = None) -> None:
+    def __init__(self, family: IPFamily, namespace: str | None = None, patience: float = TEND_SECONDS) -> None:
+        """`patience`: seconds between two looks at real servers that leave."""
         self._family = family
         self._namespace = namespace
+        self._patience = patience
+        self._look_at = -math.inf
         self._socket: Genetlink | None = None
         self._leaving: dict[ServerKey, set[Place]] = {}
         """Real servers that nothing new is sent to, and that are removed with their last connection."""
@@ -91,7 +98,9 @@ class IpvsServers:
         requests += [_Request(Command.SET_SERVER, each.key, server=each) for each in edited]
         for each in added:
             requests.append(_Request(Command.NEW_SERVER, each.key, server=each))
-            requests += (_Request(Command.NEW_REAL, each.key, real) for real in each.reals)
+            # A round begins with the one that came last. Nodes must not all begin with the same.
+            reals_of_it = random.sample(each.reals, len(each.reals))
+            requests += (_Request(Command.NEW_REAL, each.key, real) for real in reals_of_it)
         for key, change in (reals or {}).items():
             requests += self._real_requests(key, change)
         refused = self._send(requests)
@@ -159,10 +168,17 @@ class IpvsServers:
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def tend(self) -> float | None:
-        """Remove the leaving real servers that no connection needs any more. Returns the seconds until it makes sense
-        again; None: nothing is leaving. Raises ApplyError."""
-        self._release(set(self._leaving))
-        return TEND_SECONDS if any(self._leaving.values()) else None
+        """Now and then, remove the leaving real servers that no connection needs any more. Returns the seconds until it
+        makes sense again; None: nothing is leaving. What the kernel refuses is tried again."""
+        if not any(self._leaving.values()):
+            return None
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + self._patience
+            # A kernel that refuses everything lets the next sync fail, which is told.
+            with suppress(ApplyError):
+                self._release(set(self._leaving))
+        return self._look_at - now
 
     def _release(self, keys: Collection[ServerKey]) -> None:
         """Remove the leaving real servers of some virtual servers, as far as no connection needs them."""

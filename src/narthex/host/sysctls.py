@@ -41,7 +41,7 @@ def apply(settings: Iterable[Setting], root: Path = PROC_SYS) -> list[Outcome]:
         was = read(setting.path, root)
         if was is not None and setting.held_by(was):
             continue
-        error = "" if was is not None else "this kernel does not have it (is the module nf_conntrack loaded?)"
+        error = "" if was is not None else "this kernel does not have it (is its module loaded?)"
         if not error:
             try:
                 # Not write_text: that would make the file where there is none.

@@ -21,4 +21,8 @@ def target_for(mode: str, family: IPFamily, namespace: str | None = None) -> Tar
         from narthex.host.xtables import IptablesTarget
 
         return IptablesTarget(family, namespace)
-    raise ValueError(f"{mode!r} is not a proxy mode: use nftables or iptables")
+    if mode == "ipvs":
+        from narthex.host.ipvs import IpvsTarget
+
+        return IpvsTarget(family, namespace)
+    raise ValueError(f"{mode!r} is not a proxy mode: use nftables, iptables or ipvs")

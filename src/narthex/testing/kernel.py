@@ -12,10 +12,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from narthex.backends import BACKENDS
+from narthex.host import netns, sysctls
+from narthex.host.privileges import kernel_release
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily, contains, family_of, join_port
 from narthex.model.objects import EndpointSlice, Service
 from narthex.model.packet import Disposition
+from narthex.plan.kernel_settings import for_mode
 from narthex.plan.planner import plan_once
 from narthex.testing.findings import DROP, NONE, End, Ends, Finding, Said, say, targets_of
 from narthex.testing.kernel_client import ProbeError
@@ -46,6 +49,10 @@ class Rules:
         backend = BACKENDS[mode]
         objects, config = snapshot(scenario), node_config(scenario, mode)
         self._loads: list[tuple[Any, Any]] = []
+        with netns.entered(namespace):
+            refused = [each for each in sysctls.apply(for_mode(mode, kernel_release())) if each.error]
+        if refused:
+            raise Trouble(f"{refused[0].setting.path}: {refused[0].error}")
         for family in families:
             rules: Any = backend.render(plan_once(objects, config, family))
             self._loads.append((target_for(mode, family, namespace), backend.diff(None, rules)))

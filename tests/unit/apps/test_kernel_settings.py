@@ -10,7 +10,7 @@ from narthex.apps.settings import settings
 from narthex.host.sysctls import Outcome
 from narthex.plan.kernel_settings import Setting
 
-MAX = Setting("net/netfilter/nf_conntrack_max", 131072, "maxPerCore")
+MAX = Setting("net/netfilter/nf_conntrack_max", 131072, "maxPerCore", unasked="conntrack.maxPerCore: 0")
 LIBERAL = Setting("net/netfilter/nf_conntrack_tcp_be_liberal", 1, "tcpBeLiberal")
 
 

@@ -4,17 +4,16 @@ import pytest
 
 from narthex.backends.iptables import IptablesBackend
 from narthex.backends.leftovers import (
-    VirtualService,
     find,
     has_kubelet,
     is_leftover_set,
     is_leftover_table,
     is_older_chain,
-    of_kube_proxy,
+    is_virtual_server,
     save_chains,
-    virtual_services,
 )
-from narthex.model.net import IPFamily
+from narthex.model.net import IPFamily, Protocol
+from narthex.netfilter import ipset
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 GUARD = (
@@ -138,29 +137,23 @@ def test_tables_and_sets_by_name():
         assert not is_leftover_set(name)
 
 
-def test_virtual_services_of_ipvs():
-    text = (
-        "IP Virtual Server version 1.2.1 (size=4096)\n"
-        "Prot LocalAddress:Port Scheduler Flags\n"
-        "  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n"
-        "TCP  0A6E0001:0050 rr \n"
-        "  -> 0A400105:1F90      Masq    1      0          0         \n"
-        "UDP  [fd6e:0000:0000:0000:0000:0000:0000:0001]:0035 rr \n"
-        "TCP  0A14000B:7580 rr \n"
-        "TCP  C0000201:0050 wlc \n"
-        "FWM  00000001 rr \n"
+def test_virtual_servers_are_known_by_their_address_or_by_a_set():
+    sets = ipset.parse(
+        "create KUBE-NODE-PORT-TCP bitmap:port range 0-65535\nadd KUBE-NODE-PORT-TCP 30080\n"
+        "create mine hash:ip,port family inet\nadd mine 192.0.2.1,tcp:80\n"
+        "create KUBE-6-EXTERNAL-IP hash:ip,port family inet6\nadd KUBE-6-EXTERNAL-IP fd20::11,udp:53\n"
+        "create KUBE-NODE-PORT-SCTP-HASH hash:ip,port family inet\nadd KUBE-NODE-PORT-SCTP-HASH 10.20.0.11,sctp:30081\n"
     )
-    services = virtual_services(text)
-    assert [str(one) for one in services] == [
-        "10.110.0.1:80/TCP",
-        "[fd6e::1]:53/UDP",
-        "10.20.0.11:30080/TCP",
-        "192.0.2.1:80/TCP",
-    ]
-    sets = (
-        "create KUBE-NODE-PORT-TCP bitmap:port range 0-65535\nadd KUBE-NODE-PORT-TCP 30080\nadd other 80\n"
-        "add KUBE-NODE-PORT-SCTP-HASH 10.20.0.11,sctp:30081\n"
-    )
-    assert of_kube_proxy(services, {"10.110.0.1", "fd6e::1"}, sets) == services[:3]
-    sctp = VirtualService("SCTP", "10.20.0.11", 30081)
-    assert of_kube_proxy([sctp], set(), sets) == [sctp]
+    bound = {"10.110.0.1", "fd6e::1"}
+    for address, protocol, port, expected in (
+        ("10.110.0.1", Protocol.TCP, 80, True),
+        ("fd6e::1", Protocol.UDP, 53, True),
+        ("10.20.0.11", Protocol.TCP, 30080, True),
+        ("10.20.0.11", Protocol.UDP, 30080, False),
+        ("10.20.0.11", Protocol.SCTP, 30081, True),
+        ("10.20.0.12", Protocol.SCTP, 30081, False),
+        ("fd20::11", Protocol.UDP, 53, True),
+        ("fd20::11", Protocol.TCP, 53, False),
+        ("192.0.2.1", Protocol.TCP, 80, False),
+    ):
+        assert is_virtual_server((address, protocol, port), bound, sets) is expected, (address, protocol, port)
