@@ -43,12 +43,20 @@ class Flows:
     a lesser evil than a loop that ends."""
 
     def __init__(
-        self, table: Table, own_addresses: Callable[[], Collection[str]], clock: Clock, metrics: Metrics
+        self,
+        table: Table,
+        own_addresses: Callable[[], Collection[str]],
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        relayed: bool = False,
     ) -> None:
+        """`relayed`: what leads to this node itself leads to a relay, which knows when a connection is over."""
         self._table = table
         self._own_addresses = own_addresses
         self._clock = clock
         self._metrics = metrics
+        self._relayed = relayed
         self._halves: dict[IPFamily, _Half] = {}
 
     def after(self, done: Sync) -> None:
@@ -78,6 +86,8 @@ class Flows:
         stale: list[Entry] = []
         reasons: list[Reason] = []
         for entry in self._table.entries(family, search.towards):
+            if self._relayed and entry.flow.translated and entry.flow.reply_source in own:
+                continue
             reason = search.reason(entry.flow, own)
             if reason is not None:
                 stale.append(entry)

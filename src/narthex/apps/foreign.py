@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from narthex.apps.logs import LOGGER
-from narthex.backends.iptables_names import OWN_TABLES, is_ours
+from narthex.backends.iptables_names import IPTABLES, OWN_TABLES, Ownership
 from narthex.backends.iptables_rules import XtablesChanges
 from narthex.backends.nftables_changes import NftChanges
 from narthex.backends.nftables_frame import TABLE
+from narthex.backends.userspace_names import USERSPACE
+from narthex.backends.userspace_rules import UserspaceChanges
 from narthex.host.monitor import Concern, Foreign, LegacySizes, Monitor, Poll
 from narthex.host.nfnetlink import NfNetlink
 from narthex.host.variants import default_variant
@@ -19,19 +21,26 @@ from narthex.netfilter.xtables_values import builtin_chains
 FEW_ELEMENTS = 50
 """That the kernel tells of so many costs less than not to listen meanwhile."""
 
+
+def _of_owner(owner: Ownership) -> Concern:
+    """Built-in chains hold our jumps. Chains of others, however often they change, are passed over."""
+    return Concern(
+        tables=frozenset(OWN_TABLES),
+        chain=lambda table, name: owner.is_ours(table, name) or name in builtin_chains(table),
+    )
+
+
+_KEPT_WITH_IPTABLES = {"iptables": IPTABLES, "userspace": USERSPACE}
 _CONCERNS = {
     "nftables": Concern(tables=frozenset((TABLE,))),
-    # Built-in chains hold our jumps. Chains of others, however often they change, are passed over.
-    "iptables": Concern(
-        tables=frozenset(OWN_TABLES), chain=lambda table, name: is_ours(table, name) or name in builtin_chains(table)
-    ),
+    **{mode: _of_owner(owner) for mode, owner in _KEPT_WITH_IPTABLES.items()},
 }
 
 
 def foreign_changes(mode: str, families: Sequence[IPFamily]) -> Foreign:
     """For the network namespace of the calling thread."""
     try:
-        if mode == "iptables" and default_variant(IPFamily.IPV4) == "legacy":
+        if mode in _KEPT_WITH_IPTABLES and default_variant(IPFamily.IPV4) == "legacy":
             return Poll(LegacySizes(families), families)
         return Monitor(_CONCERNS[mode], families)
     except OSError as error:
@@ -54,5 +63,5 @@ def _of_nftables(changes: NftChanges) -> int:
     return 0 if few else changes.transactions
 
 
-def _of_iptables(changes: XtablesChanges) -> int:
+def _of_iptables(changes: XtablesChanges | UserspaceChanges) -> int:
     return changes.transactions

@@ -130,6 +130,7 @@ class Proxy:
                     self._sync(half, snapshot)
         followed = [self._follow(half.sync.plan) for half in self._halves if half.sync.plan is not None]
         due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
+        due += [wish for half in self._halves if (wish := half.sync.tend()) is not None]
         # A turn now and then also finds what nobody gives notice of: new addresses of the node.
         return max(
             0.0, min([*due, *followed, self._foreign.interval if self._foreign else math.inf, self._periods.sync])

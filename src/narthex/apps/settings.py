@@ -26,6 +26,7 @@ from narthex.sources.configuration import (
     node_config,
     parse,
     read,
+    relay_ports,
 )
 from narthex.sources.configuration_text import own_written, written
 from narthex.sources.proxy_configuration import (
@@ -60,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     conntrack: Conntrack = Conntrack()
     """Kernel settings that are asked for (group 19)."""
     ipvs: IPVS = IPVS()
+    relay_ports: tuple[int, int] | None = None
+    """userspace: the relay listens between these two ports; None: where the mode has it."""
     client: ClientConnection = ClientConnection()
     """How the API server is spoken to."""
     config_sync_period: float = 900.0
@@ -140,6 +143,7 @@ def _settings(
         periods=Periods(section.min_sync_period, section.sync_period),
         conntrack=configuration.conntrack,
         ipvs=configuration.ipvs,
+        relay_ports=relay_ports(configuration.port_range) if mode == "userspace" else None,
         client=configuration.client_connection,
         config_sync_period=configuration.config_sync_period,
         healthz=None if HEALTHZ in off else split_port(configuration.healthz_bind_address),

@@ -17,6 +17,7 @@ import msgspec
 from narthex.apps import logs
 from narthex.apps.cleanup import Takeover
 from narthex.apps.connections import Connections
+from narthex.apps.dataplane import Dataplane
 from narthex.apps.events import (
     Creator,
     Events,
@@ -30,7 +31,7 @@ from narthex.apps.events import (
 from narthex.apps.explain_service import Explainer
 from narthex.apps.feed import Feed, Watched
 from narthex.apps.flows import Flows
-from narthex.apps.foreign import foreign_changes, tells, transactions
+from narthex.apps.foreign import tells
 from narthex.apps.health import Health
 from narthex.apps.httpd import HttpServer
 from narthex.apps.kernel_settings import KernelSettings, kernel_settings, with_kernel
@@ -50,7 +51,6 @@ from narthex.host.addresses import global_addresses, own_addresses, primary_addr
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.conntrack import Conntrack
 from narthex.host.counters import reader_for
-from narthex.host.monitor import AnnouncedTarget
 from narthex.host.oom import set_oom_score
 from narthex.host.privileges import (
     allow_many_files,
@@ -59,8 +59,8 @@ from narthex.host.privileges import (
     missing_tools,
     nft_release,
 )
-from narthex.host.targets import target_for
 from narthex.model.net import IPFamily
+from narthex.plan.ir import Deviation
 from narthex.plan.kernel_settings import Setting
 from narthex.plan.planner import Planner, plan_once
 from narthex.state.store import Snapshot
@@ -123,6 +123,7 @@ class Parts(NamedTuple):
     proxy: Proxy
     explainer: Explainer
     connections: Connections
+    plane: Dataplane
 
 
 def assemble(
@@ -140,10 +141,12 @@ def assemble(
     connections = Connections(readers, lambda: proxy.plans, clock, settings.own)
     metrics = Metrics(settings.mode, (connections, *origin.collectors), dict(settings.feature_gates))
     explainer = Explainer(settings.own.explain_service, lambda: proxy.snapshot)
-    backend = BACKENDS[settings.mode]
-    foreign, count = foreign_changes(settings.mode, families), transactions(settings.mode)
-    targets = {family: AnnouncedTarget(target_for(settings.mode, family), foreign, count) for family in families}
-    syncs = [FamilySync(family, Planner(settings.node, family), backend, targets[family], clock) for family in families]
+    plane = Dataplane(settings, families)
+    foreign, relayed = plane.foreign, Deviation.RELAYED in plane.backend.deviations
+    syncs = [
+        FamilySync(family, Planner(settings.node, family), plane.backend, target, clock)
+        for family, target in plane.targets.items()
+    ]
     checks = ServiceHealth(http, lambda: health.healthy, tell=lambda name, note: events.tell(cannot_check(name, note)))
     proxy = Proxy(
         inbox,
@@ -158,11 +161,11 @@ def assemble(
         follow=checks.follow,
         after_sync=_in_turn(
             Takeover(settings.mode, clock, foreign.writing).after,
-            Flows(Conntrack(), _own_addresses, clock, metrics).after,
+            Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed).after,
             explainer.after,
         ),
     )
-    return Parts(proxy, explainer, connections)
+    return Parts(proxy, explainer, connections, plane)
 
 
 def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
@@ -269,6 +272,7 @@ class ProxyPart:
                 threading.Thread(target=made.connections.look, name="connections", daemon=True).start()
                 proxy.run()
         finally:
+            made.plane.close()
             self._status.hide()
             http.stop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -87,6 +87,12 @@ class FamilySync(Generic[R, C]):
     def rules(self) -> R | None:
         """The rules that the kernel is believed to hold."""
         return self._rules
+
+    def tend(self) -> float | None:
+        """Let the Target do what it has to do between syncs, once something was synced; seconds until it wants to be
+        called again, None when it does not."""
+        tend: Callable[[], float | None] | None = getattr(self._target, "tend", None)
+        return tend() if tend and self._synced is not None else None
 
     def use(self, planner: Planning) -> None:
         """Plan otherwise from the next sync on."""

@@ -270,6 +270,7 @@ def answer(
         planned=evaluate(plan, packet, host, backend.deviations),
         walked=walked,
         rules=whence,
+        deviations=backend.deviations,
     )
     names = Names(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))

@@ -6,6 +6,7 @@ from typing import Any
 
 from narthex.backends.iptables_rules import XtablesChanges
 from narthex.backends.nftables_changes import NftChanges
+from narthex.backends.userspace_rules import UserspaceChanges
 
 
 def written(changes: Any) -> str:
@@ -24,6 +25,10 @@ def written(changes: Any) -> str:
             chains = sum(map(len, changes.written.values()))
             removed = sum(map(len, changes.removed.values()))
             parts = [counted(changes.rules, "rule"), counted(chains, "chain"), counted(removed, "chain") + " removed"]
+        case UserspaceChanges():
+            ports = counted(len(changes.listen), "listener"), counted(len(changes.close), "listener") + " closed"
+            said = ", ".join(part for part in ports if not part.startswith("0 "))
+            return "; ".join(filter(None, (said, written(changes.tables))))
         case _:
             return ""
     said = ", ".join(part for part in parts if not part.startswith("0 ")) or "settings only"

@@ -15,7 +15,7 @@ from narthex.apps import lab
 from narthex.apps.lab_state import LabError
 from narthex.cli import lab_output
 
-MODES = ("nftables", "iptables")
+MODES = ("nftables", "iptables", "userspace")
 
 
 def _name(function: Callable[..., None]) -> Callable[..., None]:

@@ -100,6 +100,11 @@ class AnnouncedTarget(Generic[R, C]):
     def clean(self) -> None:
         self._target.clean()
 
+    def tend(self) -> float | None:
+        """What the Target has to do between syncs, if it has anything; seconds until it wants to be asked again."""
+        tend: Callable[[], float | None] | None = getattr(self._target, "tend", None)
+        return tend() if tend else None
+
 
 class Concern(msgspec.Struct, frozen=True):
     """Which changes may be to our rules: of these tables, and in them of chains for which `chain(table, name)` holds."""

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import msgspec
 from narthex.host.privileges import allow_many_files
 from narthex.host.relay import UDP_IDLE_SECONDS, Relay
 from narthex.host.relay_wire import Answer, Order, frame, receive
-from narthex.host.run import start
+from narthex.host.run import Started, TimeoutExpired, start
 
 _PATIENCE = 60.0
 """Seconds to wait for an answer: thousands of ports take a moment, a machine that is busy longer."""
@@ -49,13 +48,18 @@ class RelayProcess:
         package = str(Path(__file__).parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
-            self._process: subprocess.Popen[bytes] = start(
+            self._process: Started[bytes] = start(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), msgspec.json.encode(setup).decode()],
                 keep=[theirs.fileno()],
                 environment={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 namespace=namespace,
             )
         self._socket = ours
+
+    def __del__(self) -> None:
+        """Nobody can ask it any more, so it ends."""
+        if hasattr(self, "_socket"):
+            self.close()
 
     @property
     def pid(self) -> int:
@@ -81,7 +85,7 @@ class RelayProcess:
         self._socket.close()
         try:
             self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._process.kill()
             self._process.wait()
 

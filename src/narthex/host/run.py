@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from narthex.host import netns
 
+Started = subprocess.Popen
+"""The handle of a program that stays."""
 TimeoutExpired = subprocess.TimeoutExpired
 """For those who catch it: nobody else needs the module that it comes from."""
 
@@ -23,7 +25,7 @@ class CommandError(RuntimeError):
 
 def start(
     argv: Sequence[str], *, keep: Sequence[int], environment: Mapping[str, str], namespace: str | None = None
-) -> subprocess.Popen[bytes]:
+) -> Started[bytes]:
     """Start a program that stays, without a shell, and return its handle. `keep` are the files that it inherits besides
     the standard error stream.
 

@@ -21,8 +21,8 @@ def target_for(mode: str, family: IPFamily, namespace: str | None = None) -> Tar
         from narthex.host.xtables import IptablesTarget
 
         return IptablesTarget(family, namespace)
-    if mode == "ipvs":
-        from narthex.host.ipvs import IpvsTarget
+    if mode == "userspace":
+        from narthex.host.userspace import UserspaceTarget
 
-        return IpvsTarget(family, namespace)
-    raise ValueError(f"{mode!r} is not a proxy mode: use nftables, iptables or ipvs")
+        return UserspaceTarget(family, namespace)
+    raise ValueError(f"{mode!r} is not a proxy mode: use nftables, iptables or userspace")

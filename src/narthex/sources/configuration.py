@@ -211,10 +211,30 @@ def _configuration(top: Fields) -> ProxyConfiguration:
             detect.error(name, f"is required for detectLocalMode {mode}")
     if made.windows_run_as_service:
         top.warning("windowsRunAsService", "is for Windows, ignored")
-    if made.port_range:
-        top.warning("portRange", "has no effect, here as in kube-proxy")
+    if made.mode == "userspace":
+        try:
+            relay_ports(made.port_range)
+        except ValueError as error:
+            top.error("portRange", str(error))
+    elif made.port_range:
+        top.warning("portRange", "has no effect in this mode, here as in kube-proxy")
     top.unknown()
     return made
+
+
+def relay_ports(text: str) -> tuple[int, int] | None:
+    """First and last port that `portRange` names, as `FIRST-LAST`, `FIRST+MORE` or one number; None: it leaves the choice
+    to the mode. Raises ValueError."""
+    shape = re.fullmatch(r"(\d{1,5})(?:([-+])(\d{1,5}))?", text, re.ASCII)
+    if text in ("", "0-0", "0"):
+        return None
+    if shape is None:
+        raise ValueError(f"{quoted(text)} is not a range of ports: write FIRST-LAST")
+    first = int(shape[1])
+    last = {None: first, "-": int(shape[3] or 0), "+": first + int(shape[3] or 0)}[shape[2]]
+    if not 0 < first <= last <= 65535:
+        raise ValueError(f"{quoted(text)} is not a range of ports: they go from 1 to 65535, the first one first")
+    return first, last
 
 
 def _own(top: Fields) -> OwnConfiguration:
@@ -225,6 +245,7 @@ def _own(top: Fields) -> OwnConfiguration:
         explain_service=top.read("explainService", _service_name),
         connection_metrics=top.word("connectionMetrics", CONNECTION_METRICS, "endpoints"),
         connection_series=top.whole("connectionSeries", 10000, 0, 1_000_000),
+        udp_idle_timeout=top.seconds("udpIdleTimeout", 30.0, zero_is_default=True),
         parts=NodeParts(proxy=top.section("parts").flag("proxy", True)),
     )
     top.unknown()

@@ -96,6 +96,8 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """What new connections are counted by: `endpoints`, `services` or `off`."""
     connection_series: int = 10000
     """At most so many numbers of new connections are shown; endpoints give way first."""
+    udp_idle_timeout: float = 30.0
+    """userspace only: a UDP client that was idle for so long may get another endpoint (row 25.7)."""
     parts: NodeParts = NodeParts()
 
 
@@ -129,7 +131,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     conntrack: Conntrack = Conntrack()
     config_sync_period: float = 900.0
     port_range: str = ""
-    """Unused, as in kube-proxy."""
+    """userspace only: where the relay listens."""
     own: OwnConfiguration = OwnConfiguration()
 
     def feature_gate(self, name: str, default: bool) -> bool:

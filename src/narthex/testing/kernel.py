@@ -12,14 +12,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from narthex.backends import BACKENDS
-from narthex.host import netns, sysctls
-from narthex.host.privileges import kernel_release
 from narthex.host.targets import target_for
-from narthex.model.net import IPFamily, contains, family_of, join_port
+from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.model.objects import EndpointSlice, Service
 from narthex.model.packet import Disposition
-from narthex.plan.kernel_settings import for_mode
 from narthex.plan.planner import plan_once
+from narthex.testing.declared import as_declared
 from narthex.testing.findings import DROP, NONE, End, Ends, Finding, Said, say, targets_of
 from narthex.testing.kernel_client import ProbeError
 from narthex.testing.kernel_probe import Call, Ears, Result, Tap
@@ -49,13 +47,12 @@ class Rules:
         backend = BACKENDS[mode]
         objects, config = snapshot(scenario), node_config(scenario, mode)
         self._loads: list[tuple[Any, Any]] = []
-        with netns.entered(namespace):
-            refused = [each for each in sysctls.apply(for_mode(mode, kernel_release())) if each.error]
-        if refused:
-            raise Trouble(f"{refused[0].setting.path}: {refused[0].error}")
+        self.relayed: frozenset[tuple[Protocol, int]] = frozenset()
+        """Where a relay of the mode listens on the node."""
         for family in families:
             rules: Any = backend.render(plan_once(objects, config, family))
             self._loads.append((target_for(mode, family, namespace), backend.diff(None, rules)))
+            self.relayed |= frozenset(getattr(rules, "listeners", ()))
 
     def load(self) -> None:
         """Put them into the kernel."""
@@ -64,13 +61,18 @@ class Rules:
 
     def forget(self) -> None:
         """Put them in anew, so that no client is remembered."""
+        self.remove()
+        self.load()
+
+    def remove(self) -> None:
+        """Take them out."""
         for target, _ in self._loads:
             target.clean()
-        self.load()
 
 
 def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Finding]:
     """What the kernel does to the flows and to all steps."""
+    flows = as_declared(flows, BACKENDS[mode].deviations)
     connections: tuple[Connection, ...] = (*flows, *scenario.steps_in(mode))
     if not connections:
         return []
@@ -85,12 +87,16 @@ def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Find
         if flows:
             rules = Rules(scenario, mode, families, world.node)
             rules.load()
+            ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
             forget = rules.forget if _remembers(scenario) else None
             silent = stand.silent_together(flows)
             findings += [silent.get(flow) or stand.judge_flow(flow, forget) for flow in flows]
+            rules.remove()
         if scenario.steps_in(mode):
             paced = pace(scenario, scenario.steps_in(mode))
-            Rules(paced.scenario, mode, families, world.node).forget()
+            rules = Rules(paced.scenario, mode, families, world.node)
+            rules.load()
+            ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
             findings += stand.judge_steps(paced)
         return findings
 

@@ -66,6 +66,8 @@ class Ears:
         self._heard: list[tuple[Arrival, bytes]] = []
         self._calling = 0
         self._answering: set[tuple[str, int, Protocol]] = set()
+        self.passed_by: frozenset[tuple[int, Protocol, int]] = frozenset()
+        """Site, protocol and port where a relay takes what arrives and passes it on: no end of anything."""
 
     def __enter__(self) -> Ears:
         return self
@@ -201,7 +203,8 @@ class Ears:
             payload = first_packet(data, protocol)
             if payload is not None:
                 port = int.from_bytes(data[2:4], "big")
-                self._heard.append((Arrival(site, source, destination, port), payload))
+                if (site, protocol, port) not in self.passed_by:
+                    self._heard.append((Arrival(site, source, destination, port), payload))
 
 
 def _packets(ear: socket.socket) -> Iterable[tuple[bytes, list[tuple[int, int, bytes]], tuple[str, int]]]:

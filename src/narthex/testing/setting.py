@@ -9,6 +9,7 @@ from narthex.model.net import IPFamily, contains, family_of, in_any
 from narthex.model.objects import AnyObject, EndpointSlice, Node, Service, ServiceCIDR
 from narthex.model.packet import Host, Packet
 from narthex.plan.planner import NodeConfig
+from narthex.sources.configuration import LOCALHOST_MODES
 from narthex.state.store import Snapshot, Store
 from narthex.testing.scenario import Connection, Scenario
 
@@ -29,7 +30,7 @@ def node_config(scenario: Scenario, mode: str) -> NodeConfig:
         masquerade_all=config.masquerade_all,
         node_port_addresses=words,
         node_addresses=scenario.node_ips,
-        localhost_node_ports=localhost and mode == "iptables",
+        localhost_node_ports=localhost and mode in LOCALHOST_MODES,
         allow_service_external_ips=config.gate("AllowServiceExternalIPs") is not False,
         strict_source_ranges=config.gate("NarthexStrictSourceRanges") is True,
     )

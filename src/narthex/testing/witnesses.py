@@ -11,6 +11,7 @@ from narthex.backends import BACKENDS
 from narthex.model.net import family_of, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace
 from narthex.plan.planner import plan_once
+from narthex.testing.declared import as_declared
 from narthex.testing.findings import Finding, Said, possible_ends, say, say_trace
 from narthex.testing.scenario import Flow, Scenario, Step
 from narthex.testing.setting import families_of, host_of, node_config, packet_of, snapshot
@@ -55,7 +56,7 @@ def testify(scenario: Scenario, mode: str, against: str, flows: tuple[Flow, ...]
     """What the witness `against` says of the flows and of all steps."""
     answer = ANSWERS[against](scenario, mode)
     findings = []
-    for flow in flows:
+    for flow in as_declared(flows, BACKENDS[mode].deviations):
         trace = answer(packet_of(scenario, flow), host_of(scenario, flow), None, 0.0)
         findings.append(
             Finding(

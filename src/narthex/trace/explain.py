@@ -10,9 +10,9 @@ import msgspec
 
 from narthex.model.net import join_port
 from narthex.model.packet import Disposition, Host, Outcome, Packet, Step, Trace, agree
-from narthex.plan.ir import Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
+from narthex.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
 from narthex.plan.show import conflict_text, frontend_text
-from narthex.trace.evaluate import find_frontend, sender_of, sender_reason
+from narthex.trace.evaluate import NO_DEVIATIONS, find_frontend, sender_of, sender_reason
 from narthex.trace.names import Names
 
 _EXACT_DENOMINATOR = 10_000
@@ -90,6 +90,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     walked: Trace
     """From the rules of the mode."""
     rules: str = "rendered from the plan"
+    deviations: frozenset[Deviation] = NO_DEVIATIONS
+    """The mode's."""
 
 
 def explain(case: Case, names: Names, route: RouteOf) -> Explanation:
@@ -152,7 +154,7 @@ def _end(
         endpoint=join_port(*outcome.endpoint) if outcome.endpoint else None,
         endpoint_name=names.of(outcome.endpoint[0]) if outcome.endpoint else "",
         masquerade=outcome.masquerade,
-        rewriting=_rewriting(case.packet, outcome, found, sender),
+        rewriting=_rewriting(case, outcome, found, sender),
         route=route(outcome.endpoint[0] if outcome.endpoint else case.packet.destination) if goes_on else "",
         note=outcome.note,
         steps=tuple(map(_met, outcome.steps)),
@@ -160,10 +162,13 @@ def _end(
 
 
 def _rewriting(
-    packet: Packet, outcome: Outcome, found: tuple[ServicePlan, Frontend] | None, sender: Sender
+    case: Case, outcome: Outcome, found: tuple[ServicePlan, Frontend] | None, sender: Sender
 ) -> tuple[str, ...]:
+    packet = case.packet
     if outcome.endpoint is None:
         return ()
+    if found and Deviation.RELAYED in case.deviations:
+        return (f"made anew: this node connects to {join_port(*outcome.endpoint)}, which never sees {packet.source}",)
     was = join_port(packet.destination, packet.port) if packet.port else packet.destination
     lines = [f"destination rewritten (DNAT): {was} becomes {join_port(*outcome.endpoint)}"]
     if outcome.masquerade:
