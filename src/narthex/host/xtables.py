@@ -37,7 +37,11 @@ class IptablesTarget:
     """
 
     def __init__(
-        self, family: IPFamily, namespace: str | None = None, legacy: bool = False, owner: names.Ownership = names.IPTABLES
+        self,
+        family: IPFamily,
+        namespace: str | None = None,
+        legacy: bool = False,
+        owner: names.Ownership = names.IPTABLES,
     ) -> None:
         self._family = family
         self._owner = owner
