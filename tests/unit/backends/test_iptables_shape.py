@@ -134,6 +134,7 @@ def test_external_cluster_policy_masquerades_everybody():
     ]  # fmt: skip
 
 
+@pytest.mark.row("22.4")
 def test_external_local_policy():
     pods = endpoint("10.64.1.5"), endpoint("10.64.2.5", node="worker-b")
     a_plan = plan(*web(*pods, type="NodePort", node_port=30080, external_policy_local=True))
@@ -189,6 +190,7 @@ def test_without_endpoints_every_frontend_rejects():
     assert [outcome.disposition for outcome in other.outcomes] == [Disposition.NOT_OURS], "rows 13.6, 29.5"
 
 
+@pytest.mark.row("22.4")
 def test_source_ranges():
     ranges = ("198.51.100.0/24", "203.0.114.0/24")
     a_plan = plan(*web(type="LoadBalancer", balancers=("203.0.113.1",), source_ranges=ranges))
@@ -480,6 +482,8 @@ def test_a_hostile_name_stays_in_its_comment(name):
 def test_names():
     dns = port_name("kube-system/kube-dns:dns", Protocol.UDP)
     assert (svc(dns), svl(dns)) == ("KUBE-SVC-TCOU7JCQXEZGVUNU", "KUBE-SVL-TCOU7JCQXEZGVUNU")
+    client = Endpoint("10.244.5.216", 6379)
+    assert sep(port_name("redis/redis:client"), client) == "KUBE-SEP-BAPRIFMT5YYOA3WI"
     assert is_ours("nat", "KUBE-XLB-VZFKBL2WWL2EQZ6G") and not is_ours("filter", "KUBE-SVC-TCOU7JCQXEZGVUNU")
     for chain in (
         "KUBE-MARK-DROP",
