@@ -99,6 +99,19 @@ def test_nobody_is_pinned_to_an_endpoint_that_is_not_ready(cluster, state):
     assert ask_all(cluster) == second, "a session of long ago must not come back"
 
 
+@pytest.mark.row("14.4")
+def test_who_is_remembered_for_a_broken_endpoint_is_refused_while_it_is_ready(cluster):
+    """Nobody but its own probes says what an endpoint can do; the proxy keeps clients where they are."""
+    started(cluster, sticky())
+    first = ask(cluster.from_pod())
+    cluster.answers.close(f"{first}:8080")
+    for _ in range(5):
+        with pytest.raises(ConnectionRefusedError):
+            ask(cluster.from_pod())
+    cluster.serve(first)
+    assert ask(cluster.from_pod()) == first
+
+
 @pytest.mark.row("29.7")
 @pytest.mark.parametrize("version", [4, 6])
 def test_another_frontend_does_not_bring_a_dead_endpoint_back(cluster, version):

@@ -190,7 +190,7 @@ def test_without_endpoints_every_frontend_rejects():
     assert [outcome.disposition for outcome in other.outcomes] == [Disposition.NOT_OURS], "rows 13.6, 29.5"
 
 
-@pytest.mark.row("22.4")
+@pytest.mark.row("10.14", "22.4")
 def test_source_ranges():
     ranges = ("198.51.100.0/24", "203.0.114.0/24")
     a_plan = plan(*web(type="LoadBalancer", balancers=("203.0.113.1",), source_ranges=ranges))
@@ -210,6 +210,7 @@ def test_source_ranges():
     assert lines(empty, "KUBE-PROXY-FIREWALL") == [], "row 10.13: the refusal wins"
 
 
+@pytest.mark.row("14.6")
 def test_affinity():
     a_plan = plan(*web(endpoint("10.64.1.5"), endpoint("10.64.1.6"), affinity_seconds=600))
     one, two = (sep(WEB, Endpoint(f"10.64.1.{n}", 8080)) for n in (5, 6))

@@ -309,6 +309,7 @@ def sets_of(rules, prefix="affinity-"):
     return {name: one for name, one in rules.sets.items() if name.startswith(prefix)}
 
 
+@pytest.mark.row("14.6")
 def test_clients_are_remembered_per_endpoint_for_all_frontends():
     rules = table(everything_sticky())
     clients = sets_of(rules)
