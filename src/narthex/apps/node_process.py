@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from narthex.apps.machine import StartError
 from narthex.apps.node import Make, Node
 from narthex.apps.node_status import PROXY, Status
 from narthex.apps.reload import ConfigurationFile
 from narthex.apps.settings import Settings
-from narthex.apps.start import Origin, ProxyPart, StartError, run_until_told
+from narthex.apps.start import Origin, ProxyPart, run_until_told
 
 
 def serve_node(settings: Settings, origin: Callable[[], Origin], file: ConfigurationFile | None = None) -> None:

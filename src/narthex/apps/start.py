@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
 import threading
@@ -36,6 +35,7 @@ from narthex.apps.health import Health
 from narthex.apps.httpd import HttpServer
 from narthex.apps.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.apps.logs import LOGGER
+from narthex.apps.machine import StartError, check_machine
 from narthex.apps.metrics import Collector, Metrics
 from narthex.apps.node_status import Status
 from narthex.apps.own_node import OwnNode
@@ -45,66 +45,18 @@ from narthex.apps.service_health import ServiceHealth
 from narthex.apps.settings import Settings, family_warnings
 from narthex.apps.status import BindError
 from narthex.apps.sync import FamilySync, Sync
-from narthex.backends import BACKENDS
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
-from narthex.host.addresses import global_addresses, own_addresses, primary_addresses, usable_families
+from narthex.host.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.conntrack import Conntrack
 from narthex.host.counters import reader_for
 from narthex.host.oom import set_oom_score
-from narthex.host.privileges import (
-    allow_many_files,
-    kernel_release,
-    may_change_network,
-    missing_tools,
-    nft_release,
-)
+from narthex.host.privileges import allow_many_files
 from narthex.model.net import IPFamily
 from narthex.plan.ir import Deviation
 from narthex.plan.kernel_settings import Setting
 from narthex.plan.planner import Planner, plan_once
 from narthex.state.store import Snapshot
-
-OLDEST_KERNEL = (5, 13)
-OLDEST_NFT = (1, 0, 1)
-"""What nftables mode asks for (row 23.1)."""
-SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-
-
-class StartError(RuntimeError):
-    """The proxy cannot start here; the message says why and what to do."""
-
-
-def check_machine(mode: str) -> tuple[IPFamily, ...]:
-    """The families that the mode can serve here. Raises StartError when there is none, or no permission."""
-    if mode not in BACKENDS:
-        raise StartError(f"mode {mode} is not there yet: choose {' or '.join(BACKENDS)} with --proxy-mode or `mode`")
-    if not may_change_network():
-        raise StartError("programming the kernel needs root (CAP_NET_ADMIN): run it with sudo")
-    if mode == "nftables" and kernel_release() < OLDEST_KERNEL and not os.environ.get(SKIP_KERNEL_CHECK):
-        raise StartError(
-            f"nftables mode needs Linux {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer: choose --proxy-mode iptables, "
-            f"or set {SKIP_KERNEL_CHECK}=1 if this kernel has what is needed"
-        )
-    families = []
-    for family in usable_families():
-        missing = missing_tools(mode, family)
-        if not missing:
-            families.append(family)
-        elif family is IPFamily.IPV4:
-            raise StartError(
-                f"mode {mode} needs {' and '.join(missing)}, not found on the PATH: "
-                f"install the package {'nftables' if mode == 'nftables' else 'iptables'} or choose another --proxy-mode"
-            )
-        else:
-            LOGGER.warning("%s is not found on the PATH: %s is left alone", " and ".join(missing), family.label)
-    if mode == "nftables" and () < nft_release() < OLDEST_NFT:
-        raise StartError(
-            f"nftables mode needs nft {'.'.join(map(str, OLDEST_NFT))} or newer: install it, or choose --proxy-mode iptables"
-        )
-    if IPFamily.IPV6 not in usable_families():
-        LOGGER.info("IPv6 is switched off here: only IPv4 is served")
-    return tuple(families)
 
 
 class Origin(NamedTuple):

@@ -49,9 +49,9 @@ def begin(given: Mapping[str, Any], config: Path | None) -> tuple[Settings, Conf
     """Settings by fields that were given and by a file, and that file, to be followed. From here on there is a log; it
     has the warnings. Raises SettingsError."""
     from narthex.apps import logs
+    from narthex.apps.machine import check_machine
     from narthex.apps.reload import ConfigurationFile
     from narthex.apps.settings import settings
-    from narthex.apps.start import check_machine
 
     def read() -> Settings:
         return settings(given, config, os.uname().nodename)

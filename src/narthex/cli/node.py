@@ -31,9 +31,9 @@ def command(
     `/healthz` says how each part is. On SIGTERM or SIGINT all end, the last started first; the rules stay.
     """
     from narthex.apps import logs
+    from narthex.apps.machine import StartError
     from narthex.apps.node_process import serve_node
     from narthex.apps.settings import OWN, SettingsError
-    from narthex.apps.start import StartError
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
     if proxy is not None:

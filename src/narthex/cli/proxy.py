@@ -45,8 +45,9 @@ def command(
         context.invoke(clean, output="text")
         return
     from narthex.apps import logs
+    from narthex.apps.machine import StartError
     from narthex.apps.settings import SettingsError, in_force
-    from narthex.apps.start import StartError, prepare, serve
+    from narthex.apps.start import prepare, serve
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
     try:

@@ -18,6 +18,8 @@ _TOOLS = {
     ("nftables", IPFamily.IPV6): ("nft",),
     ("iptables", IPFamily.IPV4): ("iptables-save", "iptables-restore"),
     ("iptables", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore"),
+    ("ipvs", IPFamily.IPV4): ("iptables-save", "iptables-restore", "ipset"),
+    ("ipvs", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore", "ipset"),
     ("userspace", IPFamily.IPV4): ("iptables-save", "iptables-restore"),
     ("userspace", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore"),
 }
