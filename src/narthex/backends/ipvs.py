@@ -27,6 +27,9 @@ from narthex.netfilter.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.plan.ir import Deviation, HealthCheck, Plan
 
+_NO_PLAN = -1
+"""The number of no plan, nor of a plan's missing parent."""
+
 K = TypeVar("K")
 Ways = MapMutation[ServerKey, Way]
 
@@ -71,7 +74,7 @@ class IpvsBackend:
         frame, settings = IpvsFrame(plan), settings_of(plan, self._scheduler)
         if previous is None or last is None or last.frame != frame or last.settings != settings:
             empty = _Rendering(
-                plan_number=0,
+                plan_number=_NO_PLAN,
                 frame=frame,
                 settings=settings,
                 fragments=Map(),

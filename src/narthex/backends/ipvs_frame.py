@@ -60,8 +60,11 @@ _COMMENTS = {
     names.NODE_PORT_LOCAL_UDP: "Kubernetes nodeport UDP port with externalTrafficPolicy=local",
     names.NODE_PORT_LOCAL_SCTP: "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
     names.HEALTH_CHECK: "Kubernetes health check node port",
+    names.DROP_POD: "Kubernetes service ip + port without endpoint for pods by its traffic policy",
+    names.DROP_NODE: "Kubernetes service ip + port without endpoint for this node by its traffic policy",
+    names.DROP_OTHER: "Kubernetes service ip + port without endpoint for others by its traffic policy",
 }
-"""kube-proxy's words, which people search their dumps for."""
+"""kube-proxy's words, which people search their dumps for; the last three are ours."""
 
 _NODE_PORT_SETS = (
     ("tcp", names.NODE_PORT_LOCAL_TCP, names.NODE_PORT_TCP, ("dst",)),
@@ -111,9 +114,11 @@ class _Writer:
     def _in(self, name: str, sides: tuple[str, ...] = _DESTINATION) -> MatchSet:
         return MatchSet(names.set_name(name, self._family), sides)
 
-    def _if_in(self, name: str, *rest: Expression, sides: tuple[str, ...] = _DESTINATION) -> Rules:
-        """A rule for what is in the set; none when the set is empty."""
-        return (rule(self._in(name, sides), *rest, comment=_COMMENTS.get(name, "")),) if name in self._held else ()
+    def _if_in(self, name: str, *rest: Expression, sides: tuple[str, ...] = _DESTINATION, only: Match = ()) -> Rules:
+        """A rule for what is in the set, and has the matches `only`; none when the set is empty."""
+        if name not in self._held:
+            return ()
+        return (rule(*only, self._in(name, sides), *rest, comment=_COMMENTS[name]),)
 
     def _any(self, *sets: str) -> bool:
         return any(name in self._held for name in sets)
@@ -203,27 +208,27 @@ class _Writer:
         }
 
     def _mangle(self) -> dict[str, Rules]:
-        """What this node sends, before IPVS takes it. What IPVS has taken comes by again and is not judged twice."""
-        judged = tuple(self._firewall())
-        return {
-            names.PROXY_FIREWALL: (rule(ByIpvs(), Return()), *judged) if judged else (),
-            names.SOURCE_RANGES: self._source_ranges(),
-        }
+        """What this node sends, before IPVS takes it."""
+        return {names.PROXY_FIREWALL: tuple(self._firewall()), names.SOURCE_RANGES: self._source_ranges()}
 
     def _firewall(self) -> Iterator[Rule]:
-        """Source ranges first, then what a Local policy leaves nothing for (rows 10.3, 13.3)."""
+        """Source ranges first, then what a Local policy leaves nothing for (rows 10.3, 13.3).
+
+        What IPVS has sent on comes by again, in output and over loopback, and is not judged twice: an endpoint may have
+        the address and port of somebody else's frontend, as host network pods do.
+        """
+        if self._any(names.BALANCER_FW, *_DROPS):
+            yield rule(ByIpvs(), Return())
         yield from self._if_in(names.BALANCER_FW, Jump(names.SOURCE_RANGES))
         if not self._any(*_DROPS):
             return
         for pod in self._shared.pods:
-            if names.DROP_POD in self._held:
-                yield rule(*pod, self._in(names.DROP_POD), DropPacket())
+            yield from self._if_in(names.DROP_POD, DropPacket(), only=pod)
             yield rule(*pod, Return())
-        if names.DROP_NODE in self._held:
-            yield rule(FROM_SELF, self._in(names.DROP_NODE), DropPacket())
+        yield from self._if_in(names.DROP_NODE, DropPacket(), only=(FROM_SELF,))
         if names.DROP_OTHER in self._held:
             yield rule(FROM_SELF, Return())
-            yield rule(self._in(names.DROP_OTHER), DropPacket())
+        yield from self._if_in(names.DROP_OTHER, DropPacket())
 
     def _source_ranges(self) -> Rules:
         sides = ("dst", "dst", "src")
