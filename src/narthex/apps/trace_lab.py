@@ -49,9 +49,9 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
 
 
 def _rules(mode: str, family: IPFamily, namespace: str) -> Any:
-    from narthex.host.targets import target_for
+    from narthex.host.targets import rules_in_force
 
-    return target_for(mode, family, namespace).read()
+    return rules_in_force(mode, family, namespace)
 
 
 def _node(lab: Lab, name: str) -> LabNode:

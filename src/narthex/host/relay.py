@@ -16,7 +16,7 @@ from collections.abc import Callable
 from narthex.host.relay_choice import Affinity, Turns
 from narthex.host.relay_tcp import Shared, TcpListener
 from narthex.host.relay_udp import UdpListener
-from narthex.host.relay_wire import Answer, Counts, Entry, Failed, Key, Order
+from narthex.host.relay_wire import Answer, Counts, Entry, Failed, Key, Order, Table
 
 ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 UDP_IDLE_SECONDS = 30.0
@@ -50,7 +50,7 @@ class Relay:
         self._rng = rng or random.Random()
         self._listeners: dict[Key, TcpListener | UdpListener] = {}
         self._entries: dict[Key, Entry] = {}
-        self._affinities: dict[str, Affinity] = {}
+        self._affinities: dict[tuple[str, ...], Affinity] = {}
         self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
         self._limit()
 
@@ -58,6 +58,11 @@ class Relay:
     def counts(self) -> Counts:
         """What has happened so far."""
         return self._shared.counts
+
+    @property
+    def table(self) -> Table:
+        """What is served."""
+        return Table(tuple(self._entries.values()), self.counts)
 
     @property
     def clients_remembered(self) -> int:
@@ -120,7 +125,7 @@ class Relay:
         """The memory that all ports of a Service share; clients stay known when only the time changes."""
         if entry.affinity_seconds is None:
             return None
-        memory = self._affinities.setdefault(entry.service, Affinity(entry.affinity_seconds))
+        memory = self._affinities.setdefault((*entry.service, entry.protocol), Affinity(entry.affinity_seconds))
         memory.seconds = entry.affinity_seconds
         return memory
 
@@ -131,7 +136,8 @@ class Relay:
             listener.close()
 
     def _forget_unused(self) -> None:
-        used = {entry.service for entry in self._entries.values() if entry.affinity_seconds is not None}
+        entries = self._entries.values()
+        used = {(*entry.service, entry.protocol) for entry in entries if entry.affinity_seconds is not None}
         for service in self._affinities.keys() - used:
             del self._affinities[service]
 

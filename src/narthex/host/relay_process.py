@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import msgspec
 
 from narthex.host.privileges import allow_many_files
 from narthex.host.relay import UDP_IDLE_SECONDS, Relay
-from narthex.host.relay_wire import Answer, Order, frame, receive
+from narthex.host.relay_wire import Answer, Order, frame, receive, shown_at
 from narthex.host.run import Started, TimeoutExpired, start
 
 _PATIENCE = 60.0
@@ -96,6 +97,7 @@ async def serve(control: socket.socket, setup: Setup) -> None:
     control.setblocking(False)
     relay = Relay(loop, setup.family, udp_idle_seconds=setup.udp_idle_seconds)
     reader, writer = await asyncio.open_connection(sock=control)
+    showing = await _show(relay, setup.family)
     try:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
@@ -106,6 +108,24 @@ async def serve(control: socket.socket, setup: Setup) -> None:
     finally:
         relay.close()
         writer.close()
+        if showing is not None:
+            showing.close()
+
+
+async def _show(relay: Relay, family: int) -> asyncio.Server | None:
+    """Tell root in this network namespace what is served. None: another relay does so already, which is on its way out
+    or is there by mistake; to serve matters more than to be looked at."""
+
+    async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("iII", credentials)[1] == 0:
+            writer.write(frame(relay.table))
+        writer.close()
+
+    try:
+        return await asyncio.start_unix_server(tell, shown_at(family))
+    except OSError:
+        return None
 
 
 def main(argv: list[str]) -> None:

@@ -1,60 +1,59 @@
-"""The relay's table as a file, for those who look at a node from another process, as `narthex trace --lab` does.
+"""Looking at a relay from another process, as `narthex trace --lab` does.
 
-/run/narthex/relay/NAMESPACE-FAMILY.json     which process serves what; true only while that process lives
+A relay answers at an abstract Unix socket, whose names are each network namespace's own: who looks enters the namespace
+and asks. Nothing is left behind when the relay ends, however it ends.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from pathlib import Path
+import socket
 
-import msgspec
 from immutables import Map
 
 from narthex.backends.userspace_rules import Listener, Listeners
 from narthex.host import netns
-from narthex.host.processes import Process, alive, identify
-from narthex.model.net import IPFamily
+from narthex.host.relay_wire import ADDRESS_FAMILIES, Entry, Table, receive, shown_at
+from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.net import IPFamily, Protocol
+from narthex.plan.ir import Scope
 
-DIRECTORY = Path("/run/narthex/relay")
-
-
-class Shown(msgspec.Struct, frozen=True):
-    """One relay and its table."""
-
-    process: Process
-    listeners: tuple[Listener, ...]
-
-
-def show(family: IPFamily, namespace: str | None, pid: int, listeners: Iterable[Listener]) -> None:
-    """Write the table down, replacing what was there. Raises OSError."""
-    process = identify(pid)
-    if process is None:
-        return
-    path = _path(family, namespace)
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_bytes(msgspec.json.encode(Shown(process, tuple(listeners))))
-    fresh.replace(path)
+_PATIENCE = 5.0
 
 
 def shown(family: IPFamily, namespace: str | None) -> Listeners:
     """What the relay there serves; nothing when there is none."""
-    try:
-        found = msgspec.json.decode(_path(family, namespace).read_bytes(), type=Shown)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return Map()
-    return Map({one.key: one for one in found.listeners}) if alive(found.process) else Map()
-
-
-def hide(family: IPFamily, namespace: str | None) -> None:
-    """The relay there has gone. Nothing happens when there was none."""
-    _path(family, namespace).unlink(missing_ok=True)
-
-
-def _path(family: IPFamily, namespace: str | None) -> Path:
-    """Names of namespaces may be given away again, their inodes while they are there are not."""
     with netns.entered(namespace):
-        inode = Path("/proc/thread-self/ns/net").stat().st_ino
-    return DIRECTORY / f"{inode}-{family.value}.json"
+        sock = socket.socket(socket.AF_UNIX)
+    with sock:
+        sock.settimeout(_PATIENCE)
+        try:
+            sock.connect(shown_at(ADDRESS_FAMILIES[family.value]))
+            table = receive(sock, Table)
+        except (OSError, EOFError):
+            return Map()
+    return Map({one.key: one for one in map(listener_of, table.entries)})
+
+
+def entry_of(listener: Listener) -> Entry:
+    """As the relay is told."""
+    service, port, protocol = listener.name
+    return Entry(
+        protocol=protocol.lower,
+        port=listener.port,
+        service=(*service, port),
+        endpoints=listener.endpoints,
+        affinity_seconds=listener.affinity_seconds,
+        scope=listener.scope.value,
+    )
+
+
+def listener_of(entry: Entry) -> Listener:
+    """As the rules have it."""
+    namespace, name, port = entry.service
+    return Listener(
+        name=ServicePortName(NamespacedName(namespace, name), port, Protocol(entry.protocol.upper())),
+        scope=Scope(entry.scope),
+        port=entry.port,
+        endpoints=entry.endpoints,
+        affinity_seconds=entry.affinity_seconds,
+    )

@@ -1,4 +1,4 @@
-"""What the proxy and its relay process say to each other: one order, one answer, over a pair of sockets."""
+"""What a relay process says to its proxy (one order, one answer, over a pair of sockets) and to those who look."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     protocol: str
     """`tcp` or `udp`."""
     port: int
-    service: str
-    """Whose it is; entries of one Service share what is remembered of clients."""
+    service: tuple[str, str, str]
+    """Whose it is: namespace, name and name of the port. Entries of one Service port share what is remembered of
+    clients."""
     endpoints: tuple[tuple[str, int], ...]
     affinity_seconds: int | None = None
+    scope: str = "cluster"
+    """Which of the Service port's endpoint sets; for those who look."""
 
     @property
     def key(self) -> Key:
@@ -75,6 +78,22 @@ class Answer(msgspec.Struct, frozen=True):
 
     counts: Counts
     failed: tuple[Failed, ...] = ()
+
+
+class Table(msgspec.Struct, frozen=True):
+    """What a relay serves, for those who look."""
+
+    entries: tuple[Entry, ...]
+    counts: Counts
+
+
+ADDRESS_FAMILIES = {4: int(socket.AF_INET), 6: int(socket.AF_INET6)}
+"""By IP version."""
+
+
+def shown_at(family: int) -> str:
+    """The abstract Unix socket at which the relay of an address family shows its table to root."""
+    return f"\0narthex-relay-{'6' if family == socket.AF_INET6 else '4'}"
 
 
 _SIZE = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 
 from immutables import Map
 
@@ -11,10 +10,10 @@ from narthex.backends.base import ApplyError
 from narthex.backends.iptables_rules import XtablesRules
 from narthex.backends.userspace_names import USERSPACE
 from narthex.backends.userspace_rules import Listener, Listeners, ListenKey, UserspaceChanges, UserspaceRules
-from narthex.host import relay_shown
 from narthex.host.relay import UDP_IDLE_SECONDS
 from narthex.host.relay_process import RelayGone, RelayProcess, Setup
-from narthex.host.relay_wire import Answer, Counts, Entry, Order
+from narthex.host.relay_shown import entry_of, shown
+from narthex.host.relay_wire import ADDRESS_FAMILIES, Answer, Counts, Order
 from narthex.host.xtables import IptablesTarget
 from narthex.model.net import IPFamily, Protocol
 
@@ -22,7 +21,6 @@ TEND_SECONDS = 2.0
 """How often to see whether the relay is well."""
 
 _LOGGER = logging.getLogger("narthex")
-_FAMILIES = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
 
 
 class UserspaceTarget:
@@ -67,7 +65,7 @@ class UserspaceTarget:
     def look(self) -> UserspaceRules | None:
         """The same as seen by a bystander: rules of this node, and the table of whichever relay is at work there."""
         tables = self._tables.read()
-        listeners = relay_shown.shown(self._family, self._namespace)
+        listeners = shown(self._family, self._namespace)
         if tables is None and not listeners:
             return None
         return UserspaceRules(tables=tables or XtablesRules(self._family, {}, Map()), listeners=listeners)
@@ -75,15 +73,12 @@ class UserspaceTarget:
     def apply(self, changes: UserspaceChanges) -> None:
         """Listen, write the rules, close. Raises ApplyError; a port that somebody else has is avoided from then on."""
         self._mark = changes.mark
-        try:
-            self._listen(changes.listen)
-            if changes.tables:
-                self._tables.apply(changes.tables)
-            wanted = {one.key for one in changes.listen}
-            unwanted = tuple(key for key in self._listeners if key not in wanted) if changes.replace else ()
-            self._close((*changes.close, *unwanted))
-        finally:
-            self._show()
+        self._listen(changes.listen)
+        if changes.tables:
+            self._tables.apply(changes.tables)
+        wanted = {one.key for one in changes.listen}
+        unwanted = tuple(key for key in self._listeners if key not in wanted) if changes.replace else ()
+        self._close((*changes.close, *unwanted))
 
     def tend(self) -> float:
         """See whether the relay is well; one that has died is started again with the same ports, so that the rules lead
@@ -100,7 +95,6 @@ class UserspaceTarget:
         if lost and not self._alive():
             _LOGGER.warning("it is started again; the connections through it are lost")
             self._listen(tuple(lost.values()))
-            self._show()
         if self._alive():
             short = self.counts.short_of_files
             if short > self._short_of_files:
@@ -119,7 +113,6 @@ class UserspaceTarget:
             self._ask(Order(forget=True))
         self._listeners = Map()
         self._taken.clear()
-        relay_shown.hide(self._family, self._namespace)
 
     def close(self) -> None:
         """End the relay; the rules stay, and lead nowhere until there is another one."""
@@ -127,7 +120,6 @@ class UserspaceTarget:
             self._relay.close()
             self._relay = None
             self._listeners = Map()
-            relay_shown.hide(self._family, self._namespace)
 
     # ---- the relay -------------------------------------------------------------------------------------------------
 
@@ -151,7 +143,7 @@ class UserspaceTarget:
     def _listen(self, listeners: tuple[Listener, ...]) -> None:
         if not listeners and self._relay is None:
             return
-        answer = self._ask(Order(mark=self._mark, listen=tuple(map(_entry, listeners))))
+        answer = self._ask(Order(mark=self._mark, listen=tuple(map(entry_of, listeners))))
         failed = {(Protocol(one.protocol.upper()), one.port): one for one in answer.failed}
         with self._listeners.mutate() as mutation:
             mutation.update({one.key: one for one in listeners if one.key not in failed})
@@ -176,8 +168,7 @@ class UserspaceTarget:
     def _ask(self, order: Order) -> Answer:
         try:
             if self._relay is None:
-                family = int(_FAMILIES[self._family])
-                setup = Setup(family, udp_idle_seconds=self._udp_idle_seconds)
+                setup = Setup(ADDRESS_FAMILIES[self._family.value], udp_idle_seconds=self._udp_idle_seconds)
                 self._relay = RelayProcess(setup, self._namespace)
             return self._relay.ask(order)
         except RelayGone as error:
@@ -185,21 +176,3 @@ class UserspaceTarget:
             raise ApplyError(f"{error}; it is started again with the next sync") from error
         except OSError as error:
             raise ApplyError(f"the relay could not be started: {error}") from error
-
-    def _show(self) -> None:
-        if self._relay is None:
-            return
-        try:
-            relay_shown.show(self._family, self._namespace, self._relay.pid, self._listeners.values())
-        except OSError as error:
-            _LOGGER.warning("the relay's table cannot be written below %s: %s", relay_shown.DIRECTORY, error)
-
-
-def _entry(listener: Listener) -> Entry:
-    return Entry(
-        protocol=listener.name.protocol.lower,
-        port=listener.port,
-        service=f"{listener.name}/{listener.name.protocol.value}",
-        endpoints=listener.endpoints,
-        affinity_seconds=listener.affinity_seconds,
-    )

@@ -21,7 +21,7 @@ class Stand:
         self.relay = Relay(loop, family, host=self.host, rng=random.Random(7), **options)
         self.servers = []
 
-    def listen(self, *endpoints, protocol="tcp", service="shop/web", affinity=None, port=0):
+    def listen(self, *endpoints, protocol="tcp", service=("shop", "web", ""), affinity=None, port=0):
         """Let the relay lead to these; the address to connect to."""
         entry = Entry(protocol, port, service, tuple(endpoints), affinity)
         answer = self.relay.obey(Order(listen=(entry,)))

@@ -297,7 +297,7 @@ def test_a_client_keeps_its_endpoint_until_it_dies():
 def test_ports_of_one_service_share_what_is_remembered():
     async def test(stand):
         ends = await stand.named("a", "b", "c", "d")
-        entries = [Entry("tcp", port, "shop/web", tuple(ends), 60) for port in free_ports(stand, 2)]
+        entries = [Entry("tcp", port, ("shop", "web", ""), tuple(ends), 60) for port in free_ports(stand, 2)]
         assert not stand.relay.obey(Order(listen=tuple(entries))).failed
         said = {await stand.ask((stand.host, entry.port)) for _ in range(4) for entry in entries}
         assert len(said) == 1
@@ -382,7 +382,9 @@ def test_a_port_that_somebody_has_is_named():
             port = taken.getsockname()[1]
             ends = tuple(await stand.named("a"))
             (spare,) = free_ports(stand, 1)
-            order = Order(listen=(Entry("tcp", port, "shop/a", ends), Entry("tcp", spare, "shop/b", ends)))
+            order = Order(
+                listen=(Entry("tcp", port, ("shop", "a", ""), ends), Entry("tcp", spare, ("shop", "b", ""), ends))
+            )
             answer = stand.relay.obey(order)
             assert [(one.port, one.taken) for one in answer.failed] == [(port, True)]
             assert await stand.ask((stand.host, spare)) == "a"
