@@ -26,3 +26,15 @@ def target_for(mode: str, family: IPFamily, namespace: str | None = None) -> Tar
 
         return UserspaceTarget(family, namespace)
     raise ValueError(f"{mode!r} is not a proxy mode: use nftables, iptables or userspace")
+
+
+def rules_in_force(mode: str, family: IPFamily, namespace: str | None = None) -> Any:
+    """The rules there as somebody sees them who is not the proxy that wrote them; None when there are none.
+
+    Raises ApplyError when they cannot be read, ValueError for a mode that has no Target.
+    """
+    if mode == "userspace":
+        from narthex.host.userspace import UserspaceTarget
+
+        return UserspaceTarget(family, namespace).look()
+    return target_for(mode, family, namespace).read()
