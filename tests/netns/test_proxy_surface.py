@@ -27,6 +27,9 @@ SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 30.0
 
 
+ENDS = endpoint_slice("shop/web", endpoint("10.64.1.5"), labels=(("kubernetes.io/service-name", "web"),))
+
+
 class Running:
     """A proxy process in a namespace of its own, told by flags where its objects are."""
 
@@ -252,7 +255,7 @@ def test_with_an_api_server_it_tells_events_and_needs_its_node(proxy):
         server = ApiServer()
         server.start()
     try:
-        server.put(service_object("shop/web", "10.110.0.1"), endpoint_slice("shop/web", endpoint("10.64.1.5")))
+        server.put(service_object("shop/web", "10.110.0.1"), ENDS)
         proxy.start(f"--master={server.url}", "--cluster-cidr=10.64.0.0/12").ready()
         assert proxy.status("/healthz") == 503, "the node was never seen"
         assert proxy.status("/livez") == 200
@@ -264,7 +267,8 @@ def test_with_an_api_server_it_tells_events_and_needs_its_node(proxy):
         body = proxy.ask("127.0.0.1", 10249, "/metrics")[2]
         assert number(body, "narthex_source_objects", kind="EndpointSlice") == 1
         assert 0 <= number(body, "narthex_source_last_list_age_seconds", kind="Service") < PATIENCE
-        assert "10.110.0.1" in run(["nft", "list", "ruleset"], namespace=proxy.namespace)
+        elements = run(["nft", "list", "map", "ip", "narthex", "endpoints"], namespace=proxy.namespace)
+        assert "10.110.0.1 . tcp . 80" in elements and "10.64.1.5 . 80" in elements
     finally:
         server.__exit__(None, None, None)
 
@@ -317,6 +321,83 @@ def test_a_health_check_port_that_cannot_be_had_is_told_of_the_service(proxy):
         "apiVersion": "v1",
     }
     assert told["metadata"]["namespace"] == "shop"
+
+
+KUBEADM = """\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: KUBECONFIG
+  qps: 0
+clusterCIDR: 10.64.0.0/12
+configSyncPeriod: 0s
+conntrack: {maxPerCore: null, min: null, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null}
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+kind: KubeProxyConfiguration
+metricsBindAddress: ""
+mode: iptables
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+"""
+
+
+@pytest.mark.row("27.2", "27.24", "30.1")
+def test_in_the_place_of_a_kube_proxy_of_kubeadm(proxy, tmp_path):
+    """Its configuration file, its kubeconfig, its flags; its port that another holds for a while."""
+    with netns.entered(proxy.namespace):
+        server = ApiServer(token="secret")
+        server.start()
+        holder = socket.create_server(("0.0.0.0", 10256))
+    kubeconfig, config = tmp_path / "kubeconfig.conf", tmp_path / "config.conf"
+    cluster = {"name": "default", "cluster": {"server": server.url}}
+    user = {"name": "default", "user": {"token": "secret"}}
+    context = {"name": "default", "context": {"cluster": "default", "user": "default", "namespace": "default"}}
+    kubeconfig.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [cluster],
+                "users": [user],
+                "contexts": [context],
+                "current-context": "default",
+            }
+        )
+    )
+    config.write_text(KUBEADM.replace("KUBECONFIG", str(kubeconfig)))
+    try:
+        with holder:
+            server.put(node(), service_object("shop/web", "10.110.0.1"), ENDS)
+            proxy.start(f"--config={config}", "--v=2").ready()
+            assert "health server on 0.0.0.0:10256: Address already in use; it is tried again every 5 s" in proxy.log
+            assert proxy.ask("127.0.0.1", 10249, "/proxyMode")[2] == "iptables"
+        proxy.wait(lambda: "health server on 0.0.0.0:10256: listening now" in proxy.log, "the port")
+        assert proxy.status("/healthz") == 200
+        rules = run(["iptables-save", "-t", "nat"], namespace=proxy.namespace)
+        assert re.search(r"-d 10\.110\.0\.1/32 .* -j KUBE-SVC-", rules)
+
+        # What the file says now cannot be had, and must be: a new process ends for it.
+        with netns.entered(proxy.namespace):
+            holder = socket.create_server(("127.0.0.1", 777))
+        with holder:
+            edited = config.read_text().replace('metricsBindAddress: ""', "metricsBindAddress: 127.0.0.1:777")
+            fresh = tmp_path / "fresh"
+            fresh.write_text(edited.replace("bindAddressHardFail: false", "bindAddressHardFail: true"))
+            fresh.rename(config)
+            assert proxy.process.wait(PATIENCE) == 1
+        assert "metrics server on 127.0.0.1:777: Address already in use; bindAddressHardFail is set" in proxy.log
+        assert {event["reason"] for event in events(server)} == {"Starting", "FailedToStartMetricServer"}
+    finally:
+        server.__exit__(None, None, None)
 
 
 def events(server):

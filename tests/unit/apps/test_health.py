@@ -94,3 +94,28 @@ def test_other_nodes_are_eligible(health, node):
     sync_all(health)
     health.saw_node(node)
     assert health.healthz()[0] == 200
+
+
+@pytest.mark.row("17.3")
+def test_where_every_node_has_an_object_one_that_was_never_seen_is_not_eligible(clock):
+    health = Health([IPFamily.IPV4], 30.0, clock, node_expected=True)
+    health.synced(IPFamily.IPV4)
+    assert health.healthz()[0] == 503
+    assert health.livez()[0] == 200
+    health.saw_node(None)
+    assert health.healthz()[0] == 503
+    health.saw_node(Node(name="worker-a"))
+    assert health.healthz()[0] == 200
+    health.saw_node(None)
+    assert health.healthz()[0] == 503
+
+
+@pytest.mark.row("17.1", "29.12")
+def test_another_period_counts_at_once(clock):
+    health = Health([IPFamily.IPV4], 30.0, clock)
+    health.synced(IPFamily.IPV4)
+    health.queued(IPFamily.IPV4)
+    clock.advance(25)
+    assert health.healthy
+    health.pace(10.0)
+    assert not health.healthy
