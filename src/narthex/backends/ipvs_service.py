@@ -99,8 +99,8 @@ def _reals(service: ServicePlan, frontend: Frontend) -> tuple[RealServer, ...]:
     scope = next((cell.scope for cell in cells if isinstance(cell, Forward)), None)
     if scope is None:
         return ()
-    reals = (RealServer(endpoint.address, endpoint.port) for endpoint in service.pool(scope).endpoints)
-    return tuple(sorted(reals, key=lambda real: real.sort_key))
+    # Pools are sorted as real servers are.
+    return tuple(RealServer(endpoint.address, endpoint.port) for endpoint in service.pool(scope).endpoints)
 
 
 def _way(server: VirtualServer, frontend: Frontend, address: str) -> Way:

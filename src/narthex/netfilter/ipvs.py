@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import Protocol, address_key
+from narthex.model.net import Protocol
 from narthex.netfilter.ipset import IpSet
 
 ServerKey = tuple[str, Protocol, int]
@@ -25,9 +25,9 @@ class RealServer(msgspec.Struct, frozen=True):
     have `gateway` or `tunnel`."""
 
     @property
-    def sort_key(self) -> tuple[tuple[int, int], int]:
-        """By address number, then port."""
-        return address_key(self.address), self.port
+    def sort_key(self) -> tuple[str, int]:
+        """By address text, then port, as endpoints of a plan are."""
+        return self.address, self.port
 
 
 class VirtualServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class VirtualServer(msgspec.Struct, frozen=True, kw_only=True):
     hash_ports: bool = False
     """The hashing scheduler counts the client's port in (`mh-port`, flag IP_VS_SVC_F_SCHED_MH_PORT)."""
     reals: tuple[RealServer, ...] = ()
-    """Sorted by address and port."""
+    """Sorted by `RealServer.sort_key`."""
 
     @property
     def key(self) -> ServerKey:
