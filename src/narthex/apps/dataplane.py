@@ -37,6 +37,10 @@ class Dataplane:
             each.close()
 
     def _target(self, settings: Settings, family: IPFamily) -> Any:
+        if settings.mode == "ipvs":
+            from narthex.host.ipvs import IpvsTarget
+
+            return IpvsTarget(family, excluded=settings.ipvs.exclude_cidrs)
         if settings.mode != "userspace":
             return target_for(settings.mode, family)
         from narthex.host.userspace import UserspaceTarget
@@ -52,4 +56,8 @@ def backend_of(settings: Settings) -> Backend[Any, Any]:
         from narthex.backends.userspace import UserspaceBackend
 
         return UserspaceBackend(settings.relay_ports)
+    if settings.mode == "ipvs":
+        from narthex.backends.ipvs import IpvsBackend
+
+        return IpvsBackend(settings.ipvs.scheduler)
     return BACKENDS[settings.mode]

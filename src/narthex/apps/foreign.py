@@ -8,6 +8,8 @@ from typing import Any
 from narthex.apps.logs import LOGGER
 from narthex.backends.iptables_names import IPTABLES, OWN_TABLES, Ownership
 from narthex.backends.iptables_rules import XtablesChanges
+from narthex.backends.ipvs_names import IPVS
+from narthex.backends.ipvs_rules import IpvsChanges
 from narthex.backends.nftables_changes import NftChanges
 from narthex.backends.nftables_frame import TABLE
 from narthex.backends.userspace_names import USERSPACE
@@ -30,7 +32,7 @@ def _of_owner(owner: Ownership) -> Concern:
     )
 
 
-_KEPT_WITH_IPTABLES = {"iptables": IPTABLES, "userspace": USERSPACE}
+_KEPT_WITH_IPTABLES = {"iptables": IPTABLES, "userspace": USERSPACE, "ipvs": IPVS}
 _CONCERNS = {
     "nftables": Concern(tables=frozenset((TABLE,))),
     **{mode: _of_owner(owner) for mode, owner in _KEPT_WITH_IPTABLES.items()},
@@ -50,12 +52,15 @@ def foreign_changes(mode: str, families: Sequence[IPFamily]) -> Foreign:
 
 def transactions(mode: str) -> Callable[[Any], int]:
     """How many transactions of nf_tables some changes are; 0 for those that need no announcement."""
+    if mode == "ipvs":
+        return _of_ipvs
     return _of_nftables if mode == "nftables" else _of_iptables
 
 
-def tells(foreign: Foreign) -> bool:
-    """Whether the kernel gives notice, so that it need not be read to be sure."""
-    return isinstance(foreign, Monitor)
+def tells(mode: str, foreign: Foreign) -> bool:
+    """Whether the kernel gives notice of all that concerns a mode, so that it need not be read to be sure. Of virtual
+    servers and sets it tells nobody."""
+    return isinstance(foreign, Monitor) and mode != "ipvs"
 
 
 def _of_nftables(changes: NftChanges) -> int:
@@ -65,3 +70,7 @@ def _of_nftables(changes: NftChanges) -> int:
 
 def _of_iptables(changes: XtablesChanges | UserspaceChanges) -> int:
     return changes.transactions
+
+
+def _of_ipvs(changes: IpvsChanges) -> int:
+    return changes.tables.transactions

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from narthex.apps.logs import LOGGER
+from narthex.apps.settings import Settings
 from narthex.backends import BACKENDS
+from narthex.backends.base import ApplyError
 from narthex.host.addresses import usable_families
-from narthex.host.ipvs_kernel import NoIpvsError, connect
+from narthex.host.ipvs_kernel import NoIpvsError, check_scheduler, connect, set_timeouts
 from narthex.host.privileges import kernel_release, may_change_network, missing_tools, nft_release
 from narthex.model.net import IPFamily
+from narthex.netfilter.ipvs_netlink import Timeouts
 
 OLDEST_KERNEL = (5, 13)
 OLDEST_NFT = (1, 0, 1)
@@ -42,6 +46,25 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
     if IPFamily.IPV6 not in usable_families():
         LOGGER.info("IPv6 is switched off here: only IPv4 is served")
     return tuple(families)
+
+
+def make_ready(settings: Settings) -> None:
+    """What a mode wants of the kernel once, before its rules: in mode ipvs a scheduler, and time-outs if they are given
+    (rows 24.1, 24.7). Raises StartError."""
+    if settings.mode != "ipvs":
+        return
+    ipvs = settings.ipvs
+    seconds = (ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout)
+    wanted = Timeouts(*(math.ceil(each) for each in seconds))
+    try:
+        check_scheduler(ipvs.scheduler or "rr")
+        was = set_timeouts(wanted)
+    except ApplyError as error:
+        raise StartError(f"mode ipvs cannot run: {error}") from error
+    if was is not None:
+        names = zip(("tcp", "tcpFin", "udp"), wanted, was, strict=True)
+        changed = ", ".join(f"{name} to {new} s (it was {old} s)" for name, new, old in names if new not in (0, old))
+        LOGGER.info("set the time-outs of IPVS: %s", changed)
 
 
 def working_modes() -> list[str]:

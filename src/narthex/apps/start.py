@@ -35,7 +35,7 @@ from narthex.apps.health import Health
 from narthex.apps.httpd import HttpServer
 from narthex.apps.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.apps.logs import LOGGER
-from narthex.apps.machine import StartError, check_machine
+from narthex.apps.machine import StartError, check_machine, make_ready
 from narthex.apps.metrics import Collector, Metrics
 from narthex.apps.node_status import Status
 from narthex.apps.own_node import OwnNode
@@ -104,7 +104,7 @@ def assemble(
         inbox,
         syncs,
         clock,
-        msgspec.structs.replace(settings.periods, watched=tells(foreign)),
+        msgspec.structs.replace(settings.periods, watched=tells(settings.mode, foreign)),
         node_name=settings.node.node_name,
         complete=OwnNode(settings.node.node_name, primary_addresses, _machine_addresses(settings.mode)).complete,
         foreign=foreign,
@@ -139,6 +139,7 @@ def _own_addresses() -> frozenset[str]:
 
 def prepare(settings: Settings) -> None:
     """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
+    make_ready(settings)
     asked = kernel_settings(settings)
     if plan_once(Snapshot(), settings.node, IPFamily.IPV4).node_ports.localhost:
         path, value = ROUTE_LOCALNET
@@ -189,6 +190,7 @@ class ProxyPart:
         """Be the node proxy until `stop`; the rules stay. Raises StartError."""
         settings, node_name = self._settings, self._settings.node.node_name
         families = check_machine(settings.mode)
+        make_ready(settings)
         LOGGER.info("node %s, mode %s, %s", node_name, settings.mode, " and ".join(each.label for each in families))
         for warning in family_warnings(settings, families):
             LOGGER.warning("%s", warning)
@@ -208,7 +210,8 @@ class ProxyPart:
         self._status.show(proxy, settings.mode)
         events.tell(starting(node_name))
         if settings.mode == "ipvs":
-            events.tell(ipvs_deprecated(node_name))
+            events.tell(deprecated := ipvs_deprecated(node_name))
+            LOGGER.warning("%s", deprecated.note)
         try:
             with (
                 writer.running() if writer else nullcontext(),
