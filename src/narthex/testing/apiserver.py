@@ -135,11 +135,15 @@ class ApiServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self._reset()
-        while self._connections:
+        server, self._server = self._server, None
+        if server is not None:
+            # asyncio loses connections that are just being accepted when their server closes: let them come first.
+            for sock in server.sockets:
+                asyncio.get_running_loop().remove_reader(sock.fileno())
+            await asyncio.sleep(0.001)
+            server.close()
+        while asyncio.all_tasks() - {asyncio.current_task()}:
+            self._reset()
             await asyncio.sleep(0.001)
 
     def _reset(self) -> None:
@@ -154,7 +158,7 @@ class ApiServer:
         connection = _Connection(reader, writer)
         self._connections.add(connection)
         try:
-            while (seen := await connection.request()) is not None:
+            while self._server is not None and (seen := await connection.request()) is not None:
                 self.requests.append(seen)
                 await self._answer(connection, seen)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -63,7 +63,7 @@ class _Follower:
                 if answer.code != 200:
                     body = await answer.refusal()
                     return self._take(Refused(answer.code, body, answer.retry_after))
-                self._take(Opened())
+                self._publish(self._take(Opened()))
                 limit.reschedule(self._watch.wake_at)
                 return await (self._lines(answer, limit) if request.lines else self._body(answer, limit))
         except TimeoutError:
