@@ -139,3 +139,20 @@ def test_what_went_past_rules_that_somebody_had_flushed(network):
     network.wait(lambda: "1 black-hole" in cluster.log, "the removal")
     until(lambda: CLUSTER_IP[4] in cluster.rules(), "the rules")
     assert network.reached(client) == OLD[0]
+
+
+@pytest.mark.row("18.11")
+def test_a_client_of_the_relay_goes_on_to_the_next_service_that_has_the_address(tmp_path):
+    with SmallCluster(tmp_path, "userspace") as cluster:
+        network = Network(cluster)
+        try:
+            network.serve(*OLD, *NEW)
+            cluster.put("web", *objects(UDP, {OLD[0]: "ready"}))
+            cluster.start().ready()
+            client = network.client(CALLERS, POD[4], CLUSTER_IP[4], 80)
+            assert network.reached(client) == OLD[0]
+            cluster.put("web", *objects(UDP, {NEW[0]: "ready"}, "other"))
+            network.wait(lambda: "1 frontend-gone" in cluster.log, "the removal")
+            assert network.reached(client) == NEW[0]
+        finally:
+            network.close()

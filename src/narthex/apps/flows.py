@@ -51,7 +51,7 @@ class Flows:
         *,
         relayed: bool = False,
     ) -> None:
-        """`relayed`: what leads to this node itself leads to a relay, which knows when a connection is over."""
+        """`relayed`: see `Search`."""
         self._table = table
         self._own_addresses = own_addresses
         self._clock = clock
@@ -65,7 +65,7 @@ class Flows:
         half.changed |= done.changed
         # While somebody else had changed our rules, connections went past them.
         half.everything |= done.first or done.drift
-        search = Search(done.plan, half.plan, half.changed, everything=half.everything)
+        search = Search(done.plan, half.plan, half.changed, everything=half.everything, relayed=self._relayed)
         if search.towards:
             try:
                 self._clean(done.family, search)
@@ -86,8 +86,6 @@ class Flows:
         stale: list[Entry] = []
         reasons: list[Reason] = []
         for entry in self._table.entries(family, search.towards):
-            if self._relayed and entry.flow.translated and entry.flow.reply_source in own:
-                continue
             reason = search.reason(entry.flow, own)
             if reason is not None:
                 stale.append(entry)

@@ -38,11 +38,19 @@ class Search:
     """What to look for after the kernel was brought from one plan to another, of one family."""
 
     def __init__(
-        self, plan: Plan, before: Plan | None, changed: Iterable[ServicePortName], *, everything: bool = False
+        self,
+        plan: Plan,
+        before: Plan | None,
+        changed: Iterable[ServicePortName],
+        *,
+        everything: bool = False,
+        relayed: bool = False,
     ) -> None:
         """`changed` are the Service ports that differ from `before`. `everything`: whatever happened meanwhile was not
-        seen, so each Service port is looked at, as when the node proxy starts."""
+        seen, so each Service port is looked at, as when the node proxy starts. `relayed`: what leads to this node leads
+        to a relay, which ends its connections itself."""
         self._plan = plan
+        self._relayed = relayed
         self._matches: set[Match] = set()
         self._near: dict[Match, ServicePlan] = {}
         """Who has the match now, among the Service ports that are looked at."""
@@ -78,18 +86,22 @@ class Search:
         if exact not in self._matches:
             if node not in self._matches or not _takes_node_ports(self._plan.node_ports, flow.destination, own):
                 return None
-            if self._judge(flow, self._near.get(node), self._former.get(node)) is None:
+            if self._judge(flow, own, self._near.get(node), self._former.get(node)) is None:
                 return None
-        elif self._judge(flow, self._near.get(exact), self._former.get(exact)) is None:
+        elif self._judge(flow, own, self._near.get(exact), self._former.get(exact)) is None:
             return None
         # Only now the slow look at all Service ports: another one may have the very address, or the node port.
         node = node if _takes_node_ports(self._plan.node_ports, flow.destination, own) else None
         owner, former = self._all().get(exact), self._former.get(exact)
         if node is not None:
             owner, former = owner or self._all().get(node), former or self._former.get(node)
-        return self._judge(flow, owner, former)
+        return self._judge(flow, own, owner, former)
 
-    def _judge(self, flow: Flow, owner: ServicePlan | None, former: ServicePlan | None) -> Reason | None:
+    def _judge(
+        self, flow: Flow, own: Collection[str], owner: ServicePlan | None, former: ServicePlan | None
+    ) -> Reason | None:
+        if self._relayed and flow.translated and flow.reply_source in own:
+            return _gone_from_the_relay(flow, owner, former)
         to = flow.reply_source, flow.reply_port
         if owner is None:
             gone = flow.translated and former is not None and to in _places(former, serving_only=False)
@@ -108,6 +120,13 @@ class Search:
             services = self._plan.services.values()
             self._owners = {front.match: service for service in services for front in service.frontends}
         return self._owners
+
+
+def _gone_from_the_relay(flow: Flow, owner: ServicePlan | None, former: ServicePlan | None) -> Reason | None:
+    """A UDP client that goes on talking would be led to the relay's old port for ever (row 18.11)."""
+    if flow.protocol is not Protocol.UDP or former is None or (owner is not None and owner.name == former.name):
+        return None
+    return Reason.FRONTEND_GONE
 
 
 def _lost(old: ServicePlan | None, new: ServicePlan | None) -> bool:

@@ -174,6 +174,25 @@ def test_an_address_that_moved_on_belongs_to_its_new_owner():
     assert verdict(search, "203.0.113.5:80", B) is None
 
 
+@pytest.mark.row("18.11")
+def test_udp_clients_of_a_relay_are_not_led_to_the_port_of_a_service_that_is_gone():
+    def search(old, new):
+        before, plan = plans(old, new)
+        return Search(plan, before, plan.lineage.changed, relayed=True)
+
+    deleted = search(web(A), ())
+    for to in (f"{VIP}:80", f"{NODE_IP}:30080"):
+        assert verdict(deleted, to, NODE_IP, end_port=40001) is FRONTEND
+        assert verdict(deleted, to, NODE_IP, end_port=40001, protocol=TCP) is None
+    taken_over = search(web(A), web(A, text="shop/other"))
+    assert verdict(taken_over, f"{VIP}:80", NODE_IP, end_port=40001) is FRONTEND
+    # The relay has the Service still, whatever its endpoints are.
+    for new in (web(B), web()):
+        assert verdict(search(web(A), new), f"{VIP}:80", NODE_IP, end_port=40001) is None
+    tcp = search(web(A, protocol=TCP), ())
+    assert verdict(tcp, f"{VIP}:80", NODE_IP, end_port=40001, protocol=TCP) is None
+
+
 def test_an_exact_address_of_another_service_wins_over_a_node_port():
     rival = service(
         "shop/rival",
