@@ -44,7 +44,7 @@ Listeners = Map[ListenKey, Listener]
 
 
 class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
-    """All of ours for one family. Equal when rules and listeners are."""
+    """All of ours for one family. Equal when rules, listeners and the ports of others are."""
 
     tables: XtablesRules
     listeners: Listeners = Map()
@@ -63,7 +63,8 @@ class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, UserspaceRules):
             return NotImplemented
-        return self.tables == other.tables and self.listeners == other.listeners
+        mine, theirs = (self.tables, self.listeners, self.taken), (other.tables, other.listeners, other.taken)
+        return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]
 
