@@ -82,7 +82,10 @@ class IptablesTarget:
         self.apply(XtablesChanges(family=self._family, replace=True, jumps={}))
 
     def _found(self) -> Found:
-        text = "".join(self._run([f"{self._command}-save", "-t", table]) for table in names.OWN_TABLES)
+        # The legacy one prints the tables that there are, and would make one that it is asked for. The other would look
+        # through all tables of nf_tables.
+        which = [["-t", table] for table in names.OWN_TABLES] if self._in_pieces else [[]]
+        text = "".join(self._run([f"{self._command}-save", *words]) for words in which)
         try:
             return find(text, self._family, self._owner)
         except SaveTextError as error:

@@ -12,10 +12,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from narthex.backends import BACKENDS
+from narthex.host import netns, sysctls
+from narthex.host.privileges import kernel_release
 from narthex.host.targets import target_for
 from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.model.objects import EndpointSlice, Service
 from narthex.model.packet import Disposition
+from narthex.plan.kernel_settings import for_mode
 from narthex.plan.planner import plan_once
 from narthex.testing.declared import as_declared
 from narthex.testing.findings import DROP, NONE, End, Ends, Finding, Said, say, targets_of
@@ -49,6 +52,10 @@ class Rules:
         self._loads: list[tuple[Any, Any]] = []
         self.relayed: frozenset[tuple[Protocol, int]] = frozenset()
         """Where a relay of the mode listens on the node."""
+        with netns.entered(namespace):
+            refused = [each for each in sysctls.apply(for_mode(mode, kernel_release())) if each.error]
+        if refused:
+            raise Trouble(f"{refused[0].setting.path}: {refused[0].error}")
         for family in families:
             rules: Any = backend.render(plan_once(objects, config, family))
             self._loads.append((target_for(mode, family, namespace), backend.diff(None, rules)))
@@ -69,6 +76,12 @@ class Rules:
         for target, _ in self._loads:
             target.clean()
 
+    def close(self) -> None:
+        """End what lives on this side of them: a relay. The rules themselves go with their namespace."""
+        for target, _ in self._loads:
+            if hasattr(target, "close"):
+                target.close()
+
 
 def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Finding]:
     """What the kernel does to the flows and to all steps."""
@@ -86,15 +99,18 @@ def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Find
         findings = []
         if flows:
             rules = Rules(scenario, mode, families, world.node)
+            stack.callback(rules.close)
             rules.load()
             ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
             forget = rules.forget if _remembers(scenario) else None
             silent = stand.silent_together(flows)
             findings += [silent.get(flow) or stand.judge_flow(flow, forget) for flow in flows]
-            rules.remove()
+            if scenario.steps_in(mode):
+                rules.remove()
         if scenario.steps_in(mode):
             paced = pace(scenario, scenario.steps_in(mode))
             rules = Rules(paced.scenario, mode, families, world.node)
+            stack.callback(rules.close)
             rules.load()
             ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
             findings += stand.judge_steps(paced)
