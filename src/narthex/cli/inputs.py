@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from narthex.apps.inputs import Cluster, InputError, Inputs, Wishes, read_cluster, view
+from narthex.apps.inputs import Cluster, InputError, Inputs, Wishes, read_cluster, read_server, view
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -48,14 +48,23 @@ def _decorated(function: F, *decorators: Callable[[F], F]) -> F:
     return function
 
 
-def manifests_option(required: bool) -> Callable[[F], F]:
-    """`--manifests`."""
-    return click.option(
-        "--manifests",
-        required=required,
-        type=click.Path(exists=True, path_type=Path),
-        metavar="DIR",
-        help="A directory of YAML or JSON, or one file.",
+def source_options(function: F) -> F:
+    """`--manifests`, `--kubeconfig`, `--master`: where the objects are; to be read by `cluster_of`."""
+    return _decorated(
+        function,
+        click.option(
+            "--manifests",
+            type=click.Path(exists=True, path_type=Path),
+            metavar="DIR",
+            help="A directory of YAML or JSON, or one file.",
+        ),
+        click.option(
+            "--kubeconfig",
+            type=click.Path(exists=True, dir_okay=False),
+            metavar="FILE",
+            help="A cluster, looked at once through its API server.",
+        ),
+        click.option("--master", default="", metavar="URL", help="The API server; it overrides the kubeconfig's."),
     )
 
 
@@ -81,15 +90,28 @@ def wishes_of(options: dict[str, object]) -> Wishes:
     )
 
 
-def inputs_of(manifests: Path, wishes: Wishes) -> Inputs:
+def has_source(options: dict[str, Any]) -> bool:
+    """Whether `source_options` say where the objects are. Raises UsageError when they say it twice."""
+    server = bool(options["kubeconfig"] or options["master"])
+    if server and options["manifests"] is not None:
+        raise click.UsageError("look in one place: --manifests, or an API server (--kubeconfig, --master)")
+    return server or options["manifests"] is not None
+
+
+def inputs_of(options: dict[str, Any]) -> Inputs:
     """Read, and tell what is wrong on stderr. Ends the command when nothing can be planned."""
-    return viewed(cluster_of(manifests), wishes)
+    return viewed(cluster_of(options), wishes_of(options))
 
 
-def cluster_of(manifests: Path) -> Cluster:
-    """The objects; ends the command when there are none."""
+def cluster_of(options: dict[str, Any], *, pods: bool = False) -> Cluster:
+    """The objects of where `source_options` say; ends the command when there are none. `pods`: an API server is asked for
+    Pods, too."""
+    if not has_source(options):
+        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
     try:
-        return read_cluster(manifests)
+        if options["manifests"] is not None:
+            return read_cluster(options["manifests"])
+        return read_server(options["kubeconfig"] or "", options["master"], pods=pods)
     except InputError as error:
         raise click.ClickException(str(error)) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,10 +10,10 @@ import msgspec
 from narthex.apps.inputs import InputError
 from narthex.cli.inputs import (
     cluster_of,
-    manifests_option,
     mode_option,
     options_of_all_nodes,
     output_option,
+    source_options,
     wishes_of,
 )
 from narthex.trace.migration import as_data, text
@@ -26,11 +25,11 @@ SOMETHING_CHANGES = 3
 @click.command()
 @mode_option("--from", required=True, metavar="MODE", help="The mode that runs now.")
 @mode_option("--to", required=True, metavar="MODE", help="The mode to come.")
-@manifests_option(required=True)
+@source_options
 @options_of_all_nodes
 @click.option("--all-services", is_flag=True, help="Do not cut long lists of Services.")
 @output_option
-def command(manifests: Path, all_services: bool, output: str, **options: Any) -> None:
+def command(all_services: bool, output: str, **options: Any) -> None:
     """Show what changes, and why, when nodes go from one mode to another: for each Service, way in and class of sender.
 
     Nothing is printed when nothing changes. Exit status: 0 when nothing changes, 3 when something does.
@@ -40,7 +39,7 @@ def command(manifests: Path, all_services: bool, output: str, **options: Any) ->
     """
     from narthex.apps.migrate import prospect
 
-    cluster = cluster_of(manifests)
+    cluster = cluster_of(options)
     try:
         found = prospect(cluster, options["from"], options["to"], wishes_of(options))
     except InputError as error:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from narthex.cli.inputs import inputs_of, manifests_option, options, output_option, wishes_of
+from narthex.cli.inputs import inputs_of, options, output_option, source_options
 from narthex.plan.show import as_data, table
 
 
 @click.command()
-@manifests_option(required=True)
+@source_options
 @options
 @click.option("--all-endpoints", is_flag=True, help="Do not cut long lists of endpoints.")
 @output_option
-def command(manifests: Path, all_endpoints: bool, output: str, **wishes: Any) -> None:
+def command(all_endpoints: bool, output: str, **given: Any) -> None:
     """Show what must happen to every packet that concerns a Service, on one node: one table for each IP family.
 
     A star marks an endpoint on this node.
     """
-    inputs = inputs_of(manifests, wishes_of(wishes))
+    inputs = inputs_of(given)
     plans = [inputs.plan(family) for family in inputs.families]
     if output == "json":
         data = {"node": inputs.config.node_name, "mode": inputs.mode, "plans": [as_data(plan) for plan in plans]}

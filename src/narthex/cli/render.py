@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from narthex.cli.inputs import inputs_of, manifests_option, options, output_option, wishes_of
+from narthex.cli.inputs import inputs_of, options, output_option, source_options
 from narthex.model.net import IPFamily
 
 
 @click.command()
-@manifests_option(required=True)
+@source_options
 @options
 @click.option("--family", type=click.Choice(["4", "6", "both"]), default="both", help="Default: those in use.")
 @output_option
-def command(manifests: Path, family: str, output: str, **wishes: Any) -> None:
+def command(family: str, output: str, **given: Any) -> None:
     """Print the rules for one node as their kernel tool reads them. Nothing is written to the kernel."""
     from narthex.backends import BACKENDS
 
-    inputs = inputs_of(manifests, wishes_of(wishes))
+    inputs = inputs_of(given)
     families = inputs.families if family == "both" else (IPFamily(int(family)),)
     backend = BACKENDS.get(inputs.mode)
     if backend is None:

@@ -10,7 +10,7 @@ import msgspec
 
 from narthex.apps.inputs import InputError, Inputs
 from narthex.apps.trace import OUTSIDE, Places, Question, TraceError, answer, ask, question
-from narthex.cli.inputs import cluster_of, manifests_option, options, output_option, viewed, wishes_of
+from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
 from narthex.netfilter.dump import DumpError, read
 from narthex.trace.explain import Explanation, as_data
 from narthex.trace.names import Named
@@ -20,8 +20,10 @@ from narthex.trace.tree import text
 @click.command()
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST[:PORT][/PROTO]")
-@manifests_option(required=False)
-@click.option("--lab", metavar="NAME", help="A running lab, with its live rules and routes, instead of --manifests.")
+@source_options
+@click.option(
+    "--lab", metavar="NAME", help="A running lab, with its live rules and routes, instead of a cluster's objects."
+)
 @options
 @click.option(
     "--rules",
@@ -36,12 +38,11 @@ from narthex.trace.tree import text
 def command(
     source: str,
     destination: str,
-    manifests: Path | None,
     lab: str | None,
     dumps: tuple[Path, ...],
     iif: str | None,
     output: str,
-    **wishes: Any,
+    **given: Any,
 ) -> None:
     """Explain the way of the first packet of a new connection from SRC to DST, step by step.
 
@@ -53,18 +54,17 @@ def command(
         narthex trace outside worker-a:30001 --manifests DIR
         narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
-    if (manifests is None) is (lab is None):
-        raise click.UsageError("say where to look: --manifests DIR or --lab NAME")
+    if has_source(given) is (lab is not None):
+        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
     if dumps and lab is not None:
         raise click.UsageError("a lab has its live rules: --rules goes with --manifests")
     try:
         if lab is not None:
             from narthex.apps.trace_lab import trace_lab
 
-            explanation = trace_lab(lab, source, destination, str(wishes["node"]), iif)
+            explanation = trace_lab(lab, source, destination, str(given["node"]), iif)
         else:
-            assert manifests is not None
-            explanation = _from_manifests(manifests, source, destination, iif, dumps, wishes)
+            explanation = _from_objects(source, destination, iif, dumps, given)
     except (TraceError, InputError, DumpError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
@@ -73,15 +73,14 @@ def command(
         click.echo(text(explanation), nl=False)
 
 
-def _from_manifests(
-    manifests: Path,
+def _from_objects(
     source: str,
     destination: str,
     iif: str | None,
     dumps: tuple[Path, ...],
     options: dict[str, Any],
 ) -> Explanation:
-    cluster = cluster_of(manifests)
+    cluster = cluster_of(options, pods=True)
     wishes = wishes_of(options)
     places = Places(cluster.snapshot)
     sender, target, wanted = ask(places, source, destination)

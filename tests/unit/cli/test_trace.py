@@ -105,7 +105,7 @@ def test_unknown_names_are_answered_with_known_ones(shop: Path) -> None:
 def test_where_to_look_must_be_said(shop: Path) -> None:
     result = CliRunner().invoke(main, ["trace", "outside", "hello:80"])
     assert result.exit_code == 2
-    assert "--manifests DIR or --lab NAME" in result.stderr
+    assert "--manifests DIR, --kubeconfig FILE, --master URL or --lab NAME" in result.stderr
     both = CliRunner().invoke(main, ["trace", "outside", "hello:80", "--manifests", str(shop), "--lab", "default"])
     assert both.exit_code == 2
 
