@@ -1,0 +1,288 @@
+"""The relay of mode userspace beside a direct connection: one bulk stream, new connections, a dead endpoint, company.
+
+    sudo python benchmarks/userspace_relay.py [--megabytes 4000] [--connections 3000] [--seconds 5]
+
+Three network namespaces: client, node, endpoints. "Direct" is the same client and endpoint with the node only routing; "relayed" goes to a cluster IP on the node, through its rules and its
+relay. Ratios are of one run on one machine. A dead endpoint among the live ones must cost no error: the exit status is
+1 when it does. The last part asks why the relay is a process of its own: the time that a request and its answer take
+through a relay while the proxy renders thousands of Services, once with the relay in another process and once in another
+thread. Needs root. Works in network namespaces of its own and removes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import selectors
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from narthex.backends.userspace import UserspaceBackend
+from narthex.host import netns
+from narthex.host.relay import Relay
+from narthex.host.relay_process import RelayProcess, Setup
+from narthex.host.relay_wire import Entry, Order
+from narthex.host.run import run
+from narthex.host.userspace import UserspaceTarget
+from narthex.model.net import IPFamily
+from narthex.testing.build import endpoint, endpoint_slice, plan, service
+
+CALLER, NODE, FAR = (f"nxbench-{os.getpid()}-{name}" for name in ("call", "node", "far"))
+ENDPOINTS = ["10.64.2.10", "10.64.2.11"]
+DEAD = "10.64.2.99"
+CLUSTER_IP = "10.110.0.5"
+BULK, SHORT = 8080, 8081
+CHUNK = 1 << 20
+
+
+class Endpoints(threading.Thread):
+    """Serves in a namespace: on BULK it sends without end, on SHORT it says a word and closes."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(daemon=True)
+        self._selector = selectors.DefaultSelector()
+        self._ended = False
+        with netns.entered(namespace):
+            for address in ENDPOINTS:
+                for port in (BULK, SHORT):
+                    server = socket.create_server((address, port), backlog=4096)
+                    server.setblocking(False)
+                    self._selector.register(server, selectors.EVENT_READ, port)
+
+    def run(self) -> None:
+        while not self._ended:
+            for key, _ in self._selector.select(0.2):
+                server: socket.socket = key.fileobj  # type: ignore[assignment]
+                for _ in range(64):
+                    try:
+                        taken, _ = server.accept()
+                    except OSError:
+                        break
+                    if key.data == BULK:
+                        threading.Thread(target=self._pour, args=(taken,), daemon=True).start()
+                    else:
+                        taken.send(b"word")
+                        taken.close()
+
+    def _pour(self, taken: socket.socket) -> None:
+        block = bytes(CHUNK)
+        taken.setblocking(True)
+        with taken:
+            try:
+                while not self._ended:
+                    taken.sendall(block)
+            except OSError:
+                return
+
+    def end(self) -> None:
+        self._ended = True
+
+
+@contextmanager
+def world() -> Iterator[None]:
+    """Client, node and endpoints, each in a namespace; all ways lead through the node."""
+    for name in (CALLER, NODE, FAR):
+        netns.create(name)
+    try:
+        for name, link, net in ((CALLER, "in0", "198.51.100"), (FAR, "out0", "10.64.2")):
+            run(["ip", "link", "add", link, "netns", NODE, "type", "veth", "peer", "name", "eth0", "netns", name])
+            ip(NODE, f"addr add {net}.1/24 dev {link}", f"link set {link} up")
+            ip(name, f"addr add {net}.7/24 dev eth0", "link set eth0 up", f"route add default via {net}.1")
+        ip(FAR, *(f"addr add {address}/24 dev eth0" for address in ENDPOINTS))
+        run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], namespace=NODE)
+        yield
+    finally:
+        for name in (CALLER, NODE, FAR):
+            netns.delete(name)
+
+
+def ip(namespace: str, *commands: str) -> None:
+    for command in commands:
+        run(["ip", *command.split()], namespace=namespace)
+
+
+def connect(where: tuple[str, int]) -> socket.socket:
+    with netns.entered(CALLER):
+        sock = socket.socket()
+    sock.settimeout(10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.connect(where)
+    return sock
+
+
+def bulk(where: tuple[str, int], megabytes: int) -> float:
+    """Megabytes per second of one stream."""
+    with connect(where) as sock:
+        buffer = memoryview(bytearray(CHUNK))
+        sock.recv_into(buffer)
+        left, start = megabytes << 20, time.perf_counter()
+        while left > 0:
+            left -= sock.recv_into(buffer)
+        return megabytes / (time.perf_counter() - start)
+
+
+def short(where: tuple[str, int], count: int) -> tuple[float, float, int]:
+    """Connections per second one after the other (connect, read the answer to its end, close), the 99th percentile of
+    their times in ms, and how many failed."""
+    times, errors = [], 0
+    start = time.perf_counter()
+    for _ in range(count):
+        before = time.perf_counter()
+        try:
+            with connect(where) as sock:
+                said = sock.recv(100)
+                errors += said != b"word"
+        except OSError:
+            errors += 1
+        times.append(time.perf_counter() - before)
+    total = time.perf_counter() - start
+    return count / total, statistics.quantiles(times, n=100)[98] * 1e3, errors
+
+
+def relayed(ends: list[str]) -> UserspaceTarget:
+    """Rules and relay on the node for a Service with these endpoints."""
+    backend, target = UserspaceBackend(), UserspaceTarget(IPFamily.IPV4, NODE)
+    made = plan(
+        service("shop/bulk", CLUSTER_IP, port=80),
+        endpoint_slice("shop/bulk", *(endpoint(end) for end in ENDPOINTS), port=BULK),
+        service("shop/short", "10.110.0.6", port=80),
+        endpoint_slice("shop/short", *(endpoint(end) for end in ends), port=SHORT),
+    )
+    target.apply(backend.diff(None, backend.render(made)))
+    return target
+
+
+# ---- company -------------------------------------------------------------------------------------------------------
+
+
+def busy(ended: threading.Event) -> None:
+    """What a proxy does with a big cluster, again and again."""
+    backend = UserspaceBackend()
+    objects = [
+        each
+        for number in range(300)
+        for each in (
+            service(f"shop/s-{number}", f"10.111.{number >> 8}.{number & 255}"),
+            endpoint_slice(f"shop/s-{number}", *(endpoint(f"10.65.{number >> 8}.{end}") for end in range(5))),
+        )
+    ]
+    while not ended.is_set():
+        backend.text(backend.render(plan(*objects)))
+
+
+def in_thread(entry: Entry) -> tuple[Callable[[], None], int]:
+    """A relay in a thread of this process; how to end it, and its port."""
+    loop = asyncio.new_event_loop()
+    ready, ports = threading.Event(), []
+    relays: list[Relay] = []
+
+    def serve() -> None:
+        relays.append(Relay(loop, socket.AF_INET))
+        relays[0].obey(Order(listen=(entry,)))
+        ports.append(relays[0].port_of(entry.key))
+        loop.call_soon(ready.set)
+        loop.run_forever()
+        relays[0].close()
+        loop.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    ready.wait()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+    return end, ports[0]
+
+
+def in_process(entry: Entry) -> tuple[Callable[[], None], int]:
+    """The same in a process of its own."""
+    relay = RelayProcess(Setup(socket.AF_INET), NODE)
+    relay.ask(Order(listen=(entry,)))
+    return relay.close, entry.port
+
+
+def company(make: Callable[[Entry], tuple[Callable[[], None], int]], seconds: float) -> list[float]:
+    """Times of connect, answer and close through a relay while this process is busy; ms. The client is a process of its
+    own, so that only the relay can suffer."""
+    entry = Entry("tcp", 61000, ("shop", "web", ""), ((ENDPOINTS[0], SHORT),))
+    with netns.entered(NODE):
+        end, port = make(entry)
+    ended = threading.Event()
+    worker = threading.Thread(target=busy, args=(ended,))
+    worker.start()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        stop, times = time.perf_counter() + seconds, []
+        while time.perf_counter() < stop:
+            before = time.perf_counter()
+            with connect(("198.51.100.1", port)) as sock:
+                while sock.recv(100):
+                    pass
+            times.append((time.perf_counter() - before) * 1e3)
+        os.write(writer, " ".join(f"{each:.3f}" for each in times[:4000]).encode())
+        os._exit(0)
+    os.close(writer)
+    said = b""
+    while part := os.read(reader, 1 << 16):
+        said += part
+    os.close(reader)
+    os.waitpid(child, 0)
+    ended.set()
+    worker.join()
+    end()
+    return [float(word) for word in said.split()]
+
+
+def main() -> int:
+    """Measure and print; 1 when a client met an error."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--megabytes", type=int, default=4000)
+    options.add_argument("--connections", type=int, default=3000)
+    options.add_argument("--seconds", type=float, default=5.0)
+    asked = options.parse_args()
+    with world():
+        endpoints = Endpoints(FAR)
+        endpoints.start()
+        target = relayed(ENDPOINTS)
+        direct = bulk((ENDPOINTS[0], BULK), asked.megabytes)
+        through = bulk((CLUSTER_IP, 80), asked.megabytes)
+        print(
+            f"one bulk stream, MB/s         direct {direct:9.0f}   relayed {through:9.0f}   ratio {through / direct:.2f}"
+        )
+        plain, plain_99, failed = short((ENDPOINTS[0], SHORT), asked.connections)
+        made, made_99, errors = short(("10.110.0.6", 80), asked.connections)
+        errors += failed
+        print(f"new connections per second    direct {plain:9.0f}   relayed {made:9.0f}   ratio {made / plain:.2f}")
+        print(f"  99th percentile, ms         direct {plain_99:9.2f}   relayed {made_99:9.2f}")
+        target.clean()
+        target = relayed([*ENDPOINTS, DEAD])
+        rate, slowest, dead_errors = short(("10.110.0.6", 80), asked.connections)
+        retries = target.counts.retries
+        print(
+            f"one of three endpoints dead   {rate:.0f} per second, 99th percentile {slowest:.2f} ms, "
+            f"retries: {retries}, errors: {dead_errors}"
+        )
+        target.clean()
+        target.close()
+        for label, make in (("process", in_process), ("thread", in_thread)):
+            times = company(make, asked.seconds)
+            points = statistics.quantiles(times, n=100)
+            print(
+                f"beside a busy proxy, relay in a {label:8} connect to close: p50 {points[49]:7.2f} ms  "
+                f"p99 {points[98]:7.2f} ms  ({len(times)} connections)"
+            )
+        endpoints.end()
+        endpoints.join()
+    return 1 if errors or dead_errors or not retries else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
