@@ -219,7 +219,8 @@ class ProxyPart:
                 feed.running(proxy.notice),
                 proxy.listening(),
             ):
-                proxy.turn()
+                limit = clock.now() + _FIRST_SECONDS
+                proxy.run(until=lambda: proxy.health.ready or clock.now() > limit)
                 gc.freeze()
                 gc.enable()
                 asked.make(last=True)
@@ -230,6 +231,10 @@ class ProxyPart:
             made.plane.close()
             self._status.hide()
             http.stop()
+
+
+_FIRST_SECONDS = 60.0
+"""What waits for the first sync waits no longer: an API server may be away for hours."""
 
 
 @contextmanager
