@@ -27,7 +27,7 @@ _MORE = (
 
 def options(function: F) -> F:
     """`--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; they arrive as `wishes` does (see `wishes_of`)."""
-    mode = mode_option("--mode", default="", help="nftables or iptables. Default: as configured.")
+    mode = mode_option("--mode", default="", help="nftables, iptables, ipvs or userspace. Default: as configured.")
     return _decorated(function, _NODE, mode, *_MORE)
 
 

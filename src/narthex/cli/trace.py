@@ -57,7 +57,7 @@ def command(
     if has_source(given) is (lab is not None):
         raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
     if dumps and lab is not None:
-        raise click.UsageError("a lab has its live rules: --rules goes with --manifests")
+        raise click.UsageError("a lab has its live rules: leave out --rules")
     try:
         if lab is not None:
             from narthex.apps.trace_lab import trace_lab

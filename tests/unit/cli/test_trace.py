@@ -114,3 +114,26 @@ def test_a_lab_that_does_not_run() -> None:
     result = CliRunner().invoke(main, ["trace", "outside", "node-1:80", "--lab", "there-is-none"])
     assert result.exit_code == 1
     assert "there is no lab 'there-is-none'" in result.stderr
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables", "ipvs"])
+def test_rules_from_what_tools_printed(shop: Path, tmp_path: Path, mode: str) -> None:
+    """A dump of the plan's own rules tells the same story; one from before the last change does not."""
+    words = ("outside", "node-a:30001", "--mode", mode)
+    always = ["--manifests", str(shop), "--cluster-cidr", "10.244.0.0/16", "--node", "node-a", "--mode", mode]
+    (tmp_path / "rules.txt").write_text(CliRunner().invoke(main, ["render", *always]).stdout)
+    status, out, err = run(shop, *words, "--rules", str(tmp_path / "rules.txt"))
+    assert (status, err) == (0, "")
+    rendered = run(shop, *words)[1].replace("rendered from the plan", "read from dumps")
+    assert out == rendered
+    (tmp_path / "rules.txt").write_text((tmp_path / "rules.txt").read_text().replace("10.244.2.7", "10.244.2.8"))
+    status, out, _ = run(shop, *words, "--rules", str(tmp_path / "rules.txt"))
+    assert status == 0 and "the rules say: 50.00 % (1/2) delivered to 10.244.2.8:8080" in out
+
+
+def test_dumps_that_are_none(shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("to whom it may concern")
+    status, _, err = run(shop, "outside", "node-a:30001", "--rules", str(tmp_path / "notes.txt"))
+    assert status == 1 and "notes.txt: is not what iptables-save" in err
+    result = CliRunner().invoke(main, ["trace", "a", "b", "--lab", "x", "--rules", str(tmp_path / "notes.txt")])
+    assert result.exit_code == 2 and "leave out --rules" in result.stderr
