@@ -323,9 +323,9 @@ class Watch:
             return self._refused(status, None, now)
         if line.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
             raise Garbled(f"the watch has an event of type {quoted(line.type)}")
-        version, ends_list = version_of(line.object)
         if self._phase is _Phase.STREAMING:
-            return self._initial(line.type, line.object, version, ends_list, now)
+            return self._initial(line.type, line.object, now)
+        version, _ = version_of(line.object)
         if is_older(version, self._version):
             self._floor = _NEWEST
             return self._rest("older", f"the server went back from version {self._version} to {version}", now)
@@ -338,11 +338,12 @@ class Watch:
         self._version = self._floor = version
         return Step((event,)) if event is not None else _GO_ON
 
-    def _initial(self, type: str, object: msgspec.Raw, version: str, ends_list: bool, now: float) -> Step:
+    def _initial(self, type: str, object: msgspec.Raw, now: float) -> Step:
         """A line of a streaming list before its end."""
         if type != "BOOKMARK":
             self._change(self._fresh, type, object)
             return _GO_ON
+        version, ends_list = version_of(object)
         if not ends_list:
             return _GO_ON
         events = self._complete(version, now)
