@@ -12,6 +12,9 @@ PACKAGES := nft:nftables iptables-restore:iptables iptables-legacy-restore:iptab
 # A second kernel, with IP_VS, and what its tests need.
 UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset
 
+# Programs of others that tests hold ours against.
+WITNESS_PACKAGES := kubectl:kubernetes-client
+
 .PHONY: help setup system demo test lint unit kernel bench clean
 
 help:  ## Show what can be made
@@ -40,7 +43,7 @@ $(BIN)/.installed: pyproject.toml
 demo: setup  ## Run the main job: a Service on a network of two nodes, answered from pods
 	@$(SUDO) $(BIN)/python scripts/demo.py
 
-test: PACKAGES += $(UML_PACKAGES)
+test: PACKAGES += $(UML_PACKAGES) $(WITNESS_PACKAGES)
 test: setup lint  ## Pass all tests, the kernel's among them
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
 
@@ -51,7 +54,7 @@ lint: $(BIN)/.installed  ## Check style and types
 unit: $(BIN)/.installed  ## Run the tests that need no root
 	$(BIN)/python -m pytest -n 2 -m 'not kernel'
 
-kernel: PACKAGES += $(UML_PACKAGES)
+kernel: PACKAGES += $(UML_PACKAGES) $(WITNESS_PACKAGES)
 kernel: setup  ## Run the tests that need root
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m kernel
 
