@@ -6,6 +6,7 @@ connection ends. Rebuilt here with packets that an endpoint sends beside its soc
 """
 
 import errno
+import re
 import socket
 import struct
 
@@ -152,6 +153,24 @@ def test_packets_out_of_window_do_not_end_the_connection(cluster, version):
                 assert talk.alive(), (way, shift)
                 talk.interfere(shift)
                 assert talk.alive(), (way, shift)
+
+
+@pytest.mark.row("19.8", "20.18")
+def test_those_that_a_rule_dropped_are_counted(tmp_path):
+    name = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"
+    with SmallCluster(tmp_path, "iptables") as cluster:
+        cluster.put("web", service(), *slices({THERE[4][0]: "ready"}))
+        cluster.start().ready()
+
+        def count():
+            text = cluster.get(10249, "/metrics")[1]
+            return float(re.search(rf"^{name} (.+)$", text, re.MULTILINE)[1])
+
+        before = count()
+        with Conversation(cluster, CALLERS, POD[4], CLUSTER_IP[4], 80, THERE[4][0]) as talk:
+            talk.interfere(SHIFTS[0])
+            assert talk.alive()
+        cluster.wait(lambda: count() > before, "the packet in the metrics")
 
 
 def test_without_a_rule_they_do(tmp_path):

@@ -17,6 +17,7 @@ from narthex.apps import logs
 from narthex.apps.cleanup import Takeover
 from narthex.apps.connections import Connections
 from narthex.apps.dataplane import Dataplane
+from narthex.apps.dropped import DroppedPackets
 from narthex.apps.events import (
     Creator,
     Events,
@@ -49,7 +50,7 @@ from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.host.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.conntrack import Conntrack
-from narthex.host.counters import reader_for
+from narthex.host.counters import invalid_dropped_for, reader_for
 from narthex.host.oom import set_oom_score
 from narthex.host.privileges import allow_many_files
 from narthex.model.net import IPFamily
@@ -91,7 +92,9 @@ def assemble(
     health = Health(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
     readers = {family: reader for family in families if (reader := reader_for(settings.mode, family))}
     connections = Connections(readers, lambda: proxy.plans, clock, settings.own)
-    metrics = Metrics(settings.mode, (connections, *origin.collectors), dict(settings.feature_gates))
+    drops = {family: read for family in families if (read := invalid_dropped_for(settings.mode, family))}
+    collectors: tuple[Collector, ...] = (connections, DroppedPackets(drops, clock), *origin.collectors)
+    metrics = Metrics(settings.mode, collectors, dict(settings.feature_gates))
     explainer = Explainer(settings.own.explain_service, lambda: proxy.snapshot)
     plane = Dataplane(settings, families)
     foreign, relayed = plane.foreign, Deviation.RELAYED in plane.backend.deviations

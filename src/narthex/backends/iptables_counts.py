@@ -14,6 +14,15 @@ from narthex.plan.ir import Endpoint, Plan
 _SENDS = re.compile(r"^\[(\d+):\d+\] -A (KUBE-SEP-[A-Z2-7]{16}) .*-j DNAT\b", re.MULTILINE)
 
 
+_INVALID = re.compile(rf"^\[(\d+):\d+\] -A {names.FORWARD} .*--ctstate INVALID -j DROP$", re.MULTILINE)
+
+
+def invalid_dropped(text: str) -> int:
+    """Packets that the rule against invalid ones has dropped, in what `iptables-save --counters -t filter` printed; 0
+    without such a rule."""
+    return sum(int(match[1]) for match in _INVALID.finditer(text))
+
+
 class Attribution:
     """Says what the chains of one plan's rules count for."""
 

@@ -31,8 +31,20 @@ def reader_for(mode: str, family: IPFamily, namespace: str | None = None) -> Rea
         from narthex.host.xtables import IptablesTarget
 
         iptables = IptablesTarget(family, namespace)
-        return _Reading(iptables_counts.Attribution, lambda _plan, _endpoints: iptables.counters()).read
+        return _Reading(iptables_counts.Attribution, lambda _plan, _endpoints: iptables.counters("nat")).read
     return None
+
+
+def invalid_dropped_for(mode: str, family: IPFamily, namespace: str | None = None) -> Callable[[], int] | None:
+    """What reads how many packets the rule against invalid ones has dropped, where a mode has such a rule. It raises
+    ApplyError."""
+    if mode != "iptables":
+        return None
+    from narthex.backends import iptables_counts
+    from narthex.host.xtables import IptablesTarget
+
+    iptables = IptablesTarget(family, namespace)
+    return lambda: iptables_counts.invalid_dropped(iptables.counters("filter"))
 
 
 class _Attribution(Protocol):

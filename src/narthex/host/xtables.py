@@ -55,9 +55,9 @@ class IptablesTarget:
         """Our rules in the kernel now. Raises ApplyError when they cannot be read."""
         return self._found().rules(self._guarded, self._in_force())
 
-    def counters(self) -> str:
-        """All rules of the table nat with what they counted, as iptables-save prints them. Raises ApplyError."""
-        return self._run([f"{self._command}-save", "--counters", "-t", "nat"])
+    def counters(self, table: str) -> str:
+        """All rules of a table with what they counted, as iptables-save prints them. Raises ApplyError."""
+        return self._run([f"{self._command}-save", "--counters", "-t", table])
 
     def apply(self, changes: XtablesChanges) -> None:
         """Write the changes, all or nothing in each table, unless they are so many that they go in pieces. Raises

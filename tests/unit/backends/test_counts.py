@@ -69,6 +69,16 @@ def test_the_rule_that_sends_counts_in_iptables_mode():
     }
 
 
+@pytest.mark.row("19.8", "20.18")
+def test_the_rule_against_invalid_packets_counts_what_it_drops():
+    text = "*filter\n"
+    text += "[7:420] -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\n"
+    text += "[9:540] -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\n"
+    text += "[5:300] -A FORWARD -m conntrack --ctstate INVALID -j DROP\nCOMMIT\n"
+    assert iptables_counts.invalid_dropped(text) == 7
+    assert iptables_counts.invalid_dropped("*filter\nCOMMIT\n") == 0
+
+
 @pytest.mark.parametrize("comment", ['-j DNAT "', "[5:1] -A KUBE-SEP-"])
 def test_a_comment_of_a_stranger_is_no_rule(comment):
     made = plan(WEB, SLICE)
