@@ -8,8 +8,20 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "narthex"
 MODULES = sorted(SRC.rglob("*.py"))
 
-PURE = ("model", "state", "plan", "netfilter", "trace", "backends", "lab")
-EFFECTS = {"os", "socket", "subprocess", "asyncio", "threading", "time", "random", "ctypes", "pathlib", "shutil"}
+PURE = ("model", "state", "plan", "netfilter", "trace", "backends", "cni", "lab")
+EFFECTS = {
+    "os",
+    "socket",
+    "_socket",
+    "subprocess",
+    "asyncio",
+    "threading",
+    "time",
+    "random",
+    "ctypes",
+    "pathlib",
+    "shutil",
+}
 EFFECTS_REASON = (
     "the core takes values and gives values, so that every decision can be tested without a machine; "
     "put the effect into sources/ or host/ and pass its result in"
@@ -22,6 +34,7 @@ LEVELS = {
     "netfilter": 2,
     "trace": 3,
     "backends": 4,
+    "cni": 4,
     "lab": 4,
     "sources": 5,
     "host": 5,
@@ -31,16 +44,20 @@ LEVELS = {
     "__main__": 9,
     "__init__": 0,
 }
-SIBLINGS = [("plan", "netfilter"), ("backends", "lab"), ("sources", "host")]
+SIBLINGS = [("plan", "netfilter"), ("backends", "lab"), ("backends", "cni"), ("cni", "lab"), ("sources", "host")]
 SIBLING_REASONS = {
     ("plan", "netfilter"): "a plan speaks Service; rules are below it and must not be needed to decide",
     ("backends", "lab"): "a backend renders plans of any cluster; the lab is only one of them",
+    ("backends", "cni"): "a pod's network is there with any dataplane, and before one",
+    ("cni", "lab"): "a plugin knows one attachment; the lab calls it as a container runtime does",
     ("sources", "host"): "what comes in and what goes out meet in apps/ only",
 }
 ALLOWED = {
     ("sources", "plan"): "configuration is turned into the planner's NodeConfig",
 }
-ADD_ONS = {"socket.inet_pton", "socket.inet_ntop", "socket.AF_INET", "socket.AF_INET6"}
+ADD_ONS = {
+    f"{module}.{name}" for module in ("socket", "_socket") for name in ("inet_pton", "inet_ntop", "AF_INET", "AF_INET6")
+}
 
 
 def room(path: Path) -> str:

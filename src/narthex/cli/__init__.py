@@ -10,6 +10,7 @@ import narthex
 
 _COMMANDS = {
     "cleanup": ("narthex.cli.cleanup", "Remove all rules that Narthex or kube-proxy left here."),
+    "cni": ("narthex.cli.cni", "The CNI plugins: put them in place, and run their agent."),
     "lab": ("narthex.cli.lab", "A cluster network on this machine, made of network namespaces."),
     "migrate": ("narthex.cli.migrate", "Show what a change of mode would change, and why."),
     "node": ("narthex.cli.node", "Be all that a node needs, in one process."),

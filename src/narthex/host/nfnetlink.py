@@ -6,10 +6,9 @@ to libnftables (`narthex.host.nft`).
 
 from __future__ import annotations
 
+import _socket as socket
 import errno
-import socket
 import struct
-from collections.abc import Iterator, Sequence
 
 from narthex.host.netlink import (
     HEADER,
@@ -24,23 +23,32 @@ from narthex.host.netlink import (
     text_attribute,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 _NETLINK_NETFILTER = 12
-_NLM_F_CREATE, _NLM_F_APPEND = 0x400, 0x800
+_NLM_F_EXCL, _NLM_F_CREATE, _NLM_F_APPEND = 0x200, 0x400, 0x800
 _BATCH_BEGIN, _BATCH_END = 16, 17
 _SUBSYSTEM = 10
 
 DELETE_TABLE = 2
 NEW_RULE, DELETE_RULE = 6, 8
 NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
-_GET_TABLE, _GET_CHAIN, _GET_GENERATION = 1, 4, 16
+NEW_UNTAKEN_ELEMENTS = 1 << 8 | NEW_ELEMENTS
+"""For `commit`: as NEW_ELEMENTS, but an element that is there is an error (EEXIST)."""
+_GET_TABLE, _GET_CHAIN, _GET_SET, _GET_GENERATION = 1, 4, 10, 16
 _CHAIN_NAME = 3
 
 _FLAGS = {
     NEW_RULE: NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_APPEND,
     NEW_ELEMENTS: NLM_F_REQUEST | _NLM_F_CREATE,
+    NEW_UNTAKEN_ELEMENTS: NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_EXCL,
 }
 
 FAMILY_NUMBERS = {4: socket.AF_INET, 6: socket.AF_INET6}
+INET = 1
+"""The family of tables for both."""
 _OVERHEAD = HEADER.size + 4
 _MOST_PAYLOAD = 0xFFFF - 4
 """An attribute's length has 16 bits."""
@@ -54,7 +62,7 @@ class NfNetlink(Netlink):
 
     def commit(self, family: int, messages: Sequence[tuple[int, bytes]]) -> None:
         """Send (message type, payload) as one batch: all or nothing. Raises NetlinkError, with the first message that
-        failed. `family` is AF_INET or AF_INET6."""
+        failed. `family` is AF_INET, AF_INET6 or INET."""
         first = self._sequence + 1
         header = struct.pack(">BBH", socket.AF_UNSPEC, 0, _SUBSYSTEM)
         parts = [HEADER.pack(_OVERHEAD, _BATCH_BEGIN, NLM_F_REQUEST, first, 0), header]
@@ -62,7 +70,7 @@ class NfNetlink(Netlink):
         for number, (kind, payload) in enumerate(messages, first + 1):
             # Only the last asks for an answer: a batch that fails names the message anyway.
             flags = _FLAGS.get(kind, NLM_F_REQUEST) | (NLM_F_ACK if number == first + len(messages) else 0)
-            parts += [HEADER.pack(_OVERHEAD + len(payload), _SUBSYSTEM << 8 | kind, flags, number, 0), body, payload]
+            parts += [HEADER.pack(_OVERHEAD + len(payload), _SUBSYSTEM << 8 | kind & 0xFF, flags, number, 0), body, payload]
         end = first + len(messages) + 1
         parts += [HEADER.pack(_OVERHEAD, _BATCH_END, NLM_F_REQUEST, end, 0), header]
         self._sequence = end
@@ -90,6 +98,28 @@ class NfNetlink(Netlink):
         for data in self.dump(_SUBSYSTEM << 8 | GET_ELEMENTS, head + payload):
             yield from _lists(data)
 
+    def element(self, family: int, table: str, name: str, element: bytes) -> bytes | None:
+        """One element of a set, by its key (an NFTA_LIST_ELEM attribute), as the kernel holds it; None without.
+
+        The answer is the payload of NFTA_SET_ELEM_LIST_ELEMENTS. Raises NetlinkError, also when there is no such set.
+        """
+        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        sequence = self._request(GET_ELEMENTS, family, payload + attribute(3 | 0x8000, element), NLM_F_ACK)
+        found = None
+        try:
+            for data in self.answers(sequence):
+                for held, start, end in _lists(data):
+                    found = held[start:end]
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT or not self.has_set(family, table, name):
+                raise
+        return found
+
+    def has_set(self, family: int, table: str, name: str) -> bool:
+        """Whether the set is there, and so its table."""
+        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        return self._has(_GET_SET, family, payload)
+
     def generation(self) -> int:
         """The number of the ruleset; every transaction of anybody in the namespace raises it."""
         sequence = self._request(_GET_GENERATION, socket.AF_UNSPEC, b"", 0)
@@ -99,15 +129,7 @@ class NfNetlink(Netlink):
 
     def has_table(self, family: int, table: str) -> bool:
         """Whether the table is there."""
-        sequence = self._request(_GET_TABLE, family, attribute(1, table.encode() + b"\0"), 0)
-        try:
-            for _ in self.answers(sequence):
-                return True
-        except NetlinkError as error:
-            if error.errno == errno.ENOENT:
-                return False
-            raise
-        return False
+        return self._has(_GET_TABLE, family, attribute(1, table.encode() + b"\0"))
 
     def tables(self, family: int) -> list[str]:
         """Names of the family's tables."""
@@ -132,6 +154,17 @@ class NfNetlink(Netlink):
         """Send one request for each payload; what the kernel said to each, None for yes."""
         head = struct.pack(">BBH", family, 0, 0)
         return self.each(subsystem << 8 | kind, [head + payload for payload in payloads])
+
+    def _has(self, kind: int, family: int, payload: bytes) -> bool:
+        sequence = self._request(kind, family, payload, 0)
+        try:
+            for _ in self.answers(sequence):
+                return True
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return False
 
     def _request(self, kind: int, family: int, payload: bytes, flags: int) -> int:
         return self.request(_SUBSYSTEM << 8 | kind, struct.pack(">BBH", family, 0, 0) + payload, flags)

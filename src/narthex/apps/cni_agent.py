@@ -1,0 +1,156 @@
+"""The resident service of the CNI plugins: does what the launchers hand over, in threads of a process that is loaded.
+
+It serves launchers of its own network namespace only; others are told to do the work themselves. Rules that somebody
+removed are put back, when it starts and whenever the ruleset has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+from pathlib import Path
+
+from narthex.apps import cni_addresses, cni_pods, cni_ports, cni_resync, cni_run
+from narthex.host.cni import namespaces
+from narthex.host.cni.records import STATE
+from narthex.host.nfnetlink import NfNetlink
+
+# Loaded here once instead of by each first request.
+LOADED = (cni_addresses, cni_pods, cni_ports)
+
+SOCKET = "/run/narthex/cni.sock"
+_MOST = (1 << 20) + (1 << 16)
+_MOST_FILES = 2
+_PATIENCE_SECONDS = 30.0
+_LOOK_SECONDS = 2.0
+"""How often the ruleset's generation is looked at."""
+_NOT_MINE = b"\xff"
+
+
+class Agent:
+    """The service of one node. `serve` runs until `stop`."""
+
+    def __init__(self, path: str = SOCKET, state: str = STATE) -> None:
+        self._path = path
+        self._state = state
+        self._socket: socket.socket | None = None
+        self._stopping = threading.Event()
+        self._seen: int | None = None
+
+    def open(self) -> None:
+        """Listen. Raises OSError, also when another agent listens there."""
+        path = Path(self._path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _refuse_second(self._path)
+            path.unlink(missing_ok=True)
+            before = os.umask(0o177)
+            try:
+                listener.bind(self._path)
+            finally:
+                os.umask(before)
+            listener.listen(256)
+        except BaseException:
+            listener.close()
+            raise
+        self._socket = listener
+
+    def serve(self) -> None:
+        """Answer until stopped."""
+        listener = self._socket
+        assert listener is not None
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(listener, selectors.EVENT_READ)
+            self.mend()
+            while not self._stopping.is_set():
+                if waiting.select(_LOOK_SECONDS):
+                    connection, _ = listener.accept()
+                    threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+                else:
+                    self.mend()
+        listener.close()
+        Path(self._path).unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End `serve` within the time of one look."""
+        self._stopping.set()
+
+    def mend(self) -> int:
+        """Put back rules that are missing, if the ruleset has changed since; how many elements that were."""
+        try:
+            netlink = NfNetlink()
+            try:
+                if netlink.generation() == self._seen:
+                    return 0
+                mended = cni_resync.resync(self._state)
+                self._seen = netlink.generation()
+            finally:
+                netlink.close()
+        except OSError:
+            # Tried again at the next look; requests say what is wrong with the rules.
+            return 0
+        return mended
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(_PATIENCE_SECONDS)
+            try:
+                said = self._answered(connection)
+                connection.sendall(said)
+            except (OSError, ValueError):
+                # Whoever asked went away, or does not speak the launcher's language.
+                return
+
+    def _answered(self, connection: socket.socket) -> bytes:
+        files: list[int] = []
+        try:
+            _, uid, _ = struct.unpack("=iii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (0, os.geteuid()):
+                return _NOT_MINE
+            parts = _received(connection, files)
+            if not files or namespaces.identity(files[0]) != namespaces.own_identity():
+                return _NOT_MINE
+            plugin, stdin, *pairs = parts
+            texts = [part.decode("utf-8", "surrogateescape") for part in pairs]
+            environment = dict(zip(texts[::2], texts[1::2], strict=True))
+            pod = files.pop() if len(files) > 1 else None
+            text, status = cni_run.answer(plugin.decode(), environment, stdin, self._state, pod)
+            return bytes([status]) + text.encode()
+        finally:
+            for one in files:
+                os.close(one)
+
+
+def _refuse_second(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise FileExistsError(f"another agent listens at {path}")
+
+
+def _received(connection: socket.socket, files: list[int]) -> list[bytes]:
+    """The parts of a request; what is sent along is appended to `files`. Raises OSError, ValueError."""
+    data, ancillary, _, _ = connection.recvmsg(1 << 16, socket.CMSG_SPACE(4 * _MOST_FILES), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files += struct.unpack(f"={len(content) // 4}i", content[: len(content) // 4 * 4])
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        some = connection.recv(1 << 16)
+        if not some or len(data) > _MOST:
+            raise ValueError("a request that is cut or too long")
+        data += some
+    parts = []
+    at = 4
+    while at + 4 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        parts.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if len(parts) < 2 or at != len(data):
+        raise ValueError("a request in an unknown form")
+    return parts

@@ -1,0 +1,51 @@
+"""The plugin `flannel`: reads what the overlay's daemon says of this node, and hands over to another plugin."""
+
+from __future__ import annotations
+
+from narthex.cni import flannel
+from narthex.cni.errors import CANNOT_ADD, CniError
+from narthex.cni.strict_json import JsonError, parse, write
+from narthex.host.cni import files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from narthex.cni.request import Request
+
+
+def delegate(request: Request) -> Request:
+    """The call that an ADD, CHECK or STATUS becomes. Raises CniError, also while the daemon has not said anything."""
+    path = flannel.subnet_file_of(request)
+    data = files.read(path)
+    if data is None:
+        message = f"loadFlannelSubnetEnv failed: open {path}: no such file or directory"
+        raise CniError(CANNOT_ADD, message, "the overlay's daemon is not running here, or has not finished its start")
+    env = flannel.read_subnet_env(data.decode("utf-8", "replace"), path)
+    return flannel.as_request(request, flannel.delegate(request, env))
+
+
+def save(request: Request, made: Request) -> None:
+    """Keep the delegate's configuration, for a DEL when the daemon is gone. Raises OSError."""
+    directory, _, name = flannel.saved_file_of(request).rpartition("/")
+    files.write(directory, name, write(dict(made.config)).encode())
+
+
+def saved(request: Request) -> Request | None:
+    """The call that a DEL becomes, by the saved configuration; None when there is none. Raises CniError."""
+    data = files.read(flannel.saved_file_of(request))
+    if not data:
+        return None
+    try:
+        config = parse(data)
+    except JsonError:
+        return None
+    if not isinstance(config, dict):
+        return None
+    for name in ("runtimeConfig", "prevResult", "cni.dev/valid-attachments"):
+        if name in request.config:
+            config[name] = request.config[name]
+    return flannel.as_request(request, config)
+
+
+def forget(request: Request) -> None:
+    """Drop the saved configuration. Raises CniError, OSError."""
+    files.remove(flannel.saved_file_of(request))

@@ -1,0 +1,214 @@
+"""One call of a plugin, from the environment and standard input to what is printed. For the agent and without it."""
+
+from __future__ import annotations
+
+from narthex.apps.cni_node import Node
+from narthex.cni import request as requests
+from narthex.cni import result as results
+from narthex.cni.errors import INVALID_ENVIRONMENT, OTHER, CniError
+from narthex.cni.request import NEWEST, VERSIONS, Request
+from narthex.cni.strict_json import write
+from narthex.host.cni.records import STATE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from narthex.cni.result import Result
+
+PLUGINS = ("bridge", "flannel", "host-local", "loopback", "portmap", "ptp")
+
+
+def answer(
+    plugin: str, environment: Mapping[str, str], stdin: bytes, state: str = STATE, pod: int | None = None
+) -> tuple[str, int]:
+    """Do what a runtime asks: what to print, and the exit status. Never raises for anything that is asked.
+
+    `pod` is the open file of the pod's namespace, if the caller has it; it is closed.
+    """
+    node = Node(state, pod)
+    version = NEWEST
+    try:
+        if plugin not in PLUGINS:
+            raise CniError(INVALID_ENVIRONMENT, f"there is no plugin {plugin[:64]!r}; there are {', '.join(PLUGINS)}")
+        if environment.get("CNI_COMMAND") == "VERSION":
+            return write({"cniVersion": NEWEST, "supportedVersions": list(VERSIONS)}), 0
+        asked = requests.read(plugin, environment, stdin)
+        version = asked.version
+        return _done(node, asked), 0
+    except CniError as error:
+        return write(error.to_json(_version_for_errors(stdin, version))), 1
+    except Exception as error:
+        # Whatever goes wrong, a runtime can read only this form.
+        said = CniError(OTHER, f"{plugin}: {error or type(error).__name__}", type(error).__name__)
+        return write(said.to_json(version)), 1
+    finally:
+        node.close()
+
+
+def _version_for_errors(stdin: bytes, version: str) -> str:
+    try:
+        return requests.version_of(requests.configuration(stdin))
+    except CniError:
+        return version
+
+
+def _done(node: Node, asked: Request) -> str:
+    if asked.command == "ADD":
+        return write(_add(node, asked))
+    run = {"DEL": _delete, "CHECK": _check, "GC": _collect, "STATUS": _status}[asked.command]
+    run(node, asked)
+    return ""
+
+
+def _add(node: Node, asked: Request) -> Mapping[str, object]:
+    """The result of an ADD, as the object to print."""
+    if asked.plugin == "flannel":
+        return _add_flannel(node, asked)
+    if asked.plugin == "portmap":
+        from narthex.apps import cni_ports
+
+        cni_ports.add(node, asked)
+        return _passed_on(asked)
+    if asked.plugin == "host-local":
+        from narthex.apps import cni_addresses
+
+        requests.check_arguments(asked, ("IP", "MAC"))
+        return results.write(cni_addresses.add(node, asked), asked.version)
+    from narthex.apps import cni_pods
+
+    if asked.plugin == "loopback":
+        made = cni_pods.add_loopback(node, asked)
+        return _passed_on(asked) if asked.config.get("prevResult") is not None else results.write(made, asked.version)
+    return results.write(_add_pod(node, asked), asked.version)
+
+
+def _add_pod(node: Node, asked: Request) -> Result:
+    from narthex.apps import cni_pods
+
+    return cni_pods.add_bridge(node, asked) if asked.plugin == "bridge" else cni_pods.add_ptp(node, asked)
+
+
+def _passed_on(asked: Request) -> Mapping[str, object]:
+    """The result of the plugins before, as it came."""
+    before = asked.config.get("prevResult")
+    return {"cniVersion": asked.version, **before} if isinstance(before, dict) else {"cniVersion": asked.version}
+
+
+def _add_flannel(node: Node, asked: Request) -> Mapping[str, object]:
+    from narthex.apps import cni_flannel
+
+    made = cni_flannel.delegate(asked)
+    cni_flannel.save(asked, made)
+    if made.plugin in PLUGINS:
+        return _add(node, made)
+    from narthex.apps import cni_delegate
+
+    try:
+        return results.write(cni_delegate.result_of(cni_delegate.run(made, made.plugin), made.plugin), asked.version)
+    except CniError:
+        cni_delegate.undo(made, made.plugin)
+        raise
+
+
+def _delete(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            from narthex.apps import cni_flannel
+
+            made = cni_flannel.saved(asked)
+            if made is not None:
+                _handed_over(node, made, _delete)
+            cni_flannel.forget(asked)
+        case "portmap":
+            from narthex.apps import cni_ports
+
+            cni_ports.remove(node, asked)
+        case "host-local":
+            from narthex.apps import cni_addresses
+
+            cni_addresses.remove(node, asked)
+        case "loopback":
+            from narthex.apps import cni_pods
+
+            cni_pods.remove_loopback(node, asked)
+        case _:
+            from narthex.apps import cni_pods
+
+            cni_pods.remove(node, asked)
+
+
+def _handed_over(node: Node, made: Request, run: object) -> None:
+    if made.plugin in PLUGINS:
+        run(node, made)  # type: ignore[operator]
+    else:
+        from narthex.apps import cni_delegate
+
+        cni_delegate.run(made, made.plugin)
+
+
+def _check(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            # The delegate's result is not ours to compare: as with the original, nothing is looked at.
+            return
+        case "portmap":
+            from narthex.apps import cni_ports
+
+            cni_ports.check(node, asked)
+        case "host-local":
+            from narthex.apps import cni_addresses
+
+            cni_addresses.check(asked)
+        case "loopback":
+            from narthex.apps import cni_pods
+
+            cni_pods.check_loopback(node, asked)
+        case _:
+            from narthex.apps import cni_pods
+
+            cni_pods.check(node, asked)
+
+
+def _collect(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            from narthex.apps import cni_flannel
+
+            _handed_over(node, cni_flannel.delegate(asked), _collect)
+        case "portmap":
+            from narthex.apps import cni_ports
+
+            cni_ports.collect(node, asked)
+        case "host-local":
+            from narthex.apps import cni_addresses
+
+            cni_addresses.collect(node, asked)
+        case "loopback":
+            return
+        case _:
+            from narthex.apps import cni_pods
+
+            cni_pods.collect(node, asked)
+
+
+def _status(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            from narthex.apps import cni_flannel
+
+            _handed_over(node, cni_flannel.delegate(asked), _status)
+        case "portmap":
+            from narthex.apps import cni_ports
+
+            cni_ports.status(node, asked)
+        case "host-local":
+            from narthex.apps import cni_addresses
+
+            cni_addresses.status(node, asked)
+        case "loopback":
+            return
+        case _:
+            from narthex.apps import cni_pods
+
+            cni_pods.status(node, asked)

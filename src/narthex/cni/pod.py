@@ -1,0 +1,64 @@
+"""What every plugin that makes a pair wants inside the pod: settings, addresses, routes, all usable at once."""
+
+from __future__ import annotations
+
+from narthex.cni import address
+from narthex.cni.address import Network
+from narthex.cni.wishes import AddAddress, AddRoute, Setting, SetUp
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from narthex.cni.result import Ip, Route
+    from narthex.cni.wishes import Wish
+
+DEFAULTS = {4: Network(bytes(4), 0), 6: Network(bytes(16), 0)}
+"""The networks that hold every address."""
+
+
+def settings(interface: str, ips: tuple[Ip, ...], detect: bool) -> tuple[Setting, ...]:
+    """Kernel settings of the pod's interface. `detect`: leave duplicate address detection on."""
+    wanted = [Setting(f"net/ipv4/conf/{interface}/arp_notify", "1")]
+    if any(address.version(ip.network.address) == 6 for ip in ips):
+        # Runtimes switch IPv6 off in namespaces that shall have none, which these shall.
+        wanted.append(Setting(f"net/ipv6/conf/{interface}/disable_ipv6", "0", required=True))
+        if not detect:
+            wanted.append(Setting(f"net/ipv6/conf/{interface}/accept_dad", "0"))
+    return tuple(wanted)
+
+
+def addressed(interface: str, ips: tuple[Ip, ...], connected: bool, detect: bool) -> list[Wish]:
+    """Addresses, and the link up. IPv4 comes before: with arp_notify the kernel then tells the neighbours who has the
+    address now. IPv6 comes after, for a link that is down has no routes of that family."""
+    adds = [AddAddress(interface, ip.network, connected, detect) for ip in ips]
+    return [
+        *(add for add in adds if address.version(add.network.address) == 4),
+        SetUp(interface),
+        *(add for add in adds if address.version(add.network.address) == 6),
+    ]
+
+
+def routed(interface: str, ips: tuple[Ip, ...], routes: tuple[Route, ...]) -> list[Wish]:
+    """Routes; one without a gateway goes to the first address's gateway of its family."""
+    wanted: list[Wish] = []
+    for route in routes:
+        same = (ip for ip in ips if len(ip.network.address) == len(route.destination.address))
+        gateway = route.gateway or next((ip.gateway for ip in same if ip.gateway), b"")
+        if dict(route.numbers).get("scope") == _SCOPE_LINK:
+            gateway = b""
+        wanted.append(AddRoute(interface, route.destination, gateway, b"", route.numbers))
+    return wanted
+
+
+_SCOPE_LINK = 253
+
+
+def new_neighbours(ips: tuple[Ip, ...]) -> tuple[bytes, ...]:
+    """Addresses whose new holder has to be told to the neighbours by a packet."""
+    return tuple(ip.network.address for ip in ips if len(ip.network.address) == 16)
+
+
+def forwarding(ips: tuple[Ip, ...]) -> tuple[Setting, ...]:
+    """What makes the node a router for the families of these addresses."""
+    paths = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
+    families = sorted({address.version(ip.network.address) for ip in ips})
+    return tuple(Setting(paths[family], "1", required=True) for family in families)

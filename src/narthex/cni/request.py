@@ -1,0 +1,197 @@
+"""What a runtime asks of a plugin: the environment and standard input, checked before anything happens."""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.errors import (
+    DECODING_FAILURE,
+    INCOMPATIBLE_VERSION,
+    INVALID_CONFIG,
+    INVALID_ENVIRONMENT,
+    CniError,
+)
+from narthex.cni.strict_json import JsonError, parse
+from narthex.cni.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+"""All versions of the specification that there are, oldest first."""
+NEWEST = VERSIONS[-1]
+DEFAULT_VERSION = "0.1.0"
+"""A configuration that names no version means this one."""
+
+_SINCE = {"ADD": "0.1.0", "DEL": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
+_NEEDED = {
+    "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"),
+    "CHECK": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"),
+    "DEL": ("CNI_CONTAINERID", "CNI_IFNAME"),
+}
+_NAME_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+_NAME_MARKS = frozenset("_.-")
+_MOST_NAME = 160
+"""Names become file names, three to a file, and those end at 255 bytes."""
+_TRUE = ("1", "t", "T", "true", "TRUE", "True")
+
+
+class Request(Value):
+    """One call of a plugin."""
+
+    plugin: str
+    command: str
+    version: str
+    """Of the specification that the configuration follows; the result is written in it."""
+    network: str
+    container: str
+    interface: str
+    namespace: str
+    """Path of the pod's network namespace; empty when the runtime gave none (DEL, GC, STATUS)."""
+    args: Mapping[str, str]
+    path: str
+    """Where other plugins are, directories with colons between them."""
+    config: Mapping[str, object]
+    stdin: bytes = b""
+    """The configuration as it came, for a delegate."""
+
+    @property
+    def attachment(self) -> str:
+        """The name of what is attached, in messages and as a file name. None of its parts holds a colon."""
+        return f"{self.network}:{self.container}:{self.interface}"
+
+
+def read(plugin: str, environment: Mapping[str, str], stdin: bytes) -> Request:
+    """Check a call and take it apart. Raises CniError. The command VERSION is not for this function."""
+    command = environment.get("CNI_COMMAND", "")
+    if command not in _SINCE:
+        said = f"unknown CNI_COMMAND {command[:64]!r}" if command else "required env variables [CNI_COMMAND] missing"
+        raise CniError(INVALID_ENVIRONMENT, said)
+    missing = [name for name in _NEEDED.get(command, ()) if not environment.get(name)]
+    if missing:
+        raise CniError(INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
+    config = configuration(stdin)
+    version = version_of(config)
+    if VERSIONS.index(version) < VERSIONS.index(_SINCE[command]):
+        raise CniError(
+            INCOMPATIBLE_VERSION,
+            f"config version does not allow {command}",
+            f"cniVersion is {version}; {command} needs {_SINCE[command]} or later",
+        )
+    network = fields.text(config, "name")
+    if not network or not is_name(network):
+        raise CniError(INVALID_CONFIG, f"name: {network[:64]!r} is not a network name: {_NAME_RULE}")
+    container, interface = environment.get("CNI_CONTAINERID", ""), environment.get("CNI_IFNAME", "")
+    if command in _NEEDED:
+        _check_attachment(container, interface, network)
+    return Request(
+        plugin,
+        command,
+        version,
+        network,
+        container,
+        interface,
+        environment.get("CNI_NETNS", ""),
+        _arguments(environment.get("CNI_ARGS", ""), command),
+        environment.get("CNI_PATH", ""),
+        config,
+        stdin,
+    )
+
+
+_NAME_RULE = f"a letter or digit, then letters, digits, '_', '.' and '-', {_MOST_NAME} at most"
+
+
+def configuration(stdin: bytes) -> Mapping[str, object]:
+    """The object on standard input. Raises CniError."""
+    try:
+        config = parse(stdin)
+    except JsonError as error:
+        raise CniError(DECODING_FAILURE, f"the network configuration cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise CniError(DECODING_FAILURE, "the network configuration must be an object")
+    return config
+
+
+def version_of(config: Mapping[str, object]) -> str:
+    """The version of the specification that a configuration follows. Raises CniError."""
+    version = fields.text(config, "cniVersion") or DEFAULT_VERSION
+    if version not in VERSIONS:
+        details = f'config is "{version[:32]}", plugin supports {list(VERSIONS)}'
+        raise CniError(INCOMPATIBLE_VERSION, "incompatible CNI versions", details)
+    return version
+
+
+def is_name(name: str) -> bool:
+    """Whether a text can be a container's or a network's name."""
+    return (
+        0 < len(name) <= _MOST_NAME
+        and name[0] in _NAME_LETTERS
+        and all(character in _NAME_LETTERS or character in _NAME_MARKS for character in name)
+    )
+
+
+def is_interface(name: str) -> bool:
+    """Whether a text can be the name of a network interface. The kernel would take control characters as well."""
+    return (
+        0 < len(name.encode("utf-8", "surrogateescape")) <= 15
+        and name not in (".", "..")
+        and not any(character in "/:" or character.isspace() for character in name)
+        and name.isprintable()
+    )
+
+
+def is_attachment(container: object, interface: object) -> bool:
+    """Whether two values of somebody's list name an attachment."""
+    return isinstance(container, str) and isinstance(interface, str) and is_name(container) and is_interface(interface)
+
+
+def _check_attachment(container: str, interface: str, network: str) -> None:
+    if not is_name(container):
+        message = f"CNI_CONTAINERID: {container[:64]!r} is not a container id: {_NAME_RULE}"
+        raise CniError(INVALID_ENVIRONMENT, message)
+    if not is_interface(interface):
+        message = f"CNI_IFNAME: {interface[:32]!r} is not an interface name: 1 to 15 bytes, no '/', ':' or space"
+        raise CniError(INVALID_ENVIRONMENT, message)
+    if len(network) + len(container) > 220:
+        message = "CNI_CONTAINERID and the network's name are too long together: at most 220 characters"
+        raise CniError(INVALID_ENVIRONMENT, message)
+
+
+def _arguments(text: str, command: str) -> Mapping[str, str]:
+    """CNI_ARGS as a mapping. What is wrong there does not keep a DEL from its work."""
+    found: dict[str, str] = {}
+    for pair in text.split(";") if text else ():
+        key, equals, value = pair.partition("=")
+        if equals and key:
+            found[key] = value
+        elif command != "DEL":
+            raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {pair[:64]!r} is not KEY=VALUE")
+    return found
+
+
+def check_arguments(request: Request, known: tuple[str, ...]) -> None:
+    """Refuse keys of CNI_ARGS that nobody knows, unless the runtime says IgnoreUnknown. Raises CniError."""
+    if request.args.get("IgnoreUnknown", "") in _TRUE:
+        return
+    unknown = [key for key in request.args if key not in known and key != "IgnoreUnknown"]
+    if unknown:
+        names = ", ".join(repr(key[:32]) for key in unknown)
+        raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: unknown args {names}", "IgnoreUnknown=1 would allow them")
+
+
+def valid_attachments(request: Request) -> frozenset[tuple[str, str]]:
+    """Container and interface of each attachment that GC shall leave. Raises CniError.
+
+    An entry that no attachment can be is an error: to clean up by a list that is half understood would cut off pods.
+    """
+    name = "cni.dev/valid-attachments"
+    found = set()
+    if name not in request.config:
+        raise fields.wrong(name, "GC needs the list of attachments that are valid")
+    for number, one in enumerate(fields.objects(request.config, name)):
+        container, interface = one.get("containerID"), one.get("ifname")
+        if not is_attachment(container, interface):
+            raise fields.wrong(f"{name}[{number}]", "needs containerID and ifname")
+        found.add((container, interface))
+    return frozenset(found)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""Reservations of addresses on disk, as the reference's host-local keeps them, so that a node can change over.
+
+`DIRECTORY/ADDRESS` holds container and interface, `last_reserved_ip.N` the address that range set N gave last, `lock`
+is held by whoever reads or writes.
+"""
+
+from __future__ import annotations
+
+from narthex.cni import address
+from narthex.cni.value import Value
+from narthex.host.cni import files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LAST = "last_reserved_ip."
+
+
+class Owner(Value):
+    """Who holds an address."""
+
+    container: str
+    interface: str
+    """Empty in files of plugins before 2019."""
+
+    def is_of(self, container: str, interface: str) -> bool:
+        """Whether this is the attachment."""
+        return self.container == container and self.interface in ("", interface)
+
+
+class Leases:
+    """The reservations of one network. All methods want the lock."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def lock(self) -> files.Lock:
+        """The lock, in a directory that is made if need be. Raises OSError."""
+        files.make_directory(self._directory)
+        return files.Lock(f"{self._directory}/lock")
+
+    def held(self) -> dict[bytes, Owner]:
+        """All reservations. An empty file was never finished and is nobody's. Raises OSError."""
+        found = {}
+        for name in files.names(self._directory):
+            try:
+                one = address.packed(name)
+            except ValueError:
+                continue
+            data = files.read(f"{self._directory}/{name}")
+            if data and data.strip():
+                container, _, interface = data.decode("utf-8", "replace").strip().partition("\r\n")
+                found[one] = Owner(container, interface)
+        return found
+
+    def last(self, sets: int) -> dict[int, bytes]:
+        """The address that each range set gave last. Raises OSError."""
+        found = {}
+        for number in range(sets):
+            data = files.read(f"{self._directory}/{_LAST}{number}")
+            try:
+                found[number] = address.packed((data or b"").decode("ascii", "replace").strip())
+            except ValueError:
+                continue
+        return found
+
+    def reserve(self, one: bytes, container: str, interface: str) -> None:
+        """Give an address to an attachment. Raises OSError."""
+        files.write(self._directory, address.text(one), f"{container}\r\n{interface}".encode())
+
+    def remember(self, number: int, one: bytes) -> None:
+        """Note the address that a range set gave last. Raises OSError."""
+        files.write(self._directory, f"{_LAST}{number}", address.text(one).encode())
+
+    def free(self, addresses: Iterable[bytes]) -> None:
+        """Take addresses back; they may be free. Raises OSError."""
+        for one in addresses:
+            files.remove(f"{self._directory}/{address.text(one)}")
+
+    def exists(self) -> bool:
+        """Whether the network ever gave an address. Needs no lock. Raises OSError."""
+        return files.read(f"{self._directory}/lock") is not None

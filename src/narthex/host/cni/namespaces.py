@@ -1,0 +1,70 @@
+"""Network namespaces of pods, by an open file: what a runtime hands over is a path, and the path may go away."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_CLONE_NEWNET = 0x40000000
+_OWN = "/proc/thread-self/ns/net"
+_BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+def opened(path: str) -> int:
+    """Open a namespace. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    """What tells a namespace from every other, as long as it lives."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def own_identity() -> tuple[int, int]:
+    """The identity of the calling thread's namespace."""
+    found = os.stat(_OWN)  # noqa: PTH116 - pathlib takes longer to load than the whole request
+    return found.st_dev, found.st_ino
+
+
+def boot() -> str:
+    """The name of this run of the kernel: no namespace outlives it."""
+    with open(_BOOT) as file:  # noqa: PTH123
+        return file.read().strip()
+
+
+class Inside:
+    """`with Inside(descriptor):` moves the calling thread into a namespace and brings it back. Raises OSError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._own = -1
+
+    def __enter__(self) -> None:
+        self._own = opened(_OWN)
+        try:
+            _enter(self._descriptor)
+        except BaseException:
+            os.close(self._own)
+            raise
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            _enter(self._own)
+        finally:
+            os.close(self._own)
+
+
+def _enter(descriptor: int) -> None:
+    if hasattr(os, "setns"):
+        os.setns(descriptor, _CLONE_NEWNET)
+        return
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(descriptor, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot enter the network namespace: {os.strerror(number)}")
