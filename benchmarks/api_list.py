@@ -5,7 +5,7 @@
 The server is our own for tests, in a process of its own, with objects as big as a real one sends them (managedFields,
 owner references). The floor reads the same bytes with http.client and decodes them with the json module. Bars: list and
 decode under 2 s; a sync within 5 s of the start of the process; resident memory under 300 MB; a burst done within a second
-of its last change. Needs root. Works in a network namespace of its own and removes it.
+of its last change. Bars in seconds grow with the floor where a machine is slower or busy. Needs root. Works in a network namespace of its own and removes it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from narthex.sources.kube.source import KubeSource
 from narthex.testing.apiserver import ApiServer
 from narthex.testing.build import NODE, node
 
+FLOOR = 0.75
+"""Seconds that the floor takes on the quiet two-core machine for which the bars are meant."""
 LIST_BAR, START_BAR, MEMORY_BAR, BURST_BAR = 2.0, 5.0, 300.0, 1.0
 _MANAGED = {"manager": "kube-controller-manager", "operation": "Update", "time": "2026-05-05T10:00:00Z"}
 
@@ -220,15 +222,24 @@ def measure(given: argparse.Namespace) -> int:
         reading, decoding = floor(url)
         seconds = {name: listed(url, streaming=name == "streaming list") for name in ("list", "streaming list")}
         base = reading + decoding
+        slower = max(1.0, base / FLOOR) if given.services * given.endpoints == 100_000 else 1.0
         print(f"{given.services} Services, {given.services} slices of {given.endpoints}")
         print(f"  floor: read {reading:.2f} s, json.loads {decoding:.2f} s, together {base:.2f} s")
         good = True
         for name, taken in seconds.items():
-            good &= _bar(f"{name}, decoded and checked", taken, LIST_BAR, "s", f", {taken / base:.2f} x the floor")
+            good &= _bar(
+                f"{name}, decoded and checked", taken, LIST_BAR * slower, "s", f", {taken / base:.2f} x the floor"
+            )
         proxy = Proxy(url, given.mode)
         try:
             ready = proxy.wait_for("ready: the first sync is done")
-            good &= _bar("process start to first sync", ready - proxy.started, START_BAR, "s")
+            good &= _bar(
+                "process start to first sync",
+                ready - proxy.started,
+                START_BAR * slower,
+                "s",
+                f", {(ready - proxy.started) / base:.2f} x the floor",
+            )
             good &= _bar("resident memory", proxy.memory("VmRSS"), MEMORY_BAR, "MB")
             print(f"  at most it was {proxy.memory('VmHWM'):.0f} MB")
             began = time.time()
@@ -236,7 +247,11 @@ def measure(given: argparse.Namespace) -> int:
             last = float(server.stdout.readline())
             syncs, done = settled(proxy, began)
             good &= _bar(
-                f"burst of {given.burst}: after its last change", done - last, BURST_BAR, "s", f", {syncs} syncs"
+                f"burst of {given.burst}: after its last change",
+                done - last,
+                BURST_BAR * slower,
+                "s",
+                f", {syncs} syncs",
             )
         finally:
             proxy.end()
@@ -247,7 +262,7 @@ def measure(given: argparse.Namespace) -> int:
 
 
 def _bar(what: str, value: float, bar: float, unit: str, more: str = "") -> bool:
-    print(f"  {what}: {value:.2f} {unit} (bar {bar:g}{more}){'' if value <= bar else '  MISSED'}", flush=True)
+    print(f"  {what}: {value:.2f} {unit} (bar {bar:.3g}{more}){'' if value <= bar else '  MISSED'}", flush=True)
     return value <= bar
 
 

@@ -90,7 +90,8 @@ class Api:
                 yield Answer(response)
         except (AccessError, ConfigError) as error:
             raise Unreachable(str(error)) from error
-        except (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError, ssl.SSLError, OSError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError, OSError, RuntimeError) as error:
+            # RuntimeError: the client was closed by another request that found its files changed.
             where = self._way.server if self._way is not None else self.access.origin
             raise Unreachable(f"{where}: {str(error) or type(error).__name__}") from error
 

@@ -33,6 +33,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """A watch that lived this long ends the counting of failures."""
     list_silence: float = 60.0
     """A list, and a watch's first answer, from which nothing comes for so long is given up."""
+    stream_silence: float = 15.0
+    """So is a streaming list: a server that sends no end of it may be one that only watches."""
     watch: float = 300.0
     """A server is asked to end a watch after so long or up to twice that; it is asked again at once."""
     watch_grace: float = 30.0
@@ -230,6 +232,7 @@ class Watch:
         self._fresh = Holdings(self.resource.kind)
         if self._streaming and not self._stream_failed:
             self._phase = _Phase.STREAMING
+            self.wake_at = now + self._times.stream_silence
             return Step(request=self._watch_request(now, self._floor, initial=True), over=True)
         self._phase = _Phase.LISTING
         query = {}
@@ -283,7 +286,8 @@ class Watch:
         """The connection lives: put off the moment at which it is given up."""
         self.counts.heard += 1
         if self._phase is not _Phase.WATCHING:
-            self.wake_at = now + self._times.list_silence
+            streaming = self._phase is _Phase.STREAMING
+            self.wake_at = now + (self._times.stream_silence if streaming else self._times.list_silence)
             return
         silence = now + self._times.bookmark_silence if self._has_bookmarks else math.inf
         self.wake_at = min(self._closes_at, silence, self._relist_at)
@@ -441,7 +445,7 @@ class Watch:
         """Something failed: wait, then list or watch again."""
         self._count(kind)
         self._calm(now)
-        if self._phase is _Phase.STREAMING:
+        if self._phase is _Phase.STREAMING and kind != "429":
             # Better a list than none, whatever is wrong with the stream (client-go does so, too).
             self._stream_failed = True
         rest = min(self._times.longest_rest, self._times.first_rest * 2 ** min(self._failures, 30))

@@ -20,6 +20,7 @@ QUICK = Times(
     longest_rest=0.05,
     steady=0.2,
     list_silence=0.5,
+    stream_silence=0.5,
     watch=1.0,
     watch_grace=0.2,
     bookmark_silence=0.5,

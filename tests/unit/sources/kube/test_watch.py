@@ -547,7 +547,7 @@ def test_a_server_without_streaming_lists_is_not_asked_twice(code):
     assert "sendInitialEvents" not in table.query
 
 
-@pytest.mark.parametrize("bad", [LOST, Ended(), Due(), failure(500), failure(405), Line(b"{"), Refused(429, b"", 1.0)])
+@pytest.mark.parametrize("bad", [LOST, Ended(), Due(), failure(500), failure(405), Line(b"{")])
 def test_a_stream_that_goes_wrong_is_followed_by_a_list(bad):
     table = streaming()
     table(line("ADDED", cidr("a", 3)), bad)
@@ -556,6 +556,19 @@ def test_a_stream_that_goes_wrong_is_followed_by_a_list(bad):
     assert not table.asked.lines
     table(Opened(), page(5), Opened(), GONE)
     assert table.query["sendInitialEvents"] == "true", "next time the stream is tried again"
+
+
+def test_a_server_that_is_busy_is_not_asked_for_more_than_the_stream():
+    table = streaming()
+    table(Refused(429, b"", 1.0))
+    table(Due(), after=2.0)
+    assert table.query["sendInitialEvents"] == "true"
+
+
+def test_a_stream_without_an_end_is_given_up_sooner_than_a_list():
+    table = streaming()
+    table(line("ADDED", cidr("a", 3)))
+    assert table.watch.wake_at == TIMES.stream_silence
 
 
 def test_a_stream_at_a_version_that_is_not_there_is_asked_for_without_it():
