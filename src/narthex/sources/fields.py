@@ -106,9 +106,14 @@ class Fields:
         return int(value)
 
     def decimal(self, name: str, default: float) -> float:
-        """A number."""
+        """A number between -1e9 and 1e9."""
         value = self._typed(name, (int, float), "a number")
-        return default if value is None else float(value)
+        if value is None:
+            return default
+        if not -1e9 <= value <= 1e9:
+            self.error(name, f"{quoted(value)} is not a number between -1e9 and 1e9")
+            return default
+        return float(value)
 
     def seconds(self, name: str, default: float, *, zero_is_default: bool = False) -> float:
         """A duration that is not negative."""

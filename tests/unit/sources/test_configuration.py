@@ -264,6 +264,8 @@ def test_bind_addresses(text, healthz):
         ("featureGates: []", "featureGates: is a list, must be a mapping"),
         ("clientConnection: {burst: -1}", "clientConnection.burst: -1 is not a number in range"),
         ("clientConnection: {qps: fast}", "clientConnection.qps: 'fast' is text, must be a number"),
+        ("clientConnection: {qps: 2e+9}", "clientConnection.qps: 2000000000.0 is not a number between -1e9 and 1e9"),
+        ("clientConnection: {qps: -2000000000}", "clientConnection.qps: -2000000000 is not a number between -1e9 and 1e9"),
         ("logging: {format: xml}", "logging.format: 'xml' is not text or json"),
         ("logging: {vmodule: a=1}", "logging.vmodule: is text, must be a list"),
         ("logging: {vmodule: [{verbosity: x}]}", "logging.vmodule[0].verbosity: 'x' is text, must be a whole number"),
