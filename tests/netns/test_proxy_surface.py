@@ -413,3 +413,28 @@ def test_cleanup_by_kube_proxys_flag(proxy, manifests):
     proxy.start("--cleanup")
     assert proxy.process.wait(PATIENCE) == 0
     assert run(["nft", "list", "ruleset"], namespace=proxy.namespace) == ""
+
+
+@pytest.mark.row("29.1", "17.1", "17.2")
+def test_healthy_only_while_the_rules_are_in_the_kernel(proxy, manifests):
+    """Another program takes the table and does not let go: a table with an owner cannot be written by others."""
+    proxy.start(f"--manifests={manifests}", "--sync-period=500ms").ready()
+    assert proxy.status("/healthz") == 200
+    with netns.entered(proxy.namespace):
+        owner = subprocess.Popen(["nft", "-i"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        # One transaction: the proxy is not quicker.
+        owner.stdin.write("delete table ip narthex; add table ip narthex { flags owner; }\n")
+        owner.stdin.flush()
+        proxy.wait(lambda: proxy.status("/healthz") == 503, "the end of health")
+        told = json.loads(proxy.ask("127.0.0.1", 10256, "/livez")[2])
+        assert told["status"]["IPv4"]["healthy"] is False
+        assert told["status"]["IPv6"]["healthy"] is True
+        assert told["lastUpdated"] == told["status"]["IPv4"]["lastUpdated"] < told["currentTime"]
+        body = proxy.ask("127.0.0.1", 10249, "/metrics")[2]
+        assert number(body, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", ip_family="IPv4") >= 1
+    finally:
+        owner.stdin.close()
+        owner.wait(PATIENCE)
+    proxy.wait(lambda: proxy.status("/healthz") == 200, "health after the rules are back")
+    assert "chain nat-prerouting" in run(["nft", "list", "table", "ip", "narthex"], namespace=proxy.namespace)
