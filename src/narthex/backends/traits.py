@@ -58,7 +58,7 @@ IPVS: Traits = {
     Trait.CHOICE: "as the scheduler says (`ipvs.scheduler`): in turn, unless told otherwise",
     Trait.AFFINITY: "IPVS' persistence, for each address and port apart; another mode's memory is not taken over",
     Trait.CONNECTIONS: "IPVS' connection table: they outlive the proxy, and end when the mode is left",
-    Trait.LEAVING: "gets nothing new; TCP and SCTP connections go on until they end, UDP clients draw anew",
+    Trait.LEAVING: "gets nothing new; TCP connections go on until they end, UDP and SCTP clients draw anew",
     Trait.IDLE: "as IPVS is set (`ipvs.tcpTimeout` and the like), 15 minutes for TCP unless told otherwise",
     Trait.INVALID: "pass",
     Trait.FIREWALL: "the packets of connections to Services and health-check node ports are accepted",
