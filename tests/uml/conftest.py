@@ -1,14 +1,15 @@
-"""Tests in this folder run on another kernel: `pytest tests/uml` boots it once, runs them inside, and tells their results.
+"""Tests in this folder run on another kernel: `pytest tests/uml` boots it, runs them inside, and tells their results.
 
 Outside, nothing of a test but its collection happens. Its reports come from the same test run inside, one line of JSON
 each, and are passed on as they are; a test that the machine gave no report of has failed. So single tests, `-k`, `-x` and
-reports for other programs work as everywhere.
+reports for other programs work as everywhere. The scenarios have a boot of their own, so that two processors have work.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -23,19 +24,19 @@ HERE = Path(__file__).parent
 REPORTS = "NARTHEX_UML_REPORTS"
 """Names the file that reports are written to; set inside."""
 INSIDE = REPORTS in os.environ
-MOST_SECONDS = 420.0
-GROUP = "uml"
+MOST_SECONDS = 900.0
+"""A machine that is shared with others may be slow."""
 _PASSED_ON = ("CI", "HYPOTHESIS_PROFILE", "PYTHONPATH")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """They need root like other tests of kernels, and one process when tests are spread over several."""
+    """They need root like other tests of kernels. Those of one boot stay in one process when tests are spread."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.kernel)
             if not INSIDE:
-                item.add_marker(pytest.mark.xdist_group(GROUP))
+                item.add_marker(pytest.mark.xdist_group(_boot_of(item)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,11 +45,13 @@ def pytest_runtest_protocol(item, nextitem):  # noqa: ARG001
     if INSIDE or HERE not in item.path.parents or item.get_closest_marker("skip"):
         return None
     config = item.config
-    runs = config.stash.setdefault(_RUNS, [])
-    if not runs:
-        runs.append(Run(config, [each for each in item.session.items if HERE in each.path.parents]))
+    runs = config.stash.setdefault(_RUNS, {})
+    boot = _boot_of(item)
+    if boot not in runs:
+        mine = [each for each in item.session.items if HERE in each.path.parents and _boot_of(each) == boot]
+        runs[boot] = Run(config, mine)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in runs[0].reports(item):
+    for report in runs[boot].reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
@@ -66,7 +69,7 @@ def pytest_runtest_makereport(item):
 
 def pytest_unconfigure(config):
     """End the machine, also after `-x`."""
-    for run in config.stash.get(_RUNS, ()):
+    for run in config.stash.get(_RUNS, {}).values():
         run.close()
 
 
@@ -142,12 +145,16 @@ class Run:
         return f"the tests inside ended with exit status {status}, without this one:\n{self._machine.output}"
 
 
-_RUNS = pytest.StashKey[list[Run]]()
+_RUNS = pytest.StashKey[dict[str, Run]]()
 
 
 def _plain(name: str) -> str:
     """The test's name without the group that xdist appends."""
-    return name.removesuffix(f"@{GROUP}")
+    return re.sub(r"@uml(-\w+)?$", "", name)
+
+
+def _boot_of(item: pytest.Item) -> str:
+    return "uml-scenarios" if item.path.stem == "test_scenarios" else "uml"
 
 
 def _failed(item: pytest.Item, why: str) -> pytest.TestReport:

@@ -133,7 +133,10 @@ class IpvsServers:
         back = [(each.key, real) for each in added for real in each.reals]
         back += [(key, real) for key, change in reals.items() for real in change.added]
         for key, real in back:
-            self._leaving.get(key, set()).discard((real.address, real.port))
+            leaving = self._leaving.get(key, set())
+            leaving.discard((real.address, real.port))
+            if not leaving:
+                self._leaving.pop(key, None)
 
     def _let_go_of_others(self, server: VirtualServer) -> None:
         """A virtual server was there, unknown to us: real servers that it should not have leave."""
@@ -170,15 +173,13 @@ class IpvsServers:
     def tend(self) -> float | None:
         """Now and then, remove the leaving real servers that no connection needs any more. Returns the seconds until it
         makes sense again; None: nothing is leaving. What the kernel refuses is tried again."""
-        if not any(self._leaving.values()):
-            return None
         now = time.monotonic()
-        if now >= self._look_at:
+        if self._leaving and now >= self._look_at:
             self._look_at = now + self._patience
             # A kernel that refuses everything lets the next sync fail, which is told.
             with suppress(ApplyError):
                 self._release(set(self._leaving))
-        return self._look_at - now
+        return self._look_at - now if self._leaving else None
 
     def _release(self, keys: Collection[ServerKey]) -> None:
         """Remove the leaving real servers of some virtual servers, as far as no connection needs them."""

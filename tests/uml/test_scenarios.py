@@ -1,0 +1,60 @@
+"""Every scenario of mode ipvs, with real packets through real virtual servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from narthex.testing import kernel
+from narthex.testing.findings import print_said
+from narthex.testing.runner import Request, hear_all
+from narthex.testing.scenario import load
+
+FOLDER = Path(__file__).parents[1] / "scenarios"
+MODE = "ipvs"
+CASES = [
+    pytest.param(scenario, MODE, id=scenario.name)
+    for scenario in map(load, sorted(FOLDER.glob("*.yaml")))
+    if MODE in scenario.modes and scenario.level == "must"
+]
+AT_ONCE = 4
+"""Scenarios wait for silence and for seconds to pass, so several pay on one processor."""
+ROUNDS = 2
+"""Draws per target. IPVS takes turns: the second round shows every target that the first has not."""
+
+
+@pytest.fixture(scope="session")
+def heard(request):
+    """Gives a scenario's findings, of all that this run has asked for."""
+    kernel.FURTHER_DRAWS = ROUNDS
+    asked = [item.callspec.params["scenario"] for item in request.session.items if _is_ours(item)]
+    coming = hear_all(asked, Request(modes=(MODE,), against=("kernel",)), AT_ONCE)
+    come = {}
+
+    def of(scenario):
+        while scenario.path not in come:
+            other, findings = next(coming)
+            come[other.path] = findings
+        return come[scenario.path]
+
+    yield of
+    coming.close()
+
+
+def _is_ours(item):
+    return item.path == Path(__file__) and "scenario" in getattr(item, "callspec", _Nothing).params
+
+
+class _Nothing:
+    params = ()
+
+
+@pytest.mark.parametrize(("scenario", "mode"), CASES)
+def test_kernel_does_what_the_scenario_says(scenario, mode, heard):
+    findings = heard(scenario)
+    assert findings, f"no flow of {scenario.name} is of mode {mode}"
+    wrong = [finding for finding in findings if not finding.ok]
+    assert not wrong, "\n".join(
+        f"{each.label}: expected {print_said(each.expect)}, got {print_said(each.got)}" for each in wrong
+    )
