@@ -47,7 +47,7 @@ from narthex.netfilter.ipvs import Beside
 from narthex.netfilter.walk_index import EVERY, Span, indexed
 from narthex.netfilter.walk_ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, Balancer
 from narthex.netfilter.walk_match import Matcher, NotKnown
-from narthex.netfilter.walk_state import Branch, Place, merge
+from narthex.netfilter.walk_state import Branch, End, Place, merge
 
 NameOf = Callable[[str], str]
 """Says what an address is ("pod shop/web-1"), or nothing ("")."""
@@ -56,13 +56,6 @@ _MAX_DEPTH = 64
 _MAX_RULES = 5_000_000
 _U32 = 0xFFFFFFFF
 _DESTINATION_HOOKS = ("prerouting", "output")
-
-
-class _End(msgspec.Struct, frozen=True):
-    """How a branch leaves a rule, a chain or a hook."""
-
-    disposition: Disposition
-    note: str = ""
 
 
 class _At(msgspec.Struct, frozen=True):
@@ -83,7 +76,7 @@ class _At(msgspec.Struct, frozen=True):
 _NEXT = None
 _ACCEPT = "accept"
 _RETURN = "return"
-Way = None | str | _End
+Way = None | str | End
 """None: go on with the next rule; "return": leave the chain; "accept": leave the base chain; or the end."""
 
 _Ways = list[tuple[Way, Branch]]
@@ -117,7 +110,7 @@ class _Walk:
         self._index = indexed(ruleset, family_of(packet.destination))
         self._matcher = Matcher(packet, host, self._index, memory, now, beside)
         self._name_of = name_of or (lambda _address: "")
-        self._balancer = Balancer(beside, self._matcher, self._name_of, self._finish_as)
+        self._balancer = Balancer(beside, self._matcher, self._name_of, self._finish)
         self._outcomes: dict[tuple[object, ...], Outcome] = {}
         self._rules_left = _MAX_RULES
 
@@ -127,7 +120,7 @@ class _Walk:
         start = [Branch(packet.destination, packet.port)]
         for branch in self._sent(start) if packet.from_host else self._received(start):
             delivered = branch.dnat or branch.served is not None
-            self._finish(branch, _End(Disposition.DELIVERED if delivered else Disposition.NOT_OURS))
+            self._finish(branch, End(Disposition.DELIVERED if delivered else Disposition.NOT_OURS))
         return Trace(packet=packet, outcomes=tuple(self._outcomes.values()))
 
     # ---- hooks -----------------------------------------------------------------------------------------------------
@@ -180,19 +173,16 @@ class _Walk:
         passed: list[Branch] = []
         for branch in branches:
             for way, out in self._chain(place, table, chain, branch, ()):
-                if isinstance(way, _End):
+                if isinstance(way, End):
                     self._finish(out, way)
                 elif way != _ACCEPT and chain.hook.policy == "drop":
                     out.note(_At(place, table, chain, ()).where, "policy drop")
-                    self._finish(out, _End(Disposition.DROPPED))
+                    self._finish(out, End(Disposition.DROPPED))
                 else:
                     passed.append(out)
         return merge(passed)
 
-    def _finish_as(self, branch: Branch, disposition: Disposition, note: str = "") -> None:
-        self._finish(branch, _End(disposition, note))
-
-    def _finish(self, branch: Branch, end: _End) -> None:
+    def _finish(self, branch: Branch, end: End) -> None:
         delivered = end.disposition is Disposition.DELIVERED
         outcome = Outcome(
             disposition=end.disposition,
@@ -324,9 +314,9 @@ class _Walk:
         if isinstance(verdict, Accept):
             return [(_ACCEPT, branch)]
         if isinstance(verdict, DropPacket):
-            return [(_End(Disposition.DROPPED), branch)]
+            return [(End(Disposition.DROPPED), branch)]
         if isinstance(verdict, RejectPacket):
-            return [(_End(Disposition.REJECTED), branch)]
+            return [(End(Disposition.REJECTED), branch)]
         return [(_unsupported(f"not understood: {verdict}"), branch)]
 
     def _verdict_map(self, at: _At, rule: Rule, e: VerdictMap, branch: Branch) -> _Ways:
@@ -402,5 +392,5 @@ def _probability(chance: Chance) -> Fraction:
     return min(max(Fraction(chance.probability), Fraction(0)), Fraction(1))
 
 
-def _unsupported(note: str) -> _End:
-    return _End(Disposition.UNSUPPORTED, note)
+def _unsupported(note: str) -> End:
+    return End(Disposition.UNSUPPORTED, note)

@@ -14,7 +14,7 @@ from narthex.model.packet import Disposition
 from narthex.netfilter.ipvs import Beside, RealServer, ServerKey, VirtualServer
 from narthex.netfilter.walk_index import Span
 from narthex.netfilter.walk_match import Matcher
-from narthex.netfilter.walk_state import Branch
+from narthex.netfilter.walk_state import Branch, End
 
 _IN_INPUT, _IN_OUTPUT = 99, -98
 """NF_IP_PRI_NAT_SRC - 1 and NF_IP_PRI_NAT_DST + 2."""
@@ -23,8 +23,8 @@ AFTER_INPUT: Span = (_IN_INPUT + 1, float("inf"))
 BEFORE_OUTPUT: Span = (float("-inf"), _IN_OUTPUT)
 AFTER_OUTPUT: Span = (_IN_OUTPUT + 1, float("inf"))
 
-Finish = Callable[[Branch, Disposition, str], None]
-"""Ends a branch; the text says what could not be followed."""
+Finish = Callable[[Branch, End], None]
+"""Ends a branch."""
 
 
 class Balancer:
@@ -49,7 +49,7 @@ class Balancer:
                     (stay if self._matcher.local(out.daddr) else away).append(out)
             elif branch.mark and branch.mark in self._beside.marks:
                 note = f"a virtual server for the packet mark {branch.mark:#x} takes it, which is not followed"
-                self._finish(branch, Disposition.UNSUPPORTED, note)
+                self._finish(branch, End(Disposition.UNSUPPORTED, note))
             else:
                 stay.append(branch)
         return stay, away
@@ -66,7 +66,7 @@ class Balancer:
         title = f"virtual server {server.protocol.value} {join_port(server.address, server.port)} {server.scheduler}"
         if not shares:
             branch.note(where, f"{title}: no real server, reject")
-            self._finish(branch, Disposition.REJECTED, "")
+            self._finish(branch, End(Disposition.REJECTED))
             return []
         seconds = server.persistence_seconds
         known = [(real, Fraction(1)) for real, _ in shares if seconds and self._remembered(server, real, branch)]
@@ -81,7 +81,7 @@ class Balancer:
                 where, f"{title}: {how}, {join_port(real.address, real.port or out.dport)}", self._name_of(real.address)
             )
             if real.forward != "masquerade":
-                self._finish(out, Disposition.UNSUPPORTED, f"{title}: {real.forward} to {real.address}")
+                self._finish(out, End(Disposition.UNSUPPORTED, f"{title}: {real.forward} to {real.address}"))
                 continue
             if seconds:
                 out.remembers = (*out.remembers, (record(server.key, real), (self._matcher.packet.source,)))

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.packet import Step
+from narthex.model.packet import Disposition, Step
 from narthex.netfilter.ipvs import ServerKey
 
 _ONE = Fraction(1)
@@ -24,6 +24,13 @@ class Place(msgspec.Struct, frozen=True):
     """Empty where the kernel has no input interface."""
     oif: str | None = ""
     """Empty where the kernel has no output interface yet; None where it has one that nobody told us."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """How a branch ends."""
+
+    disposition: Disposition
+    note: str = ""
 
 
 class Trail:
