@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from ipaddress import IPv4Address
 from itertools import pairwise
 
 import msgspec
@@ -17,22 +16,21 @@ from narthex.backends import iptables_names as names
 from narthex.backends.iptables_frame import guard_rule
 from narthex.backends.nftables_frame import TABLE
 from narthex.backends.userspace_names import USERSPACE
-from narthex.model.net import IPFamily, join_port
-from narthex.model.net import address as canonical_address
+from narthex.model.net import IPFamily
+from narthex.netfilter.ipset import IpSet
+from narthex.netfilter.ipvs import ServerKey
 from narthex.netfilter.xtables import parse_rules
 from narthex.netfilter.xtables_values import builtin_chains
 from narthex.netfilter.xtables_words import Text, split_words
 
 KUBE_PROXY_TABLE = "kube-proxy"
-IPVS_LINK = "kube-ipvs0"
-"""Carries the addresses of Services in mode ipvs."""
 _IPSET = re.compile(
     r"KUBE-(6-)?(LOOP-BACK|CLUSTER-IP|EXTERNAL-IP(-LOCAL)?|LOAD-BALANCER(-FW|-LOCAL|-SOURCE-IP|-SOURCE-CIDR?)?"
-    r"|IPVS-IPS|NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH)|HEALTH-CHECK-NODE-PORT)",
+    r"|IPVS-IPS|NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH?)|HEALTH-CHECK-NODE-PORT|DROP-(POD|NODE|OTHER))",
     re.ASCII,
 )
-"""Names of row 24.4. One loses its last letter, as a set's name has 31 at most."""
-_NODE_PORT_SET = re.compile(r"KUBE-(6-)?NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH)", re.ASCII)
+"""Names of row 24.4, and those of ours. Two lose their last letter, as a set's name has 31 at most."""
+_NODE_PORT_SET = re.compile(r"KUBE-(6-)?NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH?)", re.ASCII)
 
 _OLD_CHAINS = {
     "nat": {
@@ -41,6 +39,7 @@ _OLD_CHAINS = {
         "KUBE-LOAD-BALANCER",
         "KUBE-NODE-PORT",
         "KUBE-FIREWALL",
+        "KUBE-MARK-NODE",
     },
     "filter": {
         "KUBE-NODE-PORT",
@@ -242,36 +241,16 @@ def _only_guard(rules: list[str], family: IPFamily) -> bool:
     return all(rule == guard_rule() for rule in parse_rules(text, family).get(names.FIREWALL, ()))
 
 
-class VirtualService(msgspec.Struct, frozen=True):
-    """A frontend of IPVS."""
-
-    protocol: str
-    """TCP, UDP or SCTP."""
-    address: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{join_port(self.address, self.port)}/{self.protocol}"
-
-
-def virtual_services(text: str) -> list[VirtualService]:
-    """The frontends in /proc/net/ip_vs. Those found by a firewall mark are never kube-proxy's and left out."""
-    found = []
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] in ("TCP", "UDP", "SCTP"):
-            address, _, port = words[1].rpartition(":")
-            plain = address.strip("[]") if address.startswith("[") else str(IPv4Address(int(address, 16)))
-            found.append(VirtualService(words[0], canonical_address(plain), int(port, 16)))
-    return found
-
-
-def of_kube_proxy(services: Iterable[VirtualService], addresses: Container[str], sets: str) -> list[VirtualService]:
-    """Those of kube-proxy: at an address of its link, or at a node port. `sets` is what `ipset save` prints."""
-    ports = set()
-    for line in sets.splitlines():
-        words = line.split()
-        if len(words) > 2 and words[0] == "add" and (match := _NODE_PORT_SET.fullmatch(words[1])):
-            # Members are a port, or for SCTP an address and `sctp:port`.
-            ports.add((match[3].partition("-")[0], int(words[2].rpartition(",")[2].rpartition(":")[2])))
-    return [one for one in services if one.address in addresses or (one.protocol, one.port) in ports]
+def is_virtual_server(key: ServerKey, bound: Container[str], sets: Mapping[str, IpSet]) -> bool:
+    """Whether a virtual server is kube-proxy's or ours: at an address of its link, or named by one of its sets."""
+    address, protocol, port = key
+    if address in bound:
+        return True
+    word = f"{protocol.lower}:{port}"
+    for name, held in sets.items():
+        if held.kind == "hash:ip,port" and is_leftover_set(name) and f"{address},{word}" in held.entries:
+            return True
+        match = _NODE_PORT_SET.fullmatch(name)
+        if match and match[3].partition("-")[0] == protocol.value and str(port) in held.entries:
+            return True
+    return False

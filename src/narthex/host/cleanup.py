@@ -5,18 +5,16 @@ Cheap looks come first: where nothing is left, no program is started.
 
 from __future__ import annotations
 
-import json
-import shutil
-import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from narthex.backends.base import ApplyError
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.backends.iptables_names import OWN_TABLES
+from narthex.backends.ipvs_names import IPVS, LINK
 from narthex.backends.leftovers import (
-    IPVS_LINK,
     Leftovers,
     Owned,
     find,
@@ -25,22 +23,24 @@ from narthex.backends.leftovers import (
     is_leftover_set,
     is_leftover_table,
     is_older_chain,
-    of_kube_proxy,
+    is_virtual_server,
     save_chains,
     set_family,
-    virtual_services,
 )
 from narthex.backends.nftables_frame import TABLE
 from narthex.backends.userspace_names import USERSPACE
-from narthex.host import netns
+from narthex.host import ipset, ipvs_link, netns
+from narthex.host.ipvs_servers import IpvsServers
 from narthex.host.netlink import NetlinkError, attribute
 from narthex.host.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
 from narthex.host.run import CommandError, TimeoutExpired, run
 from narthex.host.variants import VARIANTS, command_of, default_variant
-from narthex.model.net import IPFamily
+from narthex.model.net import IPFamily, join_port
+from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.xtables import SaveTextError
 
 _LOCK_SECONDS = "5"
+_OWNERS = {"ipvs": IPVS, "userspace": USERSPACE}
 _PROC_NET = Path("/proc/thread-self/net")
 _LEGACY_NAMES = {IPFamily.IPV4: "ip_tables_names", IPFamily.IPV6: "ip6_tables_names"}
 
@@ -93,9 +93,8 @@ class Cleanup:
         for table in tables:
             if is_leftover_table(table) and not (self._keep == "nftables" and table == TABLE):
                 self._delete_table(family, table)
-        links = self._links()
-        if found or self._keep is None or IPVS_LINK in links:
-            self._clean_ipvs(family, IPVS_LINK in links)
+        if self._keep != "ipvs" and (found or self._keep is None or ipvs_link.exists(self._namespace)):
+            self._clean_ipvs(family)
         removed = (Removed(kind, family, names) for kind, names in self._removed.items())
         return Outcome(tuple(removed), tuple(self._left), self._transactions)
 
@@ -120,21 +119,19 @@ class Cleanup:
             return [], []
         return tables, [(table, name) for table, name in chains if table in ours]
 
-    def _links(self) -> set[str]:
-        with netns.entered(self._namespace):
-            return {name for _, name in socket.if_nameindex()}
-
     def _proc_net(self, name: str) -> str:
         with netns.entered(self._namespace):
             path = _PROC_NET / name
             return path.read_text() if path.exists() else ""
 
     def _owned(self, family: IPFamily, variant: str) -> Owned:
-        """Today's chains of mode iptables are the Target's own business, in the variant that it uses."""
-        if self._keep == "userspace" and variant == default_variant(family):
-            return lambda table, chain: is_leftover_chain(table, chain) and not USERSPACE.is_ours(table, chain)
-        stays = self._keep == "iptables" and variant == default_variant(family)
-        return is_older_chain if stays else is_leftover_chain
+        """Chains of the mode that stays are its Target's own business, in the variant that it uses."""
+        if variant != default_variant(family):
+            return is_leftover_chain
+        kept = _OWNERS.get(self._keep or "")
+        if kept is not None:
+            return lambda table, chain: is_leftover_chain(table, chain) and not kept.is_ours(table, chain)
+        return is_older_chain if self._keep == "iptables" else is_leftover_chain
 
     # ---- iptables --------------------------------------------------------------------------------------------------
 
@@ -216,37 +213,33 @@ class Cleanup:
 
     # ---- ipvs ------------------------------------------------------------------------------------------------------
 
-    def _clean_ipvs(self, family: IPFamily, link: bool) -> None:
+    def _clean_ipvs(self, family: IPFamily) -> None:
         """The rules that use the sets are gone by now."""
-        sets = self._run_if_there(["ipset", "save"])
-        if link and family is IPFamily.IPV4:
-            self._try("IPVS service", family, "any", lambda: self._clean_virtual_services(sets))
-            if self._try("link", family, IPVS_LINK, lambda: self._run(["ip", "link", "delete", IPVS_LINK])):
-                self._add("link", (IPVS_LINK,))
-        names = [words[1] for words in map(str.split, sets.splitlines()) if words[:1] == ["create"]]
-        gone = [
-            name
-            for name in names
-            if is_leftover_set(name)
-            and set_family(name) is family
-            and self._try("ipset", family, name, self._runner(["ipset", "destroy", name]))
-        ]
-        self._add("ipset", tuple(gone))
+        try:
+            sets = ipset.read(is_leftover_set, self._namespace)
+        except ApplyError:
+            # Not installed, or nothing in this kernel: then there are none.
+            sets = {}
+        bound = ipvs_link.addresses(family, self._namespace)
+        if (sets or bound) and self._proc_net("ip_vs"):
+            self._try("IPVS service", family, "any", lambda: self._clean_virtual_servers(family, bound, sets))
+        mine = sorted(name for name in sets if set_family(name) is family)
+        destroyed = [name for name in mine if self._try("ipset", family, name, self._destroyer(name))]
+        self._add("ipset", tuple(destroyed))
+        if bound:
+            self._try("address", family, "any", lambda: ipvs_link.unbind(bound, self._namespace))
+        empty = ipvs_link.exists(self._namespace) and not ipvs_link.addresses(None, self._namespace)
+        if empty and self._try("link", family, LINK, lambda: ipvs_link.remove(self._namespace)):
+            self._add("link", (LINK,))
 
-    def _clean_virtual_services(self, sets: str) -> None:
-        """All of both families: the link carries the addresses of both."""
-        services = virtual_services(self._proc_net("ip_vs"))
-        if not services:
-            return
-        shown = json.loads(self._run(["ip", "-json", "address", "show", "dev", IPVS_LINK]))
-        addresses = {each["local"] for one in shown for each in one.get("addr_info", ())}
-        gone = []
-        for one in of_kube_proxy(services, addresses, sets):
-            where = str(one).partition("/")[0]
-            argv = ["ipvsadm", "--delete-service", f"--{one.protocol.lower()}-service", where]
-            if self._try("IPVS service", IPFamily.IPV4, str(one), self._runner(argv)):
-                gone.append(str(one))
-        self._add("IPVS service", tuple(gone))
+    def _clean_virtual_servers(self, family: IPFamily, bound: frozenset[str], sets: Mapping[str, IpSet]) -> None:
+        servers = IpvsServers(family, self._namespace)
+        held = list(servers.read(lambda key: is_virtual_server(key, bound, sets)))
+        servers.change(removed=held)
+        self._add("IPVS service", tuple(f"{join_port(address, port)}/{word.value}" for address, word, port in held))
+
+    def _destroyer(self, name: str) -> Callable[[], None]:
+        return lambda: ipset.destroy([name], self._namespace)
 
     # ---- doing -----------------------------------------------------------------------------------------------------
 
@@ -260,7 +253,7 @@ class Cleanup:
             action()
         except FileNotFoundError as error:
             reason = f"{error.filename or 'the program that could do it'} is not installed"
-        except (CommandError, TimeoutExpired, OSError) as error:
+        except (CommandError, TimeoutExpired, ApplyError, OSError) as error:
             reason = (error.strerror or "") if isinstance(error, NetlinkError) else str(error)
         else:
             return True
@@ -269,15 +262,3 @@ class Cleanup:
 
     def _run(self, argv: list[str], stdin: str = "") -> str:
         return run(argv, stdin=stdin, namespace=self._namespace)
-
-    def _runner(self, argv: list[str]) -> Callable[[], str]:
-        return lambda: self._run(argv)
-
-    def _run_if_there(self, argv: list[str]) -> str:
-        """What it prints; nothing when it is not installed, or the kernel has nothing for it."""
-        if shutil.which(argv[0]) is None:
-            return ""
-        try:
-            return self._run(argv)
-        except (CommandError, TimeoutExpired):
-            return ""

@@ -21,11 +21,15 @@ def target_for(mode: str, family: IPFamily, namespace: str | None = None) -> Tar
         from narthex.host.xtables import IptablesTarget
 
         return IptablesTarget(family, namespace)
+    if mode == "ipvs":
+        from narthex.host.ipvs import IpvsTarget
+
+        return IpvsTarget(family, namespace)
     if mode == "userspace":
         from narthex.host.userspace import UserspaceTarget
 
         return UserspaceTarget(family, namespace)
-    raise ValueError(f"{mode!r} is not a proxy mode: use nftables, iptables or userspace")
+    raise ValueError(f"{mode!r} is not a proxy mode: use nftables, iptables, ipvs or userspace")
 
 
 def rules_in_force(mode: str, family: IPFamily, namespace: str | None = None) -> Any:
