@@ -123,6 +123,7 @@ class _Phase(Enum):
     LISTING = "reads a list"
     STREAMING = "reads a streaming list"
     WATCHING = "watches"
+    PROBING = "asks whether the server still has the version"
     ABSENT = "the server does not have it"
 
 
@@ -253,6 +254,14 @@ class Watch:
         self.wake_at = min(now + self._times.list_silence, self._relist_at)
         return Step(request=request, over=True)
 
+    def _probe(self, now: float) -> Step:
+        """Ask for next to nothing at the version that is watched from: a server that has gone back says that it is too large.
+        A server where nothing happens may be silent for longer than one thinks, and is not to be burdened with lists."""
+        self._phase = _Phase.PROBING
+        self.wake_at = now + self._times.list_silence
+        query = {"limit": "1", "resourceVersion": self._version, "resourceVersionMatch": "NotOlderThan"}
+        return Step(request=Request(self.resource.paths[self._path], tuple(query.items()), lines=False), over=True)
+
     def _watch_request(self, now: float, version: str, *, initial: bool) -> Request:
         # Not all watches of all nodes are to end at the same moment.
         seconds = math.ceil(self._times.watch * (1 + self._chance()))
@@ -294,6 +303,11 @@ class Watch:
 
     def _page(self, data: bytes, now: float) -> Step:
         page = read_page(data)
+        if self._phase is _Phase.PROBING:
+            if is_older(page.metadata.version, self._version):
+                self._floor = _NEWEST
+                return self._list(now)
+            return self._watch(now)
         for item in page.items or ():
             self._fresh.put(item)
         if page.metadata.next:
@@ -436,10 +450,10 @@ class Watch:
             return self._list(now)
         if self._phase is not _Phase.WATCHING or self._opened_at == math.inf:
             return self._rest("silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING)
-        # A half-closed stream; or the server has gone back, and waits for the version that we told it. A list will tell.
+        # A half-closed stream; or the server has gone back, and waits for the version that we told it.
         self._count("silent")
         self._has_bookmarks = False
-        return self._list(now)
+        return self._probe(now)
 
     def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> Step:
         """Something failed: wait, then list or watch again."""

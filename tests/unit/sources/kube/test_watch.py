@@ -96,6 +96,17 @@ def streaming():
     return table
 
 
+PROBE = {"limit": "1", "resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
+
+
+def silent():
+    """A table whose watch has been silent for too long."""
+    table = watching(41, cidr("a"))
+    table(Due(), after=480.0)
+    assert table.query == PROBE
+    return table
+
+
 # Lists
 
 
@@ -327,8 +338,32 @@ def test_a_half_closed_watch_is_given_up_when_it_should_have_ended():
     table = watching(41)
     assert table.watch.wake_at == 450 + TIMES.watch_grace
     table(Due(), after=480.0)
-    assert not table.asked.lines
+    assert table.watch.counts.failures == {"silent": 1}
+    assert table.query == PROBE
+
+
+@pytest.mark.parametrize("version", [41, 44])
+def test_silence_where_nothing_has_gone_back_is_only_watched_anew(version):
+    table = silent()
+    table(Opened(), page(version, cidr("any")))
+    assert table.asked.lines
     assert table.query["resourceVersion"] == "41"
+    assert len(table.events) == 1
+
+
+@pytest.mark.parametrize("answer", [TOO_LARGE, page(12)])
+def test_silence_of_a_server_that_went_back_leads_to_a_list(answer):
+    table = silent()
+    table(Opened(), answer)
+    assert table.query == {"limit": "500"}
+
+
+@pytest.mark.parametrize("answer", [LOST, Due(), failure(500), Body(b"{")])
+def test_a_question_that_is_not_answered_leads_to_a_list(answer):
+    table = silent()
+    table(answer)
+    table(Due(), after=table.rest)
+    assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
 
 
 def test_where_bookmarks_come_silence_is_noticed_sooner():
