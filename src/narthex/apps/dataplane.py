@@ -32,8 +32,8 @@ class Dataplane:
         }
 
     def close(self) -> None:
-        """End what lives in this process' company: a relay. The rules stay."""
-        for each in self._closing:
+        """End what lives in this process' company: a relay, and listening for changes by others. The rules stay."""
+        for each in (*self._closing, self.foreign):
             each.close()
 
     def _target(self, settings: Settings, family: IPFamily) -> Any:

@@ -43,11 +43,13 @@ def foreign_changes(mode: str, families: Sequence[IPFamily]) -> Foreign:
     """For the network namespace of the calling thread."""
     try:
         if mode in _KEPT_WITH_IPTABLES and default_variant(IPFamily.IPV4) == "legacy":
-            return Poll(LegacySizes(families), families)
+            sizes = LegacySizes(families)
+            return Poll(sizes, families, sizes.close)
         return Monitor(_CONCERNS[mode], families)
     except OSError as error:
         LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked again and again instead", error)
-        return Poll(NfNetlink().generation, families)
+        netlink = NfNetlink()
+        return Poll(netlink.generation, families, netlink.close)
 
 
 def transactions(mode: str) -> Callable[[Any], int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
 from narthex.apps.machine import StartError
-from narthex.apps.node import Make, Node
+from narthex.apps.node import Make, Node, PartReport
 from narthex.apps.node_status import PROXY, Status
 from narthex.apps.reload import ConfigurationFile
 from narthex.apps.settings import Settings
@@ -36,7 +37,7 @@ class NodeWork:
         if not parts:
             raise StartError("every part is switched off, so there is nothing to do: switch one on (--proxy, `parts.proxy`)")
         self._node = Node(parts.items())
-        self.status = Status(self._node.report, (self._node,))
+        self.status = Status(self.report, (self._node,))
 
     def run(self) -> None:
         """Run all parts until `stop`."""
@@ -45,6 +46,10 @@ class NodeWork:
     def stop(self) -> None:
         """End `run`. Safe in a signal handler."""
         self._node.stop()
+
+    def report(self) -> dict[str, PartReport]:
+        """How each part is now."""
+        return self._node.report()
 
     def take_over(self, fresh: Settings) -> None:
         """Go over to other settings."""
@@ -55,6 +60,11 @@ class NodeWork:
             proxy.take_over(fresh)
 
     def _make_proxy(self) -> ProxyPart:
+        if self._proxy is not None:
+            # An earlier run leaves much in cycles, which nobody looks for while a proxy begins.
+            self._proxy = None
+            gc.unfreeze()
+            gc.collect()
         origin = self._origin()
         # What a scrape shows beside the proxy's numbers.
         origin = origin._replace(collectors=(*origin.collectors, self._node))

@@ -46,6 +46,7 @@ from narthex.apps.service_health import ServiceHealth
 from narthex.apps.settings import Settings, family_warnings
 from narthex.apps.status import BindError
 from narthex.apps.sync import FamilySync, Sync
+from narthex.apps.unserved import Unserved
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.host.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.host.clock import Clock, SystemClock
@@ -103,6 +104,8 @@ def assemble(
         for family, target in plane.targets.items()
     ]
     checks = ServiceHealth(http, lambda: health.healthy, tell=lambda name, note: events.tell(cannot_check(name, note)))
+    rules = {sync.family: sync for sync in syncs}
+    unserved = Unserved(lambda family: getattr(rules[family].rules, "unserved", {}))
     proxy = Proxy(
         inbox,
         syncs,
@@ -118,6 +121,7 @@ def assemble(
             Takeover(settings.mode, clock, foreign.writing).after,
             Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed).after,
             explainer.after,
+            unserved.after,
         ),
     )
     return Parts(proxy, explainer, connections, plane)
@@ -244,8 +248,6 @@ _FIRST_SECONDS = 60.0
 def _without_collections() -> Iterator[None]:
     """The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the
     time of a first sync of 5,000 Services, and would stop the loop again and again later."""
-    # Those of an earlier run may go.
-    gc.unfreeze()
     gc.disable()
     try:
         yield

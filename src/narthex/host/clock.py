@@ -40,6 +40,11 @@ class SystemClock:
         self._poll = select.poll()
         self._poll.register(self._event, select.POLLIN)
 
+    def __del__(self) -> None:
+        # Without files left there was none to open.
+        if hasattr(self, "_event"):
+            os.close(self._event)
+
     def now(self) -> float:
         return time.monotonic()
 

@@ -71,6 +71,10 @@ class Foreign(Protocol):
         """Inside, `notice` is called, from any thread, when `look` has something to tell."""
         ...
 
+    def close(self) -> None:
+        """Let go of what was opened. Not while `listening`."""
+        ...
+
 
 R = TypeVar("R")
 C = TypeVar("C")
@@ -118,8 +122,12 @@ class Poll:
 
     interval = POLL_SECONDS
 
-    def __init__(self, ask: Callable[[], object], families: Sequence[IPFamily]) -> None:
+    def __init__(
+        self, ask: Callable[[], object], families: Sequence[IPFamily], close: Callable[[], object] = lambda: None
+    ) -> None:
+        """`close` lets go of what `ask` needs."""
         self._ask = ask
+        self._close = close
         self._families = tuple(families)
         self._known: object = None
 
@@ -137,6 +145,9 @@ class Poll:
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
         """It gives no notice; the caller has to look."""
         return nullcontext()
+
+    def close(self) -> None:
+        self._close()
 
     def _answer(self) -> object:
         try:
