@@ -20,20 +20,15 @@ from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, Report, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.plan.planner import NodeConfig
+from narthex.sources.configuration_sections import client_connection, conntrack, ipvs, logging, rules, winkernel
 from narthex.sources.fields import Fields
 from narthex.sources.proxy_configuration import (
     DEFAULT_MODE,
     HEALTHZ_PORT,
-    IPVS,
     METRICS_PORT,
-    ClientConnection,
-    Conntrack,
-    Logging,
     NodeParts,
     OwnConfiguration,
     ProxyConfiguration,
-    Rules,
-    Winkernel,
 )
 
 __all__ = ["ConfigurationError", "ProxyConfiguration", "node_config", "parse", "read"]
@@ -53,7 +48,6 @@ PRIMARY = "primary"
 
 _VERSIONS = {KIND: API_VERSION, OWN_KIND: OWN_API_VERSION}
 _MOST_BYTES = 1024 * 1024
-_MOST = 2**31 - 1
 
 
 class ConfigurationError(ValueError):
@@ -182,8 +176,8 @@ def _configuration(top: Fields) -> ProxyConfiguration:
     made = ProxyConfiguration(
         mode=_mode(top),
         feature_gates=_feature_gates(top),
-        client_connection=_client_connection(top.section("clientConnection")),
-        logging=_logging(top.section("logging")),
+        client_connection=client_connection(top.section("clientConnection")),
+        logging=logging(top.section("logging")),
         hostname_override=top.read("hostnameOverride", _node_name),
         bind_address=bind_address,
         healthz_bind_address=_bind_address(top, "healthzBindAddress", "::" if six else "0.0.0.0", HEALTHZ_PORT),
@@ -191,10 +185,10 @@ def _configuration(top: Fields) -> ProxyConfiguration:
         bind_address_hard_fail=top.flag("bindAddressHardFail"),
         enable_profiling=top.flag("enableProfiling"),
         show_hidden_metrics_for_version=top.read("showHiddenMetricsForVersion", _version),
-        iptables=_rules(top.section("iptables"), localhost=True),
-        nftables=_rules(top.section("nftables"), localhost=False),
-        ipvs=_ipvs(top.section("ipvs")),
-        winkernel=_winkernel(top.section("winkernel")),
+        iptables=rules(top.section("iptables"), localhost=True),
+        nftables=rules(top.section("nftables"), localhost=False),
+        ipvs=ipvs(top.section("ipvs")),
+        winkernel=winkernel(top.section("winkernel")),
         windows_run_as_service=top.flag("windowsRunAsService"),
         detect_local_mode=top.word("detectLocalMode", LOCAL_MODES, "ClusterCIDR"),
         bridge_interface=detect.read("bridgeInterface", _interface),
@@ -202,7 +196,7 @@ def _configuration(top: Fields) -> ProxyConfiguration:
         cluster_cidrs=_cluster_cidrs(top),
         node_port_addresses=_node_port_addresses(top),
         oom_score_adj=top.whole("oomScoreAdj", -999, -1000, 1000),
-        conntrack=_conntrack(top.section("conntrack")),
+        conntrack=conntrack(top.section("conntrack")),
         config_sync_period=top.seconds("configSyncPeriod", 900.0, zero_is_default=True),
         port_range=top.text("portRange"),
     )
@@ -277,101 +271,6 @@ def _feature_gates(top: Fields) -> tuple[tuple[str, bool], ...]:
     return tuple(sorted(found))
 
 
-def _client_connection(raw: Fields) -> ClientConnection:
-    return ClientConnection(
-        kubeconfig=raw.text("kubeconfig"),
-        accept_content_types=raw.text("acceptContentTypes"),
-        content_type=raw.text("contentType", "application/vnd.kubernetes.protobuf"),
-        qps=raw.decimal("qps", 5.0) or 5.0,
-        burst=raw.whole("burst", 10, 0, _MOST) or 10,
-    )
-
-
-def _logging(raw: Fields) -> Logging:
-    raw.raw("options")
-    vmodule = []
-    entries = raw.raw("vmodule")
-    if entries is not None and not isinstance(entries, list):
-        raw.error("vmodule", f"is {kind_of(entries)}, must be a list")
-        entries = None
-    for index, entry in enumerate(entries or ()):
-        item = Fields(entry, raw.report, raw.path(f"vmodule[{index}]"))
-        vmodule.append((item.text("filePattern"), item.whole("verbosity", 0, 0, _MOST)))
-    return Logging(
-        format=raw.word("format", ("text", "json"), "text"),
-        verbosity=raw.whole("verbosity", 0, 0, _MOST),
-        vmodule=tuple(vmodule),
-        flush_frequency=_flush_frequency(raw),
-    )
-
-
-def _flush_frequency(raw: Fields) -> float:
-    """A duration, or nanoseconds as a number."""
-    if isinstance(raw.raw("flushFrequency"), int):
-        return raw.whole("flushFrequency", 0, 0, 2**63 - 1) / 1e9
-    return raw.seconds("flushFrequency", 5.0)
-
-
-def _rules(raw: Fields, *, localhost: bool) -> Rules:
-    sync, least = _periods(raw)
-    return Rules(
-        masquerade_bit=raw.whole("masqueradeBit", 14, 0, 31),
-        masquerade_all=raw.flag("masqueradeAll"),
-        localhost_node_ports=raw.flag("localhostNodePorts", True) if localhost else False,
-        sync_period=sync,
-        min_sync_period=least,
-    )
-
-
-def _periods(raw: Fields) -> tuple[float, float]:
-    """`syncPeriod`, of which zero means the default as in kube-proxy, and `minSyncPeriod`."""
-    sync = raw.seconds("syncPeriod", 30.0, zero_is_default=True)
-    found = raw.seconds("minSyncPeriod", 0.0)
-    if found > sync:
-        given = f"{raw.path('syncPeriod')} ({sync:g}s)"
-        raw.error("minSyncPeriod", f"is {found:g}s, must not be longer than {given}")
-    return sync, found
-
-
-def _ipvs(raw: Fields) -> IPVS:
-    sync, least = _periods(raw)
-    return IPVS(
-        sync_period=sync,
-        min_sync_period=least,
-        scheduler=raw.read("scheduler", _scheduler),
-        exclude_cidrs=raw.texts("excludeCIDRs", validate.network),
-        strict_arp=raw.flag("strictARP"),
-        tcp_timeout=raw.seconds("tcpTimeout", 0.0),
-        tcp_fin_timeout=raw.seconds("tcpFinTimeout", 0.0),
-        udp_timeout=raw.seconds("udpTimeout", 0.0),
-    )
-
-
-def _conntrack(raw: Fields) -> Conntrack:
-    return Conntrack(
-        max_per_core=raw.whole("maxPerCore", 32768, 0, _MOST),
-        min=raw.whole("min", 131072, 0, _MOST),
-        tcp_established_timeout=raw.seconds("tcpEstablishedTimeout", 86400.0),
-        tcp_close_wait_timeout=raw.seconds("tcpCloseWaitTimeout", 3600.0),
-        tcp_be_liberal=raw.flag("tcpBeLiberal"),
-        udp_timeout=raw.seconds("udpTimeout", 0.0),
-        udp_stream_timeout=raw.seconds("udpStreamTimeout", 0.0),
-    )
-
-
-def _winkernel(raw: Fields) -> Winkernel:
-    made = Winkernel(
-        network_name=raw.text("networkName"),
-        source_vip=raw.text("sourceVip"),
-        enable_dsr=raw.flag("enableDSR"),
-        root_hns_endpoint_name=raw.text("rootHnsEndpointName"),
-        forward_health_check_vip=raw.flag("forwardHealthCheckVip"),
-    )
-    if made != Winkernel():
-        raw.report.warning("winkernel", "is for Windows, ignored")
-    return made
-
-
 def _cluster_cidrs(top: Fields) -> tuple[str, ...]:
     text = top.text("clusterCIDR")
     found = []
@@ -421,12 +320,6 @@ def _interface(text: str) -> str:
         raise ValueError(
             "is not (the beginning of) an interface name: 1-15 letters, digits, '_', '.', ':', '@' and '-'"
         )
-    return text
-
-
-def _scheduler(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9_]{1,15}", text):
-        raise ValueError("is not an IPVS scheduler such as rr, lc or mh")
     return text
 
 

@@ -1,0 +1,119 @@
+"""Sections of a KubeProxyConfiguration, each from its fields to its values, with kube-proxy's defaults and checks."""
+
+from __future__ import annotations
+
+import re
+
+from narthex.model import validate
+from narthex.model.problem import kind_of
+from narthex.sources.fields import Fields
+from narthex.sources.proxy_configuration import IPVS, ClientConnection, Conntrack, Logging, Rules, Winkernel
+
+_MOST = 2**31 - 1
+
+
+def client_connection(raw: Fields) -> ClientConnection:
+    """`clientConnection`; zero means the default, as in kube-proxy."""
+    return ClientConnection(
+        kubeconfig=raw.text("kubeconfig"),
+        accept_content_types=raw.text("acceptContentTypes"),
+        content_type=raw.text("contentType", "application/vnd.kubernetes.protobuf"),
+        qps=raw.decimal("qps", 5.0) or 5.0,
+        burst=raw.whole("burst", 10, 0, _MOST) or 10,
+    )
+
+
+def logging(raw: Fields) -> Logging:
+    """`logging`."""
+    raw.raw("options")
+    vmodule = []
+    entries = raw.raw("vmodule")
+    if entries is not None and not isinstance(entries, list):
+        raw.error("vmodule", f"is {kind_of(entries)}, must be a list")
+        entries = None
+    for index, entry in enumerate(entries or ()):
+        item = Fields(entry, raw.report, raw.path(f"vmodule[{index}]"))
+        vmodule.append((item.text("filePattern"), item.whole("verbosity", 0, 0, _MOST)))
+    return Logging(
+        format=raw.word("format", ("text", "json"), "text"),
+        verbosity=raw.whole("verbosity", 0, 0, _MOST),
+        vmodule=tuple(vmodule),
+        flush_frequency=_flush_frequency(raw),
+    )
+
+
+def _flush_frequency(raw: Fields) -> float:
+    """A duration, or nanoseconds as a number."""
+    if isinstance(raw.raw("flushFrequency"), int):
+        return raw.whole("flushFrequency", 0, 0, 2**63 - 1) / 1e9
+    return raw.seconds("flushFrequency", 5.0)
+
+
+def rules(raw: Fields, *, localhost: bool) -> Rules:
+    """`iptables` or `nftables`; only one of them has `localhostNodePorts`."""
+    sync, least = _periods(raw)
+    return Rules(
+        masquerade_bit=raw.whole("masqueradeBit", 14, 0, 31),
+        masquerade_all=raw.flag("masqueradeAll"),
+        localhost_node_ports=raw.flag("localhostNodePorts", True) if localhost else False,
+        sync_period=sync,
+        min_sync_period=least,
+    )
+
+
+def _periods(raw: Fields) -> tuple[float, float]:
+    """`syncPeriod`, of which zero means the default as in kube-proxy, and `minSyncPeriod`."""
+    sync = raw.seconds("syncPeriod", 30.0, zero_is_default=True)
+    found = raw.seconds("minSyncPeriod", 0.0)
+    if found > sync:
+        given = f"{raw.path('syncPeriod')} ({sync:g}s)"
+        raw.error("minSyncPeriod", f"is {found:g}s, must not be longer than {given}")
+    return sync, found
+
+
+def ipvs(raw: Fields) -> IPVS:
+    """`ipvs`."""
+    sync, least = _periods(raw)
+    return IPVS(
+        sync_period=sync,
+        min_sync_period=least,
+        scheduler=raw.read("scheduler", _scheduler),
+        exclude_cidrs=raw.texts("excludeCIDRs", validate.network),
+        strict_arp=raw.flag("strictARP"),
+        tcp_timeout=raw.seconds("tcpTimeout", 0.0),
+        tcp_fin_timeout=raw.seconds("tcpFinTimeout", 0.0),
+        udp_timeout=raw.seconds("udpTimeout", 0.0),
+    )
+
+
+def conntrack(raw: Fields) -> Conntrack:
+    """`conntrack`."""
+    return Conntrack(
+        max_per_core=raw.whole("maxPerCore", 32768, 0, _MOST),
+        min=raw.whole("min", 131072, 0, _MOST),
+        tcp_established_timeout=raw.seconds("tcpEstablishedTimeout", 86400.0),
+        tcp_close_wait_timeout=raw.seconds("tcpCloseWaitTimeout", 3600.0),
+        tcp_be_liberal=raw.flag("tcpBeLiberal"),
+        udp_timeout=raw.seconds("udpTimeout", 0.0),
+        udp_stream_timeout=raw.seconds("udpStreamTimeout", 0.0),
+    )
+
+
+def winkernel(raw: Fields) -> Winkernel:
+    """`winkernel`, with a warning when something is in it."""
+    made = Winkernel(
+        network_name=raw.text("networkName"),
+        source_vip=raw.text("sourceVip"),
+        enable_dsr=raw.flag("enableDSR"),
+        root_hns_endpoint_name=raw.text("rootHnsEndpointName"),
+        forward_health_check_vip=raw.flag("forwardHealthCheckVip"),
+    )
+    if made != Winkernel():
+        raw.report.warning("winkernel", "is for Windows, ignored")
+    return made
+
+
+def _scheduler(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_]{1,15}", text):
+        raise ValueError("is not an IPVS scheduler such as rr, lc or mh")
+    return text
