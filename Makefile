@@ -61,6 +61,7 @@ kernel: setup  ## Run the tests that need root
 bench: setup  ## Measure, beside a floor, and print ratios
 	$(SUDO) $(BIN)/python benchmarks/nft_load.py
 	$(SUDO) $(BIN)/python benchmarks/one_change.py
+	$(SUDO) $(BIN)/python benchmarks/userspace_relay.py
 	$(SUDO) $(BIN)/python benchmarks/api_list.py
 
 clean:  ## Remove what `setup` made in this folder

@@ -20,7 +20,7 @@ OWN_KERNELS = ("nftables", "iptables")
 """Modes that a test means when it names none."""
 WITNESSES = ("plan", "rules", "kernel")
 LAST = {1: 18, 2: 15, 3: 11, 4: 12, 5: 11, 6: 9, 7: 10, 8: 5, 9: 18, 10: 14, 11: 5, 12: 5, 13: 8, 14: 8, 15: 9}
-LAST |= {16: 12, 17: 9, 18: 11, 19: 9, 20: 25, 21: 20, 22: 9, 23: 10, 24: 14, 26: 7, 27: 27, 29: 16}
+LAST |= {16: 12, 17: 9, 18: 11, 19: 9, 20: 25, 21: 20, 22: 9, 23: 10, 24: 14, 25: 14, 26: 7, 27: 27, 29: 16}
 """The last row of each group that a node proxy of these modes has to do with."""
 
 _PROPERTY = "rows"

@@ -9,6 +9,7 @@ from narthex.backends import BACKENDS
 from narthex.model.events import Upsert
 from narthex.model.packet import agree
 from narthex.plan.planner import Planner
+from narthex.sources.configuration import LOCALHOST_MODES
 from narthex.state.store import Store
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
@@ -19,7 +20,7 @@ each_backend = pytest.mark.parametrize("mode", sorted(BACKENDS))
 
 def mode_config(config, mode):
     """Row 9.9: node ports on localhost exist in iptables mode alone."""
-    return msgspec.structs.replace(config, localhost_node_ports=mode == "iptables")
+    return msgspec.structs.replace(config, localhost_node_ports=mode in LOCALHOST_MODES)
 
 
 def fill(objects):

@@ -9,6 +9,7 @@ from narthex.backends import BACKENDS
 from narthex.model.events import Delete, Upsert
 from narthex.model.packet import Disposition, agree
 from narthex.plan.planner import Planner, plan_once
+from narthex.sources.configuration import LOCALHOST_MODES
 from narthex.state.store import Store
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
@@ -22,7 +23,7 @@ drawn = [Phase.explicit, Phase.reuse, Phase.generate]
 
 def mode_config(config, mode):
     """Row 9.9: node ports on localhost exist in iptables mode alone."""
-    return msgspec.structs.replace(config, localhost_node_ports=mode == "iptables")
+    return msgspec.structs.replace(config, localhost_node_ports=mode in LOCALHOST_MODES)
 
 
 def filled(objects):

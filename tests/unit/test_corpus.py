@@ -37,7 +37,8 @@ CONNECTION = {"from", "to", "port", "proto"}
 FEWEST_FILES = 75
 ROWS = re.compile(r"rows ((?:\d+\.\d+)(?:, \d+\.\d+)*);", re.ASCII)
 INDEX_ROW = re.compile(r"^\| (\d+\.\d+) \| [^|]+ \| ([^|]+) \|$", re.ASCII | re.MULTILINE)
-GROUPS = {1: 18, 2: 15, 3: 11, 4: 12, 5: 11, 6: 9, 7: 10, 8: 5, 9: 18, 10: 14, 11: 5, 12: 5, 13: 8, 14: 8, 24: 14}
+GROUPS = {1: 18, 2: 15, 3: 11, 4: 12, 5: 11, 6: 9, 7: 10, 8: 5, 9: 18, 10: 14, 11: 5, 12: 5, 13: 8, 14: 8}
+GROUPS |= {24: 14, 25: 14}
 """How many rows each group of the index has."""
 
 Socket = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]

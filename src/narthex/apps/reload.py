@@ -111,6 +111,8 @@ def in_place(before: Settings, after: Settings) -> bool:
         and (after.client, after.config_sync_period) == (before.client, before.config_sync_period)
         # The scheduler and the like are part of what the mode's backend is made of.
         and (after.mode != "ipvs" or after.ipvs == before.ipvs)
+        and after.relay_ports == before.relay_ports
+        and (after.mode != "userspace" or after.own.udp_idle_timeout == before.own.udp_idle_timeout)
     )
 
 

@@ -2,7 +2,7 @@
 
 The chains are those of kube-proxy's old mode (row 25.2). Beyond it (row 25.8) the rules honour both traffic policies and
 source ranges and refuse at once what has no endpoint, since the plan says what each sender may have: a Service port has
-one listener for each endpoint set. See docs/explanation/userspace.md and ADR 0007.
+one listener for each endpoint set. See docs/explanation/userspace.md and ADR 0006.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class UserspaceBackend:
             listeners=_listeners(plan, ports, previous.listeners if previous else Map()),
             mark=frame.mark,
             taken=previous.taken if previous else frozenset(),
+            unserved=_unserved(plan, ports, self._last - self._first + 1),
             rendering=_Rendering(frame=frame, fragments=fragments),
         )
 
@@ -155,6 +156,17 @@ def _listeners(plan: Plan, ports: Mapping[ServicePortName, Ports], known: Listen
             held = known.get(one.key)
             found[one.key] = held if held == one else one
     return Map(found)
+
+
+def _unserved(plan: Plan, ports: Mapping[ServicePortName, Ports], count: int) -> dict[ServicePortName, str]:
+    """Service ports of which some sender cannot be relayed."""
+    found: dict[ServicePortName, str] = {}
+    for name, service in plan.services.items():
+        if name.protocol not in RELAYED and scopes_of(service):
+            found[name] = f"mode userspace does not carry {name.protocol.value}; another mode does"
+        elif len(ports.get(name, ())) < len(scopes_of(service)):
+            found[name] = f"all {count} ports of the relay are taken; give it more with portRange"
+    return found
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------

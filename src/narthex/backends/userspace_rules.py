@@ -52,6 +52,8 @@ class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
     """The relay's own connections have this bit of the packet mark, so that rules let them pass."""
     taken: frozenset[ListenKey] = frozenset()
     """Ports that somebody else listens on, as the Target has found: the next rendering chooses others."""
+    unserved: Mapping[ServicePortName, str] = {}
+    """Service ports that are refused though they have endpoints, and why."""
     rendering: object = None
     """The renderer's notes for the next time; None for rules read from a kernel."""
 

@@ -1,7 +1,7 @@
 """The relay as a process of its own, and the proxy's handle of it.
 
 A process, not a thread: the two would take turns at Python's one lock, so a sync of thousands of Services would hold up
-every connection, and a busy relay every sync (measured in benchmarks/userspace_relay.py; ADR 0007). The process lives
+every connection, and a busy relay every sync (measured in benchmarks/userspace_relay.py; ADR 0006). The process lives
 in the network namespace that it serves and ends when the proxy's end of the socket between them closes, however that
 comes about.
 """
