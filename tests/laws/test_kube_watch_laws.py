@@ -15,7 +15,7 @@ from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, 
 NAMES = [f"ns-{number % 2}/svc-{number}" for number in range(6)]
 SEQUENCES = 1000
 GROUPS = 20
-LONG_ENOUGH = 2400.0
+LONG_ENOUGH = 1500.0
 """Every list has been read anew by then."""
 
 PAUSES, WEIGHTS = (0.0, 0.1, 2.0, 40.0, 400.0, 7200.0), (4, 4, 4, 4, 2, 1)

@@ -130,6 +130,7 @@ class _Phase(Enum):
 PAGE_OBJECTS = 500
 _ANY, _NEWEST = "0", ""
 """Versions to list at: what the server has at hand; what is true now, which costs it more."""
+_HINTS = {401: "; check the credentials", 403: "; give this user the rights of deploy/rbac.yaml"}
 _PATIENCE = 3
 """Failures after which another way is tried."""
 
@@ -393,6 +394,7 @@ class Watch:
         if code in (403, 404) and self.resource.optional:
             return self._absent(code, now)
         what = f"{code} {status.reason or ''}".strip() + (f": {quoted(status.message)}" if status.message else "")
+        what += _HINTS.get(code, "")
         # A watch that was refused for a while may be asked for again.
         relist = self._phase is not _Phase.WATCHING or code in (400, 404, 422)
         after = retry_after if retry_after is not None else status.retry_after
@@ -429,7 +431,9 @@ class Watch:
         self._phase = _Phase.ABSENT
         self._path = 0
         self.synced = True
-        self.trouble = self._problem("the server does not let us see them", "warning") if code == 403 else None
+        self.trouble = (
+            self._problem("the server does not let us see them" + _HINTS[403], "warning") if code == 403 else None
+        )
         self.wake_at = now + self._times.relist * (0.9 + 0.2 * self._chance())
         return Step(over=True)
 
