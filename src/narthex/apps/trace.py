@@ -235,6 +235,16 @@ def _arrival(inputs: Inputs, source: Place, sent_from: str) -> str:
     return config.bridge_interface or _DEFAULT_BRIDGE
 
 
+def _relay_table(dump: Dump, family: IPFamily) -> Any:
+    """The relay's listeners among the comments of a dump."""
+    from narthex.backends.userspace_table import table_of
+
+    try:
+        return table_of(dump.comments, family)
+    except ValueError as error:
+        raise TraceError(str(error)) from error
+
+
 def answer(
     asked: Question,
     inputs: Inputs,
@@ -248,6 +258,7 @@ def answer(
     """Follow the packet through plan and rules. Instead of the rules that the plan would become, `live_rules` reads those
     of a running node, and `dump` what its tools have printed; `live_route` asks its routes. Raises TraceError."""
     from narthex.backends import BACKENDS
+    from narthex.backends.userspace import UserspaceBackend
 
     backend = BACKENDS[inputs.mode]
     packet = asked.packet
@@ -256,6 +267,8 @@ def answer(
     if dump is not None:
         held = dump(family)
         walked, whence = walk(held.ruleset, packet, host, beside=held.beside), "read from dumps"
+        if isinstance(backend, UserspaceBackend):
+            walked = backend.onwards(walked, _relay_table(held, family))
     else:
         rules = live_rules(family) if live_rules else backend.render(plan)
         if rules is None:

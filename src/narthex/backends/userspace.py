@@ -28,6 +28,7 @@ from narthex.backends.traits import USERSPACE
 from narthex.backends.userspace_chains import Fragment, Ports, fragment, scopes_of
 from narthex.backends.userspace_ports import FIRST, LAST, Whose, assign
 from narthex.backends.userspace_rules import Listener, Listeners, UserspaceChanges, UserspaceRules, diff, patch
+from narthex.backends.userspace_table import table_text
 from narthex.model.names import ServicePortName
 from narthex.model.net import Protocol, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Step, Trace
@@ -113,11 +114,15 @@ class UserspaceBackend:
         self, rules: UserspaceRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
         """A packet's way through the rules to the relay, and on from there."""
-        redirected = walk(rules.tables.ruleset, packet, host, memory, now)
+        return self.onwards(walk(rules.tables.ruleset, packet, host, memory, now), rules.listeners, memory, now)
+
+    def onwards(self, redirected: Trace, listeners: Listeners, memory: Memory | None = None, now: float = 0.0) -> Trace:
+        """Where a packet goes on to that was redirected to one of these listeners."""
+        packet = redirected.packet
         outcomes: list[Outcome] = []
         for outcome in redirected.outcomes:
             if outcome.disposition is Disposition.DELIVERED and outcome.endpoint is not None:
-                listener = rules.listeners.get((packet.protocol, outcome.endpoint[1]))
+                listener = listeners.get((packet.protocol, outcome.endpoint[1]))
                 outcomes += _relayed(listener, outcome, packet, memory, now)
             else:
                 outcomes.append(outcome)
@@ -125,13 +130,7 @@ class UserspaceBackend:
 
     def text(self, rules: UserspaceRules) -> str:
         """The rules as iptables-save would print them, and the relay's table as comments before them."""
-        table = (
-            f"# relay {one.name.protocol.lower} {one.port}: {comment_text(str(one.name))} ({one.scope.value}) -> "
-            f"{', '.join(join_port(*place) for place in one.endpoints)}"
-            f"{'' if one.affinity_seconds is None else f', affinity {one.affinity_seconds} s'}\n"
-            for one in sorted(rules.listeners.values(), key=lambda one: (one.port, one.name.protocol.value))
-        )
-        return "".join(table) + save_text(rules.tables.ruleset)
+        return table_text(rules.listeners.values()) + save_text(rules.tables.ruleset)
 
 
 def _fragment(service: ServicePlan, frame: Frame, ports: Ports, known: Fragment | None) -> Fragment:

@@ -34,6 +34,8 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
     ruleset: Ruleset = Ruleset()
     beside: Beside = Beside()
+    comments: tuple[str, ...] = ()
+    """Lines that tools pass over."""
 
 
 def read(texts: Iterable[tuple[str, str]], family: IPFamily) -> Dump:
@@ -44,6 +46,7 @@ def read(texts: Iterable[tuple[str, str]], family: IPFamily) -> Dump:
     tables: list[Table] = []
     sets: dict[str, IpSet] = {}
     virtual = ipvsadm.Dump()
+    comments: list[str] = []
     for name, text in texts:
         try:
             found = _parts(text)
@@ -56,12 +59,13 @@ def read(texts: Iterable[tuple[str, str]], family: IPFamily) -> Dump:
             raise DumpError(f"{name}: {error}") from error
         if not (found.nft or found.rules or found.sets.strip() or found.servers.strip()):
             raise DumpError(f"{name}: is not what iptables-save, nft list ruleset, ipset save or ipvsadm -S -n prints")
+        comments += (line for line in text.split("\n") if line.startswith("#"))
         virtual = ipvsadm.Dump(servers={**virtual.servers, **held.servers}, marks=virtual.marks | held.marks)
     servers = {key: server for key, server in virtual.servers.items() if family_of(server.address) is family}
     named = (entry for name in _BOUND if name in sets for entry in sets[name].entries)
     bound = frozenset(ip for ip in (*named, *(key[0] for key in servers)) if family_of(ip) is family)
     beside = Beside(sets=sets, servers=servers, bound=bound, marks=virtual.marks)
-    return Dump(ruleset=Ruleset(tuple(tables)), beside=beside)
+    return Dump(ruleset=Ruleset(tuple(tables)), beside=beside, comments=tuple(comments))
 
 
 class _Parts(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,9 @@ import pytest
 from narthex.backends.userspace import UserspaceBackend
 from narthex.backends.userspace_names import is_ours
 from narthex.backends.userspace_ports import FIRST, LAST, assign
+from narthex.backends.userspace_table import table_of
 from narthex.model.names import NamespacedName, ServicePortName
-from narthex.model.net import Protocol
+from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.packet import Disposition, Packet
 from narthex.plan.ir import Scope
@@ -232,3 +233,29 @@ def test_without_a_port_a_service_is_refused():
     assert one(rules).name.service.name == "api"
     ends = [BACKEND.walk(rules, packet(to), HOST).outcomes[0].disposition for to in ("10.110.0.5", "10.110.0.6")]
     assert ends == [Disposition.REJECTED, Disposition.DELIVERED]
+
+
+# ---- the table as text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", list(IPFamily), ids=lambda family: family.label)
+def test_the_table_is_read_back_from_its_text(family):
+    six = family is IPFamily.IPV6
+    ends = ("fd64:0:0:1::a", "fd64:0:0:2::a") if six else ("10.64.1.10", "10.64.2.10")
+    objects = (
+        service("shop/web", "fd6e::5" if six else "10.110.0.5", affinity_seconds=10800, external_policy_local=True),
+        endpoint_slice("shop/web", *map(endpoint, ends), port=8080),
+        service("shop/dns", "fd6e::6" if six else "10.110.0.6", ports=(ServicePort(protocol=Protocol.UDP, port=53),)),
+        endpoint_slice("shop/dns", endpoint(ends[0]), ports=(EndpointPort(protocol=Protocol.UDP, port=53),)),
+    )
+    rules = BACKEND.render(plan(*objects, family=family))
+    assert len(rules.listeners) == 2
+    text = BACKEND.text(rules)
+    assert table_of(text.split("\n"), family) == rules.listeners
+    other = IPFamily.IPV4 if six else IPFamily.IPV6
+    assert not table_of(text.split("\n"), other)
+
+
+def test_a_line_that_only_begins_like_the_tables_is_an_error():
+    with pytest.raises(ValueError, match="no line of a relay's table"):
+        table_of(["# relay tcp 61000: nobody knows"], IPFamily.IPV4)
