@@ -93,6 +93,12 @@ def answers(way):
     return line.endpoint
 
 
+def assert_nothing_refused(log):
+    """So nothing is needed that is not there."""
+    for word in ("Permission denied", "Operation not permitted", "Read-only", "error", "Traceback"):
+        assert word not in log, log
+
+
 def addressed(way):
     """The address of who answers."""
     return answers(way).rpartition(":")[0].strip("[]")
@@ -119,10 +125,18 @@ def test_with_its_capabilities_and_no_others_traffic_works_and_changes_are_taken
         assert terminate(cluster.process) == 0
         assert cluster.rules() == before
         cluster.process = None
-        # Nothing was refused, so nothing that is not there is needed.
-        for word in ("Permission denied", "Operation not permitted", "Read-only", "error", "Traceback"):
-            assert word not in cluster.log, cluster.log
+        assert_nothing_refused(cluster.log)
         assert answers(cluster.from_pod())
+
+
+def test_the_relay_of_mode_userspace_needs_no_more(tmp_path):
+    with deployed(tmp_path, "userspace") as cluster:
+        cluster.prepare()
+        cluster.start().ready()
+        assert {addressed(way) for way in cluster.ways() for _ in range(8)} <= {*cluster.ends}
+        assert terminate(cluster.process) == 0
+        cluster.process = None
+        assert_nothing_refused(cluster.log)
 
 
 def nobody_answers(cluster):
@@ -254,5 +268,4 @@ def test_over_an_api_server_with_the_service_account(tmp_path, api, mode):
         process.wait()
     assert {seen.headers["authorization"] for seen in server.requests} == {f"Bearer {TOKEN}"}
     assert CLUSTER_IP[4] in run(listing, namespace=namespace)
-    for word in ("Permission denied", "Operation not permitted", "Read-only", "error", "Traceback"):
-        assert word not in container.log, container.log
+    assert_nothing_refused(container.log)
