@@ -116,7 +116,7 @@ def test_a_lab_that_does_not_run() -> None:
     assert "there is no lab 'there-is-none'" in result.stderr
 
 
-@pytest.mark.parametrize("mode", ["nftables", "iptables", "ipvs"])
+@each_mode
 def test_rules_from_what_tools_printed(shop: Path, tmp_path: Path, mode: str) -> None:
     """A dump of the plan's own rules tells the same story; one from before the last change does not."""
     words = ("outside", "node-a:30001", "--mode", mode)
