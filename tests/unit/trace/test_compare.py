@@ -131,6 +131,21 @@ def test_sources_in_and_out_of_ranges_are_told_apart():
     }
 
 
+def test_services_that_differ_in_their_ranges_alone_are_judged_apart():
+    fields = {"type": "LoadBalancer"}
+    guarded = service(
+        "shop/guarded", "10.110.0.5", balancers=["203.0.113.9"], source_ranges=("198.51.100.0/24",), **fields
+    )
+    open_one = service("shop/open", "10.110.0.6", balancers=["203.0.113.10"], **fields)
+    for objects in ((guarded, open_one), (open_one, guarded)):
+        changes = told(side("one"), side("other", [Deviation.REJECT_BEFORE_RANGES]), *objects)
+        assert {change.service for change in changes} == {"shop/guarded:http"}
+    # The name decides who is judged first.
+    last = service("shop/z", "10.110.0.7", balancers=["203.0.113.11"], source_ranges=("198.51.100.0/24",), **fields)
+    changes = told(side("one"), side("other", [Deviation.REJECT_BEFORE_RANGES]), open_one, last)
+    assert {change.service for change in changes} == {"shop/z:http"}
+
+
 def test_a_free_address_of_a_service_cidr_is_told():
     changes = told(
         side("one"),
