@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 import subprocess
 import sys
 import traceback
@@ -78,6 +79,7 @@ def run(shared: Path) -> int:
     for name, program in task["alternatives"]:
         subprocess.run(["update-alternatives", "--quiet", "--set", name, program], check=True, env=task["env"])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True, env=task["env"])
+    socket.sethostname("uml")
     (shared / "up").touch()
     with (shared / "stdout").open("wb") as out, (shared / "stderr").open("wb") as err:
         done = subprocess.run(

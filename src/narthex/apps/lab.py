@@ -133,7 +133,7 @@ def up(name: str, source: Path | None, nodes: int, mode: str) -> Started:
     Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
     """
     begin = time.monotonic()
-    _check_machine()
+    _check_machine(mode)
     directory = StateDirectory(name)
     if source is not None and not source.exists():
         raise LabError(f"there is no directory {str(source)!r} to read manifests from")
@@ -331,11 +331,16 @@ def _be_the_lab(directory: StateDirectory, source: Path, nodes: int, mode: str, 
         os._exit(1)
 
 
-def _check_machine() -> None:
+def _check_machine(mode: str) -> None:
+    from narthex.apps.machine import refusal
+
     _check_root()
     for program, package in _NEEDED.items():
         if shutil.which(program) is None:
             raise LabError(f"the program {program!r} is missing; install the package {package}")
+    why_not = refusal(mode)
+    if why_not:
+        raise LabError(why_not)
 
 
 def _check_root() -> None:

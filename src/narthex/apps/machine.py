@@ -33,9 +33,9 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
         raise StartError(f"mode {mode} is not there yet: choose {' or '.join(BACKENDS)} with --proxy-mode or `mode`")
     if not may_change_network():
         raise StartError("programming the kernel needs root (CAP_NET_ADMIN): run it with sudo")
-    refusal = _refusal(mode)
-    if refusal:
-        raise StartError(refusal)
+    why_not = refusal(mode)
+    if why_not:
+        raise StartError(why_not)
     families = []
     for family in usable_families():
         missing = missing_tools(mode, family)
@@ -69,10 +69,10 @@ def make_ready(settings: Settings) -> None:
 
 def working_modes() -> list[str]:
     """The modes that can run here, the default first."""
-    return [mode for mode in BACKENDS if not _refusal(mode)]
+    return [mode for mode in BACKENDS if not refusal(mode)]
 
 
-def _refusal(mode: str) -> str:
+def refusal(mode: str) -> str:
     """Why the mode cannot run here, and what to do; empty when it can."""
     if mode == "nftables" and kernel_release() < OLDEST_KERNEL and not os.environ.get(SKIP_KERNEL_CHECK):
         return (
@@ -95,9 +95,7 @@ def _ipvs_refusal() -> str:
     try:
         connect().close()
     except NoIpvsError as error:
-        others = [mode for mode in BACKENDS if mode != "ipvs" and not _refusal(mode)]
-        choose = (
-            f"choose --proxy-mode {' or '.join(others)}, which work here" if others else "no other mode works either"
-        )
-        return f"mode ipvs cannot run, since {error}: {choose}"
+        others = [mode for mode in BACKENDS if mode != "ipvs" and not refusal(mode)]
+        what_works = f"{' and '.join(others)} would work here" if others else "no other mode works here either"
+        return f"mode ipvs cannot run, since {error}: {what_works}"
     return ""

@@ -47,6 +47,8 @@ _OLD_CHAINS = {
         "KUBE-IPVS-FILTER",
         "KUBE-IPVS-OUT-FILTER",
     },
+    # ipvs of ours
+    "mangle": {"KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"},
 }
 _ENTRIES = {
     "nat": {
@@ -66,6 +68,7 @@ _ENTRIES = {
         "KUBE-IPVS-FILTER",
         "KUBE-IPVS-OUT-FILTER",
     },
+    "mangle": {"KUBE-PROXY-FIREWALL"},
 }
 """Chains that built-in chains jump to."""
 _JUMP_MATCHES = {

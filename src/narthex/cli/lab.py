@@ -15,7 +15,7 @@ from narthex.apps import lab
 from narthex.apps.lab_state import LabError
 from narthex.cli import lab_output
 
-MODES = ("nftables", "iptables", "userspace")
+MODES = ("nftables", "iptables", "ipvs", "userspace")
 
 
 def _name(function: Callable[..., None]) -> Callable[..., None]:

@@ -96,7 +96,7 @@ def test_without_ip_vs_it_says_which_modes_work_here(machine):
         check_machine("ipvs")
     assert str(told.value) == (
         "mode ipvs cannot run, since this kernel has no IP_VS (module ip_vs): "
-        f"choose --proxy-mode {' or '.join(others)}, which work here"
+        f"{' and '.join(others)} would work here"
     )
     assert working_modes() == others
 
