@@ -41,12 +41,13 @@ class Agent:
         self._seen: int | None = None
 
     def open(self) -> None:
-        """Listen. Raises OSError, also when another agent listens there."""
+        """Put rules back that are missing, and listen. Raises OSError, also when another agent listens there."""
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _refuse_second(self._path)
+            self.mend()
             path.unlink(missing_ok=True)
             before = os.umask(0o177)
             try:
@@ -65,7 +66,6 @@ class Agent:
         assert listener is not None
         with selectors.DefaultSelector() as waiting:
             waiting.register(listener, selectors.EVENT_READ)
-            self.mend()
             while not self._stopping.is_set():
                 if waiting.select(_LOOK_SECONDS):
                     connection, _ = listener.accept()

@@ -55,13 +55,18 @@ def launcher(socket: str, state: str) -> str:
         for start, value in (
             ("SOCKET = ", socket),
             ("STATE = ", state),
-            ("PATHS: ", [str(Path(narthex.__file__).parents[1])]),
+            ("PATHS: ", _paths()),
         ):
             if line.startswith(start):
                 line = f"{line.partition(' = ')[0]} = {value!r}"
         lines.append(line)
     # -I and -S: neither the caller's environment nor site-packages decide what a program of root loads.
     return f"#!{sys.executable} -ISE\n" + "\n".join(lines) + "\n"
+
+
+def _paths() -> list[str]:
+    """Where our modules are, and those that they need for the few things that are not in the standard library."""
+    return list(dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (narthex, msgspec)))
 
 
 def conflist(name: str, subnet: str) -> dict[str, object]:

@@ -30,7 +30,7 @@ def main() -> int:
             stdin += some
     said = _ask(plugin, environment, stdin)
     if said is None:
-        sys.path[:0] = PATHS
+        sys.path += PATHS
         from narthex.apps.cni_run import answer
 
         text, status = answer(plugin, environment, stdin, STATE)

@@ -42,8 +42,7 @@ def remove(node: Node, request: Request, configured: bool) -> None:
         from narthex.apps import cni_chains
 
         cni_chains.unmasquerade(request.network, request.container)
-    if record is not None:
-        node.records.drop(records.MASQUERADE, request.attachment)
+    node.records.drop(records.MASQUERADE, request.attachment)
 
 
 def take(node: Node, attachment: str, record: Mapping[str, object]) -> None:

@@ -112,7 +112,9 @@ def remove(node: Node, request: Request) -> None:
     record = node.records.get(records.PORTS, request.attachment)
     if record is not None:
         _close(node, request.attachment, record)
-    elif fields.items(fields.part(request.config, "runtimeConfig"), "portMappings"):
+        return
+    node.records.drop(records.PORTS, request.attachment)
+    if fields.items(fields.part(request.config, "runtimeConfig"), "portMappings"):
         from narthex.apps import cni_chains
 
         cni_chains.close_ports(request.network, request.container)

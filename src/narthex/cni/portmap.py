@@ -144,7 +144,9 @@ def target(result: Result) -> Target:
 
 def elements(config: PortmapConfig, pod: Target) -> tuple[Element, ...]:
     """What the table holds for a pod. A mapping for an address of a family that the pod lacks is nothing."""
-    return tuple(one for mapping in config.mappings for ip in pod.ips for one in _elements(config, pod, mapping, ip))
+    every = (one for mapping in config.mappings for ip in pod.ips for one in _elements(config, pod, mapping, ip))
+    # Two host ports may lead to one port of the pod.
+    return tuple(dict.fromkeys(every))
 
 
 def applies(mapping: Mapping, ip: bytes) -> bool:
@@ -179,8 +181,10 @@ def _elements(config: PortmapConfig, pod: Target, mapping: Mapping, ip: bytes) -
     elif config.snat:
         if family == 4:
             held.append(Element("loopback4", connection))
-        # In and out by one link: the answer would go to the pod past the node.
-        held += [Element(f"hairpin{family}", 2 * _name(link) + connection) for link in pod.links]
+        # In and out by one link: the answer would go to the pod past the node. Where br_netfilter shows bridged packets
+        # to us, one that is sent back into its own bridge is bridged, and came in by nothing.
+        pairs = [first + _name(link) for link in pod.links for first in (_name(link), _name(""))]
+        held += [Element(f"hairpin{family}", pair + connection) for pair in pairs]
     return held
 
 
@@ -219,15 +223,16 @@ _LOOPBACK_SETS = """\
 \tset links { typeof iifname; }
 """
 _CONNECTION = "{ip} daddr . meta l4proto . th dport"
+_BOTH = ((4, "ip", "ipv4"), (6, "ip6", "ipv6"))
 _SEND = "".join(
     f"\t\tmeta nfproto {name} dnat {ip} to {key} map @{kind}{v}\n"
-    for v, ip, name in ((4, "ip", "ipv4"), (6, "ip6", "ipv6"))
+    for v, ip, name in _BOTH
     for kind, key in (("bound", f"{ip} daddr . meta l4proto . th dport"), ("ports", "meta l4proto . th dport"))
 )
-_MASQUERADE = "".join(
+_ALL = "".join(f"\t\tmeta nfproto {name} {_CONNECTION.format(ip=ip)} @all{v} masquerade\n" for v, ip, name in _BOTH)
+_HAIRPIN = "".join(
     f"\t\tmeta nfproto {name} iifname . oifname . {_CONNECTION.format(ip=ip)} @hairpin{v} masquerade\n"
-    f"\t\tmeta nfproto {name} {_CONNECTION.format(ip=ip)} @all{v} masquerade\n"
-    for v, ip, name in ((4, "ip", "ipv4"), (6, "ip6", "ipv6"))
+    for v, ip, name in _BOTH
 )
 _CHAINS = f"""\
 \tchain prerouting {{
@@ -246,7 +251,8 @@ _CHAINS = f"""\
 \t}}
 \tchain masquerade-answers {{
 \t\tip saddr 127.0.0.0/8 {_CONNECTION.format(ip="ip")} @loopback4 masquerade
-{_MASQUERADE}\t}}
+{_ALL}\t\tfib saddr type local return
+{_HAIRPIN}\t}}
 \tchain guard {{
 \t\ttype filter hook prerouting priority raw;
 \t\tiifname @links ip daddr 127.0.0.0/8 drop

@@ -40,9 +40,12 @@ def read(path: str) -> bytes | None:
         os.close(descriptor)
 
 
-def write(directory: str, name: str, data: bytes) -> None:
-    """Put a file into a directory, in the place of another of that name. Raises OSError."""
-    unfinished = f"{directory}/.{name}"
+def write(directory: str, name: str, data: bytes, unfinished: str = "") -> None:
+    """Put a file into a directory, in the place of another of that name. Raises OSError.
+
+    `unfinished` is its name until then, `.NAME` if none is given; nobody else may write by that name meanwhile.
+    """
+    unfinished = f"{directory}/{unfinished or '.' + name}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor = os.open(unfinished, flags, _FILE_MODE)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _LAST = "last_reserved_ip."
+_UNFINISHED = ".unfinished"
+"""One is enough: whoever writes holds the lock."""
 
 
 class Owner(Value):
@@ -67,11 +69,11 @@ class Leases:
 
     def reserve(self, one: bytes, container: str, interface: str) -> None:
         """Give an address to an attachment. Raises OSError."""
-        files.write(self._directory, address.text(one), f"{container}\r\n{interface}".encode())
+        files.write(self._directory, address.text(one), f"{container}\r\n{interface}".encode(), _UNFINISHED)
 
     def remember(self, number: int, one: bytes) -> None:
         """Note the address that a range set gave last. Raises OSError."""
-        files.write(self._directory, f"{_LAST}{number}", address.text(one).encode())
+        files.write(self._directory, f"{_LAST}{number}", address.text(one).encode(), _UNFINISHED)
 
     def free(self, addresses: Iterable[bytes]) -> None:
         """Take addresses back; they may be free. Raises OSError."""

@@ -44,6 +44,7 @@ class Records:
 
     def drop(self, kind: str, attachment: str) -> None:
         """Remove a record; it may be gone. Raises OSError."""
+        files.remove(f"{self.directory}/{kind}/.{attachment}")
         files.remove(f"{self.directory}/{kind}/{attachment}")
 
     def all(self, kind: str, network: str = "") -> Iterator[tuple[str, dict[str, object]]]:
