@@ -36,7 +36,7 @@ def narthex_says(*words: str) -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
-@pytest.fixture(params=["nftables", "iptables"])
+@pytest.fixture(params=["nftables", "iptables", "userspace"])
 def lab(request, tmp_path: Path):
     (tmp_path / "hello.yaml").write_text(HELLO)
     name = f"nxt-{os.getpid()}"
