@@ -1,8 +1,11 @@
 """Mode userspace on a real node: a relay in company with its rules, under load, when things come and go."""
 
+import hashlib
 import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from narthex.host.relay_shown import shown
 from narthex.host.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.testing.load import Line, Load, until
-from netns.small_cluster import HERE, NODE_IP, THERE, SmallCluster, service, slices
+from netns.small_cluster import HERE, NODE_IP, PORT, THERE, SmallCluster, service, slices
 
 pytestmark = pytest.mark.kernel
 
@@ -88,6 +91,72 @@ def test_a_dead_endpoint_costs_a_retry_never_an_error(cluster, load):
 
 def first(place):
     return place[0]
+
+
+@pytest.mark.row("25.7")
+@pytest.mark.parametrize("version", [4, 6])
+def test_datagrams_of_60_kilobytes_pass_whole(cluster, version):
+    """Through rules, fragments and relay, and back from the address that was asked."""
+    server = HERE[version][0]
+    port = {"name": "dns", "port": 53, "targetPort": 5353, "nodePort": 30053, "protocol": "UDP"}
+    made = slices({server: "ready"}, "dns")
+    for each in made:
+        each["ports"] = [{"name": "dns", "port": 5353, "protocol": "UDP"}]
+    cluster.put("dns", service("dns", 9, ports=[port]), *made)
+    cluster.start().ready()
+    kind = socket.AF_INET6 if version == 6 else socket.AF_INET
+    with ExitStack() as stack:
+        where = cluster.world.namespace(cluster.world.layout.homes[server])
+        with netns.entered(where):
+            echo = stack.enter_context(socket.socket(kind, socket.SOCK_DGRAM))
+        echo.bind((server, 5353))
+        for way, to in (
+            (cluster.from_outside(version), (NODE_IP[version], 30053)),
+            (cluster.from_pod(version), ("fd6e::9" if version == 6 else "10.110.0.9", 53)),
+            (cluster.from_node(version), (NODE_IP[version], 30053)),
+        ):
+            with netns.entered(way.namespace):
+                client = stack.enter_context(socket.socket(kind, socket.SOCK_DGRAM))
+            client.bind((way.source, 0))
+            client.connect(to)
+            for sock in (client, echo):
+                sock.settimeout(20)
+            data = os.urandom(60_000)
+            client.send(data)
+            got, peer = echo.recvfrom(1 << 16)
+            assert got == data
+            echo.sendto(got[::-1], peer)
+            assert client.recv(1 << 16) == data[::-1], way.label
+
+
+@pytest.mark.row("25.12")
+def test_bulk_and_half_close_through_the_rules(cluster):
+    """The client ends its side first and then gets the sum of all that it has sent."""
+    server, size = HERE[4][4], 64 << 20
+    where = cluster.world.namespace(cluster.world.layout.homes[server])
+    with netns.entered(where):
+        listening = socket.create_server((server, PORT))
+    cluster.put("web", service(), *slices({server: "ready"}))
+    cluster.start().ready()
+    way, block = cluster.from_outside(), os.urandom(1 << 20)
+
+    def sums_up():
+        taken, _ = listening.accept()
+        with taken:
+            digest = hashlib.sha256()
+            while data := taken.recv(1 << 20):
+                digest.update(data)
+            taken.sendall(digest.digest())
+
+    with listening, ThreadPoolExecutor(1) as pool, netns.entered(way.namespace):
+        summing = pool.submit(sums_up)
+        with socket.create_connection((way.destination, way.port), 20, (way.source, 0)) as client:
+            for _ in range(size // len(block)):
+                client.sendall(block)
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(100) == hashlib.sha256(block * (size // len(block))).digest()
+            assert client.recv(100) == b""
+        summing.result()
 
 
 @pytest.mark.row("25.14", "3.11")
