@@ -123,6 +123,22 @@ def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> 
         return _typed(data, origin, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _refused(origin, "", "", f"not valid JSON: {error}")
+    except Exception as error:
+        # One object that meets a fault of ours must not take all others with it.
+        return _broken(data, origin, kind, error)
+
+
+def _broken(data: bytes | msgspec.Raw, origin: str, kind: str, error: Exception) -> Decoded:
+    """The object that the decoder broke on, by its name."""
+    try:
+        named = msgspec.json.decode(data, type=wire.Named)
+    except msgspec.MsgspecError:
+        named = wire.Named()
+    kind, meta = kind or named.kind or "", named.metadata or wire.Meta()
+    known = _KINDS.get(kind)
+    label, identity = _identity(kind, known is not None and known.namespaced, meta.namespace, meta.name)
+    said = f"the decoder broke on it, please report this: {type(error).__name__}: {error}"
+    return Decoded(None, (Problem(origin=origin, object=label, message=said),), identity)
 
 
 def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:

@@ -31,6 +31,13 @@ class Meta(msgspec.Struct):
     """Text; PyYAML makes a datetime of it unless told otherwise."""
 
 
+class Named(msgspec.Struct):
+    """What tells any object from others."""
+
+    kind: str | None = None
+    metadata: Meta | None = None
+
+
 class ServicePort(msgspec.Struct):
     """`spec.ports[]` of a Service."""
 

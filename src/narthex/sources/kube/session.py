@@ -42,14 +42,19 @@ class _Follower:
         self._events: list[Event] = []
 
     async def run(self) -> None:
-        step = self._watch.take(Start(), self._now())
-        while True:
-            self._publish(step)
-            if step.request is not None:
-                step = await self._request(step.request)
-            else:
-                await asyncio.sleep(self._watch.wake_at - self._now())
-                step = self._watch.take(Due(), self._now())
+        try:
+            step = self._watch.take(Start(), self._now())
+            while True:
+                self._publish(step)
+                if step.request is not None:
+                    step = await self._request(step.request)
+                else:
+                    await asyncio.sleep(self._watch.wake_at - self._now())
+                    step = self._watch.take(Due(), self._now())
+        finally:
+            # The watch counts them as told.
+            if self._events:
+                self._publish(Step())
 
     def _publish(self, step: Step) -> None:
         self._events.extend(step.events)

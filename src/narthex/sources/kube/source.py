@@ -123,8 +123,8 @@ class KubeSource:
         return events
 
     def _tell(self, watch: Watch, events: tuple[Event, ...]) -> None:
-        self._note(watch)
         self._waiting.extend(events)
+        self._note(watch)
         problems = tuple(each.trouble for each in self._watches if each.trouble is not None)
         problems += tuple(problem for each in self._watches for problem in each.holdings.problems)
         changed, self._problems = problems != self._problems, problems

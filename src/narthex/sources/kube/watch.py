@@ -130,7 +130,7 @@ class _Phase(Enum):
 PAGE_OBJECTS = 500
 _ANY, _NEWEST = "0", ""
 """Versions to list at: what the server has at hand; what is true now, which costs it more."""
-_HINTS = {401: "; check the credentials", 403: "; give this user the rights of deploy/rbac.yaml"}
+_HINTS = {401: "; check the credentials", 403: "; what a proxy needs is in deploy/rbac.yaml"}
 _PATIENCE = 3
 """Failures after which another way is tried."""
 

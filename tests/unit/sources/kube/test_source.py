@@ -9,11 +9,13 @@ from narthex.sources.kube.access import Access
 from narthex.sources.kube.client import Unreachable
 from narthex.sources.kube.once import read_once
 from narthex.sources.kube.resources import of_a_cluster, of_a_proxy
+from narthex.sources.kube.source import KubeSource
+from narthex.sources.kube.watch import Line, Watch
 from narthex.testing.apiserver import ApiServer
 from narthex.testing.apiserver_faults import Drop, Garble, Refuse, Silence
 from narthex.testing.apiserver_protocol import Abilities
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
-from unit.sources.kube.following import QUICK, UNPACED, following
+from unit.sources.kube.following import LIMIT, QUICK, UNPACED, Following, following
 
 SERVICES = "/api/v1/services"
 BOTH = pytest.mark.parametrize("streaming", [True, False])
@@ -299,3 +301,29 @@ def test_random_sequences_end_as_a_fresh_list(seed):
 
             it.wait(same)
             it.wait(lambda: it.source.problems == ())
+
+
+def test_it_can_be_followed_again_after_a_fault_of_ours(server, monkeypatch):
+    source = KubeSource(Access(master=server.url, connection=UNPACED), of_a_proxy(NODE), gather=0.0)
+    first = Following(source).start()
+    first.wait(lambda: first.synced)
+    take = Watch.take
+
+    def broken(watch, input, now):
+        if isinstance(input, Line) and b"cursed" in input.data:
+            raise ZeroDivisionError
+        return take(watch, input, now)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "take", broken)
+        server.put(service("shop/api", "10.110.0.2"), service("shop/cursed", "10.110.0.3"))
+        end = time.monotonic() + LIMIT
+        while first.error is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert isinstance(first.error, ZeroDivisionError)
+    again = Following(source)
+    again.store = first.store
+    again.start()
+    again.wait(lambda: again.services == ["shop/api", "shop/cursed", "shop/web"])
+    again.stop()

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from narthex.model import decode
 from narthex.model.events import Delete, Upsert
 from narthex.model.names import NamespacedName
 from narthex.sources.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
@@ -632,6 +633,25 @@ def test_a_broken_object_is_reported_and_the_others_are_used():
     problems = table.watch.holdings.problems
     assert any(each.object == "ServiceCIDR bad" and each.field == "spec.cidrs[0]" for each in problems)
     assert table.watch.holdings.broken == 2
+
+
+def test_an_object_that_the_decoder_breaks_on_is_reported_and_the_others_are_used(monkeypatch):
+    kind = decode._KINDS["ServiceCIDR"]
+
+    def make(raw, report):
+        if raw.metadata.name == "cursed":
+            raise ZeroDivisionError("division by zero")
+        return kind.make(raw, report)
+
+    monkeypatch.setitem(decode._KINDS, "ServiceCIDR", msgspec.structs.replace(kind, make=make))
+    table = watching(5, cidr("a"), cidr("cursed"), cidr("c"))
+    assert list(table.held) == ["a", "c"]
+    (problem,) = table.watch.holdings.problems
+    assert problem.object == "ServiceCIDR cursed" and "ZeroDivisionError" in problem.message
+    table(line("ADDED", cidr("cursed", 6)), line("ADDED", cidr("d", 7)))
+    assert list(table.held) == ["a", "c", "d"]
+    table(line("DELETED", cidr("cursed", 8)))
+    assert table.watch.holdings.problems == ()
 
 
 def test_an_object_that_breaks_is_gone_until_it_is_mended():
