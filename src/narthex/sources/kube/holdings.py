@@ -67,9 +67,16 @@ class Holdings:
     def replace(self, fresh: Holdings) -> list[Event]:
         """All that there is, is this: the difference."""
         events: list[Event] = [Delete(self._kind, key) for key in self._objects if key not in fresh._objects]
-        before = self._objects
-        events += [Upsert(new) for key, new in fresh._objects.items() if before.get(key) != new]
-        self._objects, self._problems = fresh._objects, fresh._problems
+        before, self._objects = self._objects, {}
+        for key, new in fresh._objects.items():
+            old = before.get(key)
+            if old is not None and old == new:
+                # Whoever was told of it holds the old one: two of each would be twice the memory.
+                self._objects[key] = old
+            else:
+                self._objects[key] = new
+                events.append(Upsert(new))
+        self._problems = fresh._problems
         return events
 
     def _key(self, decoded: Decoded) -> _Key:

@@ -397,6 +397,14 @@ def test_everything_is_listed_again_now_and_then():
     assert list(table.held) == ["a", "missed"]
 
 
+def test_what_has_not_changed_is_held_once():
+    table = watching(41, cidr("a", 3), cidr("b", 4))
+    first = table.events[0].object
+    table(GONE, Opened(), page(50, cidr("a", 3), cidr("b", 49)))
+    assert len(table.events) == 3
+    assert table.watch.holdings._objects[first.key] is first
+
+
 def test_much_is_listed_more_seldom():
     few, many = watching(41, cidr("a")), watching(41, *(cidr(f"c{number}") for number in range(3000)))
     table_of = [table.watch._relist_at for table in (few, many)]
