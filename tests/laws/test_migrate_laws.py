@@ -62,7 +62,7 @@ def cells(plans, packet):
 
 
 @pytest.mark.parametrize("from_mode, to_mode", PAIRS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     some.configs,
     some.families,
