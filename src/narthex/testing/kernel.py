@@ -49,7 +49,7 @@ class Rules:
     def __init__(self, scenario: Scenario, mode: str, families: tuple[IPFamily, ...], namespace: str) -> None:
         backend = BACKENDS[mode]
         objects, config = snapshot(scenario), node_config(scenario, mode)
-        self._loads: list[tuple[Any, Any]] = []
+        self._loads: dict[IPFamily, tuple[Any, Any]] = {}
         self.relayed: frozenset[tuple[Protocol, int]] = frozenset()
         """Where a relay of the mode listens on the node."""
         with netns.entered(namespace):
@@ -58,27 +58,28 @@ class Rules:
             raise Trouble(f"{refused[0].setting.path}: {refused[0].error}")
         for family in families:
             rules: Any = backend.render(plan_once(objects, config, family))
-            self._loads.append((target_for(mode, family, namespace), backend.diff(None, rules)))
+            self._loads[family] = target_for(mode, family, namespace), backend.diff(None, rules)
             self.relayed |= frozenset(getattr(rules, "listeners", ()))
 
     def load(self) -> None:
         """Put them into the kernel."""
-        for target, changes in self._loads:
+        for target, changes in self._loads.values():
             target.apply(changes)
 
-    def forget(self) -> None:
-        """Put them in anew, so that no client is remembered."""
-        self.remove()
-        self.load()
+    def forget(self, family: IPFamily) -> None:
+        """Put those of a family in anew, so that no client of it is remembered."""
+        target, changes = self._loads[family]
+        target.clean()
+        target.apply(changes)
 
     def remove(self) -> None:
         """Take them out."""
-        for target, _ in self._loads:
+        for target, _ in self._loads.values():
             target.clean()
 
     def close(self) -> None:
         """End what lives on this side of them: a relay. The rules themselves go with their namespace."""
-        for target, _ in self._loads:
+        for target, _ in self._loads.values():
             if hasattr(target, "close"):
                 target.close()
 
@@ -144,7 +145,7 @@ class Stand:
         self.world, self._ears, self._tap = world, ears, tap
         self._masquerades = gateways(world.layout) | set(scenario.node_ips)
 
-    def judge_flow(self, flow: Flow, forget: Callable[[], None] | None) -> Finding:
+    def judge_flow(self, flow: Flow, forget: Callable[[IPFamily], None] | None) -> Finding:
         """Draw a flow until it is known what it can come to."""
         seen: set[End] = set()
         error = ""
@@ -182,14 +183,14 @@ class Stand:
         """What the tap sees of a connection that comes in."""
         return connection.source, connection.destination, arrival(self._scenario, connection)
 
-    def _draw_all(self, flow: Flow, forget: Callable[[], None] | None, seen: set[End]) -> None:
+    def _draw_all(self, flow: Flow, forget: Callable[[IPFamily], None] | None, seen: set[End]) -> None:
         """Add the ends of enough draws to `seen`; stop early at the first that is not expected."""
         targets = len(flow.expect)
         single = not targets_of(flow.expect)
         least = 1 if flow.expect == DROP else 3 if single or targets == 1 or forget else FURTHER_DRAWS * targets
         for count in range(1, DRAWS_PER_TARGET * targets + 1):
             if forget and count > 1:
-                forget()
+                forget(family_of(flow.destination))
             seen.add(self._draw(flow, flow.expect))
             if not seen <= flow.expect or (seen == flow.expect and count >= least):
                 return
