@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from httpx2 import Response
 
 _LONGEST_REFUSAL = 65536
+
+
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""A peer that has vanished without a word is noticed within a minute, also on a watch where nothing happens."""
 
 
 class Unreachable(Exception):
@@ -87,6 +92,7 @@ class Api:
             way = await self._ready()
             fields["extensions"] = way.extensions
             async with way.client.stream(method, path, **fields) as response:
+                _keep_alive(response)
                 yield Answer(response)
         except (AccessError, ConfigError) as error:
             raise Unreachable(str(error)) from error
@@ -104,3 +110,13 @@ class Api:
             self._way = open_way(self.access)
             self._stamps = stamps(self._way.files)
         return self._way
+
+
+def _keep_alive(response: Response) -> None:
+    """Have the kernel ask now and then whether the other side is still there."""
+    stream = response.extensions.get("network_stream")
+    sock = stream.get_extra_info("socket") if stream is not None else None
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

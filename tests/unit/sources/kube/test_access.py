@@ -1,8 +1,10 @@
 """Ways to an API server: kubeconfig, service account, proxies, certificates, tokens, plugins."""
 
+import asyncio
 import base64
 import json
 import os
+import socket
 import ssl
 import stat
 from pathlib import Path
@@ -11,10 +13,11 @@ import pytest
 import yaml
 
 from narthex.sources.kube.access import Access, AccessError, open_way
-from narthex.sources.kube.client import Unreachable
+from narthex.sources.kube.client import Api, Unreachable
 from narthex.sources.kube.once import read_once
 from narthex.sources.kube.pace import Pace
 from narthex.sources.kube.resources import NODES
+from narthex.sources.kube.watch import Request
 from narthex.sources.proxy_configuration import ClientConnection
 from narthex.testing.apiserver import ApiServer
 from narthex.testing.build import node, service
@@ -159,6 +162,15 @@ def test_a_plugin_brings_the_token(guarded, tmp_path, version):
     assert told["apiVersion"] == command["apiVersion"] and told["spec"]["cluster"]["server"] == guarded.url
 
 
+def test_a_plugin_works_in_the_thread_of_a_proxy(guarded, tmp_path):
+    answer = '{"status": {"token": "open-sesame"}}'
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [answer]}
+    cluster = {"certificate-authority-data": inline("ca.pem")}
+    path = kubeconfig(tmp_path, guarded.url, {"exec": command}, **cluster)
+    with following(Access(connection=ClientConnection(kubeconfig=str(path)))) as it:
+        it.wait(lambda: it.synced)
+
+
 def test_a_plugin_that_fails_is_named(plain, tmp_path):
     command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}
     with pytest.raises(Unreachable, match="false"):
@@ -250,6 +262,27 @@ def test_nothing_of_this_is_loaded_before_it_is_needed():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("kind", ["plain", "guarded"])
+def test_the_kernel_looks_after_idle_connections(kind, request, tmp_path):
+    server = request.getfixturevalue(kind)
+    cluster = {"certificate-authority-data": inline("ca.pem")} if kind == "guarded" else {}
+    path = kubeconfig(tmp_path, server.url, {"token": "open-sesame"}, **cluster)
+
+    async def look():
+        api = Api(Access(connection=ClientConnection(kubeconfig=str(path))))
+        try:
+            async with api.get(Request("/api/v1/nodes", (("watch", "true"),), True)) as answer:
+                sock = answer._response.extensions["network_stream"].get_extra_info("socket")
+                return [
+                    sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                    sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                ]
+        finally:
+            await api.close()
+
+    assert asyncio.run(look()) == [1, 30]
 
 
 def test_compressed_lists_are_unpacked(plain):
