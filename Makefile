@@ -15,6 +15,9 @@ UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-lin
 # Programs of others that tests hold ours against.
 WITNESS_PACKAGES := kubectl:kubernetes-client
 
+# The reference plugins and a container runtime, which the tests of our CNI plugins stand beside.
+CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman runc:runc busybox:busybox-static
+
 .PHONY: help setup system demo test lint unit kernel bench clean
 
 help:  ## Show what can be made
@@ -43,7 +46,7 @@ $(BIN)/.installed: pyproject.toml
 demo: setup  ## Run the main job: a Service on a network of two nodes, answered from pods
 	@$(SUDO) $(BIN)/python scripts/demo.py
 
-test: PACKAGES += $(UML_PACKAGES) $(WITNESS_PACKAGES)
+test: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 test: setup lint  ## Pass all tests, the kernel's among them
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
 
@@ -54,13 +57,15 @@ lint: $(BIN)/.installed  ## Check style and types
 unit: $(BIN)/.installed  ## Run the tests that need no root
 	$(BIN)/python -m pytest -n 2 -m 'not kernel'
 
-kernel: PACKAGES += $(UML_PACKAGES) $(WITNESS_PACKAGES)
+kernel: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 kernel: setup  ## Run the tests that need root
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m kernel
 
+bench: PACKAGES += /usr/lib/cni/bridge:containernetworking-plugins
 bench: setup  ## Measure, beside a floor, and print ratios
 	$(SUDO) $(BIN)/python benchmarks/nft_load.py
 	$(SUDO) $(BIN)/python benchmarks/one_change.py
+	$(SUDO) $(BIN)/python benchmarks/cni_add_del.py
 	$(SUDO) $(BIN)/python benchmarks/userspace_relay.py
 	$(SUDO) $(BIN)/python benchmarks/api_list.py
 

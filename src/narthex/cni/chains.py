@@ -78,8 +78,8 @@ def ports(network: str, container: str, config: PortmapConfig, pod: Target, fami
     for protocol in dict.fromkeys(one.protocol for one in mappings):
         numbers = ",".join(str(one.host_port) for one in mappings if one.protocol == protocol)
         # multiport takes 15 ports; the chain looks again.
-        few = f"-m multiport --dports {numbers} " if numbers.count(",") < 15 else ""
-        lines.append(f"-A {_DNAT} -p {protocol} {few}{said}{conditions} -j {chain}")
+        few = f" -m multiport --dports {numbers}" if numbers.count(",") < 15 else ""
+        lines.append(f"-A {_DNAT} -p {protocol} {said}{few}{conditions} -j {chain}")
     return _table(lines)
 
 
