@@ -66,8 +66,10 @@ def labels(field: str, value: Any, report: Report) -> Labels:
             found.append((key, ""))
         elif not isinstance(text, str):
             report.error(f"{field}[{key}]", wrong_type(text, "text"))
-        elif report.check(f"{field}[{key}]", text, LABEL_VALUE):
+        elif LABEL_VALUE.holds(text):
             found.append((key, text))
+        else:
+            report.check(f"{field}[{key}]", text, LABEL_VALUE)
     return tuple(sorted(found))
 
 
