@@ -38,6 +38,14 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
 
 
+def _is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
 class Shared:
     """What all listeners of a relay have in common."""
 
@@ -256,7 +264,10 @@ class TcpListener:
             mark_as_own(endpoint, self._shared.mark)
             async with asyncio.timeout(seconds):
                 await self._shared.loop.sock_connect(endpoint, place)
-        except BaseException:
+        except BaseException as error:
+            # A loop that was held up finds the answer and the end of its patience at the same moment.
+            if isinstance(error, TimeoutError) and _is_connected(endpoint):
+                return endpoint
             endpoint.close()
             raise
         return endpoint

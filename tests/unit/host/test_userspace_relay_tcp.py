@@ -60,6 +60,26 @@ def test_a_silent_endpoint_costs_a_retry_and_never_an_error():
 
 
 @pytest.mark.row("25.4")
+def test_a_loop_that_was_held_up_takes_no_answer_for_silence():
+    """The endpoint has answered, and nobody had the time to see it before patience ended."""
+
+    async def test(stand):
+        where = stand.listen(*await stand.named("live"))
+        real = stand.loop.sock_connect
+
+        async def unseen(sock, place):
+            await real(sock, place)
+            if place != where:
+                await asyncio.sleep(60)
+
+        stand.loop.sock_connect = unseen
+        assert await stand.ask(where) == "live"
+        assert (stand.relay.counts.retries, stand.relay.counts.errors) == (0, 0)
+
+    run(test)
+
+
+@pytest.mark.row("25.4")
 def test_no_endpoint_that_lives_is_a_reset():
     async def test(stand):
         where = stand.listen(stand.dead())
