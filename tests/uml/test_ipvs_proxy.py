@@ -11,6 +11,7 @@ from narthex.apps import lab
 from narthex.backends.ipvs_names import LINK, SETS
 from narthex.host import ipset, ipvs_kernel, ipvs_link, netns
 from narthex.host.run import run
+from narthex.model.net import Protocol
 from narthex.netfilter import ipvsadm
 from narthex.testing.load import Line, Load, until
 from netns.small_cluster import CLUSTER_IP, HERE, NODE_IP, SOURCE, THERE, SmallCluster, service, slices
@@ -90,13 +91,19 @@ def test_kill_and_restart_without_harm(cluster, load):
 def test_an_endpoint_that_goes_keeps_its_connections(cluster):
     cluster.start().ready()
     lines = [Line(cluster.from_pod(4)) for _ in range(4)]
+    # Masqueraded ones would not find back without their entry in the table of connections.
+    lines += [Line(cluster.from_outside(4)) for _ in range(2)]
     gone = HERE[4][0]
     held = [line for line in lines if line.endpoint.startswith(gone)]
-    assert len(held) == 2, "turns are taken"
+    assert len(held) == 3, "turns are taken"
     cluster.put("web", service(), *slices(dict.fromkeys(ENDPOINTS[1:], "ready")))
     cluster.wait(lambda: weights(cluster, CLUSTER_IP[4]).get(gone) == 0, "the endpoint's leaving")
-    lines += [Line(cluster.from_pod(4)) for _ in range(4)]
-    assert {line.endpoint for line in lines[4:]} == {f"{THERE[4][0]}:8080"}
+    new = [Line(cluster.from_pod(4)) for _ in range(4)]
+    assert {line.endpoint for line in new} == {f"{THERE[4][0]}:8080"}
+    # One more sync: what comes after the first is over, stale connections were looked for.
+    cluster.put("other", service("other", number=2, node_port=30081))
+    cluster.wait(lambda: ("10.110.0.2", Protocol.TCP, 80) in servers(cluster), "the next sync")
+    lines += new
     for line in lines:
         line.exchange()
         line.close()

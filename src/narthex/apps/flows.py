@@ -50,13 +50,15 @@ class Flows:
         metrics: Metrics,
         *,
         relayed: bool = False,
+        gentle: bool = False,
     ) -> None:
-        """`relayed`: see `Search`."""
+        """`relayed`, `gentle`: see `Search`."""
         self._table = table
         self._own_addresses = own_addresses
         self._clock = clock
         self._metrics = metrics
         self._relayed = relayed
+        self._gentle = gentle
         self._halves: dict[IPFamily, _Half] = {}
 
     def after(self, done: Sync) -> None:
@@ -65,7 +67,14 @@ class Flows:
         half.changed |= done.changed
         # While somebody else had changed our rules, connections went past them.
         half.everything |= done.first or done.drift
-        search = Search(done.plan, half.plan, half.changed, everything=half.everything, relayed=self._relayed)
+        search = Search(
+            done.plan,
+            half.plan,
+            half.changed,
+            everything=half.everything,
+            relayed=self._relayed,
+            gentle=self._gentle,
+        )
         if search.towards:
             try:
                 self._clean(done.family, search)

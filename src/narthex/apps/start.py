@@ -119,7 +119,7 @@ def assemble(
         follow=checks.follow,
         after_sync=_in_turn(
             Takeover(settings.mode, clock, foreign.writing).after,
-            Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed).after,
+            Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed, gentle=settings.mode == "ipvs").after,
             explainer.after,
             unserved.after,
         ),

@@ -45,11 +45,14 @@ class Search:
         *,
         everything: bool = False,
         relayed: bool = False,
+        gentle: bool = False,
     ) -> None:
         """`changed` are the Service ports that differ from `before`. `everything`: whatever happened meanwhile was not
         seen, so each Service port is looked at, as when the node proxy starts. `relayed`: what leads to this node leads
-        to a relay, which ends its connections itself."""
+        to a relay, which ends its connections itself. `gentle`: TCP connections to endpoints that leave a Service go on to
+        their end (row 24.8)."""
         self._plan = plan
+        self._gentle = gentle
         self._relayed = relayed
         self._matches: set[Match] = set()
         self._near: dict[Match, ServicePlan] = {}
@@ -109,7 +112,7 @@ class Search:
         alive = self._alive.get(owner.name)
         if alive is None:
             alive = self._alive[owner.name] = _alive(owner)
-        if to in alive:
+        if to in alive or (self._gentle and flow.protocol is Protocol.TCP):
             return None
         if flow.translated:
             return Reason.ENDPOINT_GONE

@@ -257,3 +257,15 @@ def test_what_is_looked_for_is_what_is_stale(old, new, end, protocol):
         assert (found is GONE) is (end not in new)
         if found:
             assert (protocol, int(to.partition(":")[2])) in changed.towards
+
+
+@pytest.mark.row("24.8")
+def test_a_gentle_dataplane_lets_tcp_connections_end_by_themselves():
+    """They go on to the endpoint that left; not where the whole Service is gone, and not with another protocol."""
+    for protocol, expected in ((TCP, None), (SCTP, Reason.ENDPOINT_GONE), (UDP, Reason.ENDPOINT_GONE)):
+        before, plan, empty = plans(web(A, B, protocol=protocol), web(A, protocol=protocol), ())
+        kept = flow(f"{VIP}:80", B, protocol)
+        assert Search(plan, before, plan.lineage.changed, gentle=True).reason(kept, OWN) is expected
+        assert Search(plan, before, plan.lineage.changed).reason(kept, OWN) is Reason.ENDPOINT_GONE
+        gone = Search(empty, before, before.services, gentle=True)
+        assert gone.reason(kept, OWN) is Reason.FRONTEND_GONE
