@@ -16,7 +16,7 @@ from narthex.testing.apiserver import ApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node
 from narthex.testing.build import service as service_object
 from narthex.testing.load import Line, until
-from netns.container import ROOT, Container, capabilities, described, documents, terminate
+from netns.container import ROOT, Container, capabilities, described, documents, pod, terminate, with_patch
 from netns.small_cluster import CLUSTER_IP, HERE, THERE, SmallCluster, node_object, service, slices
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("19.9")]
@@ -60,8 +60,8 @@ class Deployed(SmallCluster):
         assert container.start(self.world.node).wait(60) == 0, container.log
         return container.log
 
-    def start(self, *, without=()):
-        container = Container("narthex", self.directory, self.config, folders=[self.manifests])
+    def start(self, *, without=(), spec=None):
+        container = Container("narthex", self.directory, self.config, folders=[self.manifests], spec=spec)
         self.log_path = container.log_path
         self.process = container.start(self.world.node, "--manifests", str(self.manifests), without=without)
         return self
@@ -154,7 +154,7 @@ NEEDED = {"NET_ADMIN": ("needs root (CAP_NET_ADMIN)", no_rules)}
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("capability", capabilities("narthex"))
+@pytest.mark.parametrize("capability", capabilities(described("narthex")))
 def test_each_capability_is_needed(tmp_path, mode, capability):
     said, amiss = NEEDED[capability]
     with deployed(tmp_path, mode) as cluster:
@@ -167,6 +167,41 @@ def test_each_capability_is_needed(tmp_path, mode, capability):
         assert amiss(cluster)
         # The process goes on: a new one could do no better, and other parts may.
         assert cluster.get(10256, "/livez")[0] == 200
+
+
+@pytest.fixture
+def patched(tmp_path):
+    return pod(with_patch(tmp_path / "deploy"))
+
+
+def legacy_rules(cluster):
+    return run(["iptables-legacy-save", "-t", "nat"], namespace=cluster.world.node)
+
+
+def test_the_patch_for_iptables_legacy(tmp_path, patched):
+    with deployed(tmp_path, "iptables") as cluster:
+        cluster.prepare()
+        cluster.start(spec=patched).ready()
+        assert {addressed(way) for way in cluster.ways() for _ in range(8)} <= {*cluster.ends}
+        assert CLUSTER_IP[4] in legacy_rules(cluster)
+        assert terminate(cluster.process) == 0
+        cluster.process = None
+        assert_nothing_refused(cluster.log)
+
+
+WITHOUT = {"NET_ADMIN": "needs root (CAP_NET_ADMIN)", "NET_RAW": "unable to initialize table"}
+"""What goes wrong without a capability of the patch: iptables-legacy opens raw sockets."""
+
+
+@pytest.mark.parametrize("capability", WITHOUT)
+def test_each_capability_of_the_patch_is_needed(tmp_path, patched, capability):
+    assert capabilities(described("narthex", patched)) == [*WITHOUT]
+    with deployed(tmp_path, "iptables") as cluster:
+        cluster.prepare()
+        cluster.start(spec=patched, without=[capability])
+        cluster.wait(lambda: WITHOUT[capability] in cluster.log, "the refusal")
+        assert CLUSTER_IP[4] not in legacy_rules(cluster)
+        assert cluster.health()[0] == 503
 
 
 def test_what_the_init_container_is_privileged_for(tmp_path):
