@@ -7,7 +7,7 @@ from narthex.sources.kube.messages import Splitter
 from narthex.sources.kube.watch import Body, Due, Ended, Heard, Line, Opened, Refused, Start, Watch
 from narthex.state.store import Store
 from narthex.testing.apiserver_data import Data
-from narthex.testing.apiserver_protocol import Abilities, Cursor, answer, status
+from narthex.testing.apiserver_protocol import PRESENT, Cursor, answer, status
 
 BOOKMARK_SECONDS = 60.0
 
@@ -88,7 +88,7 @@ class Link:
 class Server:
     """Data, and what the server can do."""
 
-    def __init__(self, abilities=Abilities()):
+    def __init__(self, abilities=PRESENT):
         self.data = Data()
         self.abilities = abilities
 

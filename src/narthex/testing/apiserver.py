@@ -22,7 +22,7 @@ from narthex.lab.encode import encode
 from narthex.model.objects import AnyObject
 from narthex.testing.apiserver_data import Data
 from narthex.testing.apiserver_faults import Drop, Fault, Faults, Garble, Refuse, Seen, Silence
-from narthex.testing.apiserver_protocol import Abilities, Cursor, Whole, answer, status
+from narthex.testing.apiserver_protocol import PRESENT, Abilities, Cursor, Whole, answer, status
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class ApiServer:
 
     def __init__(
         self,
-        abilities: Abilities = Abilities(),  # noqa: B008
+        abilities: Abilities = PRESENT,
         *,
         bookmark_seconds: float = 60.0,
         faults: Faults = lambda _: None,

@@ -32,6 +32,10 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Lists at version 0 come whole, whatever the limit."""
 
 
+PRESENT = Abilities()
+"""Those of the newest version."""
+
+
 class Whole(msgspec.Struct, frozen=True):
     """An answer with a body."""
 
