@@ -1,6 +1,9 @@
 """What deploy/ says, held against what the program does: rights, ports, files, words of Kubernetes."""
 
 import re
+import shlex
+import shutil
+import subprocess
 import threading
 import time
 import tomllib
@@ -96,6 +99,18 @@ def test_the_pod_can_be_on_every_node_and_stays_there():
         assert each["securityContext"]["readOnlyRootFilesystem"] is True
         assert "limits" not in each["resources"] and each["resources"]["requests"]
     assert "privileged" not in container("narthex")["securityContext"]
+
+
+def test_the_node_selector_of_the_guide(tmp_path):
+    """The edit that keeps the pods to labelled nodes, as docs/howto has it."""
+    page = (ROOT / "docs" / "howto" / "install-on-a-cluster.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("sed ")]
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    subprocess.run(shlex.split(line), cwd=tmp_path, check=True)
+    (edited,) = values((tmp_path / "deploy" / "daemonset.yaml").read_text())
+    expected = objects()["DaemonSet"]
+    expected["spec"]["template"]["spec"]["nodeSelector"]["narthex"] = "yes"
+    assert edited == expected
 
 
 class _Asked:
