@@ -2,8 +2,8 @@
 
     sudo python benchmarks/cni_add_del.py [--rounds 30] [--pods 200] [--reference /usr/lib/cni]
 
-Each plugin is started as a container runtime starts it. In every round the three take turns: the reference, ours with the
-agent, ours without. Then the same again with `--pods` pods kept on each node. Bars: ours is faster than the reference in both
+Each plugin is started as a container runtime starts it. There are two nodes for each of the reference, ours with the agent,
+and ours without: one is empty, the other keeps `--pods` pods. In every round all six take turns. Bars: ours is faster than the reference in both
 ADD and DEL, with and without the agent, and ADD with pods kept is no slower than without (a tenth is allowed to chance).
 Needs root, and the package containernetworking-plugins. Works in network namespaces of its own and removes them.
 """
@@ -84,18 +84,26 @@ def pod(kind: Kind, number: int) -> str:
     return f"{kind.node}p{number}"
 
 
-def measure(kinds: list[Kind], rounds: int) -> dict[str, tuple[list[float], list[float]]]:
-    """ADD and DEL of each kind, in turns."""
-    times: dict[str, tuple[list[float], list[float]]] = {kind.name: ([], []) for kind in kinds}
+def measure(kinds: list[Kind], rounds: int) -> dict[str, dict[bool, Medians]]:
+    """ADD and DEL of each kind on its empty and its full node, in turns."""
+    times: dict[str, tuple[list[float], list[float]]] = {kind.node: ([], []) for kind in kinds}
     for _ in range(rounds):
         for kind in kinds:
             number = kind.pods
             netns.create(pod(kind, number))
             seconds, result = kind.add(number)
-            times[kind.name][0].append(seconds)
-            times[kind.name][1].append(kind.delete(number, result))
+            times[kind.node][0].append(seconds)
+            times[kind.node][1].append(kind.delete(number, result))
             netns.delete(pod(kind, number))
-    return times
+    medians: dict[str, dict[bool, Medians]] = {}
+    for kind in kinds:
+        add, delete = times[kind.node]
+        medians.setdefault(kind.name, {})[kind.pods > 0] = statistics.median(add), statistics.median(delete)
+    return medians
+
+
+Medians = tuple[float, float]
+"""Of ADD and of DEL, seconds."""
 
 
 def fill(kind: Kind, pods: int) -> None:
@@ -106,15 +114,18 @@ def fill(kind: Kind, pods: int) -> None:
         kind.pods += 1
 
 
-def show(title: str, times: dict[str, tuple[list[float], list[float]]]) -> dict[str, tuple[float, float]]:
-    """Print medians and ratios; the medians."""
-    medians = {name: (statistics.median(add), statistics.median(delete)) for name, (add, delete) in times.items()}
-    base = medians["reference"]
-    print(f"\n{title}")
-    print(f"{'':24}{'ADD ms':>8}{'ratio':>8}{'DEL ms':>8}{'ratio':>8}")
-    for name, (add, delete) in medians.items():
-        print(f"{name:24}{add * 1e3:8.1f}{add / base[0]:8.2f}{delete * 1e3:8.1f}{delete / base[1]:8.2f}")
-    return medians
+def show(medians: dict[str, dict[bool, Medians]], rounds: int, pods: int) -> None:
+    """Print medians and ratios."""
+    for full, title in ((False, "no pods on the node"), (True, f"{pods} pods kept on the node")):
+        base = medians["reference"][full]
+        print(f"\nmedian of {rounds}, {title}")
+        print(f"{'':24}{'ADD ms':>8}{'ratio':>8}{'DEL ms':>8}{'ratio':>8}")
+        for name, both in medians.items():
+            add, delete = both[full]
+            print(f"{name:24}{add * 1e3:8.1f}{add / base[0]:8.2f}{delete * 1e3:8.1f}{delete / base[1]:8.2f}")
+    print("\nADD with pods kept, beside without")
+    for name, both in medians.items():
+        print(f"{name:24}{both[True][0] / both[False][0]:8.2f}")
 
 
 def start_times(ours: Path, rounds: int) -> None:
@@ -133,16 +144,30 @@ def start_times(ours: Path, rounds: int) -> None:
         print(f"{name:24}{statistics.median(times) * 1e3:8.1f}")
 
 
-def judged(empty: dict[str, tuple[float, float]], full: dict[str, tuple[float, float]]) -> list[str]:
+def judged(medians: dict[str, dict[bool, Medians]]) -> list[str]:
     """What misses its bar."""
     missed = []
-    for when, medians in (("no pods", empty), ("pods kept", full)):
-        for name, both in medians.items():
-            for what, ours, theirs in zip(("ADD", "DEL"), both, medians["reference"], strict=True):
-                if name != "reference" and ours >= theirs:
-                    missed.append(f"{what}, {name}, {when}: {ours * 1e3:.1f} ms, reference {theirs * 1e3:.1f} ms")
-    growth = {name: full[name][0] / empty[name][0] for name in empty if name != "reference"}
-    return missed + [f"ADD, {name}: {one:.2f} times as long with pods kept" for name, one in growth.items() if one > 1.1]
+    ours = {name: both for name, both in medians.items() if name != "reference"}
+    for name, both in ours.items():
+        for full in (False, True):
+            for what, mine, theirs in zip(("ADD", "DEL"), both[full], medians["reference"][full], strict=True):
+                if mine >= theirs:
+                    missed.append(f"{what}, {name}: {mine * 1e3:.1f} ms, reference {theirs * 1e3:.1f} ms")
+    growth = {name: both[True][0] / both[False][0] for name, both in ours.items()}
+    return missed + [
+        f"ADD, {name}: {one:.2f} times as long with pods kept" for name, one in growth.items() if one > 1.1
+    ]
+
+
+def agent(kind: Kind) -> subprocess.Popen[str]:
+    """Start the agent of a node, and wait until it listens."""
+    options = ["--socket", str(kind.state / "cni.sock"), "--state-dir", str(kind.state / "state")]
+    argv = [sys.executable, "-m", "narthex", "cni", "agent", *options]
+    with netns.entered(kind.node):
+        started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    started.stdout.readline()
+    return started
 
 
 def main() -> None:
@@ -153,37 +178,33 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        kinds = [Kind("reference", arguments.reference, f"{PREFIX}r", place / "reference")]
-        for name, letter in (("narthex, agent", "a"), ("narthex, no agent", "n")):
-            state = place / letter
-            install(state / "bin", None, socket=str(state / "cni.sock"), state=str(state / "state"), subnet="")
-            kinds.append(Kind(name, state / "bin", f"{PREFIX}{letter}", state))
-        agent = None
+        kinds = []
+        for letter in "ef":
+            kinds.append(Kind("reference", arguments.reference, f"{PREFIX}r{letter}", place / f"r{letter}"))
+            for name, kind in (("narthex, agent", "a"), ("narthex, no agent", "n")):
+                state = place / (kind + letter)
+                install(state / "bin", None, socket=str(state / "cni.sock"), state=str(state / "state"), subnet="")
+                kinds.append(Kind(name, state / "bin", f"{PREFIX}{kind}{letter}", state))
+        agents = []
         try:
             for kind in kinds:
                 netns.create(kind.node)
-            with netns.entered(kinds[1].node):
-                options = ["--socket", str(place / "a" / "cni.sock"), "--state-dir", str(place / "a" / "state")]
-                agent = subprocess.Popen(
-                    [sys.executable, "-m", "narthex", "cni", "agent", *options], stdout=subprocess.PIPE, text=True
-                )
-            assert agent.stdout is not None
-            agent.stdout.readline()
-            measure(kinds, 3)
-            empty = show(f"median of {arguments.rounds}, no pods on the node", measure(kinds, arguments.rounds))
-            for kind in kinds:
+                if kind.name == "narthex, agent":
+                    agents.append(agent(kind))
+            measure(kinds, 2)
+            for kind in kinds[3:]:
                 fill(kind, arguments.pods)
-            title = f"median of {arguments.rounds}, {arguments.pods} pods kept on the node"
-            full = show(title, measure(kinds, arguments.rounds))
+            medians = measure(kinds, arguments.rounds)
+            show(medians, arguments.rounds, arguments.pods)
             start_times(kinds[2].programs, arguments.rounds)
-            missed = judged(empty, full)
+            missed = judged(medians)
             print("\n" + ("\n".join(f"MISSED {line}" for line in missed) or "All bars are met."))
             if missed:
                 raise SystemExit(1)
         finally:
-            if agent is not None:
-                agent.send_signal(signal.SIGTERM)
-                agent.wait(timeout=30)
+            for one in agents:
+                one.send_signal(signal.SIGTERM)
+                one.wait(timeout=30)
             for name in netns.names():
                 if name.startswith(PREFIX):
                     netns.delete(name)

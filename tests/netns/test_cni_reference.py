@@ -39,15 +39,17 @@ def test_a_node_changes_over(place):
     ports = old(place.portmap(result, (8080, 80, "tcp")))
     place.good("ADD", ports, "a", programs=REFERENCE)
     assert place.reserved() == ["10.77.0.2", "fd77::2"]
-    assert "duplicate allocation" in place.bad("ADD", config, "a")["msg"]
+    assert "File exists" in place.bad("ADD", config, "a")["msg"]
+    assert "duplicate allocation" in place.bad("ADD", config, "a", plugin="host-local")["msg"]
+    assert place.reserved() == ["10.77.0.2", "fd77::2"]
     mine = place.add("b")
-    assert [ip["address"] for ip in mine["ips"]] == ["10.77.0.3/24", "fd77::3/64"]
+    assert [ip["address"] for ip in mine["ips"]] == ["10.77.0.4/24", "fd77::4/64"]
     place.serve("a", 7000)
-    assert place.ask("b", "10.77.0.2", 7000) == "a 10.77.0.3"
+    assert place.ask("b", "10.77.0.2", 7000) == "a 10.77.0.4"
     place.good("CHECK", {**config, "prevResult": result, "ipMasq": False}, "a")
     place.good("DEL", ports, "a")
     place.good("DEL", config, "a")
-    assert place.reserved() == ["10.77.0.3", "fd77::3"]
+    assert place.reserved() == ["10.77.0.4", "fd77::4"]
     assert not [
         line
         for line in run(["iptables-save"], namespace=place.name).splitlines()

@@ -11,6 +11,8 @@ from narthex.host.cni.leases import Leases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from narthex.apps.cni_node import Node
     from narthex.cni.ipam import Choice, Ipam
     from narthex.cni.request import Request
@@ -33,47 +35,62 @@ def add(node: Node, request: Request, link: str = "") -> Result:
     pod = records.of_namespace(node.pod(request), request.namespace, link)
     leases = Leases(config.directory)
     with leases.lock():
-        held = leases.held()
-        _make_way(node, request, leases, held)
-        choice = _choice(node, request, config, leases, held)
-        node.records.put(records.PODS, request.attachment, pod)
+        _make_way(node, request, leases, everywhere=not link)
+        choice = _choice(node, request, config, leases)
+        given = [ip.network.address for ip in choice.ips]
+        node.records.put(records.PODS, request.attachment, pod | {"ips": [address.text(one) for one in given]})
         try:
-            for number, ip in enumerate(choice.ips):
-                leases.reserve(ip.network.address, request.container, request.interface)
-                leases.remember(number, ip.network.address)
+            for number, one in enumerate(given):
+                leases.reserve(one, request.container, request.interface)
+                leases.remember(number, one)
         except BaseException:
-            leases.free(ip.network.address for ip in choice.ips)
+            leases.free(given)
             node.records.drop(records.PODS, request.attachment)
             raise
     return Result((), choice.ips, config.routes, dns)
 
 
-def _make_way(node: Node, request: Request, leases: Leases, held: dict[bytes, Owner]) -> None:
-    """An attachment has its addresses once; what it holds from before the machine's last start is of the past."""
-    mine = [one for one, owner in held.items() if owner.is_of(request.container, request.interface)]
+def _make_way(node: Node, request: Request, leases: Leases, everywhere: bool) -> None:
+    """An attachment has its addresses once; what it holds from before the machine's last start is of the past.
+
+    `everywhere`: look at every reservation. A pod of another plugin is told by its interface, which is there.
+    """
+    record = node.records.get(records.PODS, request.attachment)
+    among = None if everywhere else _addresses_of(record)
+    mine = leases.those_of(request.container, request.interface, among)
     if not mine:
         return
-    record = node.records.get(records.PODS, request.attachment)
     if record is None or not records.is_gone(record, node.names()):
         message = f"{address.text(mine[0])} has been allocated to {request.container}:{request.interface}"
         raise CniError(TAKEN, f"{message}, duplicate allocation is not allowed", "DEL comes before a second ADD")
     leases.free(mine)
-    for one in mine:
-        del held[one]
 
 
-def _choice(node: Node, request: Request, config: Ipam, leases: Leases, held: dict[bytes, Owner]) -> Choice:
+def _addresses_of(record: Mapping[str, object] | None) -> list[bytes]:
+    """The addresses that a record names."""
+    said = record.get("ips") if record is not None else None
+    found = []
+    for text in said if isinstance(said, list) else ():
+        try:
+            found.append(address.packed(str(text)))
+        except ValueError:
+            continue
+    return found
+
+
+def _choice(node: Node, request: Request, config: Ipam, leases: Leases) -> Choice:
     last = leases.last(len(config.sets))
     try:
-        return ipam.choose(config, held.keys(), last)
+        return ipam.choose(config, leases.taken(), last)
     except ipam.Exhausted:
-        if not _reclaim(node, request.network, leases, held):
-            raise
+        held = leases.held()
+        _reclaim(node, request.network, leases, held)
+        # What is taken and held by nobody was never finished.
         return ipam.choose(config, held.keys(), last)
 
 
-def _reclaim(node: Node, network: str, leases: Leases, held: dict[bytes, Owner]) -> bool:
-    """Free the addresses of namespaces that are gone: their runtime was killed, or forgot. Whether there were any."""
+def _reclaim(node: Node, network: str, leases: Leases, held: dict[bytes, Owner]) -> None:
+    """Free the addresses of namespaces that are gone: their runtime was killed, or forgot."""
     names = node.names()
     gone = []
     for one, owner in held.items():
@@ -85,7 +102,6 @@ def _reclaim(node: Node, network: str, leases: Leases, held: dict[bytes, Owner])
     for one, attachment in gone:
         node.records.drop(records.PODS, attachment)
         del held[one]
-    return bool(gone)
 
 
 def remove(node: Node, request: Request) -> None:
@@ -98,8 +114,9 @@ def remove(node: Node, request: Request) -> None:
     leases = Leases(ipam.directory_of(request.config))
     if leases.exists():
         with leases.lock():
-            held = leases.held().items()
-            leases.free([one for one, owner in held if owner.is_of(request.container, request.interface)])
+            record = node.records.get(records.PODS, request.attachment)
+            among = _addresses_of(record) or None
+            leases.free(leases.those_of(request.container, request.interface, among))
     node.records.drop(records.PODS, request.attachment)
 
 
@@ -113,7 +130,7 @@ def check(request: Request) -> None:
     leases = Leases(ipam.read(request).directory)
     if leases.exists():
         with leases.lock():
-            if any(owner.is_of(request.container, request.interface) for owner in leases.held().values()):
+            if leases.those_of(request.container, request.interface):
                 return
     raise CniError(NOT_AS_ADDED, f"host-local: no address is reserved for {request.container}:{request.interface}")
 
@@ -154,7 +171,7 @@ def status(node: Node, request: Request) -> None:
         return
     with leases.lock():
         try:
-            _choice(node, request, config, leases, leases.held())
+            _choice(node, request, config, leases)
         except ipam.Exhausted as error:
             raise CniError(CANNOT_ADD, error.message, error.details) from None
 

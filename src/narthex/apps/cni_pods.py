@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 
 from narthex.apps import cni_addresses, cni_masquerade
 from narthex.cni import bridge, pod, ptp, wishes
 from narthex.cni.address import Network
-from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, CniError
+from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, OTHER, CniError
 from narthex.cni.request import check_arguments, valid_attachments
 from narthex.cni.result import Interface, Ip, Result, previous
 from narthex.host.cni import announce, namespaces, records, settings
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from narthex.cni.wishes import Wishes
     from narthex.host.rtnetlink import Link
 
+_PORT_SECONDS, _PORT_PAUSE = 2.5, 0.0002
 KNOWN_ARGUMENTS = ("IP", "MAC")
 
 
@@ -120,18 +122,32 @@ def _fulfil(node: Node, request: Request, wanted: Wishes, made: Made) -> None:
         links = RtNetlink()
         links.fulfil(wanted.pod)
         links.close()
+        if wanted.announce:
+            _await_port(node, made.veth)
         for one in wanted.announce:
-            announce.ipv6(request.interface, one, made.pod_mac)
+            announce.send(request.interface, one, made.pod_mac)
+
+
+def _await_port(node: Node, veth: str) -> None:
+    """Wait until the bridge passes packets of a port: a moment after both ends are up, by a work queue of the kernel."""
+    end = time.monotonic() + _PORT_SECONDS
+    while True:
+        found = node.links.link(veth)
+        if found is not None and found.forwards:
+            return
+        if time.monotonic() > end:
+            raise CniError(OTHER, f"{veth} is up, but its bridge has not begun to forward")
+        time.sleep(_PORT_PAUSE)
 
 
 def _undo(node: Node, request: Request, made: Made, masquerade: bool) -> None:
     """Take back what an ADD has made. The pair's name is of this ADD alone, so nobody else loses a link."""
+    node.links.fulfil([wishes.DeleteLink(made.veth)])
     record = node.records.get(records.PODS, request.attachment)
     if record is not None and record.get("link") != made.veth:
         # The attachment is another ADD's, which succeeded.
         return
     try:
-        node.links.fulfil([wishes.DeleteLink(made.veth)])
         if masquerade:
             cni_masquerade.remove(node, request, False)
     finally:

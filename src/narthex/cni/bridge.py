@@ -82,7 +82,7 @@ def read(request: Request) -> BridgeConfig:
     if hairpin and promiscuous:
         raise fields.wrong("hairpinMode", "cannot set hairpin mode and promiscuous mode at the same time")
     down = fields.flag(config, "disableContainerInterface")
-    if down and has_ipam(request):
+    if has_ipam(request) and down:
         raise fields.wrong("disableContainerInterface", "cannot be used with IPAM")
     return BridgeConfig(
         name,
@@ -193,7 +193,7 @@ def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made,
         ),
         pod_settings=pod.settings(interface, result.ips, config.detect),
         pod=(*inside, *pod.routed(interface, result.ips, result.routes)),
-        announce=() if config.leave_down else pod.new_neighbours(result.ips),
+        announce=() if config.leave_down else tuple(ip.network.address for ip in result.ips),
     )
 
 

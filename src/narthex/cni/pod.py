@@ -27,8 +27,7 @@ def settings(interface: str, ips: tuple[Ip, ...], detect: bool) -> tuple[Setting
 
 
 def addressed(interface: str, ips: tuple[Ip, ...], connected: bool, detect: bool) -> list[Wish]:
-    """Addresses, and the link up. IPv4 comes before: with arp_notify the kernel then tells the neighbours who has the
-    address now. IPv6 comes after, for a link that is down has no routes of that family."""
+    """Addresses, and the link up. IPv6 comes after that, for a link that is down has no routes of that family."""
     adds = [AddAddress(interface, ip.network, connected, detect) for ip in ips]
     return [
         *(add for add in adds if address.version(add.network.address) == 4),
@@ -50,11 +49,6 @@ def routed(interface: str, ips: tuple[Ip, ...], routes: tuple[Route, ...]) -> li
 
 
 _SCOPE_LINK = 253
-
-
-def new_neighbours(ips: tuple[Ip, ...]) -> tuple[bytes, ...]:
-    """Addresses whose new holder has to be told to the neighbours by a packet."""
-    return tuple(ip.network.address for ip in ips if len(ip.network.address) == 16)
 
 
 def forwarding(ips: tuple[Ip, ...]) -> tuple[Setting, ...]:

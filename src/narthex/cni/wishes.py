@@ -148,6 +148,6 @@ class Wishes(Value):
     pod_settings: tuple[Setting, ...] = ()
     pod: tuple[Wish, ...] = ()
     announce: tuple[bytes, ...] = ()
-    """IPv6 addresses whose holder is new, told to the neighbours; IPv4 has a setting that does it."""
+    """Addresses whose holder is new, told to the bridge's other pods as soon as the port passes packets."""
     late_settings: tuple[Setting, ...] = ()
     """Of the node, for links that are not there before."""

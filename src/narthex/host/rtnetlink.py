@@ -38,7 +38,8 @@ _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_NET_
 _IFLA_LINK, _IFLA_EXT_MASK, _FILTER_SKIP_STATS = 5, 29, 1 << 3
 _INFO_KIND, _INFO_DATA, _INFO_SLAVE_DATA, _INFO_SLAVE_KIND = 1, 2, 5, 4
 _VETH_INFO_PEER = 1
-_BRPORT_HAIRPIN, _BRPORT_ISOLATED = 4, 33
+_BRPORT_STATE, _BRPORT_HAIRPIN, _BRPORT_ISOLATED = 1, 4, 33
+_FORWARDING = 3
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS, _IFA_BROADCAST = 1, 2, 8, 4
 _IFA_F_NODAD, _IFA_F_NOPREFIXROUTE = 0x02, 0x200
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_PREFSRC, _RTA_METRICS, _RTA_TABLE = 1, 4, 5, 6, 7, 8, 15
@@ -61,6 +62,8 @@ class Link(Value):
     """Index of the bridge that it is a port of; 0 for none."""
     partner: int
     """Index of a veth's other end, in its namespace; 0 for none."""
+    forwards: bool = False
+    """Whether it is a port of a bridge that passes packets. A bridge needs a moment after both ends are up."""
 
 
 class RouteThere(Value):
@@ -300,6 +303,7 @@ def _link(data: bytes) -> Link:
     _, _, index, flags, _ = _IFINFO.unpack_from(data)
     values = _attributes(data, _IFINFO.size)
     info = _attributes(values.get(_IFLA_LINKINFO, b""), 0)
+    port = _attributes(info.get(_INFO_SLAVE_DATA, b""), 0)
     return Link(
         values[_IFLA_IFNAME].rstrip(b"\0").decode("utf-8", "surrogateescape"),
         index,
@@ -309,4 +313,5 @@ def _link(data: bytes) -> Link:
         bool(flags & _UP),
         int.from_bytes(values.get(_IFLA_MASTER, b""), sys.byteorder),
         int.from_bytes(values.get(_IFLA_LINK, b""), sys.byteorder),
+        port.get(_BRPORT_STATE) == bytes([_FORWARDING]),
     )

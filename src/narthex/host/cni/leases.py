@@ -42,19 +42,34 @@ class Leases:
         files.make_directory(self._directory)
         return files.Lock(f"{self._directory}/lock")
 
-    def held(self) -> dict[bytes, Owner]:
-        """All reservations. An empty file was never finished and is nobody's. Raises OSError."""
-        found = {}
+    def taken(self) -> set[bytes]:
+        """Addresses that have a reservation, whoever's. Costs the same with few and with many. Raises OSError."""
+        found = set()
         for name in files.names(self._directory):
             try:
-                one = address.packed(name)
+                found.add(address.packed(name))
             except ValueError:
                 continue
-            data = files.read(f"{self._directory}/{name}")
-            if data and data.strip():
-                container, _, interface = data.decode("utf-8", "replace").strip().partition("\r\n")
-                found[one] = Owner(container, interface)
         return found
+
+    def held(self) -> dict[bytes, Owner]:
+        """All reservations and whose they are. Raises OSError."""
+        every = ((one, self.owner(one)) for one in self.taken())
+        return {one: owner for one, owner in every if owner is not None}
+
+    def owner(self, one: bytes) -> Owner | None:
+        """Who holds an address; None when nobody does. An empty file was never finished. Raises OSError."""
+        data = files.read(f"{self._directory}/{address.text(one)}")
+        if not data or not data.strip():
+            return None
+        container, _, interface = data.decode("utf-8", "replace").strip().partition("\r\n")
+        return Owner(container, interface)
+
+    def those_of(self, container: str, interface: str, among: Iterable[bytes] | None = None) -> list[bytes]:
+        """The addresses of an attachment, looked for among some or among all. Raises OSError."""
+        every = self.taken() if among is None else among
+        owners = ((one, self.owner(one)) for one in every)
+        return [one for one, owner in owners if owner is not None and owner.is_of(container, interface)]
 
     def last(self, sets: int) -> dict[int, bytes]:
         """The address that each range set gave last. Raises OSError."""
