@@ -16,7 +16,7 @@ import msgspec
 from narthex.apps import logs
 from narthex.apps.cleanup import Takeover
 from narthex.apps.connections import Connections
-from narthex.apps.dataplane import Dataplane
+from narthex.apps.dataplane import Dataplane, backend_of
 from narthex.apps.dropped import DroppedPackets
 from narthex.apps.events import (
     Creator,
@@ -312,7 +312,8 @@ def run_until_told(
     finally:
         status.stop()
     if not (file and file.replace):
-        LOGGER.info("stopped; the rules stay in force")
+        relayed = Deviation.RELAYED in backend_of(settings).deviations
+        LOGGER.info("stopped; the rules stay%s", ", and lead nowhere without the relay" if relayed else " in force")
     if file and file.replace:
         replace_process()
 
