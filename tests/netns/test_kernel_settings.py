@@ -1,6 +1,7 @@
 """Kernel settings at the start, in a namespace that may change some of them and not others."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from narthex.host import netns
 from narthex.host.run import run
 from netns.small_cluster import CALLERS, CLUSTER_IP, HERE, POD, PORT, SOURCE, SmallCluster, service, slices
+from uml.machine import Machine
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("19.1", "19.3", "19.5", "29.8")]
 
@@ -64,6 +66,20 @@ def test_init_only_makes_what_can_be_made_says_what_cannot_and_ends(namespace):
     assert "tcp_timeout_close_wait" not in again.stderr
     assert "set net/netfilter/nf_conntrack_tcp_timeout_established to 86400 (it was 7200)" in again.stderr
     assert values(namespace) == {**now, "tcp_timeout_established": 86400}
+
+
+@pytest.mark.row("19.9")
+def test_init_only_loads_the_module_that_brings_the_settings(tmp_path):
+    """On a machine that has just booted; whoever runs afterwards may find the settings read-only."""
+    argv = [sys.executable, "-m", "narthex", "proxy", "--init-only", "--hostname-override", "worker-a"]
+    argv += ["--conntrack-tcp-timeout-established", "2h", "--conntrack-min", "70000", "--conntrack-max-per-core", "1"]
+    setting = "/proc/sys/net/netfilter/nf_conntrack"
+    script = f"[ ! -e {setting}_max ] && {shlex.join(argv)} && cat {setting}_tcp_timeout_established {setting}_max"
+    environment = {"PYTHONPATH": str(SOURCE)}
+    with Machine(tmp_path, ["sh", "-c", script], environment, modules=["dummy"]) as booted:
+        assert booted.wait(60) == 0, booted.output
+    assert booted.output.startswith("7200\n70000\n")
+    assert "could not be set" not in booted.output
 
 
 @pytest.mark.row("30.10")

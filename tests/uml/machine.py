@@ -48,14 +48,16 @@ class Machine:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         memory: str = "1G",
+        modules: Sequence[str] = MODULES,
     ) -> None:
-        """`shared` is an empty directory, and exists inside under the same name."""
+        """`shared` is an empty directory, and exists inside under the same name. `modules` are loaded before the
+        command runs; it may load others."""
         self.shared = shared
         self._task = {
             "argv": list(argv),
             "env": {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})},
             "cwd": str(cwd or Path.cwd()),
-            "modules": MODULES,
+            "modules": list(modules),
             "alternatives": [[name, f"/usr/sbin/{name}-legacy"] for name in LEGACY],
         }
         self._memory = memory

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import NamedTuple, Protocol
 
@@ -50,7 +50,7 @@ from narthex.apps.unserved import Unserved
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.host.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.host.clock import Clock, SystemClock
-from narthex.host.conntrack import Conntrack
+from narthex.host.conntrack import Conntrack, load_module
 from narthex.host.counters import invalid_dropped_for, reader_for
 from narthex.host.oom import set_oom_score
 from narthex.host.privileges import allow_many_files
@@ -147,6 +147,10 @@ def _own_addresses() -> frozenset[str]:
 def prepare(settings: Settings) -> None:
     """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
     make_ready(settings)
+    # Some settings come with this module, and `serve` may find them read-only by the time that its rules have loaded it.
+    # Without permission they will say so themselves.
+    with suppress(OSError):
+        load_module()
     asked = kernel_settings(settings)
     if plan_once(Snapshot(), settings.node, IPFamily.IPV4).node_ports.localhost:
         path, value = ROUTE_LOCALNET

@@ -15,6 +15,11 @@ _FEW = 8
 """So many listings that the kernel narrows are quicker than a whole one that is narrowed here."""
 
 
+def load_module() -> None:
+    """Have the kernel load what tracks connections, as it does when somebody asks for some. Raises OSError."""
+    Conntrack().entries(IPFamily.IPV4, [(Protocol.TCP, 1)])
+
+
 class Conntrack:
     """The table of one network namespace. Opens its socket when it is first used. Not for several threads at once."""
 
