@@ -8,10 +8,10 @@ reports for other programs work as everywhere. The scenarios have two boots of t
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 import sys
-import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -30,14 +30,9 @@ MOST_SECONDS = 900.0
 _PASSED_ON = ("CI", "HYPOTHESIS_PROFILE", "PYTHONPATH")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """They need root like other tests of kernels. Those of one boot stay in one process when tests are spread."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.kernel)
-            if not INSIDE:
-                item.add_marker(pytest.mark.xdist_group(_boot_of(item)))
+def pytest_itemcollected(item):
+    """They need root like other tests of kernels."""
+    item.add_marker(pytest.mark.kernel)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -50,7 +45,7 @@ def pytest_runtest_protocol(item, nextitem):  # noqa: ARG001
     boot = _boot_of(item)
     if boot not in runs:
         mine = [each for each in item.session.items if HERE in each.path.parents and _boot_of(each) == boot]
-        runs[boot] = Run(config, mine)
+        runs[boot] = Run(config, boot, mine)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in runs[boot].reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
@@ -68,53 +63,74 @@ def pytest_runtest_makereport(item):
             out.write(json.dumps(data, default=str) + "\n")
 
 
-def pytest_unconfigure(config):
-    """End the machine, also after `-x`."""
-    for run in config.stash.get(_RUNS, {}).values():
-        run.close()
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    """End the machines. Other processes of this test run may wait for their reports, unless it is over early."""
+    for run in session.config.stash.get(_RUNS, {}).values():
+        run.close(at_once=bool(session.shouldstop or session.shouldfail))
 
 
 class Run:
-    """One boot, and the reports that come out of it."""
+    """One boot, and the reports that come out of it.
 
-    def __init__(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    Where tests are spread over processes, the first that needs the boot does it; the others read what it reports.
+    """
+
+    def __init__(self, config: pytest.Config, boot: str, items: list[pytest.Item]) -> None:
         self._config = config
-        self._folder = tempfile.TemporaryDirectory(prefix="narthex-uml-")
-        shared = Path(self._folder.name)
+        self._spread = hasattr(config, "workerinput")
+        base = config._tmp_path_factory.getbasetemp()
+        shared = (base.parent if self._spread else base) / boot
         self._file = shared / "reports"
+        self._end = shared / "ended"
+        """There when the machine has ended; says why it could not even begin."""
         self._read = 0
         self._reports: dict[str, list[pytest.TestReport]] = {}
         self._trouble = ""
         self._deadline = time.monotonic() + MOST_SECONDS
-        root = config.rootpath
         argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        argv += [_plain(item.nodeid) for item in items]
+        argv += [item.nodeid for item in items]
         env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        self._machine = Machine(shared, argv, env={**env, REPORTS: str(self._file)}, cwd=root)
+        self._machine = Machine(shared, argv, env={**env, REPORTS: str(self._file)}, cwd=config.rootpath)
         try:
-            self._machine.__enter__()
-        except (MachineError, OSError) as error:
-            self._trouble = str(error)
+            shared.mkdir()
+        except FileExistsError:
+            self._watcher = None
+            return
+        self._watcher = threading.Thread(target=self._boot, name=boot)
+        self._watcher.start()
 
-    def close(self) -> None:
-        """End the machine and forget what it wrote."""
-        self._machine.__exit__(None, None, None)
-        self._folder.cleanup()
+    def _boot(self) -> None:
+        """Be the machine's company until it ends."""
+        why = ""
+        try:
+            with self._machine:
+                while self._machine.running and time.monotonic() < self._deadline:
+                    time.sleep(0.05)
+        except (MachineError, OSError) as error:
+            why = str(error)
+        self._end.write_text(why)
+
+    def close(self, at_once: bool) -> None:
+        """End the machine, if this process began it: when it is done, or at once."""
+        if self._watcher is None:
+            return
+        if at_once or not self._spread:
+            self._deadline = -math.inf
+        self._watcher.join()
 
     def reports(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         """What the machine reported of a test, up to its end."""
-        name = _plain(item.nodeid)
+        name = item.nodeid
         while not self._complete(name) and not self._trouble:
             self._take_in()
             if not self._complete(name):
                 self._trouble = self._ended()
-                time.sleep(0.02)
+                time.sleep(0.05)
         reports = self._reports.get(name, [])
         if not self._complete(name):
             reports = [_failed(item, self._trouble)]
-        for report in reports:
-            report.nodeid = item.nodeid
-            yield report
+        yield from reports
 
     def _complete(self, name: str) -> bool:
         return any(report.when == "teardown" for report in self._reports.get(name, ()))
@@ -137,27 +153,23 @@ class Run:
         """Why no more reports will come; empty while they may."""
         try:
             self._machine.check_boot()
-            if self._machine.running and time.monotonic() < self._deadline:
+            if not self._end.exists() and time.monotonic() < self._deadline:
                 return ""
-            status = self._machine.status()
+            self._take_in()
+            why = self._end.read_text() if self._end.exists() else ""
+            status = 0 if why else self._machine.status()
         except MachineError as error:
             return f"{error}\n{self._machine.output}"
-        self._take_in()
-        return f"the tests inside ended with exit status {status}, without this one:\n{self._machine.output}"
+        return why or f"the tests inside ended with exit status {status}, without this one:\n{self._machine.output}"
 
 
 _RUNS = pytest.StashKey[dict[str, Run]]()
 
 
-def _plain(name: str) -> str:
-    """The test's name without the group that xdist appends."""
-    return re.sub(r"@uml[-\w]*$", "", name)
-
-
 def _boot_of(item: pytest.Item) -> str:
     if item.path.stem != "test_scenarios":
         return "uml"
-    return f"uml-scenarios-{zlib.crc32(_plain(item.name).encode()) % 2}"
+    return f"uml-scenarios-{zlib.crc32(item.name.encode()) % 2}"
 
 
 def _failed(item: pytest.Item, why: str) -> pytest.TestReport:

@@ -110,7 +110,8 @@ class Machine:
 
     def check_boot(self) -> None:
         """Raises MachineError when it ought to have booted by now and has not."""
-        if not (self.shared / "up").exists() and time.time() - (self.shared / "init").stat().st_mtime > _BOOT_SECONDS:
+        begun = self.shared / "init"
+        if begun.exists() and not (self.shared / "up").exists() and time.time() - begun.stat().st_mtime > _BOOT_SECONDS:
             raise self._trouble(f"did not boot within {_BOOT_SECONDS:.0f} s")
 
     def status(self) -> int:
@@ -118,7 +119,7 @@ class Machine:
         said = self._text("status")
         if said:
             return int(said)
-        if self.running:
+        if self._process is not None and self.running:
             raise self._trouble("is still running when its time is up")
         if not (self.shared / "up").exists():
             raise self._trouble("did not boot")
