@@ -40,6 +40,8 @@ class UserspaceTarget:
         self._relay: RelayProcess | None = None
         self._listeners: Listeners = Map()
         """What the relay serves."""
+        self._lost: Listeners = Map()
+        """What a relay served that has died, until somebody serves it again."""
         self._mark = 0
         self._taken: set[ListenKey] = set()
         self._short_of_files = 0
@@ -91,10 +93,9 @@ class UserspaceTarget:
         return TEND_SECONDS
 
     def _tend(self) -> None:
-        lost = self._listeners
-        if lost and not self._alive():
-            _LOGGER.warning("it is started again; the connections through it are lost")
-            self._listen(tuple(lost.values()))
+        if not self._alive() and self._lost:
+            _LOGGER.warning("the relay is started again; the connections through it are lost")
+            self._listen(tuple(self._lost.values()))
         if self._alive():
             short = self.counts.short_of_files
             if short > self._short_of_files:
@@ -111,7 +112,7 @@ class UserspaceTarget:
         self._tables.clean()
         if self._alive():
             self._ask(Order(forget=True))
-        self._listeners = Map()
+        self._listeners = self._lost = Map()
         self._taken.clear()
 
     def close(self) -> None:
@@ -137,7 +138,7 @@ class UserspaceTarget:
         if self._relay is not None:
             self._relay.close()
         self._relay = None
-        self._listeners = Map()
+        self._lost, self._listeners = self._listeners or self._lost, Map()
         self._short_of_files = 0
 
     def _listen(self, listeners: tuple[Listener, ...]) -> None:
@@ -148,6 +149,7 @@ class UserspaceTarget:
         with self._listeners.mutate() as mutation:
             mutation.update({one.key: one for one in listeners if one.key not in failed})
             self._listeners = mutation.finish()
+        self._lost = Map()
         if failed:
             self._taken.update(key for key, one in failed.items() if one.taken)
             said = ", ".join(f"{one.port}/{one.protocol}: {one.reason}" for one in answer.failed[:3])
