@@ -2,7 +2,8 @@
 
 Outside, nothing of a test but its collection happens. Its reports come from the same test run inside, one line of JSON
 each, and are passed on as they are; a test that the machine gave no report of has failed. So single tests, `-k`, `-x` and
-reports for other programs work as everywhere. The scenarios have two boots of their own, side by side, so that two processors have work.
+reports for other programs work as everywhere. The scenarios have two boots of their own, side by side, so that two
+processors have work.
 """
 
 from __future__ import annotations

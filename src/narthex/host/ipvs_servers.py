@@ -49,9 +49,11 @@ class IpvsServers:
         for _ in range(_READ_ATTEMPTS):
             try:
                 return self._read(ours)
-            except (Interrupted, NetlinkError) as error:
+            except Interrupted:
+                continue
+            except OSError as error:
                 # A virtual server that went away meanwhile has no real servers to list.
-                if isinstance(error, NetlinkError) and error.errno not in _GONE:
+                if error.errno not in _GONE:
                     raise self._failed("cannot read the virtual servers", error) from error
         raise ApplyError("cannot read the virtual servers: somebody keeps changing them")
 
@@ -203,7 +205,7 @@ class IpvsServers:
                 return self._reals(key)
             except Interrupted:
                 continue
-            except NetlinkError as error:
+            except OSError as error:
                 if error.errno in _GONE:
                     return []
                 raise self._failed(f"cannot read {_named(key)}", error) from error
