@@ -457,3 +457,68 @@ def test_killed_at_any_effect(place):
     adds, deletes = map(int, done.stdout.split())
     assert adds > 30 and deletes > 10
     assert place.owners() == []
+
+
+HOSTILE = [
+    b"",
+    b"\x00" * 100,
+    b"[" * 500_000,
+    b'{"a":' * 200_000,
+    b'{"cniVersion":"1.1.0","name":"net","pad":"' + b"x" * (2 << 20) + b'"}',
+    b'{"cniVersion":"1.1.0","name":"net","name":"../../x"}',
+    b'{"cniVersion":"1.1.0","name":"../../../tmp/x"}',
+    b'{"cniVersion":"1.1.0","name":"a\\u0000b"}',
+    b'{"cniVersion":"1.1.0","name":"net","ipam":{"type":"../../bin/sh"}}',
+    b'{"cniVersion":"1.1.0","name":"net","ipam":{"type":"host-local","dataDir":"/tmp/../etc","subnet":"10.0.0.0/24"}}',
+    b'{"cniVersion":"1.1.0","name":"net","ipam":{"type":"host-local","dataDir":7}}',
+    b'{"cniVersion":"1.1.0","name":"net","dataDir":"../x","subnetFile":"/proc/self/../../etc/passwd","ipam":"x"}',
+    b'{"cniVersion":"1.1.0","name":"net","prevResult":{"interfaces":"x","ips":[{"address":"1.1.1.1/99"}]},"bridge":"../../x","ipam":7}',
+]
+
+
+def test_hostile_requests(either):
+    """Each plugin answers with an error of the specification, and nothing is written, whatever is asked."""
+    either.pod("a")
+    before = {path for path in either.scratch.rglob("*") if "__pycache__" not in str(path)}
+    names = [("../../x", "eth0"), ("a", "../eth0"), ("a\x01", "eth0"), ("a", "eth\x1b0"), ("a" * 5000, "eth0")]
+    plugins = ("bridge", "flannel", "host-local", "portmap", "ptp")
+
+    def asked(case):
+        plugin, stdin, environment = case
+        status, said = either.call("ADD", stdin, "a", plugin=plugin, environment=environment)
+        codes = (4, 6, 7, 50) if plugin == "flannel" else (4, 6, 7)
+        assert status == 1 and said["code"] in codes, (plugin, stdin[:80], said)
+        assert said["cniVersion"] and len(said["msg"]) < 1000
+
+    good = json.dumps(either.bridge()).encode()
+    cases = [(plugin, stdin, {}) for stdin in HOSTILE for plugin in plugins]
+    cases += [("bridge", good, {"CNI_CONTAINERID": name, "CNI_IFNAME": interface}) for name, interface in names]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(asked, cases))
+    assert {path for path in either.scratch.rglob("*") if "__pycache__" not in str(path)} == before
+    assert either.links() == []
+    os.mkfifo(either.scratch / "pipe")
+    for path in ("/etc/passwd", "/", "/proc/self/ns/mnt", str(either.scratch / "pipe"), f"/run/netns/{either.name}"):
+        said = either.bad("ADD", either.bridge(), "a", plugin="bridge", environment={"CNI_NETNS": path})
+        assert said["code"] == 8, (path, said)
+    gone = {"CNI_NETNS": "/run/netns/not-there"}
+    assert either.bad("ADD", either.bridge(), "a", plugin="bridge", environment=gone)["code"] == 3
+    either.nothing_left()
+    assert either.good("ADD", either.bridge(), "a")["ips"], "and the next good one works"
+
+
+def test_others_plugins_are_run(place):
+    """An IPAM plugin that is not ours is started with the same environment and the same configuration."""
+    config = place.bridge(cniVersion="1.0.0")
+    config["ipam"] = {"type": "static", "addresses": [{"address": "10.77.0.9/24", "gateway": "10.77.0.1"}]}
+    path = {"CNI_PATH": f"{place.programs}:/usr/lib/cni"}
+    place.pod("a")
+    assert "failed to find plugin" in place.bad("ADD", config, "a")["msg"]
+    assert addresses(place.good("ADD", config, "a", environment=path)) == ["10.77.0.9/24"]
+    place.serve("a", 7000)
+    assert place.ask("", "10.77.0.9", 7000) == "a 10.77.0.1"
+    place.good("DEL", config, "a", environment=path)
+    place.nothing_left()
+    config["ipam"]["addresses"] = [{"address": "nonsense"}]
+    assert place.bad("ADD", config, "a", environment=path)["code"] >= 7
+    place.nothing_left()

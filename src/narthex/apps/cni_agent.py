@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from narthex.apps import cni_addresses, cni_pods, cni_ports, cni_resync, cni_run
+from narthex.apps.cni_node import Node
 from narthex.host.cni import namespaces
 from narthex.host.cni.records import STATE
 from narthex.host.nfnetlink import NfNetlink
@@ -39,6 +40,8 @@ class Agent:
         self._socket: socket.socket | None = None
         self._stopping = threading.Event()
         self._seen: int | None = None
+        self._idle: list[Node] = []
+        """Those that no request uses now; a list's `append` and `pop` are safe among threads."""
 
     def open(self) -> None:
         """Put rules back that are missing, and listen. Raises OSError, also when another agent listens there."""
@@ -117,12 +120,20 @@ class Agent:
             plugin, stdin, *pairs = parts
             texts = [part.decode("utf-8", "surrogateescape") for part in pairs]
             environment = dict(zip(texts[::2], texts[1::2], strict=True))
-            pod = files.pop() if len(files) > 1 else None
-            text, status = cni_run.answer(plugin.decode(), environment, stdin, self._state, pod)
+            node = self._node()
+            node.begin(files.pop() if len(files) > 1 else None)
+            text, status = cni_run.answer(plugin.decode(), environment, stdin, self._state, node)
+            self._idle.append(node)
             return bytes([status]) + text.encode()
         finally:
             for one in files:
                 os.close(one)
+
+    def _node(self) -> Node:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Node(self._state)
 
 
 def _refuse_second(path: str) -> None:

@@ -53,7 +53,7 @@ def _ask(plugin: str, environment: dict[str, str], stdin: bytes) -> "tuple[int, 
             agent.connect(SOCKET)
             files.append(posix.open("/proc/self/ns/net", posix.O_RDONLY))
             if environment.get("CNI_NETNS"):
-                files.append(posix.open(environment["CNI_NETNS"], posix.O_RDONLY))
+                files.append(posix.open(environment["CNI_NETNS"], posix.O_RDONLY | posix.O_NONBLOCK))
         except (OSError, ValueError):
             if not files:
                 return None

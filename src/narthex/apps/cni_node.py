@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """One request's view of the node. Sockets are opened when they are first used. Not for several threads at once."""
+    """One request's view of the node, of one request after another. Sockets are opened when they are first used, and
+    stay: to close one of netfilter's waits for what the kernel still has to free. Not for several threads at once."""
 
-    def __init__(self, state: str = STATE, pod: int | None = None) -> None:
-        """`pod` is the open file of the pod's namespace, when whoever asks has sent it; it is closed with the rest."""
+    def __init__(self, state: str = STATE) -> None:
         self.records = Records(state)
         self._lock = f"{state}/rules.lock"
-        self._pod = pod
+        self._pod: int | None = None
         self._links: RtNetlink | None = None
         self._masquerade: PodTable | None = None
         self._ports: PodTable | None = None
@@ -67,6 +67,8 @@ class Node:
             except (OSError, ValueError) as error:
                 message = f"cannot open network namespace {request.namespace[:256]!r}: {error}"
                 raise CniError(INVALID_NAMESPACE, message) from None
+        if not namespaces.is_network(self._pod):
+            raise CniError(INVALID_NAMESPACE, f"CNI_NETNS {request.namespace[:256]!r} is not a network namespace")
         if namespaces.identity(self._pod) == namespaces.own_identity():
             message = f"CNI_NETNS {request.namespace[:256]} is the plugin's own network namespace"
             raise CniError(INVALID_NAMESPACE, message)
@@ -80,11 +82,21 @@ class Node:
         """Names of all interfaces of the node."""
         return frozenset(link.name for link in self.links.links())
 
-    def close(self) -> None:
-        """Close what is open."""
-        for one in (self._links, self._masquerade, self._ports):
-            if one is not None:
-                one.close()
+    def begin(self, pod: int | None) -> None:
+        """A request begins. `pod` is the open file of the pod's namespace, when whoever asks has sent it."""
+        self.end()
+        self._pod = pod
+
+    def end(self) -> None:
+        """A request has ended: close the pod's namespace."""
         if self._pod is not None:
             os.close(self._pod)
             self._pod = None
+
+    def close(self) -> None:
+        """Close everything. What is used after that is opened anew."""
+        for one in (self._links, self._masquerade, self._ports):
+            if one is not None:
+                one.close()
+        self._links = self._masquerade = self._ports = None
+        self.end()

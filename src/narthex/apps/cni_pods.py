@@ -11,7 +11,7 @@ from narthex.cni.address import Network
 from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, OTHER, CniError
 from narthex.cni.request import check_arguments, valid_attachments
 from narthex.cni.result import Interface, Ip, Result, previous
-from narthex.host.cni import announce, namespaces, records, settings
+from narthex.host.cni import namespaces, records, settings
 from narthex.host.rtnetlink import RtNetlink
 
 TYPE_CHECKING = False
@@ -121,11 +121,10 @@ def _fulfil(node: Node, request: Request, wanted: Wishes, made: Made) -> None:
         settings.apply(wanted.pod_settings)
         links = RtNetlink()
         links.fulfil(wanted.pod)
-        links.close()
         if wanted.announce:
             _await_port(node, made.veth)
-        for one in wanted.announce:
-            announce.send(request.interface, one, made.pod_mac)
+        links.fulfil(wanted.announce)
+        links.close()
 
 
 def _await_port(node: Node, veth: str) -> None:

@@ -20,13 +20,13 @@ PLUGINS = ("bridge", "flannel", "host-local", "loopback", "portmap", "ptp")
 
 
 def answer(
-    plugin: str, environment: Mapping[str, str], stdin: bytes, state: str = STATE, pod: int | None = None
+    plugin: str, environment: Mapping[str, str], stdin: bytes, state: str = STATE, node: Node | None = None
 ) -> tuple[str, int]:
     """Do what a runtime asks: what to print, and the exit status. Never raises for anything that is asked.
 
-    `pod` is the open file of the pod's namespace, if the caller has it; it is closed.
+    `node` is one that begins this request, to be used for others as well; without it there is one for this call.
     """
-    node = Node(state, pod)
+    used = node or Node(state)
     version = NEWEST
     try:
         if plugin not in PLUGINS:
@@ -35,15 +35,19 @@ def answer(
             return write({"cniVersion": NEWEST, "supportedVersions": list(VERSIONS)}), 0
         asked = requests.read(plugin, environment, stdin)
         version = asked.version
-        return _done(node, asked), 0
+        return _done(used, asked), 0
     except CniError as error:
         return write(error.to_json(_version_for_errors(stdin, version))), 1
     except Exception as error:
-        # Whatever goes wrong, a runtime can read only this form.
+        # Whatever goes wrong, a runtime can read only this form. What a socket still holds must not answer another.
+        used.close()
         said = CniError(OTHER, f"{plugin}: {error or type(error).__name__}", type(error).__name__)
         return write(said.to_json(version)), 1
     finally:
-        node.close()
+        if node is None:
+            used.close()
+        else:
+            used.end()
 
 
 def _version_for_errors(stdin: bytes, version: str) -> str:

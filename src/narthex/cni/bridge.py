@@ -16,6 +16,7 @@ from narthex.cni.wishes import (
     ForgetNeighbour,
     PortFlags,
     Promiscuous,
+    SetHardwareAddress,
     Setting,
     Wishes,
 )
@@ -193,7 +194,7 @@ def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made,
         ),
         pod_settings=pod.settings(interface, result.ips, config.detect),
         pod=(*inside, *pod.routed(interface, result.ips, result.routes)),
-        announce=() if config.leave_down else tuple(ip.network.address for ip in result.ips),
+        announce=() if config.leave_down else (SetHardwareAddress(interface, made.pod_mac),),
     )
 
 

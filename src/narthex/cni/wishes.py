@@ -59,6 +59,13 @@ class SetDown(Value):
     link: str
 
 
+class SetHardwareAddress(Value):
+    """A link's hardware address. Even where it is so already, the kernel tells the neighbours of all addresses."""
+
+    link: str
+    mac: bytes
+
+
 class DeleteLink(Value):
     """A link that is to go; it may be gone."""
 
@@ -119,6 +126,7 @@ Wish = (
     | PortFlags
     | SetUp
     | SetDown
+    | SetHardwareAddress
     | DeleteLink
     | AddAddress
     | DeleteAddress
@@ -147,7 +155,7 @@ class Wishes(Value):
     node: tuple[Wish, ...] = ()
     pod_settings: tuple[Setting, ...] = ()
     pod: tuple[Wish, ...] = ()
-    announce: tuple[bytes, ...] = ()
-    """Addresses whose holder is new, told to the bridge's other pods as soon as the port passes packets."""
+    announce: tuple[Wish, ...] = ()
+    """In the pod, as soon as the bridge passes its packets: what tells the neighbours of the addresses' new holder."""
     late_settings: tuple[Setting, ...] = ()
     """Of the node, for links that are not there before."""

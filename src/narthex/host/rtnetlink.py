@@ -218,6 +218,8 @@ def _message(wish: Wish, numbers: Mapping[str, int], namespace: int) -> tuple[in
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.link)
         case wishes.SetDown():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, _UP) + _named(wish.link)
+        case wishes.SetHardwareAddress():
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link, wish.mac)
         case wishes.DeleteLink():
             return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link)
         case wishes.AddAddress():

@@ -41,7 +41,7 @@ def test_bridge_wishes():
     ]
     assert [type(one).__name__ for one in wanted.pod] == ["AddAddress", "SetUp", "AddAddress", "AddRoute", "AddRoute"]
     assert {setting.path for setting in wanted.late_settings} >= {"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
-    assert wanted.announce == (address.packed("10.0.0.5"), address.packed("fd00::5"))
+    assert wanted.announce == (wishes.SetHardwareAddress("eth0", MADE.pod_mac),)
     again = bridge.wishes(
         config,
         done,

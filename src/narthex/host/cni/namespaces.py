@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 TYPE_CHECKING = False
@@ -9,13 +10,22 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _CLONE_NEWNET = 0x40000000
+_NS_GET_NSTYPE = 0xB703
 _OWN = "/proc/thread-self/ns/net"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 def opened(path: str) -> int:
-    """Open a namespace. Raises OSError."""
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Open a namespace. What else is at the path does not keep us waiting. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def is_network(descriptor: int) -> bool:
+    """Whether an open file is a network namespace."""
+    try:
+        return fcntl.ioctl(descriptor, _NS_GET_NSTYPE) == _CLONE_NEWNET
+    except OSError:
+        return False
 
 
 def identity(descriptor: int) -> tuple[int, int]:
