@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -248,3 +249,12 @@ def test_a_lab_in_mode_ipvs(tmp_path):
                 until(lambda asked=asked: "web-" in run(asked, namespace=found.outside), f"an answer of {address}")
     finally:
         subprocess.run([*command, "down", "--name", name], env=environment, capture_output=True, timeout=60, check=True)
+
+
+def test_scenarios_by_command():
+    file = Path(__file__).parents[1] / "scenarios" / "nodeport-hairpin.yaml"
+    argv = [sys.executable, "-m", "narthex", "scenario", "run", str(file), "--mode", "ipvs", "--against", "kernel"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([*argv, "-o", "json"], env=environment, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == b'{"scenarios":1,"flows":2,"ok":2,"failed":0,"invalid":0}'
