@@ -25,6 +25,8 @@ STEADY = 120.0
 """After a run of so many seconds the rests begin anew."""
 PATIENCE = 10.0
 """Seconds that a part has to end in when it is told to."""
+_LOOK = 1.0
+"""Seconds between two looks whether a signal has come."""
 
 
 class Part(Protocol):
@@ -141,7 +143,8 @@ class Node:
         for _, thread in threads:
             thread.start()
         while not self._stopping:
-            self._clock.sleep(float("inf"))
+            # The kernel may give a signal to another thread, which does not end this one's sleep.
+            self._clock.sleep(_LOOK)
         for keeper, thread in reversed(threads):
             keeper.stop()
             thread.join(self._patience)
