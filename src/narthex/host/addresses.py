@@ -71,11 +71,11 @@ def _all_addresses() -> Iterator[OwnAddress]:
 
 
 def _index(link: str) -> int:
-    """The number of an interface; 0, which none has, when there is no such."""
-    try:
-        return socket.if_nametoindex(link)
-    except OSError:
-        return 0
+    """The number of an interface; 0, which none has, when there is no such.
+
+    All are listed: who asks for one by a name that is not there lets the kernel look for a module of that name.
+    """
+    return next((number for number, name in socket.if_nameindex() if name == link), 0)
 
 
 def primary_address(family: IPFamily) -> str:
