@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from narthex.apps.cni_install import install
@@ -91,7 +92,13 @@ class Place:
         return f"/run/netns/{self.name}{name}"
 
     def drop_pod(self, name):
+        """Remove a pod's namespace, and wait until the kernel has done so: it takes its time."""
+        links = self.links()
+        there = "eth0" in run(["ip", "-br", "link"], namespace=f"{self.name}{name}")
         netns.delete(f"{self.name}{name}")
+        end = time.monotonic() + 30
+        while there and self.links() == links and time.monotonic() < end:
+            time.sleep(0.02)
 
     def bridge(self, **more):
         """A configuration of `bridge`, dual-stack."""

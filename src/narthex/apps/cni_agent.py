@@ -32,7 +32,7 @@ _NOT_MINE = b"\xff"
 
 
 class Agent:
-    """The service of one node. `serve` runs until `stop`."""
+    """The service of one node, and a part of `narthex node`: `run`, or `open` and then `serve`, until `stop`."""
 
     def __init__(self, path: str = SOCKET, state: str = STATE) -> None:
         self._path = path
@@ -40,8 +40,23 @@ class Agent:
         self._socket: socket.socket | None = None
         self._stopping = threading.Event()
         self._seen: int | None = None
+        self._turns = threading.Condition()
+        """Requests go side by side; rules are put back while there is none, for one that is half done looks like rules
+        that somebody has removed."""
+        self._requests = 0
+        self._mending = False
         self._idle: list[Node] = []
         """Those that no request uses now; a list's `append` and `pop` are safe among threads."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it listens."""
+        return self._socket is not None and not self._stopping.is_set()
+
+    def run(self) -> None:
+        """Listen and answer until stopped. Raises OSError when it cannot listen."""
+        self.open()
+        self.serve()
 
     def open(self) -> None:
         """Put rules back that are missing, and listen. Raises OSError, also when another agent listens there."""
@@ -67,16 +82,19 @@ class Agent:
         """Answer until stopped."""
         listener = self._socket
         assert listener is not None
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(listener, selectors.EVENT_READ)
-            while not self._stopping.is_set():
-                if waiting.select(_LOOK_SECONDS):
-                    connection, _ = listener.accept()
-                    threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
-                else:
-                    self.mend()
-        listener.close()
-        Path(self._path).unlink(missing_ok=True)
+        try:
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(listener, selectors.EVENT_READ)
+                while not self._stopping.is_set():
+                    if waiting.select(_LOOK_SECONDS):
+                        connection, _ = listener.accept()
+                        threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+                    else:
+                        self.mend()
+        finally:
+            listener.close()
+            self._socket = None
+            Path(self._path).unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End `serve` within the time of one look."""
@@ -84,6 +102,18 @@ class Agent:
 
     def mend(self) -> int:
         """Put back rules that are missing, if the ruleset has changed since; how many elements that were."""
+        with self._turns:
+            if self._requests:
+                return 0
+            self._mending = True
+        try:
+            return self._mended()
+        finally:
+            with self._turns:
+                self._mending = False
+                self._turns.notify_all()
+
+    def _mended(self) -> int:
         try:
             netlink = NfNetlink()
             try:
@@ -120,14 +150,25 @@ class Agent:
             plugin, stdin, *pairs = parts
             texts = [part.decode("utf-8", "surrogateescape") for part in pairs]
             environment = dict(zip(texts[::2], texts[1::2], strict=True))
-            node = self._node()
-            node.begin(files.pop() if len(files) > 1 else None)
-            text, status = cni_run.answer(plugin.decode(), environment, stdin, self._state, node)
-            self._idle.append(node)
+            text, status = self._done(plugin.decode(), environment, stdin, files.pop() if len(files) > 1 else None)
             return bytes([status]) + text.encode()
         finally:
             for one in files:
                 os.close(one)
+
+    def _done(self, plugin: str, environment: dict[str, str], stdin: bytes, pod: int | None) -> tuple[str, int]:
+        with self._turns:
+            self._turns.wait_for(lambda: not self._mending)
+            self._requests += 1
+        try:
+            node = self._node()
+            node.begin(pod)
+            said = cni_run.answer(plugin, environment, stdin, self._state, node)
+            self._idle.append(node)
+            return said
+        finally:
+            with self._turns:
+                self._requests -= 1
 
     def _node(self) -> Node:
         try:

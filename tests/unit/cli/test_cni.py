@@ -1,0 +1,62 @@
+"""`narthex cni`: what it writes, and what it says."""
+
+import json
+import os
+import stat
+
+import pytest
+from click.testing import CliRunner
+
+from narthex.cli import main
+
+PLUGINS = ["bridge", "flannel", "host-local", "loopback", "portmap", "ptp"]
+
+
+def ran(*arguments):
+    return CliRunner().invoke(main, ["cni", *map(str, arguments)])
+
+
+def test_install_writes_programs_and_a_configuration(tmp_path):
+    done = ran(
+        "install",
+        "--bin-dir",
+        tmp_path / "bin",
+        "--conf-dir",
+        tmp_path / "conf",
+        "--subnet",
+        "10.1.0.0/16",
+        "-o",
+        "json",
+    )
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["programs"] == [str(tmp_path / "bin" / name) for name in PLUGINS]
+    assert sorted(os.listdir(tmp_path / "bin")) == PLUGINS
+    for name in PLUGINS:
+        assert stat.S_IMODE((tmp_path / "bin" / name).stat().st_mode) == 0o755
+    config = json.loads((tmp_path / "conf" / "10-narthex.conflist").read_text())
+    assert [plugin["type"] for plugin in config["plugins"]] == ["bridge", "portmap"]
+    assert config["plugins"][0]["ipam"]["ranges"] == [[{"subnet": "10.1.0.0/16"}]]
+
+
+def test_a_configuration_that_is_there_is_left_alone(tmp_path):
+    conflist = tmp_path / "10-narthex.conflist"
+    conflist.write_text("mine")
+    done = ran("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path)
+    assert done.exit_code == 0 and conflist.read_text() == "mine"
+    assert "conflist" not in done.output
+
+
+@pytest.mark.parametrize(
+    "subnet, words", [("10.1.0.0", "prefix length"), ("10.1.0.1/16", "bits of a host"), ("x", "IP address")]
+)
+def test_a_subnet_that_is_none(tmp_path, subnet, words):
+    done = ran("install", "--bin-dir", tmp_path / "bin", "--subnet", subnet)
+    assert done.exit_code == 1 and words in done.output
+    assert not (tmp_path / "bin").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = ran("install", "--bin-dir", tmp_path / "file" / "bin")
+    assert done.exit_code == 1 and "cannot install" in done.output
