@@ -6,6 +6,7 @@ removed are put back, when it starts and whenever the ruleset has changed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -39,6 +40,8 @@ class Agent:
         self._state = state
         self._socket: socket.socket | None = None
         self._stopping = threading.Event()
+        self._waker: socket.socket | None = None
+        """What is sent here wakes `serve`."""
         self._seen: int | None = None
         self._turns = threading.Condition()
         """Requests go side by side; rules are put back while there is none, for one that is half done looks like rules
@@ -82,23 +85,32 @@ class Agent:
         """Answer until stopped."""
         listener = self._socket
         assert listener is not None
+        self._waker, woken = socket.socketpair()
         try:
             with selectors.DefaultSelector() as waiting:
                 waiting.register(listener, selectors.EVENT_READ)
+                waiting.register(woken, selectors.EVENT_READ)
                 while not self._stopping.is_set():
-                    if waiting.select(_LOOK_SECONDS):
+                    found = [key.fileobj for key, _ in waiting.select(_LOOK_SECONDS)]
+                    if listener in found:
                         connection, _ = listener.accept()
                         threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
-                    else:
+                    elif not found:
                         self.mend()
         finally:
-            listener.close()
-            self._socket = None
+            for one in (listener, woken, self._waker):
+                one.close()
+            self._socket = self._waker = None
             Path(self._path).unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End `serve` within the time of one look."""
+        """Let `serve` return. Safe from any thread and in a signal handler."""
         self._stopping.set()
+        waker = self._waker
+        if waker is not None:
+            with contextlib.suppress(OSError):
+                # It may be closed already, by a `serve` that has seen the flag.
+                waker.send(b"!")
 
     def mend(self) -> int:
         """Put back rules that are missing, if the ruleset has changed since; how many elements that were."""
