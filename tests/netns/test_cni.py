@@ -409,6 +409,29 @@ def test_flannel(place):
     assert list((place.scratch / "flannel").iterdir()) == []
 
 
+def test_flannel_collects_with_its_delegate(place):
+    env = place.scratch / "subnet.env"
+    env.write_text(
+        "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"
+    )
+    config = {
+        "cniVersion": "1.1.0",
+        "name": "cbr0",
+        "type": "flannel",
+        "subnetFile": str(env),
+        "dataDir": str(place.scratch / "flannel"),
+        "ipam": {"dataDir": str(place.networks)},
+    }
+    for name in "ab":
+        place.pod(name)
+        place.good("ADD", config, name)
+    (place.scratch / "flannel" / "other").write_text('{"name":"another","type":"bridge"}')
+    place.good("STATUS", config, "x")
+    place.good("GC", {**config, "cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}]}, "x")
+    assert place.reserved() == ["10.244.3.3"] and place.owners() == ["cbr0:b:eth0"]
+    assert sorted(path.name for path in (place.scratch / "flannel").iterdir()) == ["b", "other"]
+
+
 def test_rules_come_back(tmp_path):
     with Place(tmp_path, agent=True) as place:
         place.add("a", (8080, 80, "tcp"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from narthex.cni import flannel
 from narthex.cni.errors import CANNOT_ADD, CniError
+from narthex.cni.request import valid_attachments
 from narthex.cni.strict_json import JsonError, parse, write
 from narthex.host.cni import files
 
@@ -40,7 +41,7 @@ def saved(request: Request) -> Request | None:
         return None
     if not isinstance(config, dict):
         return None
-    for name in ("runtimeConfig", "prevResult", "cni.dev/valid-attachments"):
+    for name in flannel.PASSED_ON:
         if name in request.config:
             config[name] = request.config[name]
     return flannel.as_request(request, config)
@@ -49,3 +50,19 @@ def saved(request: Request) -> Request | None:
 def forget(request: Request) -> None:
     """Drop the saved configuration. Raises CniError, OSError."""
     files.remove(flannel.saved_file_of(request))
+
+
+def collect(request: Request) -> None:
+    """GC: drop the saved configurations of this network's containers that no valid attachment names. Raises CniError,
+    OSError."""
+    valid = {container for container, _ in valid_attachments(request)}
+    directory = flannel.data_dir_of(request)
+    for container in files.names(directory):
+        if container in valid:
+            continue
+        try:
+            config = parse(files.read(f"{directory}/{container}") or b"")
+        except JsonError:
+            continue
+        if isinstance(config, dict) and config.get("name") == request.network:
+            files.remove(f"{directory}/{container}")

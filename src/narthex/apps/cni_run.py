@@ -180,6 +180,7 @@ def _collect(node: Node, asked: Request) -> None:
             from narthex.apps import cni_flannel
 
             _handed_over(node, cni_flannel.delegate(asked), _collect)
+            cni_flannel.collect(asked)
         case "portmap":
             from narthex.apps import cni_ports
 

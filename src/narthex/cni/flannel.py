@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SUBNET_FILE = "/run/flannel/subnet.env"
 DATA_DIR = "/var/lib/cni/flannel"
+PASSED_ON = ("runtimeConfig", "args", "prevResult", "cni.dev/valid-attachments")
+"""What a runtime adds to a configuration is for the delegate as well."""
 
 
 def subnet_file_of(request: Request) -> str:
@@ -23,7 +25,12 @@ def subnet_file_of(request: Request) -> str:
 
 def saved_file_of(request: Request) -> str:
     """Where the delegate's configuration is kept for DEL. Raises CniError."""
-    return f"{_path(request, 'dataDir', DATA_DIR)}/{request.container}"
+    return f"{data_dir_of(request)}/{request.container}"
+
+
+def data_dir_of(request: Request) -> str:
+    """The folder of saved configurations, one for each container. Raises CniError."""
+    return _path(request, "dataDir", DATA_DIR)
 
 
 def _path(request: Request, name: str, default: str) -> str:
@@ -75,7 +82,7 @@ def delegate(request: Request, env: SubnetEnv) -> dict[str, object]:
         made["mtu"] = int(env["FLANNEL_MTU"])
     if made["type"] == "bridge" and "isGateway" not in made:
         made["isGateway"] = True
-    for name in ("runtimeConfig", "args", "prevResult"):
+    for name in PASSED_ON:
         if name in config:
             made[name] = config[name]
     made["ipam"] = _ipam(config, env)
