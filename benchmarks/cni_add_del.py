@@ -4,8 +4,8 @@
 
 Each plugin is started as a container runtime starts it. There are two nodes for each of the reference, ours with the agent,
 and ours without: one is empty, the other keeps `--pods` pods. In every round all six take turns. Bars: ours is faster than the reference in both
-ADD and DEL, with and without the agent, and ADD with pods kept takes no more than a quarter longer than without: on a bridge
-with many ports every broadcast of a new pod costs the kernel more.
+ADD and DEL, with and without the agent, and ADD with pods kept is no slower than without (a tenth is allowed to chance, and
+to the kernel, which sends each broadcast to every port of the bridge). A busy machine blurs the last.
 Needs root, and the package containernetworking-plugins. Works in network namespaces of its own and removes them.
 """
 
@@ -156,7 +156,7 @@ def judged(medians: dict[str, dict[bool, Medians]]) -> list[str]:
                     missed.append(f"{what}, {name}: {mine * 1e3:.1f} ms, reference {theirs * 1e3:.1f} ms")
     growth = {name: both[True][0] / both[False][0] for name, both in ours.items()}
     return missed + [
-        f"ADD, {name}: {one:.2f} times as long with pods kept" for name, one in growth.items() if one > 1.25
+        f"ADD, {name}: {one:.2f} times as long with pods kept" for name, one in growth.items() if one > 1.1
     ]
 
 
