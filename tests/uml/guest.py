@@ -56,10 +56,8 @@ def own_root(shared: Path) -> None:
         ("devpts", "dev/pts", "devpts"),
         ("tmpfs", "dev/shm", "tmpfs"),
         ("tmpfs", "run", "tmpfs"),
-        ("tmpfs", "tmp", "tmpfs"),
     ):
         mount(source, ROOT / place, kind)
-    (ROOT / "tmp").chmod(0o1777)
     mount(shared, ROOT / shared.relative_to("/"), "none", _MS_BIND)
     os.chdir(ROOT)
     if _libc.mount(b".", b"/", b"none", ctypes.c_ulong(_MS_MOVE), None) != 0:
