@@ -28,6 +28,8 @@ REPORTS = "NARTHEX_UML_REPORTS"
 INSIDE = REPORTS in os.environ
 MOST_SECONDS = 900.0
 """A machine that is shared with others may be slow."""
+STALL_SECONDS = 240.0
+"""Without a report for so long it hangs: this kernel does so once in a while."""
 _PASSED_ON = ("CI", "HYPOTHESIS_PROFILE", "PYTHONPATH")
 
 
@@ -106,8 +108,15 @@ class Run:
         why = ""
         try:
             with self._machine:
+                size, since = 0, time.monotonic()
                 while self._machine.running and time.monotonic() < self._deadline:
                     time.sleep(0.05)
+                    now = self._file.stat().st_size if self._file.exists() else 0
+                    if now != size:
+                        size, since = now, time.monotonic()
+                    elif time.monotonic() - since > STALL_SECONDS:
+                        why = f"the machine has told nothing for {STALL_SECONDS:.0f} s and was ended"
+                        break
         except (MachineError, OSError) as error:
             why = str(error)
         self._end.write_text(why)
