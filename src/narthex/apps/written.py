@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from narthex.backends.iptables_rules import XtablesChanges
+from narthex.backends.ipvs_rules import IpvsChanges
 from narthex.backends.nftables_changes import NftChanges
 from narthex.backends.userspace_rules import UserspaceChanges
 
@@ -25,6 +26,17 @@ def written(changes: Any) -> str:
             chains = sum(map(len, changes.written.values()))
             removed = sum(map(len, changes.removed.values()))
             parts = [counted(changes.rules, "rule"), counted(chains, "chain"), counted(removed, "chain") + " removed"]
+        case IpvsChanges():
+            virtual = len(changes.servers_added) + len(changes.servers_edited) + len(changes.servers_removed)
+            real = sum(len(one.added) + len(one.edited) + len(one.removed) for one in changes.reals.values())
+            entries = sum(len(one.added) + len(one.removed) for one in changes.entries.values())
+            entries += sum(len(one.entries) for one in changes.sets_added)
+            parts = [
+                counted(virtual, "virtual server"),
+                counted(real, "real server"),
+                counted(entries, "set entry", "set entries"),
+                counted(changes.tables.rules, "rule"),
+            ]
         case UserspaceChanges():
             ports = counted(len(changes.listen), "listener"), counted(len(changes.close), "listener") + " closed"
             said = ", ".join(part for part in ports if not part.startswith("0 "))
@@ -35,9 +47,9 @@ def written(changes: Any) -> str:
     return f"everything anew: {said}" if changes.replace else f"wrote {said}"
 
 
-def counted(number: int, thing: str) -> str:
+def counted(number: int, thing: str, things: str = "") -> str:
     """`1 chain`, `2 chains`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {thing}" if number == 1 else f"{number} {things or thing + 's'}"
 
 
 def rules_by_table(changes: Any) -> dict[str, int]:

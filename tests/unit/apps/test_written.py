@@ -26,6 +26,10 @@ def test_a_change_is_counted_in_the_modes_own_units():
     assert "element" in words("nftables", ONE, TWO)
     assert "rule" in words("iptables", ONE, TWO)
     assert "removed" in words("iptables", TWO, EMPTY)
+    assert words("ipvs", ONE, TWO).startswith("wrote 1 real server")
+    assert "2 virtual servers" not in words("ipvs", TWO, EMPTY) and "1 virtual server" in words("ipvs", TWO, EMPTY)
+    assert "set entries" in words("ipvs", None, ONE)
+    assert "listener" in words("userspace", ONE, TWO)
 
 
 def test_nothing_is_nothing():
