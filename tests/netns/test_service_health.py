@@ -172,7 +172,7 @@ def test_a_taken_port_is_reported_and_tried_again_while_others_go_on(cluster):
         wanted = f"Service shop/web: cannot listen on health check node port 10.20.0.11:{CHECK}: Address already in use"
         cluster.wait(lambda: wanted in cluster.log, "the warning")
     wait_for(cluster, (200, 200), "the port once it is free")
-    assert cluster.log.count("cannot listen on health check node port") == 1
+    assert cluster.log.count("shop/web: cannot listen on health check node port") == 1
 
 
 @in_nftables_mode

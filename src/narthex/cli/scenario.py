@@ -57,6 +57,7 @@ def run(
         if os.geteuid() != 0:
             raise click.UsageError("the witness kernel needs root; use --against plan --against rules without it")
         clean_up_on_signals()
+        request = msgspec.structs.replace(request, not_here=_not_here(modes))
     try:
         paths = find(list(files))
     except ScenarioError as error:
@@ -68,6 +69,19 @@ def run(
         counts.scenarios += bool(findings)
     _sum_up(counts, output)
     sys.exit(0 if counts.all_hold else 1)
+
+
+def _not_here(asked: tuple[str, ...]) -> frozenset[str]:
+    """Modes that this machine cannot run, said on standard error; one that was asked for is an error."""
+    from narthex.apps.machine import refusal
+    from narthex.backends import BACKENDS
+
+    reasons = {mode: why for mode in asked or BACKENDS if (why := refusal(mode))}
+    if asked and reasons:
+        raise click.ClickException(" ".join(reasons.values()))
+    for mode, why in reasons.items():
+        click.echo(f"the kernel is not asked about mode {mode}: {why}", err=True)
+    return frozenset(reasons)
 
 
 def _loaded(paths: list[Path], counts: Counts) -> list[Scenario]:

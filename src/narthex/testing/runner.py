@@ -30,6 +30,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: every mode of the file that has a backend."""
     against: tuple[str, ...] = WITNESSES
     skip_levels: frozenset[str] = frozenset()
+    not_here: frozenset[str] = frozenset()
+    """Modes that this kernel cannot do: the witness `kernel` is not asked for them."""
+
+    def asks(self, against: str, mode: str) -> bool:
+        """Whether a witness is to be heard on a mode."""
+        return against in self.against and not (against == "kernel" and mode in self.not_here)
 
 
 def modes_of(scenario: Scenario, request: Request) -> tuple[str, ...]:
@@ -46,7 +52,7 @@ def hear(scenario: Scenario, request: Request) -> Iterator[Finding]:
         if not flows and not scenario.steps_in(mode):
             continue
         for against in WITNESSES:
-            if against in request.against:
+            if request.asks(against, mode):
                 yield from _testify(scenario, mode, against, flows)
 
 
