@@ -1,6 +1,7 @@
 """The DaemonSet's containers with exactly what the manifest gives them: file systems, capabilities, arguments."""
 
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -250,7 +251,7 @@ def test_kubectl_makes_of_the_files_what_is_tried_here():
 @pytest.fixture
 def api(tmp_path):
     """A namespace with an API server on its loopback address, and what kubelet shows of the service account."""
-    name = f"nxdep-{tmp_path.name[-12:]}"
+    name = f"nxdep-{os.getpid()}-api"
     secrets = tmp_path / "secrets"
     secrets.mkdir()
     (secrets / "token").write_text(TOKEN)
