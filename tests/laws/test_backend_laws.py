@@ -31,7 +31,7 @@ def fill(objects):
 
 
 @each_backend
-@settings(max_examples=70)
+@settings(max_examples=45)
 @given(some.configs, some.families, st.lists(some.objects, min_size=2, max_size=10), st.data())
 def test_rules_mean_what_the_plan_means(mode, config, family, objects, data):
     backend = BACKENDS[mode]
@@ -44,7 +44,7 @@ def test_rules_mean_what_the_plan_means(mode, config, family, objects, data):
 
 
 @each_backend
-@settings(max_examples=50)
+@settings(max_examples=35)
 @given(some.configs, some.families, st.lists(st.lists(some.events(), max_size=5), min_size=1, max_size=5))
 def test_patching_with_the_difference_gives_what_is_wanted(mode, config, family, turns):
     backend, store = BACKENDS[mode], Store()
@@ -63,7 +63,7 @@ def test_patching_with_the_difference_gives_what_is_wanted(mode, config, family,
 
 
 @each_backend
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(some.configs, some.families, st.lists(st.lists(some.events(), max_size=5), min_size=2, max_size=4), st.data())
 def test_rules_with_a_past_mean_the_same(mode, config, family, turns, data):
     """Slots may lie elsewhere after a history of changes; what happens to packets may not."""
@@ -80,7 +80,7 @@ def test_rules_with_a_past_mean_the_same(mode, config, family, turns, data):
 
 
 @each_backend
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(some.configs, some.families, st.lists(some.objects, max_size=8), st.randoms(use_true_random=False))
 def test_rendering_does_not_depend_on_arrival(mode, config, family, objects, random):
     last = list({(type(obj).__name__, obj.key): obj for obj in objects}.values())

@@ -37,7 +37,7 @@ def filled(objects):
 def test_rules_mean_what_the_plan_means(mode):
     backend, met = BACKENDS[mode], set()
 
-    @settings(max_examples=20, phases=drawn)
+    @settings(max_examples=12, phases=drawn)
     @given(some.configs, st.data())
     def law(config, data):
         family = data.draw(some.families)
@@ -55,7 +55,7 @@ def test_rules_mean_what_the_plan_means(mode):
 
 
 @each_mode
-@settings(max_examples=8, phases=drawn)
+@settings(max_examples=6, phases=drawn)
 @given(some.configs, st.data())
 def test_changes_among_hundreds(mode, config, data):
     """Objects go and come back, one after another: each time the difference gives what is wanted."""

@@ -26,7 +26,7 @@ def plans(config, family, turns):
         yield planner.plan(store.snapshot, store.take_changed())
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(some.configs, some.families, TURNS, SCHEDULERS)
 def test_a_history_leaves_nothing_behind(config, family, turns, scheduler):
     backend, rules = IpvsBackend(scheduler), None
@@ -37,7 +37,7 @@ def test_a_history_leaves_nothing_behind(config, family, turns, scheduler):
         assert not backend.diff(rules, fresh) and not backend.diff(fresh, rules)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(some.configs, some.families, TURNS, SCHEDULERS)
 def test_what_is_printed_is_read_back(config, family, turns, scheduler):
     backend = IpvsBackend(scheduler)
@@ -52,7 +52,7 @@ def test_what_is_printed_is_read_back(config, family, turns, scheduler):
 
 
 @pytest.mark.row("24.2", "24.14")
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(some.configs, some.families, TURNS, st.data())
 def test_a_dump_tells_the_same_story(config, family, turns, data):
     backend = IpvsBackend()

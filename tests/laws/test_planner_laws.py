@@ -10,7 +10,7 @@ from narthex.state.store import Store
 from narthex.testing import strategies as some
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(some.configs, some.families, st.lists(st.lists(some.events(), max_size=6), max_size=6))
 def test_incremental_equals_from_scratch(config, family, turns):
     store, planner = Store(), Planner(config, family)
@@ -21,7 +21,7 @@ def test_incremental_equals_from_scratch(config, family, turns):
         assert plan == plan_once(store.snapshot, config, family)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(some.configs, some.families, st.lists(some.objects, max_size=8), st.randoms(use_true_random=False))
 def test_order_of_events_does_not_matter(config, family, objects, random):
     last = {(type(obj).__name__, obj.key): obj for obj in objects}
@@ -36,7 +36,7 @@ def test_order_of_events_does_not_matter(config, family, objects, random):
     assert plans[0] == plans[1]
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(some.configs, st.lists(some.objects, max_size=8), some.objects)
 def test_unchanged_services_keep_the_identical_plan(config, objects, another):
     store, planner = Store(), Planner(config, IPFamily.IPV4)
@@ -53,7 +53,7 @@ def test_unchanged_services_keep_the_identical_plan(config, objects, another):
     assert after.lineage.changed >= set(before.services) ^ set(after.services)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(some.configs, some.families, st.lists(some.objects, max_size=8))
 def test_the_plan_is_total(config, family, objects):
     """Every decision that forwards names a pool that is there, and no match belongs to two Service ports."""

@@ -104,7 +104,7 @@ def test_small_clusters_with_anything_in_them(mode, config, family, objects, dat
 
 
 @each_mode
-@settings(max_examples=5, phases=drawn)
+@settings(max_examples=4, phases=drawn)
 @given(configs, st.data())
 def test_crowds_of_services(mode, config, data):
     family = data.draw(some.families)

@@ -15,7 +15,7 @@ from narthex.netfilter import ipvsadm
 from narthex.netfilter.ipvs import RealServer, VirtualServer
 from narthex.netfilter.ipvs_netlink import Timeouts
 
-SCHEDULERS = ("rr", "wrr", "lc", "wlc", "dh", "sh", "sed", "nq", "mh", "lblc", "lblcr", "fo", "ovf")
+SCHEDULERS = ("rr", "wrr", "lc", "wlc", "dh", "sh", "sed", "nq", "mh", "fo", "ovf")
 
 
 @pytest.fixture
