@@ -48,7 +48,7 @@ demo: setup  ## Run the main job: a Service on a network of two nodes, answered 
 
 test: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 test: setup lint  ## Pass all tests, the kernel's among them
-	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 3
 
 lint: $(BIN)/.installed  ## Check style and types
 	$(BIN)/ruff check src tests scripts benchmarks
@@ -59,7 +59,7 @@ unit: $(BIN)/.installed  ## Run the tests that need no root
 
 kernel: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 kernel: setup  ## Run the tests that need root
-	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 3 --dist loadgroup -m kernel
+	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 3 -m kernel
 
 bench: PACKAGES += /usr/lib/cni/bridge:containernetworking-plugins
 bench: setup  ## Measure, beside a floor, and print ratios

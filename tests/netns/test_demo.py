@@ -1,9 +1,11 @@
 """The demo: it ends well, and it ends clean also when it is interrupted."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,12 +13,19 @@ import pytest
 
 from narthex.apps import lab
 
-# All demos go by one name, so they take turns.
-pytestmark = [pytest.mark.kernel, pytest.mark.xdist_group("demo")]
+pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, str(ROOT / "scripts" / "demo.py")]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time():
+    """All demos go by one name, so they take turns, whichever process of the test run they are in."""
+    with (Path(tempfile.gettempdir()) / "narthex-demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def demo_labs():
