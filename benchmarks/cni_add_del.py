@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.apps.cni_install import install
+from narthex.apps.cni.install import install
 from narthex.host import netns
 
 PREFIX = f"ncb{os.getpid()}"

@@ -13,8 +13,8 @@ import os
 import statistics
 import time
 
-from narthex.apps.connections import Connections
-from narthex.apps.metrics import Metrics
+from narthex.apps.proxy.connections import Connections
+from narthex.apps.proxy.metrics import Metrics
 from narthex.backends import BACKENDS
 from narthex.host import netns
 from narthex.host.clock import SystemClock

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.apps.sync import FamilySync
-from narthex.apps.written import written
+from narthex.apps.proxy.sync import FamilySync
+from narthex.apps.proxy.written import written
 from narthex.backends import BACKENDS
 from narthex.backends.iptables_script import restore_input
 from narthex.host import netns

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.apps import lab
-from narthex.apps.lab_state import LabError, LabState
+from narthex.apps.lab import labs
+from narthex.apps.lab.state import LabError, LabState
 from narthex.host.run import CommandError, run
 
 MANIFESTS = Path(__file__).parents[1] / "examples" / "hello-world"
@@ -38,7 +38,7 @@ def main() -> int:
     """Run the demo; returns the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     begin = time.monotonic()
-    name = "demo" if "demo" not in lab.all_names() else f"demo-{os.getpid()}"
+    name = "demo" if "demo" not in labs.all_names() else f"demo-{os.getpid()}"
     try:
         try:
             show(name)
@@ -47,7 +47,7 @@ def main() -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             title("The end: nothing is left")
             narthex("lab", "down", "--name", name)
-            check(name not in lab.all_names(), "something of the lab is left")
+            check(name not in labs.all_names(), "something of the lab is left")
     except KeyboardInterrupt:
         print("\nInterrupted.")
         return 130
@@ -64,7 +64,7 @@ def show(name: str) -> None:
     for file in sorted(MANIFESTS.glob("*.yaml")):
         print(f"# {file.relative_to(MANIFESTS.parents[1])}\n{indented(file.read_text())}")
     narthex("lab", "up", str(MANIFESTS), "--nodes", "2", "--name", name)
-    state = lab.read(name)
+    state = labs.read(name)
     first, second = (node.addresses[0] for node in state.nodes)
     pod = state.pods[0]
 
@@ -80,7 +80,7 @@ def show(name: str) -> None:
 
     title("Three replicas: new pods, and every node knows")
     narthex("lab", "scale", f"deployment/{DEPLOYMENT}", "3", "--name", name)
-    state = lab.read(name)
+    state = labs.read(name)
     spread(state, f"{first}:{NODE_PORT}")
 
     title("Why a packet goes where it goes, and what the kernel says")

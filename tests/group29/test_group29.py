@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from narthex.apps.health import Health
-from narthex.apps.written import written as say_written
+from narthex.apps.proxy.health import Health
+from narthex.apps.proxy.written import written as say_written
 from narthex.backends import BACKENDS
 from narthex.cli import main
 from narthex.host import sysctls
@@ -100,7 +100,9 @@ def test_an_unknown_node_address_opens_nothing(mode):
 def test_connections_to_endpoints_that_are_gone_are_ended_also_the_last_ones(protocol):
     ports = (ServicePort(name="p", port=80, protocol=protocol),)
     web = service("shop/web", "10.110.0.1", ports=ports)
-    full = endpoint_slice("shop/web", endpoint("10.64.1.5"), ports=(EndpointPort(name="p", protocol=protocol, port=8080),))
+    full = endpoint_slice(
+        "shop/web", endpoint("10.64.1.5"), ports=(EndpointPort(name="p", protocol=protocol, port=8080),)
+    )
     planner = Planner(CONFIG, IPFamily.IPV4)
     before, after = planner.plan(snapshot(web, full)), planner.plan(snapshot(web))
     flow = Flow(protocol, POD, 40000, "10.110.0.1", 80, "10.64.1.5", 8080)

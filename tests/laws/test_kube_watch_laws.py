@@ -117,7 +117,8 @@ def held(store):
     """All of a snapshot in a form that can be compared; where something was read and how often is no part of it."""
     shot = store.snapshot
     return {
-        field: sorted(map(repr, getattr(shot, field).items())) for field in ("services", "slices", "nodes", "service_cidrs")
+        field: sorted(map(repr, getattr(shot, field).items()))
+        for field in ("services", "slices", "nodes", "service_cidrs")
     }, shot.synced
 
 
@@ -135,5 +136,3 @@ def test_after_any_faults_the_clients_hold_what_a_fresh_list_holds(group):
             client.watch.holdings.problems for client in fresh.clients
         ], f"seed {seed}"
         assert not any(client.watch.trouble for client in world.clients), f"seed {seed}"
-
-

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from narthex.apps import cni_run
+from narthex.apps.cni import run
 from narthex.cni.strict_json import parse, write
 from narthex.host.netlink import Netlink
 from narthex.host.rtnetlink import RtNetlink
@@ -29,7 +29,7 @@ def config(plugin, before=None):
 
 def call(command, plugin, before=None, container="a"):
     environment = {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_NETNS": POD, "CNI_IFNAME": "eth0"}
-    text, status = cni_run.answer(plugin, environment, write(config(plugin, before)).encode(), STATE)
+    text, status = run.answer(plugin, environment, write(config(plugin, before)).encode(), STATE)
     return status, parse(text.encode()) if text else None
 
 

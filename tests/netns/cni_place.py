@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from narthex.apps.cni_install import install
+from narthex.apps.cni.install import install
 from narthex.host import netns
 from narthex.host.links import batch
 from narthex.host.run import run

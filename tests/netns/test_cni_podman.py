@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from narthex.apps.cni_install import install
+from narthex.apps.cni.install import install
 from narthex.host import netns
 from netns.cni_place import Place
 

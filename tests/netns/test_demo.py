@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from narthex.apps import lab
+from narthex.apps.lab import labs as lab
 
 pytestmark = pytest.mark.kernel
 

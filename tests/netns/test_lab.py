@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from narthex.apps import lab
-from narthex.apps.lab_state import StateDirectory
+from narthex.apps.lab import labs as lab
+from narthex.apps.lab.state import StateDirectory
 from narthex.host import netns, processes
 from narthex.lab import topology
 
 pytestmark = pytest.mark.kernel
 
-SOURCE = Path(lab.__file__).parents[2]
+SOURCE = Path(lab.__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}
 
 DEPLOYMENT = """\

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from narthex.apps.node_process import NodeWork
-from narthex.apps.settings import settings
-from narthex.apps.start import Origin
+from narthex.apps.node.process import NodeWork
+from narthex.apps.proxy.settings import settings
+from narthex.apps.proxy.start import Origin
 from narthex.host import netns
 from narthex.sources.manifests import ManifestSource
 from narthex.testing.apiserver import ApiServer
@@ -68,7 +68,9 @@ class NodeProcess(SmallCluster):
 
     def numbers(self):
         families = text_string_to_metric_families(self.asked("/metrics", 10249)[1])
-        return {sample.name: sample.value for family in families for sample in family.samples if "part" in sample.labels}
+        return {
+            sample.name: sample.value for family in families for sample in family.samples if "part" in sample.labels
+        }
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ class Poisoned(ManifestSource):
 
 
 def test_a_proxy_that_fails_while_it_runs_begins_anew_and_frees_what_it_had(cluster, monkeypatch):
-    monkeypatch.setattr("narthex.apps.node.FIRST_REST", 0.05)
+    monkeypatch.setattr("narthex.apps.node.parts.FIRST_REST", 0.05)
     balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000}
     cluster.put("web", service(**balanced), *slices({HERE[4][0]: "ready", HERE[6][0]: "ready"}))
     cluster.serve(HERE[4][0], HERE[6][0])

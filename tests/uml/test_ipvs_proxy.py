@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from narthex.apps import lab
+from narthex.apps.lab import labs as lab
 from narthex.backends.ipvs_names import LINK, SETS
 from narthex.host import ipset, ipvs_kernel, ipvs_link, netns
 from narthex.host.run import run

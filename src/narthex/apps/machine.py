@@ -6,7 +6,7 @@ import math
 import os
 
 from narthex.apps.logs import LOGGER
-from narthex.apps.settings import Settings
+from narthex.apps.proxy.settings import Settings
 from narthex.backends import BACKENDS
 from narthex.backends.base import ApplyError
 from narthex.host.addresses import usable_families

@@ -38,9 +38,7 @@ class Backend(Protocol[R, C]):
         """What the rules are after the changes: the law is `patch(a, diff(a, b)) == b`."""
         ...
 
-    def walk(
-        self, rules: R, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
-    ) -> Trace:
+    def walk(self, rules: R, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0) -> Trace:
         """A packet's way through the rules, given what earlier packets left behind."""
         ...
 

@@ -32,6 +32,7 @@ KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 
 OWN_TABLES = ("nat", "filter", "mangle")
 
+
 class Ownership(NamedTuple):
     """Which rules in tables that everybody writes to belong to a mode."""
 

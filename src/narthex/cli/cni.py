@@ -34,14 +34,14 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
 
     A configuration that is there is left alone.
     """
-    from narthex.apps import cni_install
+    from narthex.apps.cni import install
     from narthex.cni.address import network
 
     try:
         given = network(subnet)
         if given.address != given.first:
             raise ValueError(f"{subnet} has bits of a host")
-        done = cni_install.install(bin_dir, conf_dir, socket=socket, state=state_dir, subnet=subnet)
+        done = install.install(bin_dir, conf_dir, socket=socket, state=state_dir, subnet=subnet)
     except ValueError as error:
         raise click.ClickException(f"--subnet: {error}") from None
     except OSError as error:
@@ -65,7 +65,7 @@ def agent(socket: str, state_dir: str) -> None:
     """
     import signal
 
-    from narthex.apps.cni_agent import Agent
+    from narthex.apps.cni.agent import Agent
 
     service = Agent(socket, state_dir)
     try:

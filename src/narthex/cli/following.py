@@ -14,9 +14,9 @@ import click
 from narthex.cli.proxy_flags import with_flags
 
 if TYPE_CHECKING:
-    from narthex.apps.reload import ConfigurationFile
-    from narthex.apps.settings import Settings
-    from narthex.apps.start import Origin
+    from narthex.apps.proxy.reload import ConfigurationFile
+    from narthex.apps.proxy.settings import Settings
+    from narthex.apps.proxy.start import Origin
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -31,7 +31,9 @@ _OPTIONS = (
         help="File or directory of YAML and JSON manifests, instead of an API server; edits take effect while running.",
     ),
     click.option("--master", metavar="URL", default="", help="The API server; it overrides the kubeconfig's."),
-    click.option("--config", type=click.Path(path_type=Path), help="A KubeProxyConfiguration; it wins over most flags."),
+    click.option(
+        "--config", type=click.Path(path_type=Path), help="A KubeProxyConfiguration; it wins over most flags."
+    ),
     with_flags,
     click.option("--healthz-port", type=click.IntRange(0, 65535), hidden=True),
     click.option("--metrics-port", type=click.IntRange(0, 65535), hidden=True),
@@ -50,8 +52,8 @@ def begin(given: Mapping[str, Any], config: Path | None) -> tuple[Settings, Conf
     has the warnings. Raises SettingsError."""
     from narthex.apps import logs
     from narthex.apps.machine import check_machine
-    from narthex.apps.reload import ConfigurationFile
-    from narthex.apps.settings import settings
+    from narthex.apps.proxy.reload import ConfigurationFile
+    from narthex.apps.proxy.settings import settings
 
     def read() -> Settings:
         return settings(given, config, os.uname().nodename)
@@ -76,14 +78,14 @@ def source(told: Settings, manifests: Path | None, master: str) -> Callable[[], 
 
 
 def _directory(manifests: Path) -> Origin:
-    from narthex.apps.start import Origin
+    from narthex.apps.proxy.start import Origin
     from narthex.sources.manifests import ManifestSource
 
     return Origin(ManifestSource(manifests))
 
 
 def _api_server(told: Settings, master: str) -> Origin:
-    from narthex.apps.api_server import api_origin
+    from narthex.apps.proxy.api_server import api_origin
     from narthex.host.clock import SystemClock
     from narthex.sources.kube.access import Access
 

@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
-from narthex.apps import lab
-from narthex.apps.lab_state import LabError
+from narthex.apps.lab import labs
+from narthex.apps.lab.state import LabError
 from narthex.cli import lab_output
 
 MODES = ("nftables", "iptables", "ipvs", "userspace")
 
 
 def _name(function: Callable[..., None]) -> Callable[..., None]:
-    return click.option("--name", default=lab.DEFAULT_NAME, show_default=True, help="Which lab.")(function)
+    return click.option("--name", default=labs.DEFAULT_NAME, show_default=True, help="Which lab.")(function)
 
 
 def _output(function: Callable[..., None]) -> Callable[..., None]:
@@ -67,9 +67,9 @@ def up(directory: Path | None, nodes: int, mode: str, name: str, output: str) ->
     Deployments and Pods become pods with a server on each containerPort; Services get addresses and endpoints.
     Without DIRECTORY the lab makes an empty one and says where.
     """
-    started = lab.up(name, directory, nodes, mode)
+    started = labs.up(name, directory, nodes, mode)
     if output == "json":
-        _print_json({**lab.to_builtins(started.state), "seconds": round(started.seconds, 3)})
+        _print_json({**labs.to_builtins(started.state), "seconds": round(started.seconds, 3)})
     else:
         click.echo(lab_output.started(started))
 
@@ -80,7 +80,7 @@ def up(directory: Path | None, nodes: int, mode: str, name: str, output: str) ->
 @_plain_errors
 def status(name: str, output: str) -> None:
     """Show nodes, proxies, pods and Services. Exit status 1 when something of it does not work."""
-    found = lab.look(name)
+    found = labs.look(name)
     if output == "json":
         _print_json(found)
     else:
@@ -94,7 +94,7 @@ def status(name: str, output: str) -> None:
 @_plain_errors
 def list_labs(output: str) -> None:
     """Show which labs there are."""
-    found = lab.look_at_all()
+    found = labs.look_at_all()
     if output == "json":
         _print_json(found)
     else:
@@ -111,7 +111,7 @@ def exec_(name: str, target: str, argv: tuple[str, ...]) -> NoReturn:
 
     Only the network is another one; files and programs are this machine's.
     """
-    namespace = lab.where(lab.read(name), target)
+    namespace = labs.where(labs.read(name), target)
     # `ip netns exec` also puts the namespace's own view of /sys in place.
     os.execvp("ip", ["ip", "netns", "exec", namespace, *argv])
 
@@ -131,9 +131,9 @@ def scale(target: str, replicas: int, namespace: str, name: str, output: str) ->
     kind, slash, deployment = target.partition("/")
     if not slash or kind not in ("deployment", "deployments", "deploy", "deployment.apps"):
         raise click.UsageError(f"{target!r} is not deployment/NAME")
-    state = lab.scale(name, namespace, deployment, replicas)
+    state = labs.scale(name, namespace, deployment, replicas)
     if output == "json":
-        _print_json(lab.to_builtins(state))
+        _print_json(labs.to_builtins(state))
     else:
         click.echo(f"Deployment {namespace}/{deployment} has {replicas} replicas now:\n")
         click.echo(lab_output.pods(state))
@@ -145,9 +145,9 @@ def scale(target: str, replicas: int, namespace: str, name: str, output: str) ->
 @_plain_errors
 def wait(name: str, output: str) -> None:
     """Wait until the manifests as they are now have reached every proxy. For scripts that edit and then call."""
-    state = lab.settle(name)
+    state = labs.settle(name)
     if output == "json":
-        _print_json(lab.to_builtins(state))
+        _print_json(labs.to_builtins(state))
     else:
         click.echo(lab_output.problems(state) or "Everything is in force.")
 
@@ -159,8 +159,8 @@ def wait(name: str, output: str) -> None:
 @_plain_errors
 def down(name: str, all_labs: bool, output: str) -> None:
     """Take a lab away with everything in it, also what a crash has left."""
-    names = lab.all_names() if all_labs else [name]
-    done = [{"name": each, "removed": lab.down(each)} for each in names]
+    names = labs.all_names() if all_labs else [name]
+    done = [{"name": each, "removed": labs.down(each)} for each in names]
     if output == "json":
         _print_json(done)
         return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from narthex.apps.lab import DEFAULT_NAME, LabStatus, Started
-from narthex.apps.lab_state import FrontendRecord, LabState, ServiceRecord
+from narthex.apps.lab.labs import DEFAULT_NAME, LabStatus, Started
+from narthex.apps.lab.state import FrontendRecord, LabState, ServiceRecord
 from narthex.apps.logs import printable
 from narthex.model.net import join_port
 

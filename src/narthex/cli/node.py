@@ -32,8 +32,8 @@ def command(
     """
     from narthex.apps import logs
     from narthex.apps.machine import StartError
-    from narthex.apps.node_process import serve_node
-    from narthex.apps.settings import OWN, SettingsError
+    from narthex.apps.node.process import serve_node
+    from narthex.apps.proxy.settings import OWN, SettingsError
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
     if proxy is not None:

@@ -46,8 +46,8 @@ def command(
         return
     from narthex.apps import logs
     from narthex.apps.machine import StartError
-    from narthex.apps.settings import SettingsError, in_force
-    from narthex.apps.start import prepare, serve
+    from narthex.apps.proxy.settings import SettingsError, in_force
+    from narthex.apps.proxy.start import prepare, serve
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
     try:

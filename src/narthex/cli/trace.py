@@ -60,7 +60,7 @@ def command(
         raise click.UsageError("a lab has its live rules: leave out --rules")
     try:
         if lab is not None:
-            from narthex.apps.trace_lab import trace_lab
+            from narthex.apps.lab.trace import trace_lab
 
             explanation = trace_lab(lab, source, destination, str(given["node"]), iif)
         else:

@@ -70,7 +70,11 @@ class NfNetlink(Netlink):
         for number, (kind, payload) in enumerate(messages, first + 1):
             # Only the last asks for an answer: a batch that fails names the message anyway.
             flags = _FLAGS.get(kind, NLM_F_REQUEST) | (NLM_F_ACK if number == first + len(messages) else 0)
-            parts += [HEADER.pack(_OVERHEAD + len(payload), _SUBSYSTEM << 8 | kind & 0xFF, flags, number, 0), body, payload]
+            parts += [
+                HEADER.pack(_OVERHEAD + len(payload), _SUBSYSTEM << 8 | kind & 0xFF, flags, number, 0),
+                body,
+                payload,
+            ]
         end = first + len(messages) + 1
         parts += [HEADER.pack(_OVERHEAD, _BATCH_END, NLM_F_REQUEST, end, 0), header]
         self._sequence = end

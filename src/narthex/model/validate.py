@@ -111,9 +111,7 @@ def special(address: str) -> str:
 
 
 _OCTET = r"(?:\d|[1-9]\d|1\d\d|2[0-4]\d|25[0-5])"
-_PLAIN = re.compile(
-    rf"(?!127\.|169\.254\.)(?:[1-9]\d?|1\d\d|2[01]\d|22[0-3])\.{_OCTET}\.{_OCTET}\.{_OCTET}", re.ASCII
-)
+_PLAIN = re.compile(rf"(?!127\.|169\.254\.)(?:[1-9]\d?|1\d\d|2[01]\d|22[0-3])\.{_OCTET}\.{_OCTET}\.{_OCTET}", re.ASCII)
 """Canonical IPv4 addresses that are not special: nearly all there are, and known for that without being taken apart."""
 
 

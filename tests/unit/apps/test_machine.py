@@ -95,8 +95,7 @@ def test_without_ip_vs_it_says_which_modes_work_here(machine):
     with pytest.raises(StartError) as told:
         check_machine("ipvs")
     assert str(told.value) == (
-        "mode ipvs cannot run, since this kernel has no IP_VS (module ip_vs): "
-        f"{' and '.join(others)} would work here"
+        f"mode ipvs cannot run, since this kernel has no IP_VS (module ip_vs): {' and '.join(others)} would work here"
     )
     assert working_modes() == others
 

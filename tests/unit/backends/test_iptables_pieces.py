@@ -44,7 +44,9 @@ def test_a_piece_jumps_only_to_what_it_has_or_an_earlier_one_had():
         for rules in piece.values():
             targets = {each.chain for rule in rules for each in rule.expressions if isinstance(each, Jump | Goto)}
             assert targets <= there
-    assert {chain for chain in written if chain.startswith(("KUBE-SEP-", "KUBE-SVC-", "KUBE-EXT-", "KUBE-FW-"))} <= there
+    assert {
+        chain for chain in written if chain.startswith(("KUBE-SEP-", "KUBE-SVC-", "KUBE-EXT-", "KUBE-FW-"))
+    } <= there
     assert "KUBE-SERVICES" not in there
 
 

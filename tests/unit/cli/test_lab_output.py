@@ -1,7 +1,7 @@
 """What `narthex lab` prints for people."""
 
-from narthex.apps.lab import LabStatus, ProxyStatus, Started
-from narthex.apps.lab_state import FrontendRecord, LabState, PodRecord, ServiceRecord
+from narthex.apps.lab.labs import LabStatus, ProxyStatus, Started
+from narthex.apps.lab.state import FrontendRecord, LabState, PodRecord, ServiceRecord
 from narthex.cli import lab_output
 from narthex.host.processes import Process
 from narthex.lab import topology

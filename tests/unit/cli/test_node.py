@@ -5,8 +5,8 @@ import logging
 import pytest
 from click.testing import CliRunner
 
-from narthex.apps import node_process
-from narthex.apps.start import StartError
+from narthex.apps.node import process as node_process
+from narthex.apps.proxy.start import StartError
 from narthex.cli import main
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -29,7 +29,9 @@ def call(*arguments):
 
 
 def test_the_proxys_options_are_the_nodes(served, tmp_path):
-    result = call(f"--manifests={tmp_path}", "--hostname-override=worker-a", "--proxy-mode=iptables", "--healthz-port=9")
+    result = call(
+        f"--manifests={tmp_path}", "--hostname-override=worker-a", "--proxy-mode=iptables", "--healthz-port=9"
+    )
     assert result.exit_code == 0, result.output
     ((told, origin),) = served
     assert (told.node.node_name, told.mode, told.healthz) == ("worker-a", "iptables", ("0.0.0.0", 9))
@@ -59,7 +61,9 @@ def test_parts_are_switched_by_flag_or_file_and_the_file_wins(served, tmp_path, 
     told = served[0][0]
     assert told.own.parts.proxy is on
     assert told.own_configuration["parts"] == {"proxy": on}
-    assert ("parts.proxy" in result.output) == (bool(flags) and "proxy:" in own and f"--{'' if on else 'no-'}proxy" not in flags)
+    assert ("parts.proxy" in result.output) == (
+        bool(flags) and "proxy:" in own and f"--{'' if on else 'no-'}proxy" not in flags
+    )
 
 
 def test_a_node_without_parts_says_so(tmp_path):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from narthex.apps import start
+from narthex.apps.proxy import start
 from narthex.cli import main
 from narthex.sources.proxy_configuration import IPVS, ClientConnection, Logging, OwnConfiguration
 

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from narthex.apps import cni_launcher
-from narthex.apps.cni_install import install, launcher
+from narthex.apps.cni import launcher
+from narthex.apps.cni.install import install, program
 
-SOURCE = Path(cni_launcher.__file__)
+SOURCE = Path(launcher.__file__)
 PARTS_IN_C = {"_socket", "gc", "posix", "sys"}
 
 
@@ -54,7 +54,7 @@ def test_without_an_agent_nothing_heavy_is_loaded(tmp_path):
         check=True,
     )
     loaded = set(ast.literal_eval(done.stderr)) - set(ast.literal_eval(plain.stderr))
-    assert "narthex.apps.cni_run" in loaded, done.stderr
+    assert "narthex.apps.cni.run" in loaded, done.stderr
     heavy = {
         "json",
         "re",
@@ -72,12 +72,12 @@ def test_without_an_agent_nothing_heavy_is_loaded(tmp_path):
 
 
 def test_what_the_installation_writes_is_a_program():
-    text = launcher("/run/it's.sock", '/var/"lib"')
+    text = program("/run/it's.sock", '/var/"lib"')
     values = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant | ast.List):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             values[target.id] = ast.literal_eval(node.value)
     assert values["SOCKET"] == "/run/it's.sock" and values["STATE"] == '/var/"lib"'
-    assert str(SOURCE.parents[2]) in values["PATHS"]
+    assert str(SOURCE.parents[3]) in values["PATHS"]
     assert text.startswith(f"#!{sys.executable} -ISE\n")

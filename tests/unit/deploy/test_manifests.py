@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from lightkube import codecs
 
-from narthex.apps.api_server import api_origin
-from narthex.apps.events import event_object, starting
+from narthex.apps.proxy.api_server import api_origin
+from narthex.apps.proxy.events import event_object, starting
 from narthex.cli.node import command as node_command
 from narthex.cli.proxy import command as proxy_command
 from narthex.host import privileges

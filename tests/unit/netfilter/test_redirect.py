@@ -1,6 +1,5 @@
 """Redirection to this machine's own ports, as relays and transparent proxies use it."""
 
-
 import pytest
 
 from narthex.model.net import IPFamily

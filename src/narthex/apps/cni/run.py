@@ -1,0 +1,219 @@
+"""One call of a plugin, from the environment and standard input to what is printed. For the agent and without it."""
+
+from __future__ import annotations
+
+from narthex.apps.cni.node import Node
+from narthex.cni import request as requests
+from narthex.cni import result as results
+from narthex.cni.errors import INVALID_ENVIRONMENT, OTHER, CniError
+from narthex.cni.request import NEWEST, VERSIONS, Request
+from narthex.cni.strict_json import write
+from narthex.host.cni.records import STATE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from narthex.cni.result import Result
+
+PLUGINS = ("bridge", "flannel", "host-local", "loopback", "portmap", "ptp")
+
+
+def answer(
+    plugin: str, environment: Mapping[str, str], stdin: bytes, state: str = STATE, node: Node | None = None
+) -> tuple[str, int]:
+    """Do what a runtime asks: what to print, and the exit status. Never raises for anything that is asked.
+
+    `node` is one that begins this request, to be used for others as well; without it there is one for this call.
+    """
+    used = node or Node(state)
+    version = NEWEST
+    try:
+        if plugin not in PLUGINS:
+            raise CniError(INVALID_ENVIRONMENT, f"there is no plugin {plugin[:64]!r}; there are {', '.join(PLUGINS)}")
+        if environment.get("CNI_COMMAND") == "VERSION":
+            return write({"cniVersion": NEWEST, "supportedVersions": list(VERSIONS)}), 0
+        asked = requests.read(plugin, environment, stdin)
+        version = asked.version
+        return _done(used, asked), 0
+    except CniError as error:
+        return write(error.to_json(_version_for_errors(stdin, version))), 1
+    except Exception as error:
+        # Whatever goes wrong, a runtime can read only this form. What a socket still holds must not answer another.
+        used.close()
+        said = CniError(OTHER, f"{plugin}: {error or type(error).__name__}", type(error).__name__)
+        return write(said.to_json(version)), 1
+    finally:
+        if node is None:
+            used.close()
+        else:
+            used.end()
+
+
+def _version_for_errors(stdin: bytes, version: str) -> str:
+    try:
+        return requests.version_of(requests.configuration(stdin))
+    except CniError:
+        return version
+
+
+def _done(node: Node, asked: Request) -> str:
+    if asked.command == "ADD":
+        return write(_add(node, asked))
+    run = {"DEL": _delete, "CHECK": _check, "GC": _collect, "STATUS": _status}[asked.command]
+    run(node, asked)
+    return ""
+
+
+def _add(node: Node, asked: Request) -> Mapping[str, object]:
+    """The result of an ADD, as the object to print."""
+    if asked.plugin == "flannel":
+        return _add_flannel(node, asked)
+    if asked.plugin == "portmap":
+        from narthex.apps.cni import ports
+
+        ports.add(node, asked)
+        return _passed_on(asked)
+    if asked.plugin == "host-local":
+        from narthex.apps.cni import addresses
+
+        requests.check_arguments(asked, ("IP", "MAC"))
+        return results.write(addresses.add(node, asked), asked.version)
+    from narthex.apps.cni import pods
+
+    if asked.plugin == "loopback":
+        made = pods.add_loopback(node, asked)
+        return _passed_on(asked) if asked.config.get("prevResult") is not None else results.write(made, asked.version)
+    return results.write(_add_pod(node, asked), asked.version)
+
+
+def _add_pod(node: Node, asked: Request) -> Result:
+    from narthex.apps.cni import pods
+
+    return pods.add_bridge(node, asked) if asked.plugin == "bridge" else pods.add_ptp(node, asked)
+
+
+def _passed_on(asked: Request) -> Mapping[str, object]:
+    """The result of the plugins before, as it came."""
+    before = asked.config.get("prevResult")
+    return {"cniVersion": asked.version, **before} if isinstance(before, dict) else {"cniVersion": asked.version}
+
+
+def _add_flannel(node: Node, asked: Request) -> Mapping[str, object]:
+    from narthex.apps.cni import flannel
+
+    made = flannel.delegate(asked)
+    flannel.save(asked, made)
+    if made.plugin in PLUGINS:
+        return _add(node, made)
+    from narthex.apps.cni import delegate
+
+    try:
+        return results.write(delegate.result_of(delegate.run(made, made.plugin), made.plugin), asked.version)
+    except CniError:
+        delegate.undo(made, made.plugin)
+        raise
+
+
+def _delete(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            from narthex.apps.cni import flannel
+
+            made = flannel.saved(asked)
+            if made is not None:
+                _handed_over(node, made, _delete)
+            flannel.forget(asked)
+        case "portmap":
+            from narthex.apps.cni import ports
+
+            ports.remove(node, asked)
+        case "host-local":
+            from narthex.apps.cni import addresses
+
+            addresses.remove(node, asked)
+        case "loopback":
+            from narthex.apps.cni import pods
+
+            pods.remove_loopback(node, asked)
+        case _:
+            from narthex.apps.cni import pods
+
+            pods.remove(node, asked)
+
+
+def _handed_over(node: Node, made: Request, run: object) -> None:
+    if made.plugin in PLUGINS:
+        run(node, made)  # type: ignore[operator]
+    else:
+        from narthex.apps.cni import delegate
+
+        delegate.run(made, made.plugin)
+
+
+def _check(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            # The delegate's result is not ours to compare: as with the original, nothing is looked at.
+            return
+        case "portmap":
+            from narthex.apps.cni import ports
+
+            ports.check(node, asked)
+        case "host-local":
+            from narthex.apps.cni import addresses
+
+            addresses.check(asked)
+        case "loopback":
+            from narthex.apps.cni import pods
+
+            pods.check_loopback(node, asked)
+        case _:
+            from narthex.apps.cni import pods
+
+            pods.check(node, asked)
+
+
+def _collect(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            from narthex.apps.cni import flannel
+
+            _handed_over(node, flannel.delegate(asked), _collect)
+            flannel.collect(asked)
+        case "portmap":
+            from narthex.apps.cni import ports
+
+            ports.collect(node, asked)
+        case "host-local":
+            from narthex.apps.cni import addresses
+
+            addresses.collect(node, asked)
+        case "loopback":
+            return
+        case _:
+            from narthex.apps.cni import pods
+
+            pods.collect(node, asked)
+
+
+def _status(node: Node, asked: Request) -> None:
+    match asked.plugin:
+        case "flannel":
+            from narthex.apps.cni import flannel
+
+            _handed_over(node, flannel.delegate(asked), _status)
+        case "portmap":
+            from narthex.apps.cni import ports
+
+            ports.status(node, asked)
+        case "host-local":
+            from narthex.apps.cni import addresses
+
+            addresses.status(node, asked)
+        case "loopback":
+            return
+        case _:
+            from narthex.apps.cni import pods
+
+            pods.status(node, asked)

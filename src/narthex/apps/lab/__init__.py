@@ -1,0 +1,1 @@
+"""A cluster on one machine: brought up, looked at, asked, taken away."""

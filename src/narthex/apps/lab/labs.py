@@ -1,0 +1,354 @@
+"""Labs from outside: bring one up, look at it, ask it for something, take it away.
+
+The lab itself is another process (`process.py`), forked from the one that calls `up`: everything is loaded already,
+so the fork costs nothing where a fresh interpreter would cost a tenth of the whole start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from narthex.apps.lab import ask
+from narthex.apps.lab.state import LABS, LabError, LabState, PodRecord, StateDirectory, existing
+from narthex.host import netns, processes
+from narthex.lab import topology
+from narthex.lab.topology import LabNode
+
+DEFAULT_NAME = "default"
+_NEEDED = {"ip": "iproute2", "nft": "nftables"}
+_REQUEST_SECONDS = 30.0
+_LOCK_SECONDS = 5.0
+
+
+class Lab(NamedTuple):
+    """A lab that runs, for commands that look into it."""
+
+    name: str
+    mode: str
+    manifests: Path
+    """Directory that the proxies read: the whole cluster as a proxy sees it."""
+    nodes: tuple[LabNode, ...]
+    """With `name`, `namespace` (of the network), `addresses`, `pod_cidrs`."""
+    outside: str
+    """Network namespace of the client beyond the cluster."""
+    pods: tuple[PodRecord, ...]
+    """With `namespace`, `name`, `node`, `network_namespace`, `addresses`, `ready`."""
+
+
+class ProxyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's proxy, asked now."""
+
+    node: str
+    running: bool
+    healthy: bool
+    """It says that the kernel holds what it should."""
+
+
+class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A lab, asked now."""
+
+    running: bool
+    """The lab's own process runs."""
+    healthy: bool
+    """Everything runs, and every proxy says that it is well."""
+    proxies: tuple[ProxyStatus, ...]
+    state: LabState
+
+
+class Started(NamedTuple):
+    """What `up` did."""
+
+    state: LabState
+    seconds: float
+    cleared: bool
+    """Remains of a crashed lab of this name were removed first."""
+
+
+def open_lab(name: str) -> Lab:
+    """The running lab of this name. Raises LabError when there is none."""
+    state = read(name)
+    if not state.running or not is_running(state):
+        raise LabError(f"lab {name!r} does not run; `narthex lab down --name {name}` removes what is left of it")
+    return Lab(state.name, state.mode, StateDirectory(name).manifests, state.nodes, state.outside, state.pods)
+
+
+def read(name: str) -> LabState:
+    """The state of a lab, crashed or not. Raises LabError when there is none."""
+    state = StateDirectory(name).read()
+    if state is None:
+        others = ", ".join(existing())
+        raise LabError(
+            f"there is no lab {name!r}; "
+            + (f"there are: {others} (choose with --name)" if others else "`narthex lab up` makes one")
+        )
+    return state
+
+
+def is_running(state: LabState) -> bool:
+    """Whether the lab's own process runs."""
+    return processes.alive(state.controller)
+
+
+def look(name: str) -> LabStatus:
+    """The lab as it is now. Raises LabError when there is none."""
+    state = read(name)
+    recorded = {proxy.node: proxy.process for proxy in state.proxies}
+    proxies = []
+    for node in state.nodes:
+        running = node.name in recorded and processes.alive(recorded[node.name])
+        healthy = running and ask.healthy(node.namespace)
+        proxies.append(ProxyStatus(node=node.name, running=running, healthy=healthy))
+    runs = is_running(state)
+    return LabStatus(
+        running=runs,
+        healthy=runs and all(proxy.healthy for proxy in proxies),
+        proxies=tuple(proxies),
+        state=state,
+    )
+
+
+def look_at_all() -> list[LabStatus]:
+    """All labs of this machine that have a state."""
+    return [look(name) for name in existing() if StateDirectory(name).read() is not None]
+
+
+def all_names() -> list[str]:
+    """Names of all labs, also of those of which only namespaces are left."""
+    left = (topology.lab_of(namespace) for namespace in netns.names())
+    return sorted({*existing(), *(name for name in left if name is not None)})
+
+
+def up(name: str, source: Path | None, nodes: int, mode: str) -> Started:
+    """Bring a lab up; returns when every proxy has done its first sync. `source`: None makes an empty directory.
+
+    Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
+    """
+    begin = time.monotonic()
+    _check_machine(mode)
+    directory = StateDirectory(name)
+    if source is not None and not source.exists():
+        raise LabError(f"there is no directory {str(source)!r} to read manifests from")
+    try:
+        topology.nodes(name, nodes)
+    except ValueError as error:
+        raise LabError(str(error)) from None
+    lock, cleared = _take_name(directory)
+    try:
+        _make_directories(directory)
+        manifests = directory.input if source is None else source.resolve()
+        message = _start_process(directory, manifests, nodes, mode)
+    except BaseException:
+        os.close(lock)
+        down(name)
+        raise
+    os.close(lock)
+    if message != b"ready":
+        down(name)
+        raise LabError(message.decode() or f"the process of lab {name!r} was killed while it started")
+    return Started(read(name), time.monotonic() - begin, cleared)
+
+
+def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState:
+    """Ask for a number of pods; returns when they are there and all proxies know. Raises LabError."""
+    if not 0 <= replicas <= topology.MAX_NODES * topology.MAX_PODS_PER_NODE:
+        raise LabError(f"{replicas} is no number of replicas")
+    state = read(name)
+    content = {"scale": {"namespace": namespace, "name": deployment, "replicas": replicas}}
+    ask.request(StateDirectory(state.name), content, _REQUEST_SECONDS)
+    return read(name)
+
+
+def settle(name: str) -> LabState:
+    """Wait until the lab has taken in the manifests as they are now and all proxies know. Raises LabError."""
+    ask.request(StateDirectory(read(name).name), {"settle": True}, _REQUEST_SECONDS)
+    return read(name)
+
+
+def where(state: LabState, target: str) -> str:
+    """The network namespace of a node, of `outside`, or of a pod (`name` or `namespace/name`). Raises LabError."""
+    if target == topology.OUTSIDE:
+        return state.outside
+    for node in state.nodes:
+        if node.name == target:
+            return node.namespace
+    pods = [pod for pod in state.pods if target in (pod.name, f"{pod.namespace}/{pod.name}") and pod.network_namespace]
+    if len(pods) > 1:
+        choices = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
+        raise LabError(f"there are several pods {target!r}: {choices}")
+    if not pods:
+        known = [topology.OUTSIDE, *(node.name for node in state.nodes), *(pod.name for pod in state.pods)]
+        raise LabError(f"lab {state.name!r} has no {target!r}; there are: {', '.join(known)}")
+    return pods[0].network_namespace
+
+
+def down(name: str) -> bool:
+    """Take the lab away with all that is in it, running or crashed. False: there was nothing. Raises LabError.
+
+    A process belongs to the lab when it is recorded as the lab's own, or when it lives in one of its namespaces.
+    """
+    _check_root()
+    directory = StateDirectory(name)
+    state = directory.read()
+    if state is not None:
+        processes.kill([state.controller])
+    namespaces = [each for each in netns.names() if topology.owns(name, each)]
+    if state is None and not namespaces and not directory.path.is_dir():
+        return False
+    lock = _wait_for_lock(directory)
+    try:
+        _clear(directory)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return True
+
+
+def _wait_for_lock(directory: StateDirectory) -> int | None:
+    """Own the lab; None when it has no directory. The process may have been forked but not recorded yet."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while directory.path.is_dir():
+        lock = directory.lock()
+        if lock is not None:
+            return lock
+        state = directory.read()
+        if state is not None:
+            processes.kill([state.controller])
+        if time.monotonic() > deadline:
+            raise LabError(f"another command holds lab {directory.name!r}; wait for it or end it, then try again")
+        time.sleep(0.01)
+    return None
+
+
+def _clear(directory: StateDirectory) -> None:
+    """Processes, namespaces, files. The caller owns the lab, so nothing new comes."""
+    while True:
+        # The names are read again each time: a namespace may have been made just before its maker was killed.
+        namespaces = [name for name in netns.names() if topology.owns(directory.name, name)]
+        inside = processes.inside(namespaces)
+        if not inside:
+            break
+        processes.kill(inside)
+    for namespace in namespaces:
+        netns.delete(namespace)
+    shutil.rmtree(directory.path, ignore_errors=True)
+    if not existing():
+        for parent in (LABS, LABS.parent):
+            try:
+                parent.rmdir()
+            except OSError:
+                break
+
+
+def _take_name(directory: StateDirectory) -> tuple[int, bool]:
+    """Own the name: the lock, and whether remains of a crashed lab had to go. Raises LabError when it is taken."""
+    cleared = any(topology.owns(directory.name, name) for name in netns.names())
+    try:
+        LABS.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directory.path.mkdir(mode=0o700, exist_ok=True)
+        lock = directory.lock()
+    except FileNotFoundError:
+        # A `down` at this very moment took the directory away again.
+        return _take_name(directory)
+    except OSError as error:
+        raise LabError(f"cannot use {directory.path}: {error.strerror}") from None
+    if lock is None:
+        raise LabError(
+            f"a lab {directory.name!r} is there already; `narthex lab down --name {directory.name}` takes it away, "
+            f"or choose another --name"
+        )
+    if any(directory.path.iterdir()) or cleared:
+        os.close(lock)
+        down(directory.name)
+        return _take_name(directory)[0], True
+    return lock, False
+
+
+def _make_directories(directory: StateDirectory) -> None:
+    for path in (directory.manifests, directory.logs, directory.input):
+        path.mkdir(mode=0o700)
+
+
+def _start_process(directory: StateDirectory, source: Path, nodes: int, mode: str) -> bytes:
+    """Fork the lab's process and wait for its word: `ready`, or what went wrong; empty when it died."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Forked twice, so that the caller has no child to collect when the lab ends.
+        if os.fork() == 0:
+            os.close(reader)
+            _be_the_lab(directory, source, nodes, mode, writer)
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    message = b""
+    try:
+        while part := os.read(reader, 65536):
+            message += part
+        return message
+    finally:
+        os.close(reader)
+
+
+def _be_the_lab(directory: StateDirectory, source: Path, nodes: int, mode: str, writer: int) -> NoReturn:
+    """The rest of the forked process's life. It keeps the lock, which it has inherited, until its end."""
+    try:
+        os.setsid()
+        os.chdir("/")
+        null = os.open(os.devnull, os.O_RDONLY)
+        log = os.open(directory.logs / "lab.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for handle, number in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(handle, number)
+        for handle in {null, log} - {0, 1, 2}:
+            os.close(handle)
+        from narthex.apps.lab.process import LabProcess
+
+        process = LabProcess(directory, source, nodes, mode)
+        process.start()
+        # Nobody at the other end any more: whoever wanted the lab is gone, and this raises.
+        os.write(writer, b"ready")
+        os.close(writer)
+    except BaseException as error:
+        traceback.print_exc()
+        _clear(directory)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(writer, str(error).encode() or type(error).__name__.encode())
+        os._exit(1)
+    try:
+        process.run()
+    finally:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _check_machine(mode: str) -> None:
+    from narthex.apps.machine import refusal
+
+    _check_root()
+    for program, package in _NEEDED.items():
+        if shutil.which(program) is None:
+            raise LabError(f"the program {program!r} is missing; install the package {package}")
+    why_not = refusal(mode)
+    if why_not:
+        raise LabError(why_not)
+
+
+def _check_root() -> None:
+    if os.geteuid() != 0:
+        raise LabError("a lab is made of network namespaces, and only root may make those; run it with sudo")
+
+
+def to_builtins(state: LabState) -> dict[str, object]:
+    """The state as plain values, for JSON."""
+    plain: dict[str, object] = msgspec.to_builtins(state)
+    return plain

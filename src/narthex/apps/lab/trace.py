@@ -1,0 +1,91 @@
+"""A packet's way through a running lab: the rules and routes that its nodes have at this moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from narthex.apps.inputs import Wishes, read_cluster, view
+from narthex.apps.lab.labs import Lab, open_lab
+from narthex.apps.lab.state import LabError, StateDirectory
+from narthex.apps.trace import Place, Places, TraceError, answer, ask, question
+from narthex.host import netns
+from narthex.host.addresses import own_addresses
+from narthex.host.routes import Hop, next_hop
+from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
+from narthex.model.net import IPFamily, contains, family_of
+from narthex.model.packet import Host
+from narthex.trace.explain import Explanation
+from narthex.trace.names import Named, Names
+
+
+def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif: str | None = None) -> Explanation:
+    """Explain a packet of a running lab. Raises TraceError, InputError."""
+    try:
+        lab = open_lab(name)
+    except LabError as error:
+        raise TraceError(str(error)) from error
+    cluster = read_cluster(lab.manifests)
+    places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, _pods(lab))
+    sender, target, wanted = ask(places, source, destination)
+    node = _node(lab, node_name or sender.node or target.node)
+    config_file = StateDirectory(lab.name).proxy_config
+    inputs = view(
+        cluster,
+        Wishes(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None),
+    )
+    with netns.entered(node.namespace):
+        own = tuple(each.address for each in own_addresses())
+    host = Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
+    others = _names(lab)
+    names = Names(cluster.snapshot, others)
+    return answer(
+        question(places, sender, target, wanted, inputs, host, iif),
+        inputs,
+        host,
+        others=others,
+        live_rules=lambda family: _rules(lab.mode, family, node.namespace),
+        live_route=lambda ip: route_text(next_hop(ip, node.namespace), names),
+    )
+
+
+def _rules(mode: str, family: IPFamily, namespace: str) -> Any:
+    from narthex.host.targets import rules_in_force
+
+    return rules_in_force(mode, family, namespace)
+
+
+def _node(lab: Lab, name: str) -> LabNode:
+    """The node by name; the first one when the packet's ends say nothing."""
+    found = next((node for node in lab.nodes if node.name == name), None)
+    if name and found is None:
+        raise TraceError(f"lab {lab.name} has no node {name}; it has {', '.join(node.name for node in lab.nodes)}")
+    return found or lab.nodes[0]
+
+
+def _pods(lab: Lab) -> list[Place]:
+    return [
+        Place(kind="pod", name=f"{pod.namespace}/{pod.name}", addresses=pod.addresses, node=pod.node)
+        for pod in lab.pods
+        if pod.addresses
+    ]
+
+
+def _names(lab: Lab) -> dict[str, Named]:
+    names = {ip: Named("outside", "") for ip in OUTSIDE_ADDRESSES}
+    for pod in lab.pods:
+        names.update({ip: Named("pod", f"{pod.namespace}/{pod.name}", pod.node) for ip in pod.addresses})
+    for node in lab.nodes:
+        names.update({ip: Named("node", node.name) for ip in (*node.addresses, *node.gateways)})
+    return names
+
+
+def route_text(hop: Hop, names: Names) -> str:
+    """A first hop in words."""
+    if hop.problem:
+        return f"none: {hop.problem}"
+    if hop.local:
+        return "stays on this node"
+    if not hop.via:
+        return f"over {hop.device}, straight to it"
+    who = names.of(hop.via)
+    return f"over {hop.device} by way of {hop.via}" + (f" ({who})" if who else "")
