@@ -1,6 +1,7 @@
 """Who may import whom. Each rule has its reason, printed when it breaks."""
 
 import ast
+import itertools
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "narthex"
 MODULES = sorted(SRC.rglob("*.py"))
 
-PURE = ("model", "state", "plan", "netfilter", "trace", "backends", "cni", "lab")
+PURE = ("model", "state", "plan", "netfilter", "trace", "backends", "cni", "overlay", "dns", "lb", "lab")
 PURE_MODULES = tuple(f"sources/kube/{name}.py" for name in ("holdings", "messages", "pace", "resources", "watch"))
 """Besides these rooms: a protocol is tested without a network, and in made-up time."""
 EFFECTS = {
@@ -37,6 +38,9 @@ LEVELS = {
     "trace": 3,
     "backends": 4,
     "cni": 4,
+    "overlay": 4,
+    "dns": 4,
+    "lb": 4,
     "lab": 4,
     "sources": 5,
     "host": 5,
@@ -46,12 +50,16 @@ LEVELS = {
     "__main__": 9,
     "__init__": 0,
 }
-SIBLINGS = [("plan", "netfilter"), ("backends", "lab"), ("backends", "cni"), ("cni", "lab"), ("sources", "host")]
+WORKS = ("backends", "cni", "overlay", "dns", "lb", "lab")
+"""Works of a node, each of which is there without the others."""
+SIBLINGS = [("plan", "netfilter"), *itertools.combinations(WORKS, 2), ("sources", "host")]
 SIBLING_REASONS = {
     ("plan", "netfilter"): "a plan speaks Service; rules are below it and must not be needed to decide",
-    ("backends", "lab"): "a backend renders plans of any cluster; the lab is only one of them",
-    ("backends", "cni"): "a pod's network is there with any dataplane, and before one",
-    ("cni", "lab"): "a plugin knows one attachment; the lab calls it as a container runtime does",
+    **dict.fromkeys(
+        itertools.combinations(WORKS, 2),
+        "a Service's rules, a pod's network, routes between nodes, names and announcements are each there without the "
+        "others, and the lab only uses them; what two of them share belongs below both, what joins them into apps/",
+    ),
     ("sources", "host"): "what comes in and what goes out meet in apps/ only",
 }
 ALLOWED = {
