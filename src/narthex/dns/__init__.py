@@ -1,0 +1,1 @@
+"""Names of Services and pods: which records there are, how questions are read and answers written. No I/O."""
