@@ -80,26 +80,11 @@ class IptablesBackend:
         return save_text(rules.ruleset)
 
 
-def _changed(plan: Plan, last: _Rendering) -> Iterable[ServicePortName]:
-    """Service ports that may differ from the last rendering."""
-    if plan.lineage.number == last.plan_number:
-        return ()
-    if plan.lineage.parent == last.plan_number:
-        return plan.lineage.changed
-    known = last.fragments
-    gone = [name for name in known if name not in plan.services]
-    return gone + [
-        name
-        for name, service in plan.services.items()
-        if (held := known.get(name)) is None or held.service is not service
-    ]
-
-
 def _count(plan: Plan, last: _Rendering | None) -> int:
     if last is None:
         return sum(map(count_endpoints, plan.services.values()))
     count = last.endpoints
-    for name in _changed(plan, last):
+    for name in plan.differing(last.plan_number, last.fragments):
         service, held = plan.services.get(name), last.fragments.get(name)
         count += (count_endpoints(service) if service else 0) - (held.endpoints if held else 0)
     return count
@@ -138,7 +123,7 @@ def _render_changes(plan: Plan, previous: XtablesRules, last: _Rendering, endpoi
     shared_differ = False
     fragments = last.fragments
     with previous.chains["nat"].mutate() as nat:
-        for name in _changed(plan, last):
+        for name in plan.differing(last.plan_number, last.fragments):
             service, before = plan.services.get(name), last.fragments.get(name)
             after = fragment(service, last.frame) if service else None
             shared_differ |= _shared(before) != _shared(after)

@@ -8,7 +8,7 @@ too, without a rule for each address. And free addresses of a ServiceCIDR lead n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar, cast
 
 import msgspec
@@ -125,7 +125,7 @@ class _Turn:
         last = self._last
         fragments = last.fragments.mutate()
         exact, node = last.exact.mutate(), last.node.mutate()
-        for name in _changed(self._plan, last):
+        for name in self._plan.differing(last.plan_number, last.fragments):
             service, before = self._plan.services.get(name), last.fragments.get(name)
             after = fragment(service, last.settings) if service else None
             if before is not None:
@@ -244,21 +244,6 @@ class _Turn:
 
     def _name(self, name: str) -> str:
         return names.set_name(name, self._plan.family)
-
-
-def _changed(plan: Plan, last: _Rendering) -> Iterable[ServicePortName]:
-    """Service ports that may differ from the last rendering."""
-    if plan.lineage.number == last.plan_number:
-        return ()
-    if plan.lineage.parent == last.plan_number:
-        return plan.lineage.changed
-    known = last.fragments
-    gone = [name for name in known if name not in plan.services]
-    return gone + [
-        name
-        for name, service in plan.services.items()
-        if (held := known.get(name)) is None or held.service is not service
-    ]
 
 
 def _added(counts: Map[K, int], changes: Mapping[K, int]) -> Map[K, int]:

@@ -7,7 +7,7 @@ table they mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import msgspec
@@ -19,7 +19,7 @@ from narthex.backends.nftables_rows import Count, Row, count_sets, draw_chains, 
 from narthex.backends.nftables_service import Fragment, Part, Shared, add, fragment
 from narthex.model.names import ServicePortName
 from narthex.netfilter.ast import Ruleset, Set, Table
-from narthex.plan.ir import Plan, ServicePlan
+from narthex.plan.ir import Plan
 
 
 class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -113,7 +113,7 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
     leaving: list[Fragment] = []
     coming: list[Fragment] = []
     with previous.fragments.mutate() as mutation:
-        for name in _changed(previous, plan):
+        for name in plan.differing(previous.lineage, previous.fragments):
             before, service = previous.fragments.get(name), plan.services.get(name)
             if before is not None and before.service is service:
                 continue
@@ -148,15 +148,6 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
         lineage=plan.lineage.number,
         step=(previous.identity, between(have, want)),
     )
-
-
-def _changed(previous: NftRules, plan: Plan) -> Iterable[ServicePortName]:
-    """Service ports that may differ."""
-    if previous.lineage and previous.lineage == plan.lineage.parent:
-        return plan.lineage.changed
-    have: dict[ServicePortName, ServicePlan] = {name: one.service for name, one in previous.fragments.items()}
-    differing = [name for name, service in plan.services.items() if have.pop(name, None) is not service]
-    return (*differing, *have)
 
 
 def _counted(counts: Map[Shared, int], old: Part, new: Part) -> Map[Shared, int]:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -213,6 +214,13 @@ class Lineage:
         return 0
 
 
+class HasService(typing.Protocol):
+    """What a later stage keeps of one Service port."""
+
+    @property
+    def service(self) -> ServicePlan: ...
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All decisions of one node for one IP family."""
 
@@ -235,6 +243,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     health_checks: Mapping[NamespacedName, HealthCheck] = {}
     """LoadBalancer Services with Local policy that have a health check port."""
     lineage: Lineage = msgspec.field(default_factory=Lineage)
+
+    def differing(self, number: int, known: Mapping[ServicePortName, HasService]) -> Iterable[ServicePortName]:
+        """Service ports that may differ from what was rendered of the plan with this lineage number (0: nobody knows
+        which), when `known` is what was rendered of each."""
+        if self.lineage.number == number:
+            return ()
+        if number and self.lineage.parent == number:
+            return self.lineage.changed
+        services = self.services
+        gone = [name for name in known if name not in services]
+        return gone + [
+            name
+            for name, service in services.items()
+            if (held := known.get(name)) is None or held.service is not service
+        ]
 
 
 class Deviation(enum.Enum):
