@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.dns.selector import Requirement
+from narthex.model.selector import Requirement
 
 Zones = tuple[str, ...]
 
