@@ -305,7 +305,7 @@ def test_a_change_of_mode_under_load(world, former, mode):
     try:
         load.hold(40)
         world.mode = mode
-        with load.streaming(300):
+        with load.streaming():
             world.start().ready()
             world.wait(
                 lambda: left_of(world.world.node) == {{"iptables": "nft"}.get(mode, mode)}, "the end of the old rules"
@@ -342,7 +342,7 @@ def test_old_and_new_rules_side_by_side(world):
     load = Load([world.from_pod(4), world.from_outside(4), world.from_pod(6), world.from_outside(6)])
     try:
         load.hold(40)
-        with load.streaming(120):
+        with load.streaming():
             world.wait(lambda: load.made > 100, "new connections")
         load.exchange()
         assert (load.failures, load.resent) == ([], 0)

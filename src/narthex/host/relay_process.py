@@ -56,6 +56,7 @@ class RelayProcess:
                 namespace=namespace,
             )
         self._socket = ours
+        self._silent = False
 
     def __del__(self) -> None:
         """Nobody can ask it any more, so it ends."""
@@ -72,14 +73,23 @@ class RelayProcess:
         """Whether it runs."""
         return self._process.poll() is None
 
+    @property
+    def end(self) -> str:
+        """What ended it, when it has ended."""
+        if self._silent:
+            return f"it gave no answer within {_PATIENCE:g} s"
+        status = self._process.returncode or 0
+        return f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
+
     def ask(self, order: Order) -> Answer:
-        """Give an order and wait for the answer. Raises RelayGone."""
+        """Give an order and wait for the answer. Raises RelayGone, the message begins with `relay`."""
         try:
             self._socket.sendall(frame(order))
             return receive(self._socket, Answer)
         except (EOFError, OSError, msgspec.DecodeError) as error:
+            self._silent = isinstance(error, TimeoutError)
             self.close()
-            raise RelayGone(f"the relay (process {self.pid}) is gone: {error}") from error
+            raise RelayGone(f"relay (process {self.pid}) gave no answer: {error}") from error
 
     def close(self) -> None:
         """End it, and with it all connections."""

@@ -42,6 +42,8 @@ class UserspaceTarget:
         """What the relay serves."""
         self._lost: Listeners = Map()
         """What a relay served that has died, until somebody serves it again."""
+        self._died = False
+        """The last relay has, and there is no other yet."""
         self._mark = 0
         self._taken: set[ListenKey] = set()
         self._short_of_files = 0
@@ -94,7 +96,6 @@ class UserspaceTarget:
 
     def _tend(self) -> None:
         if not self._alive() and self._lost:
-            _LOGGER.warning("the relay is started again; the connections through it are lost")
             self._listen(tuple(self._lost.values()))
         if self._alive():
             short = self.counts.short_of_files
@@ -130,13 +131,20 @@ class UserspaceTarget:
             return False
         if self._relay.alive:
             return True
-        _LOGGER.warning("the %s relay (process %d) has died", self._family.label, self._relay.pid)
         self._gone()
         return False
 
     def _gone(self) -> None:
+        """Say what became of the relay, whoever noticed it, and go on without."""
         if self._relay is not None:
             self._relay.close()
+            _LOGGER.warning(
+                "the %s relay (process %d) has died: %s; the connections through it are lost",
+                self._family.label,
+                self._relay.pid,
+                self._relay.end,
+            )
+            self._died = True
         self._relay = None
         self._lost, self._listeners = self._listeners or self._lost, Map()
         self._short_of_files = 0
@@ -172,9 +180,12 @@ class UserspaceTarget:
             if self._relay is None:
                 setup = Setup(ADDRESS_FAMILIES[self._family.value], udp_idle_seconds=self._udp_idle_seconds)
                 self._relay = RelayProcess(setup, self._namespace)
+                if self._died:
+                    _LOGGER.warning("the %s relay is started again (process %d)", self._family.label, self._relay.pid)
+                self._died = False
             return self._relay.ask(order)
         except RelayGone as error:
             self._gone()
-            raise ApplyError(f"{error}; it is started again with the next sync") from error
+            raise ApplyError(f"the {self._family.label} {error}; it is started again soon") from error
         except OSError as error:
-            raise ApplyError(f"the relay could not be started: {error}") from error
+            raise ApplyError(f"the {self._family.label} relay could not be started: {error}") from error

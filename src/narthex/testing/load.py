@@ -24,7 +24,7 @@ from narthex.testing.kernel_client import ADDRESS_FAMILY
 PATIENCE = 10.0
 """Seconds that a connection or an answer may take before it counts as failed."""
 PAUSE = 0.004
-"""Seconds between two new connections of a stream."""
+"""Seconds between two new connections of a stream, as a rule."""
 _TOTAL_RETRANS = 100
 """Offset of `tcpi_total_retrans` in linux/tcp.h's `struct tcp_info`."""
 
@@ -198,10 +198,11 @@ class Load:
             self.hold(len(leaving))
 
     @contextmanager
-    def streaming(self, most: int = 100_000) -> Iterator[Load]:
-        """A stream of at most so many new connections while the block runs, and a word on the kept ones meanwhile."""
+    def streaming(self, pause: float = PAUSE) -> Iterator[Load]:
+        """A stream of new connections for as long as the block runs, and a word on the kept ones meanwhile; `pause`
+        seconds between two."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._stream, args=(ended, most), name="load", daemon=True)
+        thread = threading.Thread(target=self._stream, args=(ended, pause), name="load", daemon=True)
         thread.start()
         try:
             yield self
@@ -215,9 +216,9 @@ class Load:
             line.close()
         self.held.clear()
 
-    def _stream(self, ended: threading.Event, most: int) -> None:
-        for number in range(most):
-            if ended.wait(PAUSE):
+    def _stream(self, ended: threading.Event, pause: float) -> None:
+        for number in itertools.count():
+            if ended.wait(pause):
                 return
             with self._lock:
                 self._call()
