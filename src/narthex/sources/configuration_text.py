@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from narthex.model.duration import duration_text
 from narthex.sources.configuration import API_VERSION, KIND, OWN_API_VERSION, OWN_KIND
-from narthex.sources.fields import duration_text
 from narthex.sources.proxy_configuration import ProxyConfiguration
 
 _TIMES = ("Period", "Timeout", "Frequency")

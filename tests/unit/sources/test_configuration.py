@@ -4,15 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from narthex.model.duration import duration, duration_text
 from narthex.plan.planner import NodeConfig
 from narthex.sources.configuration import ConfigurationError, ProxyConfiguration, node_config, parse, read
 from narthex.sources.configuration_text import file_text
-from narthex.sources.fields import duration, duration_text
 from narthex.sources.proxy_configuration import (
     IPVS,
     ClientConnection,
+    CniSettings,
     Conntrack,
     Logging,
+    NodeParts,
     OwnConfiguration,
     Rules,
     Winkernel,
@@ -333,12 +335,18 @@ def test_other_documents_of_the_file():
 def test_our_own_document():
     text = (
         HEAD + "mode: iptables\n" + OWN_HEAD + "strictSourceRanges: true\nexplainService: shop/web\n"
-        "connectionMetrics: services\nconnectionSeries: 5\n"
+        "connectionMetrics: services\nconnectionSeries: 5\nparts: {cni: true}\n"
+        "cni: {socket: /run/a.sock, stateDirectory: /var/lib/b}\n"
     )
     configuration, problems = parse(text.encode(), "proxy.yaml")
     assert problems == ()
     assert configuration.own == OwnConfiguration(
-        strict_source_ranges=True, explain_service="shop/web", connection_metrics="services", connection_series=5
+        strict_source_ranges=True,
+        explain_service="shop/web",
+        connection_metrics="services",
+        connection_series=5,
+        parts=NodeParts(cni=True),
+        cni=CniSettings(socket="/run/a.sock", state_directory="/var/lib/b"),
     )
     assert node_config(configuration, "", "a").strict_source_ranges
     assert good("").own == OwnConfiguration()
@@ -354,6 +362,9 @@ def test_our_own_document():
         ("connectionMetrics: some", "connectionMetrics: 'some' is not endpoints, services or off"),
         ("connectionSeries: -1", "connectionSeries: -1 is not a number in range (0-1000000)"),
         ("strictSourceRanges: 1", "strictSourceRanges: 1 is a number, must be true or false"),
+        ("parts: {cni: yes-please}", "parts.cni: 'yes-please' is text, must be true or false"),
+        ("cni: {socket: cni.sock}", "cni.socket: 'cni.sock' is not an absolute path, such as /var/lib/narthex"),
+        (f"cni: {{socket: /{'a' * 107}}}", "is longer than the 107 bytes that a socket's path may have"),
     ],
 )
 def test_faults_of_our_own_document_have_their_line(body, said):
