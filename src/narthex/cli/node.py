@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,23 @@ import narthex
 from narthex.cli.following import CONTEXT, begin, source, with_source
 from narthex.cli.proxy_flags import fields, with_ports
 
+PARTS = {
+    "proxy": "Be the node proxy. Default: yes.",
+    "cni": "Be the CNI plugins' agent. Default: no.",
+}
+
+
+def _with_parts(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name in reversed(PARTS):
+        command = click.option(f"--{name}/--no-{name}", default=None, help=PARTS[name])(command)
+    return command
+
 
 @click.command("node", context_settings=CONTEXT)
-@click.option("--proxy/--no-proxy", default=None, help="Be the node proxy. Default: yes.")
+@_with_parts
 @with_source
 @click.version_option(narthex.__version__, prog_name="narthex")
 def command(
-    proxy: bool | None,
     manifests: Path | None,
     master: str,
     config: Path | None,
@@ -25,7 +36,7 @@ def command(
     metrics_port: int | None,
     **flags: Any,
 ) -> None:
-    """Be all that a node needs, in one process: for the time being that is the proxy.
+    """Be all that a node needs, in one process: its proxy, and what is switched on besides.
 
     Takes `narthex proxy`'s options. A part that fails is started again after a while and never ends another one;
     `/healthz` says how each part is. On SIGTERM or SIGINT all end, the last started first; the rules stay.
@@ -35,9 +46,10 @@ def command(
     from narthex.apps.node.process import serve_node
     from narthex.apps.proxy.settings import OWN, SettingsError
 
+    switched = {name: on for name in PARTS if (on := flags.pop(name)) is not None}
     given = with_ports(fields(flags), healthz_port, metrics_port)
-    if proxy is not None:
-        given[OWN] = {**given.get(OWN, {}), "parts": {"proxy": proxy}}
+    if switched:
+        given[OWN] = {**given.get(OWN, {}), "parts": switched}
     try:
         told, file = begin(given, config)
         serve_node(told, source(told, manifests, master), file)

@@ -24,6 +24,7 @@ DEFAULT_VERSION = "0.1.0"
 """A configuration that names no version means this one."""
 
 _SINCE = {"ADD": "0.1.0", "DEL": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
+COMMANDS = ("VERSION", *_SINCE)
 _NEEDED = {
     "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"),
     "CHECK": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"),

@@ -26,6 +26,7 @@ from narthex.sources.proxy_configuration import (
     DEFAULT_MODE,
     HEALTHZ_PORT,
     METRICS_PORT,
+    CniSettings,
     NodeParts,
     OwnConfiguration,
     ProxyConfiguration,
@@ -48,6 +49,7 @@ PRIMARY = "primary"
 
 _VERSIONS = {KIND: API_VERSION, OWN_KIND: OWN_API_VERSION}
 _MOST_BYTES = 1024 * 1024
+_LONGEST_SOCKET = 107
 
 
 class ConfigurationError(ValueError):
@@ -240,10 +242,24 @@ def _own(top: Fields) -> OwnConfiguration:
         connection_metrics=top.word("connectionMetrics", CONNECTION_METRICS, "endpoints"),
         connection_series=top.whole("connectionSeries", 10000, 0, 1_000_000),
         udp_idle_timeout=top.seconds("udpIdleTimeout", 30.0, zero_is_default=True),
-        parts=NodeParts(proxy=top.section("parts").flag("proxy", True)),
+        parts=_parts(top.section("parts")),
+        cni=_cni(top.section("cni")),
     )
     top.unknown()
     return made
+
+
+def _parts(section: Fields) -> NodeParts:
+    defaults = msgspec.structs.asdict(NodeParts())
+    return NodeParts(**{name: section.flag(name, default) for name, default in defaults.items()})
+
+
+def _cni(section: Fields) -> CniSettings:
+    defaults = CniSettings()
+    return CniSettings(
+        socket=section.read("socket", _socket_path, defaults.socket),
+        state_directory=section.read("stateDirectory", _absolute_path, defaults.state_directory),
+    )
 
 
 def _mode(top: Fields) -> str:
@@ -326,6 +342,18 @@ def _interface(text: str) -> str:
 def _version(text: str) -> str:
     if text != PREVIOUS_MINOR:
         raise ValueError(f"is not {PREVIOUS_MINOR}: only the previous minor version's hidden metrics can be shown")
+    return text
+
+
+def _absolute_path(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("is not an absolute path, such as /var/lib/narthex")
+    return text
+
+
+def _socket_path(text: str) -> str:
+    if len(_absolute_path(text).encode()) > _LONGEST_SOCKET:
+        raise ValueError(f"is longer than the {_LONGEST_SOCKET} bytes that a socket's path may have")
     return text
 
 

@@ -83,6 +83,16 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """`parts` of a NarthexConfiguration: what `narthex node` runs."""
 
     proxy: bool = True
+    cni: bool = False
+
+
+class CniSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`cni` of a NarthexConfiguration: the CNI plugins' agent."""
+
+    socket: str = "/run/narthex/cni.sock"
+    """Where it listens; the plugins look there (`narthex cni install --socket`)."""
+    state_directory: str = "/var/lib/cni/narthex"
+    """Where it has its records, as the plugins do (`--state-dir`)."""
 
 
 class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +109,7 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     udp_idle_timeout: float = 30.0
     """userspace only: a UDP client that was idle for so long may get another endpoint (row 25.7)."""
     parts: NodeParts = NodeParts()
+    cni: CniSettings = CniSettings()
 
 
 class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):

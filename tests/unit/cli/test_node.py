@@ -2,12 +2,14 @@
 
 import logging
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from narthex.apps.node import process as node_process
 from narthex.apps.proxy.start import StartError
 from narthex.cli import main
+from narthex.sources.proxy_configuration import NodeParts
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 OWN = "---\napiVersion: narthex/v1alpha1\nkind: NarthexConfiguration\n"
@@ -60,7 +62,7 @@ def test_parts_are_switched_by_flag_or_file_and_the_file_wins(served, tmp_path, 
     assert result.exit_code == 0, result.output
     told = served[0][0]
     assert told.own.parts.proxy is on
-    assert told.own_configuration["parts"] == {"proxy": on}
+    assert told.own_configuration["parts"] == {**msgspec.structs.asdict(NodeParts()), "proxy": on}
     assert ("parts.proxy" in result.output) == (
         bool(flags) and "proxy:" in own and f"--{'' if on else 'no-'}proxy" not in flags
     )

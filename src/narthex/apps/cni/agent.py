@@ -12,13 +12,20 @@ import selectors
 import socket
 import struct
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from narthex.apps.cni import addresses, pods, ports, resync, run
 from narthex.apps.cni.node import Node
+from narthex.cni import request as requests
 from narthex.host.cni import namespaces
 from narthex.host.cni.records import STATE
 from narthex.host.nfnetlink import NfNetlink
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 # Loaded here once instead of by each first request.
 LOADED = (addresses, pods, ports)
@@ -27,6 +34,8 @@ SOCKET = "/run/narthex/cni.sock"
 _MOST = (1 << 20) + (1 << 16)
 _MOST_FILES = 2
 _PATIENCE_SECONDS = 30.0
+_LAST_SECONDS = 5.0
+"""How long the end waits for requests that are being worked on."""
 _LOOK_SECONDS = 2.0
 """How often the ruleset's generation is looked at."""
 _NOT_MINE = b"\xff"
@@ -50,6 +59,8 @@ class Agent:
         self._mending = False
         self._idle: list[Node] = []
         """Those that no request uses now; a list's `append` and `pop` are safe among threads."""
+        self._answers: Counter[tuple[str, str, str]] = Counter()
+        """By plugin, command and outcome."""
 
     @property
     def healthy(self) -> bool:
@@ -102,6 +113,12 @@ class Agent:
                 one.close()
             self._socket = self._waker = None
             Path(self._path).unlink(missing_ok=True)
+            with self._turns:
+                # Who has asked already gets an answer.
+                self._turns.wait_for(lambda: not self._requests, _LAST_SECONDS)
+                for node in self._idle:
+                    node.close()
+                self._idle.clear()
 
     def stop(self) -> None:
         """Let `serve` return. Safe from any thread and in a signal handler."""
@@ -140,6 +157,18 @@ class Agent:
             return 0
         return mended
 
+    def collect(self) -> Iterable[Metric]:
+        """Requests that were answered, for prometheus-client."""
+        from prometheus_client.core import CounterMetricFamily
+
+        labels = ["plugin", "command", "outcome"]
+        answers = CounterMetricFamily(
+            "narthex_cni_requests", "Requests of CNI plugins that were answered.", labels=labels
+        )
+        for key, count in dict(self._answers).items():
+            answers.add_metric(list(key), count)
+        return (answers,)
+
     def _serve_one(self, connection: socket.socket) -> None:
         with connection:
             connection.settimeout(_PATIENCE_SECONDS)
@@ -162,7 +191,9 @@ class Agent:
             plugin, stdin, *pairs = parts
             texts = [part.decode("utf-8", "surrogateescape") for part in pairs]
             environment = dict(zip(texts[::2], texts[1::2], strict=True))
-            text, status = self._done(plugin.decode(), environment, stdin, files.pop() if len(files) > 1 else None)
+            name = plugin.decode()
+            text, status = self._done(name, environment, stdin, files.pop() if len(files) > 1 else None)
+            self._count(name, environment.get("CNI_COMMAND", ""), status)
             return bytes([status]) + text.encode()
         finally:
             for one in files:
@@ -181,6 +212,13 @@ class Agent:
         finally:
             with self._turns:
                 self._requests -= 1
+                self._turns.notify_all()
+
+    def _count(self, plugin: str, command: str, status: int) -> None:
+        """What is asked for may be any text, and must not become as many numbers."""
+        known = plugin if plugin in run.PLUGINS else "", command if command in requests.COMMANDS else ""
+        with self._turns:
+            self._answers[*known, "error" if status else "ok"] += 1
 
     def _node(self) -> Node:
         try:

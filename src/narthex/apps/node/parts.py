@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
@@ -47,6 +47,15 @@ class Part(Protocol):
         ...
 
 
+@runtime_checkable
+class Counting(Protocol):
+    """A part that has numbers of its own."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Those of this run. Asked from other threads, while it runs."""
+        ...
+
+
 Make = Callable[[], Part]
 """Makes a part for one run. What it raises is the part's failure."""
 
@@ -72,6 +81,8 @@ class Keeper:
         self._clock = clock or SystemClock()
         self._part: Part | None = None
         self._stopping = False
+        self._renewed = False
+        """The present run has been told to end for the next one."""
         self._failures = 0
         self._error = ""
 
@@ -79,10 +90,15 @@ class Keeper:
         """Run the part, again and again, until `stop`."""
         rest = FIRST_REST
         while not self._stopping:
+            # Whoever asks for a new one from here on has it made by what is so now.
+            self._renewed = False
             begun = self._clock.now()
             error = self._run_once()
             if self._stopping:
                 return
+            if self._renewed:
+                LOGGER.info("part %s begins anew, for other settings", self.name)
+                continue
             if self._clock.now() - begun >= STEADY:
                 rest = FIRST_REST
             self._failures += 1
@@ -90,12 +106,26 @@ class Keeper:
             LOGGER.error(
                 "part %s ended: %s; it is started again in %g s, the other parts go on", self.name, error, rest
             )
-            self._clock.sleep(rest)
+            self._sleep(rest)
             rest = min(2 * rest, LONGEST_REST)
+
+    def _sleep(self, seconds: float) -> None:
+        end = self._clock.now() + seconds
+        # A wake may have been meant for a run that was over already.
+        while not self._stopping and not self._renewed and (left := end - self._clock.now()) > 0:
+            self._clock.sleep(left)
+
+    def renew(self) -> None:
+        """End the present run, or the rest after it, and make the part anew. That is no failure."""
+        self._renewed = True
+        self._end_run()
 
     def stop(self) -> None:
         """End `keep`, and the part with it."""
         self._stopping = True
+        self._end_run()
+
+    def _end_run(self) -> None:
         self._clock.wake()
         part = self._part
         if part is not None:
@@ -108,12 +138,17 @@ class Keeper:
         error = "" if healthy else self._error
         return PartReport(running=part is not None, healthy=healthy, failures=self._failures, error=error)
 
+    def collect(self) -> Iterable[Metric]:
+        """The part's own numbers; none while it does not run."""
+        part = self._part
+        return part.collect() if isinstance(part, Counting) else ()
+
     def _run_once(self) -> str:
         """One run; why it ended."""
         try:
             self._part = part = self._make()
             # Whoever stops between these lines has seen the part, or is seen here.
-            if not self._stopping:
+            if not self._stopping and not self._renewed:
                 part.run()
         except BaseException as error:
             # Also a SystemExit, which would end this thread and no more.
@@ -132,7 +167,7 @@ class Node:
     ) -> None:
         """`parts`: name and how to make it, in the order in which they start; they end the other way round. `clock`
         makes a clock, since each waiter needs one of its own."""
-        self._keepers = [Keeper(name, make, clock()) for name, make in parts]
+        self._keepers = {name: Keeper(name, make, clock()) for name, make in parts}
         self._clock = clock()
         self._patience = patience
         self._stopping = False
@@ -140,7 +175,8 @@ class Node:
     def run(self) -> None:
         """Start all parts, and end them all when `stop` is called."""
         threads = [
-            (keeper, threading.Thread(target=keeper.keep, name=keeper.name, daemon=True)) for keeper in self._keepers
+            (keeper, threading.Thread(target=keeper.keep, name=keeper.name, daemon=True))
+            for keeper in self._keepers.values()
         ]
         for _, thread in threads:
             thread.start()
@@ -158,12 +194,16 @@ class Node:
         self._stopping = True
         self._clock.wake()
 
+    def renew(self, name: str) -> None:
+        """Make a part anew; the others go on."""
+        self._keepers[name].renew()
+
     def report(self) -> dict[str, PartReport]:
         """How each part is now, in order."""
-        return {keeper.name: keeper.report() for keeper in self._keepers}
+        return {name: keeper.report() for name, keeper in self._keepers.items()}
 
     def collect(self) -> Sequence[Metric]:
-        """The same for prometheus-client."""
+        """The same for prometheus-client, and what the parts count themselves."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         running = GaugeMetricFamily("narthex_part_running", "1: the part runs.", labels=["part"])
@@ -173,4 +213,5 @@ class Node:
             running.add_metric([name], float(report.running))
             healthy.add_metric([name], float(report.healthy))
             failures.add_metric([name], report.failures)
-        return running, healthy, failures
+        own = (metric for keeper in self._keepers.values() for metric in keeper.collect())
+        return running, healthy, failures, *own

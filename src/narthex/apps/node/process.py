@@ -1,22 +1,23 @@
-"""`narthex node` put together: which parts there are, and what each is made of."""
+"""`narthex node` put together: which parts run, and what each is told."""
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from narthex.apps.machine import StartError
-from narthex.apps.node.parts import Make, Node, PartReport
-from narthex.apps.node.status import PROXY, Status
+from narthex.apps.node.parts import Node, Part, PartReport
+from narthex.apps.node.status import Status
+from narthex.apps.node.table import PARTS, Adaptable, Entry, Given, switched_on
 from narthex.apps.proxy.reload import ConfigurationFile
 from narthex.apps.proxy.settings import Settings
-from narthex.apps.proxy.start import Origin, ProxyPart, run_until_told
+from narthex.apps.proxy.start import Origin, run_until_told
 
 
 def serve_node(settings: Settings, origin: Callable[[], Origin], file: ConfigurationFile | None = None) -> None:
     """Run all parts that are switched on until SIGTERM or SIGINT, or until edits of the configuration file ask for a new
-    process. `origin` makes one that has told nothing yet, for each run of a proxy. Raises StartError."""
+    process. `origin` makes one that has told nothing yet, for each run of a part. Raises StartError."""
     work = NodeWork(settings, origin)
     run_until_told(work, settings, work.status, origin().creator, file)
 
@@ -30,15 +31,13 @@ class NodeWork:
         self._origin = origin
         self._lock = threading.Lock()
         """A part is made by the settings that are in force, or is told of those that are."""
-        self._proxy: ProxyPart | None = None
-        parts: dict[str, Make] = {}
-        if settings.own.parts.proxy:
-            parts[PROXY] = self._make_proxy
-        if not parts:
-            raise StartError(
-                "every part is switched off, so there is nothing to do: switch one on (--proxy, `parts.proxy`)"
-            )
-        self._node = Node(parts.items())
+        self._made: dict[str, Part] = {}
+        """The last one of each."""
+        self._entries = switched_on(settings)
+        if not self._entries:
+            flags = ", ".join(f"--{name}" for name in PARTS)
+            raise StartError(f"every part is switched off, so there is nothing to do: switch one on ({flags})")
+        self._node = Node((name, partial(self._make, name, entry)) for name, entry in self._entries.items())
         self.status = Status(self.report, (self._node,))
 
     def run(self) -> None:
@@ -54,22 +53,21 @@ class NodeWork:
         return self._node.report()
 
     def take_over(self, fresh: Settings) -> None:
-        """Go over to other settings."""
+        """Go over to other settings: parts are told of them, or made anew where they cannot be told."""
         with self._lock:
-            self._settings = fresh
-            proxy = self._proxy
-        if proxy is not None:
-            proxy.take_over(fresh)
+            before, self._settings = self._settings, fresh
+            made = dict(self._made)
+        for name, part in made.items():
+            entry = self._entries[name]
+            if isinstance(part, Adaptable):
+                part.take_over(fresh)
+            elif entry.made_of(fresh) != entry.made_of(before):
+                self._node.renew(name)
 
-    def _make_proxy(self) -> ProxyPart:
-        if self._proxy is not None:
-            # An earlier run leaves much in cycles, which nobody looks for while a proxy begins.
-            self._proxy = None
-            gc.unfreeze()
-            gc.collect()
-        origin = self._origin()
-        # What a scrape shows beside the proxy's numbers.
-        origin = origin._replace(collectors=(*origin.collectors, self._node))
+    def _make(self, name: str, entry: Entry) -> Part:
+        # What an earlier run holds is to be gone before the next one is made.
+        self._made.pop(name, None)
         with self._lock:
-            self._proxy = ProxyPart(self._settings, origin, self.status)
-        return self._proxy
+            part = entry.make(Given(self._settings, self._origin, self.status, self._node))
+            self._made[name] = part
+        return part

@@ -9,7 +9,7 @@ import pytest
 
 from narthex.apps.cni import launcher
 from narthex.apps.cni.agent import Agent
-from narthex.apps.node.parts import Part
+from narthex.apps.node.parts import Counting, Part
 
 
 @pytest.fixture
@@ -46,6 +46,15 @@ def test_it_answers_a_launcher(agent, path, monkeypatch):
     long = b'{"pad":"' + b"x" * 500_000 + b'"}'
     status, said = ask(monkeypatch, path, "ptp", {"CNI_COMMAND": "STATUS"}, long)
     assert status == 1 and b"config version does not allow" in said
+
+
+def test_it_counts_answers_and_not_words(agent, path, monkeypatch):
+    for plugin, command in (("bridge", "VERSION"), ("bridge", "VERSION"), ("bridge", "ADD"), ("no-such", "n/a")):
+        ask(monkeypatch, path, plugin, {"CNI_COMMAND": command})
+    assert isinstance(agent, Counting)
+    (metric,) = agent.collect()
+    numbers = {tuple(sample.labels.values()): sample.value for sample in metric.samples}
+    assert numbers == {("bridge", "VERSION", "ok"): 2, ("bridge", "ADD", "error"): 1, ("", "", "error"): 1}
 
 
 def test_only_its_owner_may_ask(agent, path):

@@ -1,5 +1,6 @@
 """Parts that fail, beside parts that go on."""
 
+import itertools
 import logging
 import threading
 
@@ -85,6 +86,29 @@ def test_every_end_that_nobody_asked_for_is_a_failure(log, how, said):
     rests, _ = kept((1, how), (1, "stop"))
     assert rests == [1]
     assert f"part dns ended: {said};" in log.text
+
+
+def test_a_part_made_anew_is_no_failure_and_comes_at_once(log):
+    clock = FakeClock()
+    runs = []
+
+    class Once(Lasting):
+        def run(self):
+            runs.append(clock.now())
+            if len(runs) == 4:
+                keeper.stop()
+            elif len(runs) == 2:
+                raise OSError("gone")
+            else:
+                keeper.renew()
+            super().run()
+
+    keeper = Keeper("dns", Once, clock)
+    keeper.keep()
+    # Only after the second run there was a rest.
+    assert [later - earlier for earlier, later in itertools.pairwise(runs)] == [0, 1, 0]
+    assert keeper.report().failures == 1
+    assert "part dns begins anew, for other settings" in log.text
 
 
 def test_what_fails_while_a_part_is_made_is_its_failure_too():

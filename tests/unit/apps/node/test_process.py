@@ -5,10 +5,12 @@ import threading
 import msgspec
 import pytest
 
-from narthex.apps.node import process as node_process
+from narthex.apps.node import table
+from narthex.apps.node.parts import Part
 from narthex.apps.node.process import NodeWork
 from narthex.apps.proxy.settings import settings
 from narthex.apps.proxy.start import Origin, StartError
+from narthex.cli.node import PARTS as FLAGS
 from narthex.testing.load import until
 
 TOLD = settings({"clusterCIDR": "10.64.0.0/12"}, None, "worker-a")
@@ -44,7 +46,7 @@ class StandIn:
 
 @pytest.fixture
 def work(monkeypatch):
-    monkeypatch.setattr(node_process, "ProxyPart", StandIn)
+    monkeypatch.setattr(table, "ProxyPart", StandIn)
     monkeypatch.setattr("narthex.apps.node.parts.FIRST_REST", 0.01)
     monkeypatch.setattr(StandIn, "made", [])
     made = NodeWork(TOLD, lambda: Origin(Source(), collectors=("the source's",)))
@@ -84,6 +86,86 @@ def test_a_scrape_shows_the_sources_numbers_and_the_nodes():
 
 
 def test_without_parts_there_is_nothing_to_do():
-    own = msgspec.structs.replace(TOLD.own, parts=msgspec.structs.replace(TOLD.own.parts, proxy=False))
     with pytest.raises(StartError, match="every part is switched off"):
-        NodeWork(msgspec.structs.replace(TOLD, own=own), lambda: Origin(Source()))
+        NodeWork(of_parts(proxy=False), lambda: Origin(Source()))
+
+
+class Renewed:
+    """A part that cannot be told anything."""
+
+    healthy = True
+
+    def __init__(self, made_of):
+        self.made_of = made_of
+        self.over = threading.Event()
+
+    def run(self):
+        assert self.over.wait(60)
+
+    def stop(self):
+        self.over.set()
+
+    def collect(self):
+        return (f"numbers of {self.made_of}",)
+
+
+def test_a_part_that_cannot_be_told_is_made_anew_for_what_concerns_it_alone(monkeypatch):
+    made = []
+
+    def make(given):
+        made.append(Renewed(given.settings.own.cni.socket))
+        return made[-1]
+
+    monkeypatch.setattr(table, "ProxyPart", StandIn)
+    monkeypatch.setattr(StandIn, "made", [])
+    monkeypatch.setitem(table.PARTS, "cni", table.Entry(make, lambda told: told.own.cni))
+    told = of_parts(proxy=True, cni=True)
+    work = NodeWork(told, lambda: Origin(Source()))
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    try:
+        until(lambda: all(report.running for report in work.report().values()), "both parts")
+        assert list(work.report()) == ["proxy", "cni"]
+        work.take_over(msgspec.structs.replace(told, oom_score_adj=-5))
+        other = msgspec.structs.replace(told.own.cni, socket="/run/other.sock")
+        fresh = msgspec.structs.replace(told, own=msgspec.structs.replace(told.own, cni=other))
+        work.take_over(fresh)
+        until(lambda: len(made) == 2 and work.report()["cni"].running, "the other part")
+        assert [part.made_of for part in made] == [told.own.cni.socket, "/run/other.sock"]
+        assert work.report()["cni"].failures == 0
+        (proxy,) = StandIn.made
+        assert proxy.told[-1] == fresh
+        assert "numbers of /run/other.sock" in proxy.origin.collectors[-1].collect()
+    finally:
+        work.stop()
+        thread.join(60)
+        work.status.stop()
+    assert not thread.is_alive()
+
+
+def of_parts(**parts):
+    own = msgspec.structs.replace(TOLD.own, parts=msgspec.structs.replace(TOLD.own.parts, **parts))
+    return msgspec.structs.replace(TOLD, own=own)
+
+
+def test_each_part_is_in_the_settings_the_table_and_the_flags():
+    names = list(msgspec.structs.asdict(TOLD.own.parts))
+    assert names == list(table.PARTS) == list(FLAGS)
+
+
+def test_the_plugins_agent_is_a_part(tmp_path):
+    told = of_parts(proxy=False, cni=True)
+    cni = msgspec.structs.replace(told.own.cni, socket=str(tmp_path / "sock"), state_directory=str(tmp_path / "state"))
+    told = msgspec.structs.replace(told, own=msgspec.structs.replace(told.own, cni=cni))
+    given = table.Given(told, lambda: Origin(Source()), None, None)
+    (entry,) = table.switched_on(told).values()
+    part: Part = entry.make(given)
+    running = threading.Thread(target=part.run)
+    running.start()
+    try:
+        until(lambda: part.healthy, "the agent")
+        assert (tmp_path / "sock").exists()
+    finally:
+        part.stop()
+        running.join(60)
+    assert not running.is_alive() and not (tmp_path / "sock").exists()

@@ -15,6 +15,7 @@ from narthex.apps.proxy.metrics import Metrics
 from narthex.apps.proxy.schedule import Periods
 from narthex.apps.proxy.settings import settings
 from narthex.model.net import IPFamily
+from narthex.sources.proxy_configuration import NodeParts
 from narthex.testing.fakes import FakeClock, FakeInbox
 
 GOOD = PartReport(running=True, healthy=True, failures=0, error="")
@@ -126,7 +127,8 @@ def test_the_ports_answer_before_and_after_a_proxy_and_for_the_one_that_is_there
         # What the proxy counts, it counts itself; each one anew.
         assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in port.get("metrics", "/metrics")[1]
         shown = json.loads(port.get("metrics", "/configz")[1])
-        assert (shown["kubeproxy.config.k8s.io"]["mode"], shown["narthex"]["parts"]) == ("iptables", {"proxy": True})
+        parts = msgspec.structs.asdict(NodeParts())
+        assert (shown["kubeproxy.config.k8s.io"]["mode"], shown["narthex"]["parts"]) == ("iptables", parts)
     port.status.hide()
     assert port.get("health", "/healthz")[0] == 503
     assert port.get("metrics", "/healthz") == (200, "ok")

@@ -1,0 +1,76 @@
+"""Which parts a node can have: how each is made, and what of the settings it is made of."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+
+from narthex.apps.node.parts import Part
+from narthex.apps.node.status import PROXY, Status
+from narthex.apps.proxy.metrics import Collector
+from narthex.apps.proxy.settings import Settings
+from narthex.apps.proxy.start import Origin, ProxyPart
+
+
+class Given(NamedTuple):
+    """What a part can be made of."""
+
+    settings: Settings
+    """Those that are in force."""
+    origin: Callable[[], Origin]
+    """Makes a source of objects that has told nothing yet, and the API server behind it, if there is one."""
+    status: Status
+    """The status ports of the process."""
+    node: Collector
+    """What is counted of the node as a whole."""
+
+
+@runtime_checkable
+class Adaptable(Protocol):
+    """A part that can go over to other settings while it runs."""
+
+    def take_over(self, fresh: Settings) -> None:
+        """Called from another thread than `run`, perhaps before it."""
+        ...
+
+
+class Entry(NamedTuple):
+    """One part of a node."""
+
+    make: Callable[[Given], Part]
+    """Makes it for one run. What a part needs is imported here, so that nobody waits for parts that are off."""
+    made_of: Callable[[Settings], object]
+    """What it does not run without. Where this is another one in settings that come while it runs, it is ended and made
+    anew, unless it is Adaptable."""
+
+
+def _proxy(given: Given) -> Part:
+    if gc.get_freeze_count():
+        # An earlier run leaves much in cycles, which nobody looks for while a proxy begins.
+        gc.unfreeze()
+        gc.collect()
+    origin = given.origin()
+    return ProxyPart(given.settings, origin._replace(collectors=(*origin.collectors, given.node)), given.status)
+
+
+def _cni(given: Given) -> Part:
+    from narthex.apps.cni.agent import Agent
+
+    told = given.settings.own.cni
+    return Agent(told.socket, told.state_directory)
+
+
+PARTS = {
+    PROXY: Entry(_proxy, lambda told: told),
+    "cni": Entry(_cni, lambda told: told.own.cni),
+}
+"""By name, as `parts` of a NarthexConfiguration has them, in the order in which they start."""
+
+
+def switched_on(settings: Settings) -> dict[str, Entry]:
+    """The parts that are to run, in order."""
+    on = msgspec.structs.asdict(settings.own.parts)
+    return {name: entry for name, entry in PARTS.items() if on[name]}
