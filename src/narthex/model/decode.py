@@ -15,7 +15,8 @@ from typing import Any, cast
 import msgspec
 
 from narthex.model import documents, wire
-from narthex.model.decode_cluster import node, service_cidr
+from narthex.model.decode_balancing import address_pool, l2_advertisement
+from narthex.model.decode_cluster import namespace, node, service_cidr
 from narthex.model.decode_service import service
 from narthex.model.decode_slice import endpoint_slice
 from narthex.model.decode_workload import deployment, pod
@@ -73,6 +74,9 @@ _KINDS = {
     ),
     "Pod": _Kind(("v1",), wire.Pod, pod),
     "Deployment": _Kind(("apps/v1",), wire.Deployment, deployment),
+    "Namespace": _Kind(("v1",), wire.Namespace, namespace, namespaced=False),
+    "IPAddressPool": _Kind(("metallb.io/v1beta1",), wire.IPAddressPool, address_pool),
+    "L2Advertisement": _Kind(("metallb.io/v1beta1",), wire.L2Advertisement, l2_advertisement),
 }
 _OLD_GROUPS = {("extensions", "Deployment")}
 
@@ -81,7 +85,6 @@ _UNUSED_CORE_KINDS = (
     "Endpoints",
     "Event",
     "LimitRange",
-    "Namespace",
     "PersistentVolume",
     "PersistentVolumeClaim",
     "PodTemplate",

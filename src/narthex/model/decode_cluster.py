@@ -1,12 +1,12 @@
-"""v1 Node and networking.k8s.io ServiceCIDR."""
+"""v1 Node, v1 Namespace and networking.k8s.io ServiceCIDR."""
 
 from __future__ import annotations
 
 from narthex.model import validate, wire
 from narthex.model.decode_meta import family_pair, object_fields, texts
-from narthex.model.objects import Node, ServiceCIDR
+from narthex.model.objects import Namespace, Node, ServiceCIDR
 from narthex.model.problem import Report, quoted
-from narthex.model.validate import DNS_SUBDOMAIN, LABEL_KEY
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY
 
 
 def node(raw: wire.Node, report: Report) -> Node | None:
@@ -72,3 +72,9 @@ def service_cidr(raw: wire.ServiceCIDR, report: Report) -> ServiceCIDR | None:
     cidrs = texts("spec.cidrs", given, report, validate.network)
     family_pair("spec.cidrs", cidrs, report, "CIDR")
     return None if report.failed else ServiceCIDR(**fields, cidrs=cidrs)
+
+
+def namespace(raw: wire.Namespace, report: Report) -> Namespace | None:
+    """A Namespace, None when it has an error."""
+    fields = object_fields(raw.metadata, report, DNS_LABEL, namespaced=False)
+    return None if report.failed else Namespace(**fields)

@@ -37,6 +37,7 @@ def service(raw: wire.Service, report: Report) -> Service | None:
         ip_family_policy=_word("spec.ipFamilyPolicy", spec.ipFamilyPolicy, FAMILY_POLICIES, report),
         external_ips=texts("spec.externalIPs", spec.externalIPs, report, validate.host_address),
         ingress=_ingress(raw.status, report),
+        ingress_names=_ingress_names(raw.status),
         source_ranges=_source_ranges(spec, report),
         ports=_ports(spec, type_, cluster_ips, report),
         selector=labels("spec.selector", spec.selector, report),
@@ -168,6 +169,13 @@ def _ingress(status: wire.ServiceStatus | None, report: Report) -> tuple[LoadBal
         else:
             found.append(LoadBalancerIngress(ip=address, proxy=entry.ipMode == "Proxy"))
     return tuple(found)
+
+
+def _ingress_names(status: wire.ServiceStatus | None) -> tuple[str, ...]:
+    balancer = status.loadBalancer if status is not None else None
+    return tuple(
+        entry.hostname for entry in (balancer.ingress if balancer is not None else None) or () if entry.hostname
+    )
 
 
 def _source_ranges(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:

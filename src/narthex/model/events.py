@@ -18,7 +18,7 @@ class Delete(msgspec.Struct, frozen=True):
     """The object is gone."""
 
     kind: str
-    """`Service`, `EndpointSlice`, `Node`, `ServiceCIDR`, `Pod` or `Deployment`."""
+    """Name of a class in `model.objects`: `Service`, `EndpointSlice`, ..."""
     key: NamespacedName
 
 

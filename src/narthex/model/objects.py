@@ -11,9 +11,13 @@ import msgspec
 
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol
+from narthex.model.selector import Requirement
 
 Labels = tuple[tuple[str, str], ...]
 """Labels or annotations, sorted by key."""
+
+Selector = tuple[Requirement, ...]
+"""All must hold; an empty one selects everything."""
 
 
 class Object(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,8 @@ class Service(Object, frozen=True, kw_only=True):
     ip_family_policy: str = ""
     external_ips: tuple[str, ...] = ()
     ingress: tuple[LoadBalancerIngress, ...] = ()
+    ingress_names: tuple[str, ...] = ()
+    """Host names in `status.loadBalancer.ingress`: a cloud's balancer has them."""
     source_ranges: tuple[str, ...] = ()
     """Valid `loadBalancerSourceRanges`; the ones that do not parse are left out with a warning (row 10.10)."""
     ports: tuple[ServicePort, ...] = ()
@@ -205,4 +211,41 @@ class Deployment(Object, frozen=True, kw_only=True):
     template: PodSpec = PodSpec()
 
 
-AnyObject = Service | EndpointSlice | Node | ServiceCIDR | Pod | Deployment
+class Namespace(Object, frozen=True, kw_only=True):
+    """v1 Namespace."""
+
+
+class ServiceAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a pool is for. Namespaces (by name or selector) and Services must both be selected; none given: all are."""
+
+    priority: int = 0
+    """The lowest comes first, 0 last."""
+    namespaces: tuple[str, ...] = ()
+    namespace_selectors: tuple[Selector, ...] = ()
+    service_selectors: tuple[Selector, ...] = ()
+
+
+class IPAddressPool(Object, frozen=True, kw_only=True):
+    """metallb.io/v1beta1 IPAddressPool. Whether its addresses can be used is for `lb/pools.py` to say."""
+
+    addresses: tuple[str, ...] = ()
+    """As written: networks, and ranges `first-last`."""
+    auto_assign: bool = True
+    avoid_buggy: bool = False
+    """No IPv4 address that ends in .0 or .255."""
+    allocation: ServiceAllocation | None = None
+
+
+class L2Advertisement(Object, frozen=True, kw_only=True):
+    """metallb.io/v1beta1 L2Advertisement. What is not given selects everything; of several selectors one is enough."""
+
+    pools: tuple[str, ...] = ()
+    pool_selectors: tuple[Selector, ...] = ()
+    node_selectors: tuple[Selector, ...] = ()
+    service_selectors: tuple[Selector, ...] = ()
+    interfaces: tuple[str, ...] = ()
+
+
+AnyObject = (
+    Service | EndpointSlice | Node | ServiceCIDR | Pod | Deployment | Namespace | IPAddressPool | L2Advertisement
+)

@@ -90,6 +90,7 @@ class Ingress(msgspec.Struct):
 
     ip: str | None = None
     ipMode: str | None = None
+    hostname: str | None = None
 
 
 class LoadBalancer(msgspec.Struct):
@@ -278,7 +279,7 @@ class Pod(msgspec.Struct):
 
 
 class LabelSelector(msgspec.Struct):
-    """`spec.selector` of a Deployment."""
+    """`spec.selector` of a Deployment, and selectors of other kinds."""
 
     matchLabels: Any = None
     matchExpressions: list[Any] | None = None
@@ -306,4 +307,52 @@ class Deployment(msgspec.Struct):
     spec: DeploymentSpec | None = None
 
 
-AnyWire = Service | EndpointSlice | Node | ServiceCIDR | Pod | Deployment
+class Namespace(msgspec.Struct):
+    """v1 Namespace."""
+
+    metadata: Meta | None = None
+
+
+class ServiceAllocation(msgspec.Struct):
+    """`spec.serviceAllocation` of an IPAddressPool."""
+
+    priority: int | None = None
+    namespaces: list[str] | None = None
+    namespaceSelectors: list[LabelSelector] | None = None
+    serviceSelectors: list[LabelSelector] | None = None
+
+
+class IPAddressPoolSpec(msgspec.Struct):
+    """`spec` of an IPAddressPool."""
+
+    addresses: list[str] | None = None
+    autoAssign: bool | None = None
+    avoidBuggyIPs: bool | None = None
+    serviceAllocation: ServiceAllocation | None = None
+
+
+class IPAddressPool(msgspec.Struct):
+    """metallb.io/v1beta1 IPAddressPool."""
+
+    metadata: Meta | None = None
+    spec: IPAddressPoolSpec | None = None
+
+
+class L2AdvertisementSpec(msgspec.Struct):
+    """`spec` of an L2Advertisement."""
+
+    ipAddressPools: list[str] | None = None
+    ipAddressPoolSelectors: list[LabelSelector] | None = None
+    nodeSelectors: list[LabelSelector] | None = None
+    serviceSelectors: list[LabelSelector] | None = None
+    interfaces: list[str] | None = None
+
+
+class L2Advertisement(msgspec.Struct):
+    """metallb.io/v1beta1 L2Advertisement."""
+
+    metadata: Meta | None = None
+    spec: L2AdvertisementSpec | None = None
+
+
+AnyWire = Service | EndpointSlice | Node | ServiceCIDR | Pod | Deployment | Namespace | IPAddressPool | L2Advertisement

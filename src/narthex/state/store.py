@@ -11,7 +11,18 @@ from immutables import Map
 
 from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.names import NamespacedName
-from narthex.model.objects import AnyObject, Deployment, EndpointSlice, Node, Pod, Service, ServiceCIDR
+from narthex.model.objects import (
+    AnyObject,
+    Deployment,
+    EndpointSlice,
+    IPAddressPool,
+    L2Advertisement,
+    Namespace,
+    Node,
+    Pod,
+    Service,
+    ServiceCIDR,
+)
 
 Slices = Map[str, EndpointSlice]
 """Slices of one Service, by their own name."""
@@ -27,6 +38,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     service_cidrs: Map[NamespacedName, ServiceCIDR] = Map()
     pods: Map[NamespacedName, Pod] = Map()
     deployments: Map[NamespacedName, Deployment] = Map()
+    namespaces: Map[NamespacedName, Namespace] = Map()
+    address_pools: Map[NamespacedName, IPAddressPool] = Map()
+    l2_advertisements: Map[NamespacedName, L2Advertisement] = Map()
     synced: bool = False
     """All lists have been complete once (row 1.15)."""
 
@@ -37,6 +51,9 @@ _BY_KIND = {
     ServiceCIDR: "service_cidrs",
     Pod: "pods",
     Deployment: "deployments",
+    Namespace: "namespaces",
+    IPAddressPool: "address_pools",
+    L2Advertisement: "l2_advertisements",
 }
 _FIELD_OF_KIND = {kind.__name__: field for kind, field in _BY_KIND.items()}
 

@@ -333,6 +333,7 @@ def test_a_full_service():
         ip_family_policy="RequireDualStack",
         external_ips=("203.0.113.9",),
         ingress=(LoadBalancerIngress(ip="203.0.113.1"), LoadBalancerIngress(ip="203.0.113.2", proxy=True)),
+        ingress_names=("lb.example",),
         source_ranges=("198.51.100.0/24",),
         ports=(
             ServicePort(name="http", port=80, target_port="web", node_port=30080),

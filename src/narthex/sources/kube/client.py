@@ -76,6 +76,12 @@ class Api:
         async with self._send("POST", path, content=body, headers=headers) as answer:
             return answer.code, await answer.refusal()
 
+    async def exchange(self, method: str, path: str, body: bytes | None, content_type: str) -> tuple[int, bytes]:
+        """Any request whose answer is one object; its status and body. Raises Unreachable."""
+        fields = {"content": body, "headers": {"Content-Type": content_type}} if body is not None else {}
+        async with self._send(method, path, **fields) as answer:
+            return answer.code, b"".join([chunk async for chunk in answer.chunks()])
+
     async def close(self) -> None:
         """End all connections."""
         way, self._way = self._way, None

@@ -43,6 +43,15 @@ SERVICE_CIDRS = Resource(
 PODS = Resource(kind="Pod", paths=("/api/v1/pods",), optional=True)
 """For commands that know pods by name; no proxy asks for them."""
 
+ALL_SERVICES = Resource(kind="Service", paths=SERVICES.paths)
+"""Also those that no node proxy serves: each can hold a load balancer's address."""
+NAMESPACES = Resource(kind="Namespace", paths=("/api/v1/namespaces",))
+ADDRESS_POOLS = Resource(kind="IPAddressPool", paths=("/apis/metallb.io/v1beta1/ipaddresspools",))
+"""Not optional: a server that hides them for a moment must not look like one whose pools are gone."""
+L2_ADVERTISEMENTS = Resource(
+    kind="L2Advertisement", paths=("/apis/metallb.io/v1beta1/l2advertisements",), optional=True
+)
+
 
 def own_node(name: str) -> Resource:
     """The one Node with this name."""

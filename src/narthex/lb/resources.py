@@ -1,0 +1,180 @@
+"""Pools of addresses and their announcement, as people write them: MetalLB's custom resources, or a file of our own.
+
+    apiVersion: narthex/v1alpha1
+    kind: LoadBalancerConfiguration
+    pools:
+    - name: first
+      addresses: [192.168.15.0/28, 192.168.15.100-192.168.15.110]
+    advertisements:
+    - name: on-the-lan
+      ipAddressPools: [first]
+      interfaces: [eth0]
+
+An entry has the custom resource's fields of `spec`, and `name` and `labels` beside them. Both forms become the same
+objects through the same decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from narthex.model import documents, wire
+from narthex.model.decode import MOST_BYTES, decode
+from narthex.model.names import NamespacedName
+from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, Selector, Service
+from narthex.model.problem import Problem, Report, kind_of, quoted, steps
+from narthex.model.selector import meets
+
+__all__ = ["API_VERSION", "KIND", "Configuration", "IPAddressPool", "L2Advertisement", "read"]
+
+API_VERSION, KIND = "narthex/v1alpha1", "LoadBalancerConfiguration"
+_GROUP = "metallb.io/v1beta1"
+_SPECS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
+    ("pools", "IPAddressPool", wire.IPAddressPoolSpec),
+    ("advertisements", "L2Advertisement", wire.L2AdvertisementSpec),
+)
+"""Section, kind of its entries, and what these may hold."""
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file holds."""
+
+    pools: tuple[IPAddressPool, ...] = ()
+    advertisements: tuple[L2Advertisement, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Some of it cannot be used, so that none of it should be: what was in force before is nearer to what is meant."""
+        return any(problem.severity == "error" for problem in self.problems)
+
+
+def read(data: bytes, origin: str) -> Configuration:
+    """The pools and advertisements of a file: documents of our own kind, of MetalLB's, or both. Never raises.
+
+    `origin` is the file's name; problems get `origin:line`.
+    """
+    if len(data) > MOST_BYTES:
+        return _failed(origin, f"holds {len(data)} bytes, at most {MOST_BYTES} are read")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return _failed(origin, f"is not UTF-8 text (at byte {error.start})")
+    objects: list[Any] = []
+    problems: list[Problem] = []
+    for document in documents.read(text):
+        if isinstance(document, documents.Fault):
+            problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
+            continue
+        for found in _unfold(document, origin, problems):
+            problems += found.problems
+            objects += [found.object] if found.object is not None else []
+    pools = tuple(each for each in objects if isinstance(each, IPAddressPool))
+    advertisements = tuple(each for each in objects if isinstance(each, L2Advertisement))
+    if not objects and not problems:
+        problems.append(Problem(origin=origin, message=f"holds no document of kind {KIND} ({API_VERSION})"))
+    return Configuration(
+        pools=pools, advertisements=advertisements, problems=(*problems, *_doubled((*pools, *advertisements)))
+    )
+
+
+def selects_pool(advertisement: L2Advertisement, pool: IPAddressPool) -> bool:
+    """Whether the addresses of a pool are announced by it. Without names and selectors all pools' are."""
+    if not advertisement.pools and not advertisement.pool_selectors:
+        return True
+    return pool.name in advertisement.pools or _any(advertisement.pool_selectors, pool.labels)
+
+
+def selects_node(advertisement: L2Advertisement, labels: Labels) -> bool:
+    """Whether a node with these labels may announce for it."""
+    return not advertisement.node_selectors or _any(advertisement.node_selectors, labels)
+
+
+def selects_service(advertisement: L2Advertisement, service: Service) -> bool:
+    """Whether it is for this Service."""
+    return not advertisement.service_selectors or _any(advertisement.service_selectors, service.labels)
+
+
+def serves(pool: IPAddressPool, service: Service, namespace_labels: Labels) -> bool:
+    """Whether a Service may have an address of a pool. `namespace_labels` are those of the Service's namespace."""
+    wanted = pool.allocation
+    if wanted is None:
+        return True
+    somewhere = not wanted.namespaces and not wanted.namespace_selectors
+    somewhere = (
+        somewhere or service.namespace in wanted.namespaces or _any(wanted.namespace_selectors, namespace_labels)
+    )
+    return somewhere and (not wanted.service_selectors or _any(wanted.service_selectors, service.labels))
+
+
+def _any(selectors: Iterable[Selector], labels: Labels) -> bool:
+    held = dict(labels)
+    return any(meets(held, selector) for selector in selectors)
+
+
+def _failed(origin: str, message: str) -> Configuration:
+    return Configuration(problems=(Problem(origin=origin, object=KIND, message=message),))
+
+
+def _unfold(document: documents.Document, origin: str, problems: list[Problem]) -> Iterator[Any]:
+    """The objects of one document, decoded."""
+    raw = document.value
+
+    def locate(path: tuple[str | int, ...]) -> str:
+        return f"{origin}:{document.line_of(raw, path, document.line)}"
+
+    if not isinstance(raw, dict):
+        problems.append(Problem(origin=locate(()), object=KIND, message=f"is {kind_of(raw)}, must be a mapping"))
+        return
+    if raw.get("kind") != KIND:
+        yield decode(raw, locate(()), lambda field: locate(steps(field)))
+        return
+    report = Report(locate(()), KIND, lambda field: locate(steps(field)))
+    if raw.get("apiVersion") != API_VERSION:
+        report.error("apiVersion", f"{quoted(raw.get('apiVersion'))} is not {API_VERSION}")
+    _unknown(raw, ("apiVersion", "kind", *(section for section, _, _ in _SPECS)), "", report)
+    for section, kind, spec in _SPECS:
+        entries = raw.get(section) or []
+        if not isinstance(entries, list):
+            report.error(section, f"is {kind_of(entries)}, must be a list")
+            continue
+        for index, entry in enumerate(entries):
+            field = f"{section}[{index}]"
+            if not isinstance(entry, dict):
+                report.error(field, f"is {kind_of(entry)}, must be a mapping with a name")
+                continue
+            _unknown(entry, ("name", "labels", *(each.name for each in msgspec.structs.fields(spec))), field, report)
+            at = (section, index)
+
+            def inside(path: str, at: tuple[str | int, ...] = at) -> str:
+                # What stands in metadata or spec of a custom resource stands in the entry itself.
+                return locate((*at, *steps(path)[1:]))
+
+            yield decode(_resource(kind, entry), locate(at), inside)
+    problems += report.problems
+
+
+def _resource(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the file as the custom resource that it stands for."""
+    meta = {name: entry[name] for name in ("name", "labels") if name in entry}
+    spec = {name: value for name, value in entry.items() if name not in meta}
+    return {"apiVersion": _GROUP, "kind": kind, "metadata": meta, "spec": spec}
+
+
+def _unknown(raw: dict[Any, Any], known: tuple[str, ...], path: str, report: Report) -> None:
+    for name in raw:
+        if name not in known:
+            report.warning(path, f"{quoted(name)} is not a known field, ignored")
+
+
+def _doubled(objects: tuple[IPAddressPool | L2Advertisement, ...]) -> Iterator[Problem]:
+    first: dict[tuple[str, NamespacedName], str] = {}
+    for each in objects:
+        kind = type(each).__name__
+        before = first.setdefault((kind, each.key), each.origin)
+        if before != each.origin:
+            said = f"is there twice, first at {before}"
+            yield Problem(origin=each.origin, object=f"{kind} {each.key}", message=said)
