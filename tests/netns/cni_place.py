@@ -19,7 +19,7 @@ from narthex.host.run import run
 _numbers = itertools.count()
 OUTSIDE4, OUTSIDE6 = "192.0.2.2", "2001:db8::2"
 NODE4, NODE6 = "192.0.2.1", "2001:db8::1"
-PATIENCE = 5.0
+PATIENCE = 30.0
 
 
 class Place:

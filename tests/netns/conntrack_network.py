@@ -61,7 +61,7 @@ class Network:
         made.connect((destination, port))
         return made
 
-    def reached(self, client, patience=5):
+    def reached(self, client, patience=30):
         """The endpoint at which one packet of the client arrives."""
         client.send(b"hello")
         there, _, _ = select.select(list(self._servers), [], [], patience)

@@ -147,4 +147,4 @@ def terminate(process):
     """SIGTERM to the first process of the container, as a runtime does; returns its exit status."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGTERM)
-    return process.wait(40)
+    return process.wait(60)

@@ -23,7 +23,7 @@ THERE = {4: [f"10.64.2.{n}" for n in range(10, 18)], 6: [f"fd64:0:0:2::{n:x}" fo
 POD = {4: "10.64.1.200", 6: "fd64:0:0:1::c8"}
 """A pod of this node that only calls."""
 OUTSIDE = {4: "198.51.100.7", 6: "2001:db8:c::7"}
-CROWD = [f"198.51.100.{number}" for number in range(100, 140)]
+CROWD = [f"198.51.100.{number}" for number in range(100, 160)]
 """Many clients outside."""
 CLUSTER_IP = {4: "10.110.0.1", 6: "fd6e::1"}
 NODE_IP = {4: "10.20.0.11", 6: "fd20::11"}
@@ -207,7 +207,7 @@ class SmallCluster:
         with netns.entered(self.world.node):
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with sock:
-            sock.settimeout(5)
+            sock.settimeout(30)
             sock.connect(("127.0.0.1", port))
             sock.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
             answer = b"".join(iter(lambda: sock.recv(65536), b""))

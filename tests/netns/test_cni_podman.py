@@ -72,11 +72,11 @@ class Podman:
 
 def fetched(namespace, url):
     """What a web server answers, once it does."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while True:
         try:
             with netns.entered(namespace):
-                return urllib.request.urlopen(url, timeout=5).read().decode()
+                return urllib.request.urlopen(url, timeout=30).read().decode()
         except OSError:
             if time.monotonic() > end:
                 raise

@@ -34,7 +34,7 @@ def demo_labs():
 
 def test_the_demo_shows_that_everything_answers():
     before = demo_labs()
-    done = subprocess.run(DEMO, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(DEMO, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(", asked by ") >= 5
     assert "plan and rules agree" in done.stdout
@@ -53,5 +53,5 @@ def test_an_interrupted_demo_leaves_nothing(number):
         time.sleep(0.05)
         running.send_signal(number)
         output.read()
-    assert running.wait(30) == 130
+    assert running.wait(60) == 130
     assert demo_labs() <= before

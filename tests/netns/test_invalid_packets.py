@@ -93,11 +93,11 @@ class Conversation:
             listener.bind((endpoint, PORT))
             listener.listen()
             for each in (self.client, listener):
-                each.settimeout(5)
+                each.settimeout(30)
             self.client.bind((source, 0))
             self.client.connect((destination, port))
             self.server, _ = listener.accept()
-        self.server.settimeout(5)
+        self.server.settimeout(30)
         self.raw.bind((endpoint, 0))
         assert self.alive()
 

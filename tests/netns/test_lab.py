@@ -56,7 +56,7 @@ def command(*words):
 
 
 def narthex(*words, status=0):
-    done = subprocess.run(command(*words), env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command(*words), env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status == 0 else done.stderr
 
@@ -87,7 +87,7 @@ def ask(namespace, host, port, kind=socket.SOCK_STREAM):
     with netns.entered(namespace):
         sock = socket.socket(family, kind)
     with sock:
-        sock.settimeout(3)
+        sock.settimeout(30)
         sock.connect((host, port))
         sock.send(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n" if kind == socket.SOCK_STREAM else b"?")
         answer = b""
@@ -134,7 +134,7 @@ def test_all_pods_answer_and_see_the_pod_that_asks_or_the_node_for_itself(web):
     asking = found.pods[0]
     gateways = {address for node in found.nodes for address in node.gateways}
     for family, address in enumerate(cluster_ips(found.name)):
-        answers = {ask(asking.network_namespace, address, 80) for _ in range(40)}
+        answers = met(lambda: ask(asking.network_namespace, address, 80), len(found.pods))  # noqa: B023
         assert {pod for pod, _, _ in answers} == {pod.name for pod in found.pods}
         for pod, node, seen in answers:
             assert node == next(each.node for each in found.pods if each.name == pod)
@@ -186,7 +186,7 @@ def test_scale_up_and_down(web):
     node = found.nodes[0].addresses[0]
     try:
         narthex("scale", "deployment/web", "5", "--name", found.name)
-        assert len({ask(found.outside, node, 30001)[0] for _ in range(80)}) == 5
+        assert len(met(lambda: ask(found.outside, node, 30001)[0], 5)) == 5
         narthex("scale", "deployment/web", "1", "--name", found.name)
         assert len({ask(found.outside, node, 30001)[0] for _ in range(20)}) == 1
         narthex("scale", "deployment/web", "0", "--name", found.name)
@@ -210,14 +210,15 @@ def test_no_call_is_lost_while_pods_are_replaced(web):
     try:
         answers = []
         waiting = None
-        for _ in range(400):
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
             answers.append(ask(found.outside, found.nodes[1].addresses[0], 30001)[0])
             if waiting is None and changed.poll() is not None:
                 waiting = subprocess.Popen(command("wait", "--name", found.name), env=ENVIRONMENT, stdout=-3)
             if waiting is not None and waiting.poll() is not None:
                 break
         assert waiting is not None
-        assert waiting.wait(30) == 0
+        assert waiting.wait(60) == 0
         assert answers[0].split("-")[1] != ask(found.outside, found.nodes[1].addresses[0], 30001)[0].split("-")[1]
     finally:
         file.write_text(before)
@@ -256,7 +257,12 @@ def test_a_name_is_taken_once(web):
     assert lab.open_lab(found.name)
 
 
-def eventually(condition, patience=15.0):
+def met(draw, count):
+    """What many draws come to: at least as many as miss one of so many things once in ten billion runs."""
+    return {draw() for _ in range(25 * count)}
+
+
+def eventually(condition, patience=60.0):
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -368,7 +374,7 @@ def test_up_is_ended_halfway(crashing, how, delay):
     if how == "front and lab" and state is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(state.controller.pid, signal.SIGKILL)
-    front.wait(20)
+    front.wait(60)
     if how == "interrupt":
         assert left_of(name) == []
 
@@ -379,7 +385,7 @@ def test_down_ends_what_runs_inside(crashing):
     sleeper = subprocess.Popen(command("exec", "--name", name, "outside", "--", "sleep", "1000"), env=ENVIRONMENT)
     eventually(lambda: len(processes.inside([topology.outside_namespace(name)])) == 1)
     narthex("down", "--name", name)
-    assert sleeper.wait(5) == -signal.SIGKILL
+    assert sleeper.wait(60) == -signal.SIGKILL
 
 
 def test_down_works_from_names_alone(crashing):

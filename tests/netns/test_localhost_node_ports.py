@@ -9,7 +9,7 @@ import yaml
 
 from narthex.host import links, netns
 from narthex.host.run import run
-from narthex.testing.load import Line
+from narthex.testing.load import PATIENCE, Line
 from netns.small_cluster import CALLERS, HERE, NODE_PORT, POD, THERE, SmallCluster, node_object, service, slices
 
 pytestmark = pytest.mark.kernel
@@ -45,10 +45,10 @@ def make(tmp_path):
         yield cluster
 
 
-def tried(way):
+def tried(way, patience=PATIENCE):
     """Who answers, or how it ends."""
     try:
-        line = Line(way, patience=SILENCE)
+        line = Line(way, patience)
     except ConnectionRefusedError:
         return "refused"
     except TimeoutError:
@@ -79,7 +79,7 @@ def route_localnet(cluster):
 @pytest.mark.row("9.9")
 def test_iptables_mode_answers_on_localhost(make):
     cluster = make("iptables")
-    met = {tried(localhost(cluster)) for _ in range(30)}
+    met = {tried(localhost(cluster)) for _ in range(40)}
     assert met == {f"{address}:8080" for address in ENDPOINTS[:2]}, "this node's endpoint and the other's"
     assert answered(localhost(cluster, "127.0.0.1", NODE_PORT))
     assert answered(cluster.from_node(4, "127.1.2.3", source="127.1.2.3")), "all of 127.0.0.0/8"
@@ -131,14 +131,14 @@ def test_neighbours_cannot_reach_the_nodes_loopback(make):
     cluster = make("iptables")
     cluster.answers.open(cluster.world.node, "127.0.0.1", 9999)
     assert tried(localhost(cluster, port=9999)) == "127.0.0.1:9999", "the host's own daemon serves the host"
-    assert tried(to_localhost(cluster, 9999)) == "silence"
-    assert tried(cluster.way("pod", CALLERS, POD[4], "127.0.0.1", 9999)) in ("silence", "refused")
+    assert tried(to_localhost(cluster, 9999), SILENCE) == "silence"
+    assert tried(cluster.way("pod", CALLERS, POD[4], "127.0.0.1", 9999), SILENCE) in ("silence", "refused")
     assert answered(localhost(cluster)), "the guard lets pass what was sent on"
     cluster.kill()
     run(["iptables", "-F", "KUBE-FIREWALL"], namespace=cluster.world.node)
     assert tried(to_localhost(cluster, 9999)) == "127.0.0.1:9999"
     cluster.start().ready()
-    assert tried(to_localhost(cluster, 9999)) == "silence", "the next start puts the guard back"
+    assert tried(to_localhost(cluster, 9999), SILENCE) == "silence", "the next start puts the guard back"
 
 
 @pytest.mark.row("9.11")

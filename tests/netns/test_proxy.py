@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernel
 
 SOURCE = Path(__file__).parents[2] / "src"
 MODES = ("nftables", "iptables")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 SERVICE = """\
 apiVersion: v1

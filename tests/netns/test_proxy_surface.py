@@ -24,7 +24,7 @@ from netns.small_cluster import HERE, THERE, SmallCluster, service, slices
 pytestmark = pytest.mark.kernel
 
 SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 ENDS = endpoint_slice("shop/web", endpoint("10.64.1.5"), labels=(("kubernetes.io/service-name", "web"),))

@@ -59,7 +59,7 @@ def ask(cluster, version=4, address=None, port=CHECK, request="GET / HTTP/1.1\r\
     with netns.entered(cluster.world.namespace(CLIENTS)):
         sock = socket.socket(ADDRESS_FAMILY[family_of(destination)], socket.SOCK_STREAM)
     with sock:
-        sock.settimeout(2)
+        sock.settimeout(30)
         sock.bind((OUTSIDE[version], 0))
         sock.connect((destination, port))
         sock.sendall(request.encode())

@@ -49,16 +49,16 @@ def without(cluster, address):
 
 
 def test_a_session_lasts_while_it_is_used_and_ends_after(cluster):
-    """Each visit begins the time anew; afterwards turns are drawn again. That forty clients all draw the same as
-    before, or leave one of three out, happens once in ten million runs."""
-    started(cluster, sticky(2))
+    """Each visit begins the time anew; afterwards turns are drawn again. That sixty clients all draw the same as
+    before, or leave one of three out, happens once in ten billion runs."""
+    started(cluster, sticky(4))
     start = time.monotonic()
     first = ask_all(cluster)
     assert set(first) == set(ENDPOINTS[:3])
-    for seconds in (1, 2.1):
+    for seconds in (2, 4.2):
         time.sleep(max(0.0, start + seconds - time.monotonic()))
         assert ask_all(cluster) == first, f"after {seconds} s"
-    time.sleep(3.1)
+    time.sleep(5.2)
     later = ask_all(cluster)
     assert set(later) == set(ENDPOINTS[:3])
     assert later != first

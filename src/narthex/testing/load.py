@@ -21,7 +21,7 @@ from narthex.host import netns
 from narthex.model.net import family_of, join_port
 from narthex.testing.kernel_client import ADDRESS_FAMILY
 
-PATIENCE = 10.0
+PATIENCE = 20.0
 """Seconds that a connection or an answer may take before it counts as failed."""
 PAUSE = 0.004
 """Seconds between two new connections of a stream, as a rule."""
@@ -249,7 +249,7 @@ class Load:
             self.failures.append(f"{what}: {type(error).__name__}: {error}")
 
 
-def until(condition: Callable[[], bool], what: str, patience: float = 20.0, also: Callable[[], str] = str) -> None:
+def until(condition: Callable[[], bool], what: str, patience: float = 60.0, also: Callable[[], str] = str) -> None:
     """Wait for a condition. Raises TimeoutError saying `what` did not come, and what `also` tells."""
     ticks = threading.Event()
     for _ in range(int(patience / 0.01)):

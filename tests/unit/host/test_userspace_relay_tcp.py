@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from narthex.host.relay_wire import Entry, Order
+from unit.free_ports import free_port
 from unit.host.relay_stand import run, until
 
 
@@ -317,7 +318,10 @@ def test_a_client_keeps_its_endpoint_until_it_dies():
 def test_ports_of_one_service_share_what_is_remembered():
     async def test(stand):
         ends = await stand.named("a", "b", "c", "d")
-        entries = [Entry("tcp", port, ("shop", "web", ""), tuple(ends), 60) for port in free_ports(stand, 2)]
+        entries = [
+            Entry("tcp", port, ("shop", "web", ""), tuple(ends), 60)
+            for port in (free_port(stand.host), free_port(stand.host))
+        ]
         assert not stand.relay.obey(Order(listen=tuple(entries))).failed
         said = {await stand.ask((stand.host, entry.port)) for _ in range(4) for entry in entries}
         assert len(said) == 1
@@ -401,7 +405,7 @@ def test_a_port_that_somebody_has_is_named():
             taken.listen()
             port = taken.getsockname()[1]
             ends = tuple(await stand.named("a"))
-            (spare,) = free_ports(stand, 1)
+            spare = free_port(stand.host)
             order = Order(
                 listen=(Entry("tcp", port, ("shop", "a", ""), ends), Entry("tcp", spare, ("shop", "b", ""), ends))
             )
@@ -430,14 +434,3 @@ def test_to_forget_is_to_end_everything():
             await stand.ask(where)
 
     run(test)
-
-
-def free_ports(stand, count):
-    """Ports that nobody has at the moment."""
-    held = [socket.socket() for _ in range(count)]
-    for sock in held:
-        sock.bind((stand.host, 0))
-    ports = [sock.getsockname()[1] for sock in held]
-    for sock in held:
-        sock.close()
-    return ports

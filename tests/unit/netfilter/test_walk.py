@@ -710,15 +710,23 @@ def test_ladder_of_a_thousand_endpoints() -> None:
 
 
 def test_other_services_are_not_walked() -> None:
-    """200,000 rules, of which a packet meets a handful."""
+    """200,000 rules, of which a packet meets a handful: it takes about as long as among 4,000."""
+    assert _seconds_among(50_000) < 10 * _seconds_among(1000)
+
+
+def _seconds_among(count: int) -> float:
+    """Seconds of one walk through the rules of so many Services, when nothing disturbs it."""
     services: dict[ElementKey, ElementData] = {}
     chains = []
-    for number in range(50_000):
+    for number in range(count):
         address = f"10.{100 + number // 65536}.{number // 256 % 256}.{number % 256}"
         services[address, "tcp", 80] = Goto(f"s{number}")
         chains.append(chain(f"s{number}", *([rule(Dnat("10.64.1.1", 80))] * 4)))
     sources = mapping(
-        "sources", (SADDR,), {(f"10.{n // 256 % 256}.{n % 256}.0/24",): None for n in range(50_000)}, interval=True
+        "sources",
+        (SADDR,),
+        {(f"10.{n // 256 % 256}.{n % 256}.0/24",): None for n in range(16_000, 16_000 + count)},
+        interval=True,
     )
     rules = Ruleset(
         (
@@ -730,11 +738,12 @@ def test_other_services_are_not_walked() -> None:
             ),
         )
     )
-    walk(rules, packet("10.100.1.1"), HOST)
-    start = time.perf_counter()
-    for _ in range(10):
+    taken = []
+    for _ in range(20):
+        start = time.perf_counter()
         assert only(walk(rules, packet("10.100.1.1"), HOST)) == ("delivered", "10.64.1.1:80", False)
-    assert (time.perf_counter() - start) / 10 < 0.02
+        taken.append(time.perf_counter() - start)
+    return min(taken)
 
 
 def test_steps_name_the_element_of_a_set_that_was_met() -> None:

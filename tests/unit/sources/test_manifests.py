@@ -303,7 +303,7 @@ class Follower:
 
     def __exit__(self, *_):
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(30)
         assert not self._thread.is_alive()
 
     def _run(self):
@@ -311,7 +311,7 @@ class Follower:
             self.told.put((told(events), time.monotonic()))
 
     def next(self) -> list[str]:
-        return self.told.get(timeout=5)[0]
+        return self.told.get(timeout=30)[0]
 
     def until(self, *words: str) -> None:
         """Wait until all these were told, in any batches."""
@@ -340,14 +340,15 @@ def test_watching_a_directory(tmp_path):
 
 
 def test_a_change_is_told_soon(tmp_path):
+    """Because it is heard of, not because somebody looks from time to time."""
     with Follower(tmp_path) as follower:
         delays = []
         for port in range(80, 90):
             time.sleep(0.1)
             written = time.monotonic()
             (tmp_path / "a.yaml").write_text(service("a", port))
-            delays.append(follower.told.get(timeout=5)[1] - written)
-        assert sorted(delays)[5] < 0.2, delays
+            delays.append(follower.told.get(timeout=30)[1] - written)
+        assert sorted(delays)[5] < manifests.LOOK_AGAIN_SECONDS / 3, delays
 
 
 def test_watching_survives_that_the_directory_is_replaced(tmp_path):

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from narthex.apps.lab.echo import EchoServer
+from unit.free_ports import free_port
 
 
 @pytest.fixture
@@ -21,18 +22,11 @@ def server():
 @pytest.fixture
 def port():
     """A port that is free for both protocols."""
-    while True:
-        with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
-            tcp.bind(("", 0))
-            try:
-                udp.bind(("", tcp.getsockname()[1]))
-            except OSError:
-                continue
-            return tcp.getsockname()[1]
+    return free_port("", (socket.SOCK_STREAM, socket.SOCK_DGRAM))
 
 
 def ask(port, request, host="127.0.0.1"):
-    with socket.create_connection((host, port), timeout=5) as sock:
+    with socket.create_connection((host, port), timeout=30) as sock:
         sock.sendall(request)
         own = sock.getsockname()
         sock.shutdown(socket.SHUT_WR)
@@ -53,7 +47,7 @@ def test_http(server, port):
 
 def test_requests_on_one_connection_also_in_pieces(server, port):
     server.add("a", "web-1 on node-1", None, [("TCP", port)])
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock, sock.makefile("rb") as stream:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock, sock.makefile("rb") as stream:
         for pieces in (
             [b"GET /1 HTTP/1.1\r\n\r\n"],
             [b"PO", b"ST / HTTP/1.1\r\nContent-", b"Length: 4\r\n\r\nab", b"cd"],
@@ -69,7 +63,7 @@ def test_requests_on_one_connection_also_in_pieces(server, port):
 
 def test_head_and_close(server, port):
     server.add("a", "web-1 on node-1", None, [("TCP", port)])
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock, sock.makefile("rb") as stream:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock, sock.makefile("rb") as stream:
         sock.sendall(b"HEAD / HTTP/1.1\r\nConnection: close\r\n\r\n")
         answer = stream.read()
     assert answer.endswith(b"\r\n\r\n")
@@ -90,7 +84,7 @@ def test_ipv6(server, port):
 def test_udp(server, port):
     server.add("a", "dns-1 on node-1", None, [("UDP", port), ("TCP", port)])
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
-        sock.settimeout(5)
+        sock.settimeout(30)
         sock.sendto(b"?", ("127.0.0.1", port))
         answer, peer = sock.recvfrom(1000)
         assert answer == f"dns-1 on node-1, asked by 127.0.0.1:{sock.getsockname()[1]}\n".encode()
@@ -106,19 +100,19 @@ def test_a_taken_port_leaves_nothing_behind(server, port):
 
 def test_removal_ends_listening_and_open_connections(server, port):
     server.add("a", "web-1 on node-1", None, [("TCP", port)])
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
         sock.sendall(b"hello\n")
         assert sock.recv(100)
         server.remove("a")
         assert sock.recv(100) == b""
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
+        socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
 def test_clients_that_vanish_do_no_harm(server, port):
     server.add("a", "web-1 on node-1", None, [("TCP", port)])
     for _ in range(20):
-        sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        sock = socket.create_connection(("127.0.0.1", port), timeout=30)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         sock.sendall(b"GET / HTTP/1.1\r\n")
         sock.close()
@@ -127,7 +121,7 @@ def test_clients_that_vanish_do_no_harm(server, port):
 
 def test_endless_requests_are_cut(server, port):
     server.add("a", "web-1 on node-1", None, [("TCP", port)])
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock, pytest.raises(OSError):
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock, pytest.raises(OSError):
         for _ in range(100):
             sock.sendall(b"GET /" + b"x" * 10_000)
         if sock.recv(100) == b"":

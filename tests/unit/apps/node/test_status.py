@@ -85,7 +85,7 @@ class Answering:
     def get(self, purpose, path):
         address, port = self.status._server.addresses[purpose]
         try:
-            with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=30) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

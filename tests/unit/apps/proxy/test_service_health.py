@@ -19,6 +19,7 @@ from narthex.model.net import IPFamily
 from narthex.plan.ir import HealthCheck, NodePorts, Plan
 from narthex.testing.build import name
 from narthex.testing.load import until
+from unit.free_ports import free_port
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 WEB, CART = name("shop/web"), name("shop/cart")
@@ -295,13 +296,8 @@ def test_a_connection_older_than_the_ports_end_gets_an_answer(bench):
     assert answer(Request("GET", "/")).status == 404
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
-
-
 def fetch(address, port, raw=b"GET / HTTP/1.1\r\n\r\n"):
-    with socket.create_connection((address, port), timeout=5) as sock:
+    with socket.create_connection((address, port), timeout=30) as sock:
         sock.sendall(raw)
         return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
 

@@ -20,13 +20,14 @@ from narthex.apps.proxy.metrics import Metrics
 from narthex.apps.proxy.status import BindError, Listener, StatusServer, health_routes, metrics_routes
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.testing.fakes import FakeClock
+from unit.free_ports import free_port
 
 
 def get(server, purpose, path):
     address, port = server.addresses[purpose]
     where = f"[{address}]" if ":" in address else address
     try:
-        with urllib.request.urlopen(f"http://{where}:{port}{path}", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{where}:{port}{path}", timeout=30) as response:
             return response.status, response.read(), response.headers
     except urllib.error.HTTPError as error:
         with error:
@@ -35,7 +36,7 @@ def get(server, purpose, path):
 
 def ask(server, purpose, raw):
     """Send bytes, read all that comes back."""
-    with socket.create_connection(server.addresses[purpose], timeout=5) as sock:
+    with socket.create_connection(server.addresses[purpose], timeout=30) as sock:
         sock.sendall(raw)
         return b"".join(iter(lambda: sock.recv(65536), b""))
 
@@ -138,7 +139,7 @@ def test_too_many_connections_are_closed(server):
 
 def test_a_large_body_does_not_cost_the_client_the_answer(server):
     head = b"POST /healthz HTTP/1.1\r\nContent-Length: 12000\r\n\r\n"
-    with socket.create_connection(server.addresses["health"], timeout=5) as sock:
+    with socket.create_connection(server.addresses["health"], timeout=30) as sock:
         sock.sendall(head)
         assert sock.recv(65536).startswith(b"HTTP/1.1 405 ")
         sock.sendall(b"x" * 12000)
@@ -174,7 +175,7 @@ def test_a_slow_answer_holds_nobody_up(http):
     go_on = threading.Event()
 
     def slow():
-        assert go_on.wait(20)
+        assert go_on.wait(30)
         return Reply(200, b"at last")
 
     both = StatusServer(http)
@@ -189,13 +190,13 @@ def test_a_slow_answer_holds_nobody_up(http):
 
 @pytest.mark.row("17.8")
 def test_a_taken_port_is_tried_again(http):
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         waiting = StatusServer(http, retry_seconds=0.05)
         waiting.serve([Listener("health", "127.0.0.1", port, {"/": lambda: Reply(200, b"here")})])
         time.sleep(0.1)
         assert waiting.addresses == {}
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not waiting.addresses and time.monotonic() < end:
         time.sleep(0.02)
     assert get(waiting, "health", "/")[1] == b"here"
@@ -203,8 +204,8 @@ def test_a_taken_port_is_tried_again(http):
 
 @pytest.mark.row("17.8")
 def test_a_taken_port_is_fatal_with_hard_fail(http):
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         listeners = [Listener("metrics", "127.0.0.1", 0, {}), Listener("health", "127.0.0.1", port, {})]
         strict = StatusServer(http)
         with pytest.raises(BindError, match=f"health server on 127.0.0.1:{port}: Address already in use") as caught:
@@ -226,35 +227,34 @@ def test_ports_move_while_it_runs(http):
     assert moving.addresses["metrics"][0] == "::1"
     assert get(moving, "metrics", "/")[1] == b"m"
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(metrics, timeout=5)
+        socket.create_connection(metrics, timeout=30)
     moving.serve([])
     assert moving.addresses == {}
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(health, timeout=5)
+        socket.create_connection(health, timeout=30)
 
 
 def test_a_port_of_ones_own_is_free_again_when_it_moves(http):
     """From one address to all of them, with the same number."""
     moving = StatusServer(http)
-    with socket.create_server(("127.0.0.1", 0)) as finder:
-        port = finder.getsockname()[1]
+    port = free_port()
     for address in ("127.0.0.1", "0.0.0.0", "127.0.0.1"):
         moving.serve([Listener("health", address, port, {"/": lambda: Reply(200, b"here")})], hard_fail=True)
         assert moving.addresses["health"] == (address, port)
 
 
 def test_a_wish_of_the_past_is_not_tried_again(http):
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         moving = StatusServer(http, retry_seconds=0.05)
         moving.serve([Listener("health", "127.0.0.1", port, {})])
         moving.serve([])
     done = threading.Event()
     http.later(0.3, done.set)
-    assert done.wait(20)
+    assert done.wait(30)
     assert moving.addresses == {}
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
+        socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
 def test_a_server_without_listeners_does_nothing(http):
@@ -265,7 +265,7 @@ def test_a_server_without_listeners_does_nothing(http):
 def test_unspecified_ipv6_takes_ipv4_too(http):
     both = StatusServer(http)
     both.serve([Listener("health", "::", 0, {"/": lambda: Reply(200, b"both")})])
-    with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=30) as response:
         assert response.read() == b"both"
 
 
