@@ -11,6 +11,7 @@ from narthex.model.objects import (
     AnyObject,
     Container,
     EndpointSlice,
+    Namespace,
     Node,
     Object,
     Pod,
@@ -29,8 +30,8 @@ def manifest_list(objects: Iterable[AnyObject]) -> bytes:
 
 
 def encode(obj: AnyObject) -> Manifest:
-    """One object as Kubernetes writes it, without fields that say nothing. Raises TypeError for a Deployment: the
-    lab makes pods of those, and no proxy reads them."""
+    """One object as Kubernetes writes it, without fields that say nothing. Raises TypeError for what only people write:
+    Deployments, pools, advertisements."""
     if isinstance(obj, Service):
         return _service(obj)
     if isinstance(obj, EndpointSlice):
@@ -39,6 +40,8 @@ def encode(obj: AnyObject) -> Manifest:
         return _node(obj)
     if isinstance(obj, Pod):
         return _pod(obj)
+    if isinstance(obj, Namespace):
+        return _head("v1", "Namespace", obj)
     if isinstance(obj, ServiceCIDR):
         return {**_head("networking.k8s.io/v1", "ServiceCIDR", obj), "spec": {"cidrs": list(obj.cidrs)}}
     raise TypeError(f"{type(obj).__name__} is not written to manifests")
@@ -138,7 +141,10 @@ def _node(obj: Node) -> Manifest:
         podCIDRs=list(obj.pod_cidrs),
         taints=[{"key": key, "effect": "NoSchedule"} for key in obj.taints],
     )
-    return {**_head("v1", "Node", obj), "spec": spec, "status": {"addresses": addresses}}
+    conditions = [] if obj.ready else [{"type": "Ready", "status": "False"}]
+    conditions += [{"type": "NetworkUnavailable", "status": "True"}] if obj.network_unavailable else []
+    status = _filled(conditions=conditions)
+    return {**_head("v1", "Node", obj), "spec": spec, "status": {"addresses": addresses, **status}}
 
 
 def _pod(obj: Pod) -> Manifest:

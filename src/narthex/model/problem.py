@@ -35,10 +35,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return ": ".join(part for part in (self.origin, self.severity, self.object, self.field, self.message) if part)
 
 
-def quoted(value: object) -> str:
+def quoted(value: object, longest: int = _LONGEST_QUOTE) -> str:
     """A foreign value for a message: one line, printable ASCII, cut when long."""
     if isinstance(value, str):
-        text = ascii(value[: _LONGEST_QUOTE + 1])
+        text = ascii(value[: longest + 1])
     elif value is None or isinstance(value, bool):
         text = {None: "null", True: "true", False: "false"}[value]
     elif isinstance(value, int):
@@ -47,7 +47,7 @@ def quoted(value: object) -> str:
         text = repr(value)
     else:
         return kind_of(value)
-    return text if len(text) <= _LONGEST_QUOTE + 2 else text[:_LONGEST_QUOTE] + "...'"
+    return text if len(text) <= longest + 2 else text[:longest] + "...'"
 
 
 def kind_of(value: object) -> str:
@@ -89,6 +89,8 @@ def steps(field: str) -> tuple[str | int, ...]:
 
 class Report:
     """Collects the problems of one object while it is decoded."""
+
+    __slots__ = ("_locate", "_problems", "failed", "object", "origin")
 
     def __init__(self, origin: str = "", object: str = "", locate: Callable[[str], str] | None = None) -> None:
         self.origin = origin

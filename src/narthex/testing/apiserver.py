@@ -4,7 +4,8 @@
         server.put(service("shop/web", "10.110.0.1"))
         ... http://127.0.0.1:PORT is server.url
 
-It knows the kinds that proxies read, and takes in Events; the rest of the API is not here. It runs in a thread of its own.
+It knows the kinds that nodes and controllers read and write (`apiserver_data.KINDS`), each at its own path; discovery,
+admission and all that goes on behind an API are not here. It runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from narthex.lab.encode import encode
 from narthex.model.objects import AnyObject
 from narthex.testing.apiserver_data import Data
 from narthex.testing.apiserver_faults import Drop, Fault, Faults, Garble, Refuse, Seen, Silence
+from narthex.testing.apiserver_paths import place
 from narthex.testing.apiserver_protocol import PRESENT, Abilities, Cursor, Whole, answer, status
+from narthex.testing.apiserver_writes import read_one, write
 
 T = TypeVar("T")
 
@@ -48,6 +51,8 @@ class ApiServer:
         self.token = token
         self.port = 0
         self.requests: list[Seen] = []
+        self.writes: list[tuple[Seen, int]] = []
+        """What was written or refused, with the status, in the order in which it was done."""
         self._data = Data()
         self._bookmark_seconds = bookmark_seconds
         self._tls = tls
@@ -175,19 +180,26 @@ class ApiServer:
             await connection.whole(fault.code, status(fault.code, "Fault", "as the test wishes").body, headers)
         elif self.token and seen.headers.get("authorization") != f"Bearer {self.token}":
             await connection.whole(401, status(401, "Unauthorized", "Unauthorized").body, {})
-        elif seen.method == "POST" and seen.path.endswith("/events"):
-            await connection.whole(201, seen.body, {})
-        elif seen.method != "GET":
-            await connection.whole(405, status(405, "MethodNotAllowed", "not for tests").body, {})
         else:
-            with self._lock:
-                reply = answer(self._data, seen.path, seen.query, self.abilities)
+            reply = self._reply(seen)
             if isinstance(reply, Whole):
                 packed = "gzip" in seen.headers.get("accept-encoding", "") and len(reply.body) >= _LEAST_GZIP
                 body = gzip.compress(reply.body, 1) if packed else reply.body
                 await connection.whole(reply.status, body, {"Content-Encoding": "gzip"} if packed else {})
             else:
                 await self._stream(connection, reply)
+
+    def _reply(self, seen: Seen) -> Whole | Cursor:
+        where = place(seen.path, self.abilities.service_cidrs, self.abilities.missing)
+        with self._lock:
+            if where is None or (seen.method == "GET" and not where.name):
+                return answer(self._data, seen.path, seen.query, self.abilities)
+            if seen.method == "GET":
+                return read_one(self._data, where)
+            done = write(self._data, seen.method, where, seen.body, seen.headers.get("content-type", ""))
+            self.writes.append((seen, done.status))
+        self._wake()
+        return done
 
     async def _stream(self, connection: _Connection, cursor: Cursor) -> None:
         """A watch, until its time is over."""

@@ -23,6 +23,11 @@ KINDS = {
     "ServiceCIDR": ("networking.k8s.io/v1", "servicecidrs"),
     "Pod": ("v1", "pods"),
     "Namespace": ("v1", "namespaces"),
+    "ConfigMap": ("v1", "configmaps"),
+    "Event": ("events.k8s.io/v1", "events"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
+    "IPAddressPool": ("metallb.io/v1beta1", "ipaddresspools"),
+    "L2Advertisement": ("metallb.io/v1beta1", "l2advertisements"),
 }
 """apiVersion and plural."""
 
@@ -79,6 +84,10 @@ class Data:
         self.version += 1
         self._changes.append(Change(self.version, kind, (namespace, name), before, None))
         return True
+
+    def get(self, kind: str, key: Key) -> Stored | None:
+        """One object."""
+        return self._objects[kind].get(key)
 
     def compact(self, upto: int | None = None) -> None:
         """Forget the past, and with it the continuation of lists that are being read."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from narthex.testing.apiserver_data import KINDS, Data, Key, Stored
+from narthex.testing.apiserver_paths import place
 from narthex.testing.apiserver_selectors import Selector, Unknown
 
 _INITIAL_END = {"k8s.io/initial-events-end": "true"}
@@ -30,6 +31,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     bookmarks: bool = True
     cached_lists: bool = True
     """Lists at version 0 come whole, whatever the limit."""
+    missing: frozenset[str] = frozenset()
+    """Kinds that are not installed."""
 
 
 PRESENT = Abilities()
@@ -84,12 +87,15 @@ Answer = Whole | Cursor
 
 
 def answer(data: Data, path: str, query: Mapping[str, str], abilities: Abilities) -> Answer:
-    """The answer to GET."""
-    kind = _kind(path, abilities)
-    if kind is None:
+    """The answer to GET of a list or watch."""
+    where = place(path, abilities.service_cidrs, abilities.missing)
+    if where is None or where.name:
         return status(404, "NotFound", "the server could not find the requested resource")
+    kind, fields = where.kind, query.get("fieldSelector", "")
+    if where.namespace:
+        fields += f",metadata.namespace={where.namespace}"
     try:
-        selector = Selector(query.get("labelSelector", ""), query.get("fieldSelector", ""), _fields(kind, abilities))
+        selector = Selector(query.get("labelSelector", ""), fields, _fields(kind, abilities))
     except Unknown as error:
         return status(400, "BadRequest", str(error))
     if query.get("watch") in ("true", "1"):
@@ -120,16 +126,6 @@ def _status(code: int, reason: str, message: str, details: Mapping[str, object])
             "code": code,
         }
     )
-
-
-def _kind(path: str, abilities: Abilities) -> str | None:
-    paths = {}
-    for kind, (version, plural) in KINDS.items():
-        paths[f"/{'apis' if '/' in version else 'api'}/{version}/{plural}"] = kind
-    del paths["/apis/networking.k8s.io/v1/servicecidrs"]
-    for version in abilities.service_cidrs:
-        paths[f"/apis/networking.k8s.io/{version}/servicecidrs"] = "ServiceCIDR"
-    return paths.get(path)
 
 
 def _fields(kind: str, abilities: Abilities) -> frozenset[str]:

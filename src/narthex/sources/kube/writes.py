@@ -31,6 +31,8 @@ _PATCHES: Mapping[PatchKind, str] = {
     "json": "application/json-patch+json",
 }
 _JSON = "application/json"
+_LONGEST_SAID = 400
+"""Characters of the server's own words that are shown: which account lacks which right stands at their end."""
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -121,7 +123,7 @@ def _below(path: str, subresource: str) -> str:
 
 def _refusal(code: int, method: str, path: str, status: Status) -> ApiError:
     said = f"status {code}" + (f" {status.reason}" if status.reason else "")
-    said += f": {quoted(status.message)}" if status.message else ""
+    said += f": {quoted(status.message, _LONGEST_SAID)}" if status.message else ""
     if code == 409:
         if status.reason == "AlreadyExists":
             return Exists(code, method, path, f"{said}; it is there already")
