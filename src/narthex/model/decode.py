@@ -161,6 +161,11 @@ def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
         raw = msgspec.json.decode(data)
         described = {"apiVersion": known.api_versions[0], "kind": kind}
         return decode(described | raw if isinstance(raw, dict) else raw, origin)
+    report = Report(origin)
+    made = known.make(shaped, report)
+    if made is not None and not report.problems:
+        return Decoded(made, (), (kind, made.key))
+    # How to call the object is only worked out when there is something to say of it.
     meta = shaped.metadata if shaped.metadata is not None else wire.Meta()
     label, identity = _identity(kind, known.namespaced, meta.namespace, meta.name)
     report = Report(origin, label)

@@ -13,6 +13,8 @@ from narthex.model.validate import DNS_LABEL, LABEL_KEY, LABEL_VALUE, Syntax
 
 MOST_ANNOTATION_BYTES = 256 * 1024
 
+_is_key, _is_value = LABEL_KEY.holds, LABEL_VALUE.holds
+
 PROTOCOLS = {word.value: word for word in (Protocol.TCP, Protocol.UDP, Protocol.SCTP)}
 
 
@@ -56,21 +58,27 @@ def object_fields(meta: wire.Meta | None, report: Report, names: Syntax, *, name
 
 def labels(field: str, value: Any, report: Report) -> Labels:
     """Labels or a selector, sorted by key."""
-    if value is None:
+    if not value and (value is None or isinstance(value, dict)):
         return ()
+    if isinstance(value, dict) and all(map(_is_label, value, value.values())):
+        return tuple(sorted(value.items()))
     found = []
     for key, text in _pairs(field, value, report):
-        if not LABEL_KEY.holds(key):
+        if not _is_key(key):
             report.error(field, f"{quoted(key)} is not {LABEL_KEY.name}: {LABEL_KEY.allowed}")
         elif text is None:
             found.append((key, ""))
         elif not isinstance(text, str):
             report.error(f"{field}[{key}]", wrong_type(text, "text"))
-        elif LABEL_VALUE.holds(text):
+        elif _is_value(text):
             found.append((key, text))
         else:
             report.check(f"{field}[{key}]", text, LABEL_VALUE)
     return tuple(sorted(found))
+
+
+def _is_label(key: Any, text: Any) -> bool:
+    return isinstance(key, str) and isinstance(text, str) and _is_key(key) and _is_value(text)
 
 
 def _annotations(value: Any, report: Report) -> Labels:
@@ -78,7 +86,7 @@ def _annotations(value: Any, report: Report) -> Labels:
         return ()
     found, size = [], 0
     for key, text in _pairs("metadata.annotations", value, report):
-        if not LABEL_KEY.holds(key.lower()):
+        if not (_is_key(key) or _is_key(key.lower())):
             report.error("metadata.annotations", f"{quoted(key)} is not an annotation key: {LABEL_KEY.allowed}")
         elif text is None:
             found.append((key, ""))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from narthex.model import validate, wire
 from narthex.model.decode_meta import object_fields, protocol
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
 from narthex.model.problem import Report, quoted
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, FQDN, LABEL_VALUE, Syntax
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, FQDN, LABEL_VALUE, remembering
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 
 _ADDRESS_TYPES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6, "FQDN": None}
 _NO_CONDITIONS = wire.Conditions()
-_NO_HINTS = wire.Hints()
+
+_is_subdomain = DNS_SUBDOMAIN.holds
+_node_name = remembering(DNS_SUBDOMAIN, 8192)
+_zone = remembering(LABEL_VALUE, 1024)
+_HINTS = {"forZones": (LABEL_VALUE, _zone), "forNodes": (DNS_SUBDOMAIN, _node_name)}
 
 
 def endpoint_slice(raw: wire.EndpointSlice, report: Report) -> EndpointSlice | None:
@@ -27,17 +29,17 @@ def endpoint_slice(raw: wire.EndpointSlice, report: Report) -> EndpointSlice | N
     if not report.choice("addressType", raw.addressType, _ADDRESS_TYPES):
         return None
     family = _ADDRESS_TYPES[raw.addressType]
-    endpoints = tuple(
+    endpoints = [
         endpoint
         for index, entry in enumerate(raw.endpoints or ())
         if (endpoint := _endpoint(index, entry, family, report)) is not None
-    )
+    ]
     made = EndpointSlice(
         **fields,
         service_name=next((value for key, value in fields["labels"] if key == SERVICE_LABEL), ""),
         family=family,
         ports=_ports(raw.ports, report),
-        endpoints=endpoints,
+        endpoints=tuple(endpoints),
     )
     return None if report.failed else made
 
@@ -61,48 +63,39 @@ def _ports(raw: list[wire.EndpointPort] | None, report: Report) -> tuple[Endpoin
 def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
     # One slice may hold a thousand of these: paths of fields are only made for those that have a fault.
     address = _address(index, raw.addresses, family, report)
+    node, zone, hostname = raw.nodeName or "", raw.zone or "", raw.hostname or ""
+    if node and not (node := _node_name(node) or ""):
+        report.check(f"endpoints[{index}].nodeName", raw.nodeName or "", DNS_SUBDOMAIN)
+    if zone and not (zone := _zone(zone) or ""):
+        report.check(f"endpoints[{index}].zone", raw.zone or "", LABEL_VALUE)
+    if hostname and not DNS_LABEL.holds(hostname):
+        report.check(f"endpoints[{index}].hostname", hostname, DNS_LABEL)
     target = raw.targetRef
     pod = (target.name or "") if target is not None and target.kind == "Pod" else ""
-    node, zone, hostname = raw.nodeName or "", raw.zone or "", raw.hostname or ""
-    if not (
-        (not node or _is_node_name(node))
-        and (not zone or _is_zone(zone))
-        and (not hostname or DNS_LABEL.holds(hostname))
-        and (not pod or DNS_SUBDOMAIN.holds(pod))
-    ):
-        _check_names(index, node, zone, hostname, pod, report)
-    conditions = raw.conditions if raw.conditions is not None else _NO_CONDITIONS
-    hints = raw.hints if raw.hints is not None else _NO_HINTS
+    if pod and not _is_subdomain(pod):
+        report.check(f"endpoints[{index}].targetRef.name", pod, DNS_SUBDOMAIN)
+    hints = raw.hints
+    zones = _hints(index, "forZones", hints.forZones, report) if hints is not None and hints.forZones else ()
+    nodes = _hints(index, "forNodes", hints.forNodes, report) if hints is not None and hints.forNodes else ()
     if not address:
         return None
+    conditions = raw.conditions if raw.conditions is not None else _NO_CONDITIONS
+    ready, serving, terminating = conditions.ready is not False, conditions.serving is not False, conditions.terminating
+    if ready and serving and not (terminating or zones or nodes or hostname):
+        # Most are like this, and what is not said costs nothing.
+        return SliceEndpoint(address=address, node_name=node, zone=zone, target=pod)
     return SliceEndpoint(
         address=address,
-        ready=conditions.ready is not False,
-        serving=conditions.serving is not False,
-        terminating=conditions.terminating is True,
+        ready=ready,
+        serving=serving,
+        terminating=bool(terminating),
         node_name=node,
         zone=zone,
         hostname=hostname,
-        for_zones=_hints(index, "forZones", hints.forZones, LABEL_VALUE, report) if hints.forZones else (),
-        for_nodes=_hints(index, "forNodes", hints.forNodes, DNS_SUBDOMAIN, report) if hints.forNodes else (),
+        for_zones=zones,
+        for_nodes=nodes,
         target=pod,
     )
-
-
-# Few nodes and zones have very many endpoints.
-_is_node_name = lru_cache(8192)(DNS_SUBDOMAIN.holds)
-_is_zone = lru_cache(1024)(LABEL_VALUE.holds)
-
-
-def _check_names(index: int, node: str, zone: str, hostname: str, pod: str, report: Report) -> None:
-    for name, text, syntax in (
-        ("nodeName", node, DNS_SUBDOMAIN),
-        ("zone", zone, LABEL_VALUE),
-        ("hostname", hostname, DNS_LABEL),
-        ("targetRef.name", pod, DNS_SUBDOMAIN),
-    ):
-        if text:
-            report.check(f"endpoints[{index}].{name}", text, syntax)
 
 
 def _address(index: int, addresses: list[str] | None, family: IPFamily | None, report: Report) -> str:
@@ -110,6 +103,11 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
     if not addresses:
         report.warning(f"endpoints[{index}].addresses", "is empty: the endpoint is ignored")
         return ""
+    if family is not None and len(addresses) == 1:
+        try:
+            return validate.family_address(addresses[0], family)
+        except ValueError:
+            pass  # Said below.
     first = ""
     for number, text in enumerate(addresses):
         if family is None:
@@ -125,12 +123,16 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
     return first
 
 
-def _hints(index: int, field: str, raw: list[wire.Hint], syntax: Syntax, report: Report) -> tuple[str, ...]:
+def _hints(index: int, field: str, raw: list[wire.Hint], report: Report) -> tuple[str, ...]:
+    syntax, known = _HINTS[field]
     found = []
     for number, hint in enumerate(raw):
+        if hint.name and (name := known(hint.name)):
+            found.append(name)
+            continue
         place = f"endpoints[{index}].hints.{field}[{number}].name"
         if not hint.name:
             report.error(place, "is required")
-        elif report.check(place, hint.name, syntax):
-            found.append(hint.name)
+        else:
+            report.check(place, hint.name, syntax)
     return tuple(found)
