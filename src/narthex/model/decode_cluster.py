@@ -14,12 +14,16 @@ def node(raw: wire.Node, report: Report) -> Node | None:
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
     spec = raw.spec if raw.spec is not None else wire.NodeSpec()
     addresses = (raw.status.addresses if raw.status is not None else None) or []
+    told = (raw.status.conditions if raw.status is not None else None) or []
+    conditions = {each.type: each.status for each in told}
     made = Node(
         **fields,
         pod_cidrs=_pod_cidrs(spec, report),
         internal_ips=_addresses("InternalIP", addresses, report),
         external_ips=_addresses("ExternalIP", addresses, report),
         taints=_taints(spec, report),
+        ready=conditions.get("Ready", "True") == "True",
+        network_unavailable=conditions.get("NetworkUnavailable") == "True",
     )
     return None if report.failed else made
 

@@ -154,6 +154,10 @@ class Node(Object, frozen=True, kw_only=True):
     """What the machine's own interfaces have; no manifest says it, only a proxy that runs there and needs it."""
     taints: tuple[str, ...] = ()
     """Keys of `spec.taints`."""
+    ready: bool = True
+    """The condition Ready is True, or not there."""
+    network_unavailable: bool = False
+    """The condition NetworkUnavailable is True."""
 
 
 class ServiceCIDR(Object, frozen=True, kw_only=True):

@@ -191,10 +191,18 @@ class NodeAddress(msgspec.Struct):
     address: str | None = None
 
 
+class NodeCondition(msgspec.Struct):
+    """One of a Node's conditions."""
+
+    type: str = ""
+    status: str = ""
+
+
 class NodeStatus(msgspec.Struct):
     """`status` of a Node."""
 
     addresses: list[NodeAddress] | None = None
+    conditions: list[NodeCondition] | None = None
 
 
 class Node(msgspec.Struct):

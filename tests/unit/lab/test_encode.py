@@ -65,6 +65,12 @@ def test_a_service_with_everything():
     assert round_trip(everything) == [everything]
 
 
+@pytest.mark.parametrize("said", [{}, {"ready": False}, {"network_unavailable": True}])
+def test_what_balancers_must_know_of_a_node(said):
+    node = Node(name="node-1", **said)
+    assert round_trip(node) == [node]
+
+
 def test_deployments_are_not_for_proxies():
     with pytest.raises(TypeError, match="Deployment"):
         encode(deployment())
