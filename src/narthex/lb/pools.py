@@ -1,0 +1,293 @@
+"""Pools as sets of addresses: which can be used and which are refused, with the reason; never a list of their addresses.
+
+A refused pool gives nothing away, and what was given from it stays where it is: a fault that somebody wrote must not take
+an address away that works.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from narthex.model.net import IPFamily, address_key, family_of, network, parsed_network
+from narthex.model.objects import IPAddressPool
+from narthex.model.problem import quoted
+from narthex.model.validate import any_address
+
+_FORBIDDEN = (
+    ("0.0.0.0/8", "addresses that mean no host"),
+    ("127.0.0.0/8", "loopback addresses"),
+    ("169.254.0.0/16", "link-local addresses"),
+    ("224.0.0.0/4", "multicast addresses"),
+    ("240.0.0.0/4", "reserved addresses, the broadcast address among them"),
+    ("::/127", "the unspecified and the loopback address"),
+    ("::ffff:0:0/96", "IPv4 addresses written as IPv6"),
+    ("fe80::/10", "link-local addresses"),
+    ("ff00::/8", "multicast addresses"),
+)
+_BUGGY_ENDS = (0, 255)
+
+
+class Range(msgspec.Struct, frozen=True, order=True):
+    """Consecutive addresses of one family, as numbers; both ends belong to it."""
+
+    version: int
+    first: int
+    last: int
+    text: str
+    """As written."""
+
+    @property
+    def family(self) -> IPFamily:
+        """Its family."""
+        return IPFamily(self.version)
+
+    @property
+    def size(self) -> int:
+        """How many addresses."""
+        return self.last - self.first + 1
+
+    def meets(self, other: Range) -> bool:
+        """Whether they have an address in common."""
+        return self.version == other.version and self.first <= other.last and other.first <= self.last
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """A pool that can be used."""
+
+    object: IPAddressPool
+    ranges: tuple[Range, ...]
+    """In order, without overlap."""
+
+    @property
+    def name(self) -> str:
+        """What annotations call it."""
+        return self.object.name
+
+    @property
+    def families(self) -> frozenset[IPFamily]:
+        """The families that it has addresses of."""
+        return frozenset(each.family for each in self.ranges)
+
+    @property
+    def size(self) -> int:
+        """How many addresses it can give."""
+        return sum(each.size - (_buggy(each) if self.object.avoid_buggy else 0) for each in self.ranges)
+
+    def holds(self, address: str) -> bool:
+        """Whether a canonical address is in it."""
+        return any(_inside(each, address_key(address)) for each in self.ranges)
+
+    def avoids(self, address: str) -> bool:
+        """Whether the address is one of those that it does not give, though it is in it (row M2)."""
+        version, number = address_key(address)
+        return self.object.avoid_buggy and version == 4 and number & 255 in _BUGGY_ENDS
+
+    def lowest_free(self, family: IPFamily, taken: Container[int], start: int = 0) -> int | None:
+        """The first address of a family from `start` on that is not taken, as a number. None: there is none."""
+        skip = self.object.avoid_buggy and family is IPFamily.IPV4
+        for each in self.ranges:
+            if each.family is not family or each.last < start:
+                continue
+            number = max(each.first, start)
+            while number <= each.last:
+                if number not in taken and not (skip and number & 255 in _BUGGY_ENDS):
+                    return number
+                number += 1
+        return None
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A pool that cannot be used."""
+
+    object: IPAddressPool
+    reason: str
+    """What is wrong, and what to do."""
+
+
+class Pools(msgspec.Struct, frozen=True):
+    """All pools."""
+
+    accepted: tuple[Pool, ...] = ()
+    """By name."""
+    refused: tuple[Refused, ...] = ()
+
+    def of(self, address: str) -> Pool | None:
+        """The pool that an address is in."""
+        return next((pool for pool in self.accepted if pool.holds(address)), None)
+
+    def named(self, name: str) -> Pool | None:
+        """The pool with a name."""
+        return next((pool for pool in self.accepted if pool.name == name), None)
+
+    def refusal_of(self, name: str) -> Refused | None:
+        """The refused pool with a name."""
+        return next((each for each in self.refused if each.object.name == name), None)
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses that are somebody else's, and whose."""
+
+    networks: Mapping[str, str] = {}
+    """Canonical networks of pods and Services."""
+    addresses: Mapping[str, str] = {}
+    """Canonical addresses, such as those of nodes."""
+
+
+def settle(objects: Iterable[IPAddressPool], surroundings: Surroundings = Surroundings()) -> Pools:
+    """Accept or refuse each pool. Where two overlap, the first by name stays."""
+    accepted: list[Pool] = []
+    refused: list[Refused] = []
+    foreign = _Foreign(surroundings)
+    for each in sorted(objects, key=lambda pool: (pool.name, pool.namespace)):
+        try:
+            ranges = _ranges(each.addresses)
+            _check_names(each, accepted)
+            _check_overlap(ranges, accepted)
+            foreign.check(ranges)
+        except ValueError as error:
+            refused.append(Refused(each, str(error)))
+        else:
+            accepted.append(Pool(each, ranges))
+    return Pools(tuple(accepted), tuple(refused))
+
+
+def holding(pools: Iterable[IPAddressPool], address: str) -> IPAddressPool | None:
+    """The pool in whose written addresses an address is, also where the pool is refused; of several the first by name."""
+    key = address_key(address)
+    for each in sorted(pools, key=lambda pool: (pool.name, pool.namespace)):
+        if any(_inside(range_, key) for range_ in _readable(each.addresses)):
+            return each
+    return None
+
+
+def text_of(family: IPFamily, number: int) -> str:
+    """The canonical address of a number."""
+    return str(ipaddress.IPv4Address(number) if family is IPFamily.IPV4 else ipaddress.IPv6Address(number))
+
+
+def read_range(text: str) -> Range:
+    """`10.0.0.0/24` or `10.0.0.5-10.0.0.9`. Raises ValueError with what is wrong and what to write."""
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    found = _between(text, first, last) if dash else _network(text.strip())
+    for cidr, what in _FORBIDDEN:
+        if found.meets(_of_network(cidr)):
+            raise ValueError(f"{quoted(text)} holds {what} (of {cidr}), which nobody can reach: leave them out")
+    return found
+
+
+def _between(text: str, first: str, last: str) -> Range:
+    try:
+        low, high = any_address(first), any_address(last)
+    except ValueError:
+        raise ValueError(f"{quoted(text)} is not a range such as 10.0.0.5-10.0.0.9") from None
+    if family_of(low) is not family_of(high):
+        raise ValueError(f"{quoted(text)} begins as {family_of(low).label} and ends as {family_of(high).label}")
+    (version, start), (_, end) = address_key(low), address_key(high)
+    if end < start:
+        raise ValueError(f"{quoted(text)} ends before it begins: write {high}-{low}")
+    return Range(version, start, end, f"{low}-{high}")
+
+
+def _network(text: str) -> Range:
+    base, slash, length = text.partition("/")
+    try:
+        if not slash:
+            host = any_address(base)
+            raise ValueError(f"{quoted(text)} has no prefix length: write {host}/{family_of(host).host_bits}")
+        host, canonical = any_address(base), network(text)
+    except ValueError as error:
+        if "prefix length" in str(error):
+            raise
+        raise ValueError(f"{quoted(text)} is not a network such as 10.0.0.0/24 or a range 10.0.0.5-10.0.0.9") from None
+    if int(length) == 0:
+        raise ValueError(f"{quoted(text)} is all addresses there are: write the network that is yours")
+    if canonical.partition("/")[0] != host:
+        one = f"{host}/{family_of(host).host_bits}"
+        raise ValueError(f"{quoted(text)} has bits of a host: write {canonical}, or {one} for one address")
+    return _of_network(canonical)
+
+
+@lru_cache(maxsize=4096)
+def _of_network(cidr: str) -> Range:
+    parsed = parsed_network(cidr)
+    return Range(parsed.version, int(parsed.network_address), int(parsed.broadcast_address), cidr)
+
+
+def _ranges(texts: Sequence[str]) -> tuple[Range, ...]:
+    """All ranges of a pool, in order. Raises ValueError."""
+    if not texts:
+        raise ValueError("it has no addresses: write spec.addresses")
+    found = sorted(read_range(text) for text in texts)
+    for one, two in zip(found, found[1:], strict=False):
+        if one.meets(two):
+            raise ValueError(f"its own {one.text} and {two.text} overlap: write each address once")
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _readable(texts: tuple[str, ...]) -> tuple[Range, ...]:
+    found = []
+    for text in texts:
+        try:
+            found.append(read_range(text))
+        except ValueError:
+            # What is wrong with it is said where pools are settled.
+            continue
+    return tuple(found)
+
+
+def _check_names(pool: IPAddressPool, accepted: Iterable[Pool]) -> None:
+    for other in accepted:
+        if other.name == pool.name:
+            raise ValueError(f"{other.object.key} has its name, too: annotations would mean both; rename one")
+
+
+def _check_overlap(ranges: Sequence[Range], accepted: Iterable[Pool]) -> None:
+    for pool in accepted:
+        for mine in ranges:
+            for other in pool.ranges:
+                if mine.meets(other):
+                    raise ValueError(
+                        f"{mine.text} overlaps {other.text} of pool {pool.name}: take it out of one of them"
+                    )
+
+
+class _Foreign:
+    """What surrounds the pools, to be asked for many."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._networks = [(_of_network(cidr), whose) for cidr, whose in sorted(surroundings.networks.items())]
+        self._addresses = [(address_key(each), each, whose) for each, whose in sorted(surroundings.addresses.items())]
+
+    def check(self, ranges: Sequence[Range]) -> None:
+        """Raise ValueError when something in the ranges is somebody else's."""
+        for mine in ranges:
+            for network_, whose in self._networks:
+                if mine.meets(network_):
+                    raise ValueError(f"{mine.text} overlaps {network_.text}, {whose}: take other addresses")
+            for key, text, whose in self._addresses:
+                if _inside(mine, key):
+                    left = " and ".join(_without(mine, key[1]))
+                    instead = f"leave it out: {left}" if left else "take another address"
+                    raise ValueError(f"{mine.text} holds {text}, {whose}: {instead}")
+
+
+def _without(range_: Range, number: int) -> Iterator[str]:
+    for first, last in ((range_.first, number - 1), (number + 1, range_.last)):
+        if first <= last:
+            yield f"{text_of(range_.family, first)}-{text_of(range_.family, last)}"
+
+
+def _inside(range_: Range, key: tuple[int, int]) -> bool:
+    return range_.version == key[0] and range_.first <= key[1] <= range_.last
+
+
+def _buggy(range_: Range) -> int:
+    """How many addresses of a range end in .0 or .255."""
+    if range_.family is not IPFamily.IPV4:
+        return 0
+    return sum((range_.last - end) // 256 - (range_.first - 1 - end) // 256 for end in _BUGGY_ENDS)
