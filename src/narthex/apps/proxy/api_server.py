@@ -14,7 +14,7 @@ from narthex.sources.kube.access import Access
 from narthex.sources.kube.client import Api, Unreachable
 from narthex.sources.kube.resources import of_a_proxy
 from narthex.sources.kube.source import Followed, KubeSource
-from narthex.sources.kube.watch import TIMES
+from narthex.sources.kube.exchange import TIMES
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -25,7 +25,7 @@ _EVENT_SECONDS = 10.0
 def api_origin(access: Access, node_name: str, relist: float, wall: Callable[[], float]) -> Origin:
     """The lists that a node proxy needs, listed again every `relist` seconds. `wall` tells the time of day."""
     source = KubeSource(access, of_a_proxy(node_name), times=msgspec.structs.replace(TIMES, relist=relist))
-    return Origin(source, EventPoster(access), (Lists(source.followed, wall),))
+    return Origin(source, EventPoster(access), (Lists(source.followed, wall),), access)
 
 
 class EventPoster:

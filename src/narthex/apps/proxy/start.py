@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -60,6 +60,9 @@ from narthex.plan.kernel_settings import Setting
 from narthex.plan.planner import Planner, plan_once
 from narthex.state.store import Snapshot
 
+if TYPE_CHECKING:
+    from narthex.sources.kube.access import Access
+
 
 class Origin(NamedTuple):
     """Where a proxy's objects come from, and whom it can tell of itself."""
@@ -69,6 +72,9 @@ class Origin(NamedTuple):
     """An API server that takes Events; None: there is none, and nodes need not have a Node object."""
     collectors: tuple[Collector, ...] = ()
     """What the source counts."""
+    access: Access | None = None
+    """How to reach the API server behind it, for parts that follow other lists or write. None: there is none, and all
+    objects come from `source`."""
 
 
 class Parts(NamedTuple):
