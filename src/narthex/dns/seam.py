@@ -89,8 +89,12 @@ class Timer(Protocol):
         """It does not happen; fine when it has already happened."""
 
 
+UDP_MOST = 4096
+"""The longest response over UDP, whatever a client advertises: what a forged question can draw is bounded by it."""
+
+
 def limit(query: Query, transport: Transport) -> int:
-    """The longest response in bytes that the client takes (row S3)."""
+    """The longest response in bytes that the client is sent (row S3)."""
     if transport == "tcp":
         return 65_535
-    return 512 if query.edns_size is None else max(512, query.edns_size)
+    return 512 if query.edns_size is None else min(max(512, query.edns_size), UDP_MOST)
