@@ -3,8 +3,9 @@
 import math
 
 from narthex.model.events import Synced
+from narthex.sources.kube.exchange import Body, Due, Ended, Heard, Lines, Opened, Refused, Start
 from narthex.sources.kube.messages import Splitter
-from narthex.sources.kube.watch import Body, Due, Ended, Heard, Line, Opened, Refused, Start, Watch
+from narthex.sources.kube.watch import Watch
 from narthex.state.store import Store
 from narthex.testing.apiserver_data import Data
 from narthex.testing.apiserver_protocol import PRESENT, Cursor, answer, status
@@ -76,8 +77,8 @@ class Link:
             data, self.garble = data[:-3] + b'"{\n', False
         if data:
             yield Heard()
-        for line in self.splitter.feed(data[: int(min(self.cut, len(data)))]):
-            yield Line(line)
+        if lines := self.splitter.feed(data[: int(min(self.cut, len(data)))]):
+            yield Lines(lines)
         if len(data) > self.cut or self.cut == 0:
             yield Ended("connection reset")
         elif self.cursor.broken or now >= self.ends_at:

@@ -25,7 +25,7 @@ from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem, Report, kind_of, one_of, quoted, steps, wrong_type
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 
-__all__ = ["MOST_BYTES", "Decoded", "Identity", "Loaded", "Problem", "decode", "decode_json", "load"]
+__all__ = ["MOST_BYTES", "Decoded", "Identity", "Loaded", "Problem", "decode", "decode_json", "decode_shape", "load", "shape_of"]
 
 MOST_BYTES = 64 * 1024 * 1024
 """Size of a file."""
@@ -128,20 +128,24 @@ def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> 
         return _refused(origin, "", "", f"not valid JSON: {error}")
     except Exception as error:
         # One object that meets a fault of ours must not take all others with it.
-        return _broken(data, origin, kind, error)
+        named = _named(data)
+        return _broken(named.metadata, kind or named.kind or "", origin, error)
 
 
-def _broken(data: bytes | msgspec.Raw, origin: str, kind: str, error: Exception) -> Decoded:
+def _broken(meta: wire.Meta | None, kind: str, origin: str, error: Exception) -> Decoded:
     """The object that the decoder broke on, by its name."""
-    try:
-        named = msgspec.json.decode(data, type=wire.Named)
-    except msgspec.MsgspecError:
-        named = wire.Named()
-    kind, meta = kind or named.kind or "", named.metadata or wire.Meta()
+    meta = meta if meta is not None else wire.Meta()
     known = _KINDS.get(kind)
     label, identity = _identity(kind, known is not None and known.namespaced, meta.namespace, meta.name)
     said = f"the decoder broke on it, please report this: {type(error).__name__}: {error}"
     return Decoded(None, (Problem(origin=origin, object=label, message=said),), identity)
+
+
+def _named(data: bytes | msgspec.Raw) -> wire.Named:
+    try:
+        return msgspec.json.decode(data, type=wire.Named)
+    except msgspec.MsgspecError:
+        return wire.Named()
 
 
 def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
@@ -161,6 +165,23 @@ def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
         raw = msgspec.json.decode(data)
         described = {"apiVersion": known.api_versions[0], "kind": kind}
         return decode(described | raw if isinstance(raw, dict) else raw, origin)
+    return _made(shaped, known, kind, origin)
+
+
+def decode_shape(shaped: wire.AnyWire, kind: str) -> Decoded:
+    """One object from its shape (`shape_of`). Never raises."""
+    try:
+        return _made(shaped, _KINDS[kind], kind, "")
+    except Exception as error:
+        return _broken(shaped.metadata, kind, "", error)
+
+
+def shape_of(kind: str) -> Any:
+    """The type in `model.wire` that a reader of JSON may give to `decode_shape`; `msgspec.Raw` when there is none."""
+    return _KINDS[kind].shape if kind in _KINDS else msgspec.Raw
+
+
+def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
     report = Report(origin)
     made = known.make(shaped, report)
     if made is not None and not report.problems:

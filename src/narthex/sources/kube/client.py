@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from narthex.sources.kube.access import Access, AccessError, Way, open_way, stamps
+from narthex.sources.kube.exchange import Request
 from narthex.sources.kube.pace import Pace
-from narthex.sources.kube.watch import Request
 
 if TYPE_CHECKING:
     from httpx2 import Response

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.model.decode import Decoded, decode_json
+from narthex.model.decode import Decoded, decode_json, decode_shape
 from narthex.model.events import Delete, Event, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem
+from narthex.model.wire import AnyWire
 from narthex.sources.kube.messages import Garbled
 
 _Key = NamespacedName | None
@@ -40,25 +41,25 @@ class Holdings:
         """How many objects cannot be used."""
         return sum(any(each.severity == "error" for each in problems) for problems in self._problems.values())
 
-    def put(self, raw: msgspec.Raw) -> Event | None:
-        """An object is there, as JSON."""
-        decoded = decode_json(raw, kind=self._kind)
+    def put(self, raw: AnyWire | msgspec.Raw) -> Event | None:
+        """An object is there, in its shape or as JSON."""
+        decoded = self._decode(raw)
         key = self._key(decoded)
         if decoded.problems:
             self._problems[key] = decoded.problems
         elif self._problems:
             self._problems.pop(key, None)
         new = decoded.object
-        if new is None:
+        if key is None or new is None:
             return Delete(self._kind, key) if key is not None and self._objects.pop(key, None) is not None else None
-        if self._objects.get(new.key) == new:
+        if self._objects.get(key) == new:
             return None
-        self._objects[new.key] = new
+        self._objects[key] = new
         return Upsert(new)
 
-    def drop(self, raw: msgspec.Raw) -> Event | None:
-        """An object is gone; its last state as JSON. Raises Garbled when nobody can tell which it was."""
-        key = self._key(decode_json(raw, kind=self._kind))
+    def drop(self, raw: AnyWire | msgspec.Raw) -> Event | None:
+        """An object is gone; its last state. Raises Garbled when nobody can tell which it was."""
+        key = self._key(self._decode(raw))
         if key is None:
             raise Garbled("a deleted object has no readable name")
         self._problems.pop(key, None)
@@ -78,6 +79,9 @@ class Holdings:
                 events.append(Upsert(new))
         self._problems = fresh._problems
         return events
+
+    def _decode(self, raw: AnyWire | msgspec.Raw) -> Decoded:
+        return decode_json(raw, kind=self._kind) if isinstance(raw, msgspec.Raw) else decode_shape(raw, self._kind)
 
     def _key(self, decoded: Decoded) -> _Key:
         return decoded.identity[1] if decoded.identity is not None and decoded.identity[0] == self._kind else None

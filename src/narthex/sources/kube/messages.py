@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Generic, TypeVar
+
 import msgspec
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends a streaming list (KEP-3157)."""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Garbled(ValueError):
@@ -26,21 +33,31 @@ class Page(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
-class Line(msgspec.Struct, frozen=True):
+T = TypeVar("T")
+
+
+class Told(msgspec.Struct, Generic[T], frozen=True):
     """One line of a watch."""
 
     type: str
-    """ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."""
-    object: msgspec.Raw
+    """One of TYPES, or ERROR."""
+    object: T
+    """A shape of `model.wire`, or JSON; a Status in an ERROR."""
 
 
-class _Meta(msgspec.Struct, frozen=True, rename={"version": "resourceVersion"}):
-    version: str = ""
-    annotations: dict[str, str] | None = None
+TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
+"""What lines of a watch are, unless it ends with an ERROR."""
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    """As in `model.wire`, but whatever else is wrong with an object, its version can be read."""
+
+    resourceVersion: str | None = None
+    annotations: Any = None
 
 
 class _Marked(msgspec.Struct, frozen=True):
-    metadata: _Meta
+    metadata: _Meta | None = None
 
 
 class _Cause(msgspec.Struct, frozen=True):
@@ -84,18 +101,37 @@ def read_page(body: bytes) -> Page:
     """A list. Raises Garbled."""
     try:
         page = msgspec.json.decode(body, type=Page)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise Garbled(f"the list is not one: {error}") from error
     if not page.metadata.version:
         raise Garbled("the list has no resourceVersion")
     return page
 
 
-def read_line(data: bytes) -> Line:
-    """A line of a watch. Raises Garbled."""
+def read_lines(data: bytes, shape: type[T]) -> Iterable[Told[T]] | Iterable[Told[msgspec.Raw]]:
+    """Lines of a watch, with their objects in a shape of `model.wire`, or as JSON when one of them does not fit it.
+
+    Raises Garbled when the line that is none is reached.
+    """
     try:
-        return msgspec.json.decode(data, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        found: list[Told[T]] = _reader(shape).decode_lines(data)  # type: ignore[arg-type]
+    except _UNREADABLE:
+        pass
+    else:
+        if all(told.type in TYPES for told in found):
+            return found
+    return map(_read_line, filter(None, data.split(b"\n")))
+
+
+@cache
+def _reader(shape: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(Told[shape])
+
+
+def _read_line(data: bytes) -> Told[msgspec.Raw]:
+    try:
+        return msgspec.json.decode(data, type=Told[msgspec.Raw])
+    except _UNREADABLE as error:
         raise Garbled(f"a line of the watch is not one: {error}") from error
 
 
@@ -103,20 +139,26 @@ def read_status(data: bytes | msgspec.Raw, code: int = 0) -> Status:
     """A Status, with the code of the answer where it is not a readable one."""
     try:
         status = msgspec.json.decode(data, type=Status)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return Status(code)
     return status if status.code else msgspec.structs.replace(status, code=code)
 
 
-def version_of(data: msgspec.Raw) -> tuple[str, bool]:
-    """resourceVersion of an object or bookmark, and whether it ends the initial events. Raises Garbled."""
-    try:
-        meta = msgspec.json.decode(data, type=_Marked).metadata
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Garbled(f"an object of the watch has no readable metadata: {error}") from error
-    if not meta.version:
+def version_of(object: Any) -> tuple[str, bool]:
+    """resourceVersion of an object or bookmark, and whether it ends the initial events. Raises Garbled.
+
+    `object` is what a line told: a shape of `model.wire`, or JSON.
+    """
+    if isinstance(object, msgspec.Raw):
+        try:
+            object = msgspec.json.decode(object, type=_Marked)
+        except _UNREADABLE as error:
+            raise Garbled(f"an object of the watch has no readable metadata: {error}") from error
+    meta = object.metadata
+    if meta is None or not meta.resourceVersion:
         raise Garbled("an object of the watch has no resourceVersion")
-    return meta.version, (meta.annotations or {}).get(INITIAL_EVENTS_END) == "true"
+    marks = meta.annotations
+    return meta.resourceVersion, isinstance(marks, dict) and marks.get(INITIAL_EVENTS_END) == "true"
 
 
 def is_older(version: str, than: str) -> bool:
@@ -132,12 +174,12 @@ class Splitter:
     def __init__(self) -> None:
         self._rest: list[bytes] = []
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are whole now, without their ends and without empty ones."""
-        head, newline, tail = data.rpartition(b"\n")
-        if not newline:
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are whole now; empty when none is."""
+        end = data.rfind(b"\n") + 1
+        if not end:
             self._rest.append(data)
-            return []
-        whole = b"".join((*self._rest, head))
-        self._rest = [tail] if tail else []
-        return [line for line in whole.split(b"\n") if line]
+            return b""
+        whole = b"".join((*self._rest, memoryview(data)[:end])) if self._rest or end < len(data) else data
+        self._rest = [data[end:]] if end < len(data) else []
+        return whole

@@ -12,9 +12,10 @@ from narthex.model.events import Event
 from narthex.model.problem import Problem
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.client import Api, Unreachable
+from narthex.sources.kube.exchange import TIMES
 from narthex.sources.kube.resources import Resource
 from narthex.sources.kube.session import follow
-from narthex.sources.kube.watch import TIMES, Watch
+from narthex.sources.kube.watch import Watch
 
 PATIENCE_SECONDS = 30.0
 _ATTEMPTS = 3

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from narthex.model.events import Event
 from narthex.sources.kube.client import Answer, Unreachable
+from narthex.sources.kube.exchange import Body, Due, Ended, Heard, Input, Lines, Opened, Refused, Request, Start, Step
 from narthex.sources.kube.messages import Splitter
-from narthex.sources.kube.watch import Body, Due, Ended, Heard, Line, Opened, Refused, Request, Start, Step, Watch
+from narthex.sources.kube.watch import Watch
 
 
 class Getter(Protocol):
@@ -82,13 +83,10 @@ class _Follower:
         told = counts.bookmarks, counts.lists
         async for chunk in answer.chunks():
             lines = splitter.feed(chunk)
-            if not lines:
-                self._take(Heard())
-            for line in lines:
-                step = self._take(Line(line))
-                if step.over:
-                    return step
-                self._events.extend(step.events)
+            step = self._take(Lines(lines) if lines else Heard())
+            if step.over:
+                return step
+            self._events.extend(step.events)
             # A streaming list is thousands of chunks of which nothing follows before the last.
             if self._events or told != (counts.bookmarks, counts.lists):
                 told = counts.bookmarks, counts.lists
@@ -110,5 +108,5 @@ class _Follower:
         if abs(self._watch.wake_at - (limit.when() or 0.0)) > _TOLERANCE:
             limit.reschedule(self._watch.wake_at)
 
-    def _take(self, input: Opened | Heard | Body | Line | Ended | Refused | Due) -> Step:
+    def _take(self, input: Input) -> Step:
         return self._watch.take(input, self._now())

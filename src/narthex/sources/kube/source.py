@@ -16,9 +16,10 @@ from narthex.model.events import Event, Synced
 from narthex.model.problem import Problem
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.client import Api
+from narthex.sources.kube.exchange import TIMES, Counts, Times
 from narthex.sources.kube.resources import Resource
 from narthex.sources.kube.session import follow
-from narthex.sources.kube.watch import TIMES, Counts, Times, Watch
+from narthex.sources.kube.watch import Watch
 
 GATHER_SECONDS = 0.1
 """Changes are told at once, but not more often than this: a burst of them is one."""

@@ -13,107 +13,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
-import msgspec
-
+from narthex.model.decode import shape_of
 from narthex.model.events import Event
 from narthex.model.problem import Problem, quoted
+from narthex.sources.kube.exchange import (
+    TIMES,
+    Body,
+    Counts,
+    Due,
+    Ended,
+    Heard,
+    Input,
+    Lines,
+    Opened,
+    Refused,
+    Request,
+    Start,
+    Step,
+    Times,
+)
 from narthex.sources.kube.holdings import Holdings
-from narthex.sources.kube.messages import Garbled, Status, is_older, read_line, read_page, read_status, version_of
+from narthex.sources.kube.messages import (
+    TYPES,
+    Garbled,
+    Status,
+    Told,
+    is_older,
+    read_lines,
+    read_page,
+    read_status,
+    version_of,
+)
 from narthex.sources.kube.resources import Resource
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds."""
-
-    first_rest: float = 0.4
-    """After one failure; twice as long after each further one, and a random share more or less."""
-    longest_rest: float = 30.0
-    steady: float = 10.0
-    """A watch that lived this long ends the counting of failures."""
-    list_silence: float = 60.0
-    """A list, and a watch's first answer, from which nothing comes for so long is given up."""
-    stream_silence: float = 15.0
-    """So is a streaming list: a server that sends no end of it may be one that only watches."""
-    watch: float = 300.0
-    """A server is asked to end a watch after so long or up to twice that; it is asked again at once."""
-    watch_grace: float = 30.0
-    """A watch that is still open so long after it should have ended is half closed."""
-    bookmark_silence: float = 150.0
-    """So is one from a server that has sent bookmarks (they come once a minute) and stays silent for so long."""
-    relist: float = 900.0
-    """Everything is listed again this often, to find what a lost watch missed..."""
-    relist_objects: int = 1000
-    """...and more seldom where there is more: so many objects in that time."""
-
-
-TIMES = Times()
-
-
-class Request(msgspec.Struct, frozen=True):
-    """To be sent with GET; whatever was running for this list before is over."""
-
-    path: str
-    query: tuple[tuple[str, str], ...]
-    lines: bool
-    """The answer is a stream of lines, not a body."""
-
-
-class Start(msgspec.Struct, frozen=True):
-    """Begin."""
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """The answer begins, with status 200."""
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """Some of the answer's bytes came; of a stream they come as Line, too, when a line is whole."""
-
-
-class Body(msgspec.Struct, frozen=True):
-    """The whole answer to a list."""
-
-    data: bytes
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One whole line of a watch."""
-
-    data: bytes
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """The connection is over, or could not be made. What was left of a line is worth nothing."""
-
-    reason: str = ""
-    """Empty when the server ended the answer in order."""
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """An answer with another status."""
-
-    code: int
-    body: bytes = b""
-    retry_after: float | None = None
-    """Seconds."""
-
-
-class Due(msgspec.Struct, frozen=True):
-    """It is `wake_at`. A request that is running was given up."""
-
-
-Input = Start | Opened | Heard | Body | Line | Ended | Refused | Due
-
-
-class Step(msgspec.Struct, frozen=True):
-    """What is to be done about an input."""
-
-    events: tuple[Event, ...] = ()
-    request: Request | None = None
-    over: bool = False
-    """The running request is not wanted any more. Without a new one: wait until `wake_at`."""
-
 
 _GO_ON = Step()
 
@@ -135,21 +68,6 @@ _PATIENCE = 3
 """Failures after which another way is tried."""
 
 
-class Counts(msgspec.Struct):
-    """What has happened since the start."""
-
-    heard: int = 0
-    """Pieces of answers, of whatever."""
-    events: int = 0
-    """Objects added, changed or deleted."""
-    bookmarks: int = 0
-    lists: int = 0
-    """Complete ones, streaming ones among them."""
-    watches: int = 0
-    failures: dict[str, int] = {}
-    """By status code, `garbled`, `silent`, `lost`, `expired` or `older`."""
-
-
 class Watch:
     """Keeps one list up. `take` is the only way in."""
 
@@ -166,6 +84,7 @@ class Watch:
         what is true now, not what the server has at hand."""
         self.resource = resource
         self.counts = Counts()
+        self._shape = shape_of(resource.kind)
         self.holdings = Holdings(resource.kind)
         self.synced = False
         """A list has been complete once, or the server has none."""
@@ -201,8 +120,8 @@ class Watch:
         """One input; `now` in seconds of a clock that only grows."""
         try:
             match input:
-                case Line(data):
-                    return self._line(data, now)
+                case Lines(data):
+                    return self._lines(data, now)
                 case Heard():
                     self._heard(now)
                     return _GO_ON
@@ -219,9 +138,7 @@ class Watch:
                 case Start():
                     return self._list(now)
         except Garbled as error:
-            # A new watch brings the line again; a list does without it.
-            relist = self._phase is not _Phase.WATCHING or self._failures >= _PATIENCE
-            return self._rest("garbled", str(error), now, relist=relist)
+            return self._garbled(error, now)
 
     # Asking
 
@@ -333,31 +250,47 @@ class Watch:
         self._relist_at = now + self._times.relist * share * (0.9 + 0.2 * self._chance())
         return tuple(events)
 
-    def _line(self, data: bytes, now: float) -> Step:
-        line = read_line(data)
-        self._has_bookmarks = self._has_bookmarks or line.type == "BOOKMARK"
+    def _lines(self, data: bytes, now: float) -> Step:
+        """Lines up to the one that ends the watch, if one does."""
+        events: list[Event] = []
         self._heard(now)
-        if line.type == "ERROR":
-            status = read_status(line.object)
-            return self._refused(status, None, now)
-        if line.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
-            raise Garbled(f"the watch has an event of type {quoted(line.type)}")
+        try:
+            for told in read_lines(data, self._shape):
+                step = self._told(told, now)
+                events += step.events
+                if step.over:
+                    break
+            else:
+                return Step(tuple(events)) if events else _GO_ON
+        except Garbled as error:
+            step = self._garbled(error, now)
+        return Step((*events, *step.events), step.request, over=True) if events else step
+
+    def _told(self, told: Told[Any], now: float) -> Step:
+        """One line."""
+        if told.type == "ERROR":
+            return self._refused(read_status(told.object), None, now)
+        if told.type not in TYPES:
+            raise Garbled(f"the watch has an event of type {quoted(told.type)}")
+        if told.type == "BOOKMARK" and not self._has_bookmarks:
+            self._has_bookmarks = True
+            self._heard(now)
         if self._phase is _Phase.STREAMING:
-            return self._initial(line.type, line.object, now)
-        version, _ = version_of(line.object)
+            return self._initial(told.type, told.object, now)
+        version, _ = version_of(told.object)
         if is_older(version, self._version):
             self._floor = _NEWEST
             return self._rest("older", f"the server went back from version {self._version} to {version}", now)
         event = None
-        if line.type == "BOOKMARK":
+        if told.type == "BOOKMARK":
             self.counts.bookmarks += 1
         else:
-            event = self._change(self.holdings, line.type, line.object)
+            event = self._change(self.holdings, told.type, told.object)
             self.counts.events += 1
         self._version = self._floor = version
         return Step((event,)) if event is not None else _GO_ON
 
-    def _initial(self, type: str, object: msgspec.Raw, now: float) -> Step:
+    def _initial(self, type: str, object: Any, now: float) -> Step:
         """A line of a streaming list before its end."""
         if type != "BOOKMARK":
             self._change(self._fresh, type, object)
@@ -373,10 +306,15 @@ class Watch:
         return Step(events)
 
     @staticmethod
-    def _change(holdings: Holdings, type: str, object: msgspec.Raw) -> Event | None:
+    def _change(holdings: Holdings, type: str, object: Any) -> Event | None:
         return holdings.drop(object) if type == "DELETED" else holdings.put(object)
 
     # What goes wrong
+
+    def _garbled(self, error: Garbled, now: float) -> Step:
+        # A new watch brings the line again; a list does without it.
+        relist = self._phase is not _Phase.WATCHING or self._failures >= _PATIENCE
+        return self._rest("garbled", str(error), now, relist=relist)
 
     def _refused(self, status: Status, retry_after: float | None, now: float) -> Step:
         """A status instead of what was asked for."""

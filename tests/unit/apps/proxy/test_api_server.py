@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from narthex.apps.proxy.api_server import EventPoster, Lists, api_origin
 from narthex.apps.proxy.events import event_object, starting
 from narthex.sources.kube.access import Access
+from narthex.sources.kube.exchange import Counts
 from narthex.sources.kube.source import Followed
-from narthex.sources.kube.watch import Counts
 from narthex.testing.apiserver import ApiServer
 
 

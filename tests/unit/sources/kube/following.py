@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from narthex.model.events import Synced
 from narthex.sources.kube.access import Access
+from narthex.sources.kube.exchange import Times
 from narthex.sources.kube.resources import of_a_proxy
 from narthex.sources.kube.source import KubeSource
-from narthex.sources.kube.watch import Times
 from narthex.sources.proxy_configuration import ClientConnection
 from narthex.state.store import Store
 from narthex.testing.build import NODE

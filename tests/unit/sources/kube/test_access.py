@@ -14,10 +14,10 @@ import yaml
 
 from narthex.sources.kube.access import Access, AccessError, open_way
 from narthex.sources.kube.client import Api, Unreachable
+from narthex.sources.kube.exchange import Request
 from narthex.sources.kube.once import read_once
 from narthex.sources.kube.pace import Pace
 from narthex.sources.kube.resources import NODES
-from narthex.sources.kube.watch import Request
 from narthex.sources.proxy_configuration import ClientConnection
 from narthex.testing.apiserver import ApiServer
 from narthex.testing.build import node, service

@@ -7,10 +7,11 @@ import pytest
 
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.client import Unreachable
+from narthex.sources.kube.exchange import Lines
 from narthex.sources.kube.once import read_once
 from narthex.sources.kube.resources import of_a_cluster, of_a_proxy
 from narthex.sources.kube.source import KubeSource
-from narthex.sources.kube.watch import Line, Watch
+from narthex.sources.kube.watch import Watch
 from narthex.testing.apiserver import ApiServer
 from narthex.testing.apiserver_faults import Drop, Garble, Refuse, Silence
 from narthex.testing.apiserver_protocol import Abilities
@@ -310,7 +311,7 @@ def test_it_can_be_followed_again_after_a_fault_of_ours(server, monkeypatch):
     take = Watch.take
 
     def broken(watch, input, now):
-        if isinstance(input, Line) and b"cursed" in input.data:
+        if isinstance(input, Lines) and b"cursed" in input.data:
             raise ZeroDivisionError
         return take(watch, input, now)
 

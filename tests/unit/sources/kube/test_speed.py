@@ -7,8 +7,9 @@ import msgspec
 
 from narthex.lab.encode import encode
 from narthex.sources.kube import holdings
+from narthex.sources.kube.exchange import Body, Lines, Opened, Start
 from narthex.sources.kube.resources import ENDPOINT_SLICES
-from narthex.sources.kube.watch import Body, Line, Opened, Start, Watch
+from narthex.sources.kube.watch import Watch
 from narthex.testing.build import endpoint, endpoint_slice
 
 SLICES, ENDPOINTS = 300, 10
@@ -25,7 +26,7 @@ def raw(number):
 
 ITEMS = [raw(number) for number in range(SLICES)]
 PAGE = msgspec.json.encode({"metadata": {"resourceVersion": "9999"}, "items": ITEMS})
-LINES = [Line(msgspec.json.encode({"type": "ADDED", "object": item})) for item in ITEMS]
+LINES = [Lines(msgspec.json.encode({"type": "ADDED", "object": item})) for item in ITEMS]
 END = {"metadata": {"resourceVersion": "9999", "annotations": {"k8s.io/initial-events-end": "true"}}}
 
 
@@ -42,7 +43,7 @@ def streamed():
     watch.take(Opened(), 0.0)
     for line in LINES:
         assert not watch.take(line, 0.0).events
-    return watch.take(Line(msgspec.json.encode({"type": "BOOKMARK", "object": END})), 0.0).events
+    return watch.take(Lines(msgspec.json.encode({"type": "BOOKMARK", "object": END})), 0.0).events
 
 
 def quickest(work):
@@ -62,13 +63,17 @@ def test_decoding_costs_little_more_than_json():
 
 
 def test_each_object_is_decoded_once(monkeypatch):
-    decode, count = holdings.decode_json, []
+    count = []
 
-    def counting(*arguments, **more):
-        count.append(1)
-        return decode(*arguments, **more)
+    def counting(decode):
+        def counted(*arguments, **more):
+            count.append(1)
+            return decode(*arguments, **more)
 
-    monkeypatch.setattr(holdings, "decode_json", counting)
+        return counted
+
+    for name in ("decode_json", "decode_shape"):
+        monkeypatch.setattr(holdings, name, counting(getattr(holdings, name)))
     for way in (listed, streamed):
         count.clear()
         way()

@@ -6,8 +6,9 @@ import pytest
 from narthex.model import decode
 from narthex.model.events import Delete, Upsert
 from narthex.model.names import NamespacedName
+from narthex.sources.kube.exchange import TIMES, Body, Due, Ended, Heard, Lines, Opened, Refused, Start
 from narthex.sources.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
-from narthex.sources.kube.watch import TIMES, Body, Due, Ended, Heard, Line, Opened, Refused, Start, Watch
+from narthex.sources.kube.watch import Watch
 from narthex.testing.apiserver_protocol import expired, status
 
 MIDDLE = 0.5
@@ -61,7 +62,7 @@ def page(version, *items, follow=""):
 
 
 def line(type, raw):
-    return Line(msgspec.json.encode({"type": type, "object": raw}))
+    return Lines(msgspec.json.encode({"type": type, "object": raw}))
 
 
 def bookmark(version, end=False):
@@ -240,7 +241,7 @@ def test_watches_that_end_at_once_are_not_asked_for_at_once():
 @pytest.mark.parametrize("data", [b"{", b"x", b'{"type":"ADDED"}', b'{"type":"ADDED","object":{}}', b"\x00", b"[]"])
 def test_a_garbled_line_ends_the_watch_and_the_next_brings_it_again(data):
     table = watching(41, cidr("a"))
-    table(Line(data))
+    table(Lines(data))
     assert table.asked is None
     table(Due(), after=1.0)
     assert table.query["resourceVersion"] == "41"
@@ -250,8 +251,56 @@ def test_a_garbled_line_ends_the_watch_and_the_next_brings_it_again(data):
 def test_a_line_that_stays_garbled_is_got_round_by_a_list():
     table = watching(41, cidr("a"))
     for _ in range(4):
-        table(Opened(), Line(b"{"))
+        table(Opened(), Lines(b"{"))
         table(Due(), after=30.0)
+    assert not table.asked.lines
+
+
+UNFIT = line("ADDED", cidr("unfit", 44) | {"spec": {"cidrs": 7}})
+"""An object of another form than the rest."""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        UNFIT,
+        bookmark(44),
+        line("MODIFIED", cidr("b", 44, ("10.1.0.0/16", "x"))),
+        line("DELETED", cidr("a", 44)),
+        line("DELETED", {"metadata": {"resourceVersion": "44"}}),
+        line("ADDED", cidr("old", 7)),
+        line("ERROR", {"code": 410, "reason": "Expired"}),
+        line("ERROR", {"code": 500, "metadata": 5}),
+        line("SYNC", cidr("c", 44)),
+        Lines(b"{"),
+        Lines(b"\xff"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("begin", [watching, streaming])
+def test_a_block_of_lines_is_what_its_lines_are_one_after_another(begin, place, odd):
+    lines = [line("ADDED", cidr("a", 42)), line("MODIFIED", cidr("a", 43)), line("ADDED", cidr("b", 45))]
+    lines = [*lines[:place], *([odd] if odd else []), *lines[place:]]
+    if begin is streaming:
+        lines.append(bookmark(50, end=True))
+    block, single = begin(), begin()
+    block(Lines(b"\n".join(each.data for each in lines) + b"\n"))
+    for each in lines:
+        if single(each).over:
+            break
+    watch, other = block.watch, single.watch
+    assert (block.events, block.asked) == (single.events, single.asked)
+    assert (watch.wake_at, watch.synced, watch.trouble) == (other.wake_at, other.synced, other.trouble)
+    assert watch.holdings.problems == other.holdings.problems
+    assert msgspec.structs.replace(watch.counts, heard=0) == msgspec.structs.replace(other.counts, heard=0)
+
+
+def test_what_came_before_the_end_of_a_watch_is_told():
+    table = watching(41)
+    table(Lines(line("ADDED", cidr("a", 42)).data + b"\n" + line("ERROR", {"code": 410}).data + b"\n"))
+    assert table.held == {"a"}
+    assert table.query["resourceVersion"] == "42"
     assert not table.asked.lines
 
 
@@ -265,7 +314,7 @@ def test_an_unknown_event_is_garbled(type):
 # Too old, too new
 
 
-@pytest.mark.parametrize("said", [GONE, Line(expired()[:-1]), line("ERROR", {"code": 410, "reason": "Gone"})])
+@pytest.mark.parametrize("said", [GONE, Lines(expired()[:-1]), line("ERROR", {"code": 410, "reason": "Gone"})])
 def test_a_version_that_is_gone_is_listed_anew(said):
     table = watching(41, cidr("a"))
     table(said)
@@ -591,7 +640,7 @@ def test_a_server_without_streaming_lists_is_not_asked_twice(code):
     assert "sendInitialEvents" not in table.query
 
 
-@pytest.mark.parametrize("bad", [LOST, Ended(), Due(), failure(500), failure(405), Line(b"{")])
+@pytest.mark.parametrize("bad", [LOST, Ended(), Due(), failure(500), failure(405), Lines(b"{")])
 def test_a_stream_that_goes_wrong_is_followed_by_a_list(bad):
     table = streaming()
     table(line("ADDED", cidr("a", 3)), bad)
