@@ -14,6 +14,7 @@ _COMMANDS = {
     "lab": ("narthex.cli.lab", "A cluster network on this machine, made of network namespaces."),
     "migrate": ("narthex.cli.migrate", "Show what a change of mode would change, and why."),
     "node": ("narthex.cli.node", "Be all that a node needs, in one process."),
+    "overlay": ("narthex.cli.overlay", "Let pods reach the pods of other nodes, as flannel does."),
     "plan": ("narthex.cli.plan", "Show what must happen to every packet: the decided plan."),
     "proxy": ("narthex.cli.proxy", "Be the node proxy: program this network namespace until stopped."),
     "render": ("narthex.cli.render", "Print the rules that a plan becomes in a mode."),

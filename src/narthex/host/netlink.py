@@ -141,23 +141,25 @@ class Netlink:
                     raise Interrupted
                 return
 
-    def each(self, kind: int, bodies: Sequence[bytes]) -> list[NetlinkError | None]:
-        """Send one request for each body, in this order; what the kernel said to each, None for yes."""
+    def each(self, kind: int, bodies: Sequence[bytes], flags: int = 0) -> list[NetlinkError | None]:
+        """Send one request for each body, in this order; what the kernel said to each, None for yes. `flags` are set besides
+        those that any request has."""
         answers: list[NetlinkError | None] = []
+        flags |= NLM_F_REQUEST | NLM_F_ACK
         for start in range(0, len(bodies), _AT_ONCE):
             some = bodies[start : start + _AT_ONCE]
             first = self._sequence + 1
             self._sequence += len(some)
             parts = []
             for number, body in enumerate(some, first):
-                parts += [HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | NLM_F_ACK, number, 0), body]
+                parts += [HEADER.pack(HEADER.size + len(body), kind, flags, number, 0), body]
                 parts.append(bytes(-len(body) % 4))
             self._send(b"".join(parts))
             said: dict[int, NetlinkError | None] = {}
             while len(said) < len(some):
-                for found, flags, number, data in self._receive():
+                for found, answer_flags, number, data in self._receive():
                     if found == NLMSG_ERROR and first <= number <= self._sequence:
-                        said[number] = error_of(flags, data)
+                        said[number] = error_of(answer_flags, data)
             answers += [said[number] for number in range(first, self._sequence + 1)]
         return answers
 

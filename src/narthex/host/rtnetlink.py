@@ -108,7 +108,7 @@ class RtNetlink(Netlink):
         for data in self.dump(_GETADDR, _IFA.pack(0, 0, 0, 0, index)):
             _, prefix, _, scope, where = _IFA.unpack_from(data)
             if where == index and scope == _SCOPE_GLOBAL:
-                values = _attributes(data, _IFA.size)
+                values = attributes(data, _IFA.size)
                 found.append(Network(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS], prefix))
         return found
 
@@ -119,7 +119,7 @@ class RtNetlink(Netlink):
         for data in self.dump(_GETROUTE, _RT.pack(number, 0, 0, 0, 0, 0, 0, 0, 0)):
             _, prefix, _, _, table, _, _, kind, _ = _RT.unpack_from(data)
             if table == _TABLE_MAIN and kind == _UNICAST:
-                values = _attributes(data, _RT.size)
+                values = attributes(data, _RT.size)
                 network = Network(values.get(_RTA_DST, bytes(bits // 8)), prefix)
                 link = int.from_bytes(values.get(_RTA_OIF, b""), sys.byteorder)
                 found.append(RouteThere(network, values.get(_RTA_GATEWAY, b""), link))
@@ -288,7 +288,8 @@ def _text(name: str) -> bytes:
     return name.encode() + b"\0"
 
 
-def _attributes(data: bytes, at: int) -> dict[int, bytes]:
+def attributes(data: bytes, at: int) -> dict[int, bytes]:
+    """The attributes that begin at a place, by number; of those that are there twice the last."""
     return dict(_each(data, at))
 
 
@@ -303,9 +304,9 @@ def _each(data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
 
 def _link(data: bytes) -> Link:
     _, _, index, flags, _ = _IFINFO.unpack_from(data)
-    values = _attributes(data, _IFINFO.size)
-    info = _attributes(values.get(_IFLA_LINKINFO, b""), 0)
-    port = _attributes(info.get(_INFO_SLAVE_DATA, b""), 0)
+    values = attributes(data, _IFINFO.size)
+    info = attributes(values.get(_IFLA_LINKINFO, b""), 0)
+    port = attributes(info.get(_INFO_SLAVE_DATA, b""), 0)
     return Link(
         values[_IFLA_IFNAME].rstrip(b"\0").decode("utf-8", "surrogateescape"),
         index,

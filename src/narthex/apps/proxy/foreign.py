@@ -41,11 +41,16 @@ _CONCERNS = {
 
 def foreign_changes(mode: str, families: Sequence[IPFamily]) -> Foreign:
     """For the network namespace of the calling thread."""
+    return told_of(_CONCERNS[mode], families, iptables=mode in _KEPT_WITH_IPTABLES)
+
+
+def told_of(concern: Concern, families: Sequence[IPFamily], *, iptables: bool) -> Foreign:
+    """The same for any rules, those of iptables or those of nftables."""
     try:
-        if mode in _KEPT_WITH_IPTABLES and default_variant(IPFamily.IPV4) == "legacy":
+        if iptables and default_variant(IPFamily.IPV4) == "legacy":
             sizes = LegacySizes(families)
             return Poll(sizes, families, sizes.close)
-        return Monitor(_CONCERNS[mode], families)
+        return Monitor(concern, families)
     except OSError as error:
         LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked again and again instead", error)
         netlink = NfNetlink()

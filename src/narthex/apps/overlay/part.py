@@ -1,0 +1,128 @@
+"""The overlay as a part of a node.
+
+It works in the network namespace of the thread that calls `run`. Several run on one machine, each in a namespace of its
+own, when each has settings of its own: `node`, and a `subnet_file` that is not another's (beside it stands the file of own
+routes). `net_conf` may be shared. In a process per namespace: `narthex overlay`, or `narthex node --overlay`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from narthex.apps.machine import StartError
+from narthex.apps.overlay.announce import Announcer, NodeWriter, Writes
+from narthex.apps.overlay.figures import Figures
+from narthex.apps.overlay.loop import LEAST_REST, Overlay
+from narthex.apps.overlay.selftest import SelfTest
+from narthex.apps.overlay.settings import OverlaySettings
+from narthex.apps.proxy.feed import Feed, Watched
+from narthex.apps.proxy.foreign import told_of
+from narthex.host.clock import SystemClock
+from narthex.host.monitor import Concern, Foreign
+from narthex.host.overlay.kernel import OverlayKernel
+from narthex.host.overlay.notices import Notices
+from narthex.host.privileges import may_change_network
+from narthex.model.net import FAMILIES
+from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
+from narthex.sources.kube.access import Access
+from narthex.sources.kube.resources import NODES
+from narthex.sources.kube.source import KubeSource
+from narthex.sources.manifests import ManifestSource
+
+_LATE = 3
+"""A look may be so many periods ago before the part counts as unhealthy."""
+_CHAINS = frozenset((POSTROUTING, FORWARD, "POSTROUTING", "FORWARD"))
+_CONCERN = Concern(
+    tables=frozenset((*TABLES.values(), "nat", "filter")),
+    chain=lambda table, chain: table in TABLES.values() or chain in _CHAINS,
+)
+
+
+class OverlayOrigin(NamedTuple):
+    """Where Nodes come from, and where this one is written to."""
+
+    source: Watched
+    writes: Writes | None
+    """None: nobody can be told of this node. The others then take its InternalIP, and work out the hardware address of
+    its vxlan device from its name."""
+
+
+def directory_origin(path: str | os.PathLike[str]) -> OverlayOrigin:
+    """Nodes of manifests in a directory or file, which is never written to."""
+    return OverlayOrigin(ManifestSource(Path(path)), None)
+
+
+def api_origin(access: Access) -> OverlayOrigin:
+    """Nodes of an API server."""
+    return OverlayOrigin(KubeSource(access, (NODES,)), NodeWriter(access))
+
+
+class OverlayPart:
+    """One run of the overlay. What it made stays when it ends: traffic goes on."""
+
+    def __init__(self, settings: OverlaySettings, origin: OverlayOrigin, figures: Figures | None = None) -> None:
+        """`figures` are kept by whoever shows them, over several runs."""
+        self._settings = settings
+        self._origin = origin
+        self.figures = figures or Figures()
+        self._clock = SystemClock()
+        self._stopping = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all was in place at the last look, a short time ago."""
+        figures = self.figures
+        late = self._clock.now() - figures.last_look > _LATE * self._settings.resync
+        return figures.ready and not figures.failure and not late
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stopping = True
+        self._clock.wake()
+
+    def run(self) -> None:
+        """Keep the overlay up until `stop`. Raises StartError."""
+        if not may_change_network():
+            raise StartError("the overlay needs root (CAP_NET_ADMIN): run it with sudo")
+        with ExitStack() as stack:
+            kernel = OverlayKernel()
+            stack.callback(kernel.close)
+            notices = Notices(lambda index: index in overlay.links)
+            stack.callback(notices.close)
+            foreign: Foreign = told_of(_CONCERN, FAMILIES, iptables=True)
+            stack.callback(foreign.close)
+            feed = Feed(self._origin.source)
+            announcer = None
+            if self._origin.writes is not None:
+                announcer = Announcer(self._origin.writes, self._settings.set_condition)
+            overlay = Overlay(
+                self._settings,
+                feed.take,
+                kernel,
+                self._clock,
+                self.figures,
+                announcer.want if announcer else None,
+                lambda: bool(foreign.look()),
+                lambda: feed.problems,
+            )
+            selftest = SelfTest(lambda: overlay.tunnels, self.figures, self._settings.repair_checksums)
+            stack.enter_context(notices.listening(self._clock.wake))
+            stack.enter_context(foreign.listening(self._clock.wake))
+            if announcer is not None:
+                stack.enter_context(announcer.running())
+            stack.enter_context(selftest.running())
+            stack.enter_context(feed.running(self._clock.wake))
+            while not self._stopping:
+                rest = overlay.look()
+                # Others may change things in a burst.
+                begun = self._clock.now()
+                self._clock.sleep(min(rest, foreign.interval))
+                if self._clock.now() - begun < LEAST_REST and not self._stopping:
+                    self._pause(begun + LEAST_REST)
+
+    def _pause(self, until: float) -> None:
+        while not self._stopping and (rest := until - self._clock.now()) > 0:
+            self._clock.sleep(rest)

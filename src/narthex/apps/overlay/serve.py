@@ -1,0 +1,72 @@
+"""The overlay as a process of its own: signals, and a port that tells how it is."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import msgspec
+
+from narthex.apps.httpd import HttpServer, Reply, Slow
+from narthex.apps.logs import LOGGER
+from narthex.apps.machine import StartError
+from narthex.apps.overlay.figures import Figures
+from narthex.apps.overlay.part import OverlayOrigin, OverlayPart
+from narthex.apps.overlay.settings import OverlaySettings
+from narthex.apps.proxy.status import BindError, Listener, Routes, StatusServer
+
+
+def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tuple[str, int] | None) -> None:
+    """Keep the overlay up until SIGTERM or SIGINT. `healthz`: address and port. Raises StartError."""
+    part = OverlayPart(settings, origin)
+    http = HttpServer()
+    try:
+        if healthz is not None:
+            StatusServer(http).serve([Listener("health", *healthz, routes(part))], hard_fail=True)
+        with _ended_by_signal(part):
+            part.run()
+    except BindError as error:
+        raise StartError(str(error)) from error
+    finally:
+        http.stop()
+    LOGGER.info("overlay: stopped; what is in force stays")
+
+
+def routes(part: OverlayPart) -> Routes:
+    """What the port answers: `/healthz` as long as the process is there, `/readyz` by the last look, `/metrics`."""
+
+    def ready() -> Reply:
+        body = msgspec.json.encode(part.figures.state())
+        return Reply(200 if part.healthy else 503, body, "application/json")
+
+    return {
+        "/healthz": lambda: Reply(200, b"ok"),
+        "/readyz": ready,
+        "/metrics": lambda: Slow(
+            lambda: Reply(200, exposition(part.figures), "text/plain; version=0.0.4; charset=utf-8")
+        ),
+    }
+
+
+def exposition(figures: Figures) -> bytes:
+    """The figures in Prometheus' text."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(figures)
+    return generate_latest(registry)
+
+
+@contextmanager
+def _ended_by_signal(part: OverlayPart) -> Iterator[None]:
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        part.stop()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,131 @@
+"""`narthex overlay`: the routes between nodes' pods, as flannel has them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import narthex
+from narthex.cli.following import CONTEXT
+
+
+@click.command("overlay", context_settings=CONTEXT)
+@click.option(
+    "--kubeconfig",
+    "--kubeconfig-file",
+    metavar="FILE",
+    default="",
+    help="How to reach the API server. Default, in a pod: its service account.",
+)
+@click.option(
+    "--master", "--kube-api-url", metavar="URL", default="", help="The API server; it overrides the kubeconfig's."
+)
+@click.option(
+    "--manifests",
+    type=click.Path(path_type=Path),
+    help="File or directory of YAML and JSON manifests with the Nodes, instead of an API server.",
+)
+@click.option(
+    "--node", default="", envvar="NODE_NAME", metavar="NAME", help="This node. Default: $NODE_NAME, the host's name."
+)
+@click.option(
+    "--net-config-path", metavar="FILE", default=None, help="net-conf.json. Default: /etc/kube-flannel/net-conf.json."
+)
+@click.option(
+    "--subnet-file", metavar="FILE", default=None, help="What is written for CNI. Default: /run/flannel/subnet.env."
+)
+@click.option(
+    "--iface", multiple=True, metavar="NAME|ADDRESS", help="The link to the other nodes; the first that is there."
+)
+@click.option("--iface-regex", multiple=True, metavar="REGEX", help="The same by a part of its addresses or name.")
+@click.option("--iface-can-reach", default="", metavar="ADDRESS", help="The same by where packets to an address leave.")
+@click.option("--public-ip", default="", metavar="IP", help="Where others shall send to. Default: the link's address.")
+@click.option("--public-ipv6", default="", metavar="IP", help="The same for IPv6.")
+@click.option(
+    "--ip-masq/--no-ip-masq", default=True, show_default=True, help="Masquerade pods' packets that leave the cluster."
+)
+@click.option(
+    "--iptables-forward-rules/--no-iptables-forward-rules",
+    default=True,
+    show_default=True,
+    help="Accept pods' packets in FORWARD.",
+)
+@click.option(
+    "--repair-checksums/--no-repair-checksums",
+    default=True,
+    show_default=True,
+    help="Switch the checksum offload of the vxlan device off when the self-test finds it broken.",
+)
+@click.option(
+    "--set-node-network-unavailable/--no-set-node-network-unavailable",
+    default=True,
+    show_default=True,
+    help="Set the Node's condition NetworkUnavailable to False.",
+)
+@click.option("--kube-annotation-prefix", default=None, metavar="PREFIX", help="Default: flannel.alpha.coreos.com.")
+@click.option(
+    "--healthz-ip", default="0.0.0.0", show_default=True, metavar="IP", help="Where /healthz, /readyz, /metrics are."
+)
+@click.option(
+    "--healthz-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="The port for them; 0: none."
+)
+@click.version_option(narthex.__version__, prog_name="narthex")
+def command(
+    kubeconfig: str, master: str, manifests: Path | None, healthz_ip: str, healthz_port: int, **flags: Any
+) -> None:
+    """Let pods reach the pods of other nodes, until stopped; compatible with flannel (vxlan, host-gw).
+
+    What was put into the kernel stays when it ends, and traffic goes on.
+    """
+    from narthex.apps import logs
+    from narthex.apps.machine import StartError
+    from narthex.apps.overlay.part import api_origin, directory_origin
+    from narthex.apps.overlay.serve import serve_overlay
+    from narthex.model.net import address
+    from narthex.sources.kube.access import Access
+    from narthex.sources.proxy_configuration import ClientConnection
+
+    if manifests is not None and (kubeconfig or master):
+        raise click.UsageError("look in one place: --manifests, or an API server (--kubeconfig, --master)")
+    if manifests is None and not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
+        raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
+    if manifests is not None:
+        origin = directory_origin(manifests)
+    else:
+        origin = api_origin(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
+    logs.start(sys.stderr)
+    try:
+        healthz = (address(healthz_ip), healthz_port) if healthz_port else None
+        serve_overlay(_settings(flags), origin, healthz)
+    except (ValueError, StartError) as error:
+        raise click.ClickException(logs.printable(str(error))) from error
+
+
+def _settings(flags: dict[str, Any]) -> Any:
+    """Raises ValueError."""
+    from narthex.apps.overlay.settings import OverlaySettings
+    from narthex.model.net import address
+    from narthex.overlay.annotations import Keys
+    from narthex.overlay.links import Choice
+
+    given = {
+        "net_conf": flags["net_config_path"],
+        "subnet_file": flags["subnet_file"],
+        "annotation_prefix": flags["kube_annotation_prefix"],
+    }
+    settings = OverlaySettings(
+        node=flags["node"] or os.uname().nodename.lower(),
+        choice=Choice(names=flags["iface"], patterns=flags["iface_regex"], can_reach=flags["iface_can_reach"]),
+        public_ips=tuple(address(one) for one in (flags["public_ip"], flags["public_ipv6"]) if one),
+        masquerade=flags["ip_masq"],
+        forward_rules=flags["iptables_forward_rules"],
+        set_condition=flags["set_node_network_unavailable"],
+        repair_checksums=flags["repair_checksums"],
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    Keys(settings.annotation_prefix)
+    return settings

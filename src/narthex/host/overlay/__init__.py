@@ -1,0 +1,1 @@
+"""What the overlay asks of the machine: links, entries, rules, notices, files."""

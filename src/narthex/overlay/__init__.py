@@ -1,0 +1,1 @@
+"""The overlay: routes between nodes' pod networks, compatible with flannel. Pure."""

@@ -1,0 +1,119 @@
+"""What nodes say of themselves: flannel's annotations on Node objects, read and written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+
+import msgspec
+
+from narthex.model.net import IPFamily, address, family_of
+from narthex.model.objects import Node
+from narthex.model.problem import quoted
+from narthex.overlay.net_conf import VXLAN, Backend
+
+PREFIX = "flannel.alpha.coreos.com"
+_PREFIX = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9_-]+/(?:[a-z0-9_-]+-)?")
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+
+
+class Keys:
+    """The names of the annotations, which begin with a prefix of the cluster's choice."""
+
+    def __init__(self, prefix: str = PREFIX) -> None:
+        """Raises ValueError for what cannot begin an annotation."""
+        begin = prefix if "/" in prefix else f"{prefix}/"
+        begin = begin if begin.endswith(("/", "-")) else f"{begin}-"
+        if not _PREFIX.fullmatch(begin):
+            raise ValueError(
+                f"{quoted(prefix)} cannot begin an annotation: write a domain, perhaps with /NAME behind it"
+            )
+        self.managed = f"{begin}kube-subnet-manager"
+        self.type = f"{begin}backend-type"
+        four, six = IPFamily.IPV4, IPFamily.IPV6
+        self.data = {four: f"{begin}backend-data", six: f"{begin}backend-v6-data"}
+        self.public_ip = {four: f"{begin}public-ip", six: f"{begin}public-ipv6"}
+        self.overwrite = {four: f"{begin}public-ip-overwrite", six: f"{begin}public-ipv6-overwrite"}
+        self.node_public_ip = {four: f"{begin}node-public-ip", six: f"{begin}node-public-ipv6"}
+
+
+class Own(msgspec.Struct, frozen=True, kw_only=True):
+    """This node in one family, as others shall know it."""
+
+    public_ip: str
+    mac: str = ""
+    """Of its vxlan device; empty with host-gw."""
+
+
+def announced(keys: Keys, backend: Backend, own: Mapping[IPFamily, Own]) -> dict[str, str]:
+    """The annotations of this node."""
+    made = {keys.managed: "true", keys.type: backend.type}
+    for family, one in own.items():
+        made[keys.public_ip[family]] = one.public_ip
+        data = {"VNI": backend.vni, "VtepMAC": one.mac} if backend.type == VXLAN else None
+        made[keys.data[family]] = json.dumps(data, separators=(",", ":"))
+    return made
+
+
+def differing(node: Node, wanted: Mapping[str, str]) -> dict[str, str]:
+    """The annotations that a Node has not, or has otherwise."""
+    have = dict(node.annotations)
+    return {key: value for key, value in wanted.items() if have.get(key) != value}
+
+
+def given_public_ip(node: Node, keys: Keys, family: IPFamily) -> str:
+    """The address that somebody wrote on the Node for others to use; empty when nobody did. Raises ValueError."""
+    for key in (keys.overwrite[family], keys.node_public_ip[family]):
+        text = node.annotation(key)
+        if text:
+            return _address(key, text, family)
+    return ""
+
+
+def public_ip(node: Node, keys: Keys, family: IPFamily) -> str:
+    """The address that the node itself announced; empty when it did not. Raises ValueError."""
+    key = keys.public_ip[family]
+    text = node.annotation(key)
+    return _address(key, text, family) if text else ""
+
+
+def vtep_mac(node: Node, keys: Keys, family: IPFamily, vni: int) -> str:
+    """The hardware address of the node's vxlan device; empty when it announced none. Raises ValueError."""
+    key = keys.data[family]
+    text = node.annotation(key)
+    if not text or text == "null":
+        return ""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    mac = data.get("VtepMAC") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(mac, str) or not _MAC.fullmatch(mac.lower()):
+        raise ValueError(f'annotation {key}: {quoted(text)} is not like {{"VNI":{vni},"VtepMAC":"ea:3c:b5:00:00:01"}}')
+    # Older flannel did not write the number.
+    if data.get("VNI", vni) != vni:
+        raise ValueError(
+            f"annotation {key}: VNI is {quoted(data['VNI'])}, but {vni} here: give all nodes one net-conf.json"
+        )
+    return mac.lower()
+
+
+def derived_mac(node_name: str, vni: int, family: IPFamily) -> str:
+    """A hardware address that every node can work out for any other, where there is no API server to tell it: from a
+    directory of manifests nobody learns what a device was made with."""
+    digest = bytearray(sha256(f"{family.value} {vni} {node_name}".encode()).digest()[:6])
+    # Locally administered, and of one station.
+    digest[0] = digest[0] & 0xFC | 0x02
+    return digest.hex(":")
+
+
+def _address(key: str, text: str, family: IPFamily) -> str:
+    try:
+        found = address(text)
+    except ValueError:
+        found = ""
+    if not found or family_of(found) is not family:
+        raise ValueError(f"annotation {key}: {quoted(text)} is not an address of {family.label}")
+    return found

@@ -1,0 +1,175 @@
+"""From what the kernel has to what it must have: the fewest steps, in an order that never leads packets astray.
+
+What is on our own devices is ours. Of other routes only those are that we once made and that nobody has changed since:
+`made` holds them, and a caller keeps it across restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from narthex.model.net import contains, family_of
+from narthex.overlay.wanted import Device, Forward, Neighbour, Route, Wanted
+
+
+class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that has the name of one of our devices, as the kernel has it."""
+
+    name: str
+    index: int
+    kind: str
+    up: bool
+    mac: str
+    mtu: int
+    vni: int = 0
+    port: int = 0
+    local: str = ""
+    link: int = 0
+    learning: bool = False
+    gbp: bool = False
+    addresses: tuple[str, ...] = ()
+    """Global ones, with their prefix."""
+
+
+class Have(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel has."""
+
+    devices: Mapping[str, HeldDevice] = {}
+    """Links that have the names of our devices."""
+    neighbours: frozenset[Neighbour] = frozenset()
+    """Permanent ones on our devices."""
+    forwards: frozenset[Forward] = frozenset()
+    """Permanent ones of our devices that lead to another machine."""
+    routes: frozenset[Route] = frozenset()
+    """All of the main table that go to a link by name, those of other programs, too."""
+
+
+class DeleteDevice(msgspec.Struct, frozen=True):
+    """Delete a link, and all that is on it."""
+
+    name: str
+    why: str
+
+
+class AddDevice(msgspec.Struct, frozen=True):
+    """Make a vxlan device, up."""
+
+    device: Device
+
+
+class SetDevice(msgspec.Struct, frozen=True):
+    """Give a device its hardware address and MTU, and set it up."""
+
+    device: Device
+
+
+class AddAddress(msgspec.Struct, frozen=True):
+    """Give a device an address."""
+
+    device: str
+    address: str
+
+
+class DropAddress(msgspec.Struct, frozen=True):
+    """Take an address off a device."""
+
+    device: str
+    address: str
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Add an entry, or replace the one in its place."""
+
+    entry: Neighbour | Forward | Route
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Remove an entry."""
+
+    entry: Neighbour | Forward | Route
+
+
+Change = DeleteDevice | AddDevice | SetDevice | AddAddress | DropAddress | Put | Drop
+
+
+def changes(wanted: Wanted, have: Have, networks: Iterable[str], made: frozenset[Route]) -> tuple[Change, ...]:
+    """What is to be done, in order. `networks`: where all pods are; `made`: routes over other links that are ours."""
+    steps: list[Change] = []
+    fresh = set()
+    for device in wanted.devices:
+        held = have.devices.get(device.name)
+        why = incompatible(device, held) if held is not None else ""
+        if held is not None and not why:
+            if (held.mac, held.mtu, held.up) != (device.mac, device.mtu, True):
+                steps.append(SetDevice(device))
+            steps += _addresses(device, held, tuple(networks))
+            continue
+        if why:
+            steps.append(DeleteDevice(device.name, why))
+        fresh.add(device.name)
+        steps += [AddDevice(device), AddAddress(device.name, device.address)]
+    ours = {device.name for device in wanted.devices}
+    stale_routes = [
+        route
+        for route in have.routes
+        if route.device not in fresh
+        and (route in made or (route.device in ours and _within_any(route.destination, networks)))
+        and not any(route.destination == kept.destination for kept in wanted.routes)
+    ]
+    steps += map(Drop, sorted(stale_routes, key=str))
+    steps += map(Put, _missing(wanted.neighbours, have.neighbours, fresh))
+    steps += map(Put, _missing(wanted.forwards, have.forwards, fresh))
+    # Last: a packet that finds the way shall find all of it.
+    steps += map(Put, _missing(wanted.routes, have.routes, fresh))
+    places = {(one.device, one.address) for one in wanted.neighbours}
+    macs = {(one.device, one.mac) for one in wanted.forwards}
+    stale: list[Neighbour | Forward] = [
+        one for one in have.neighbours if one.device in ours - fresh and (one.device, one.address) not in places
+    ]
+    stale += [one for one in have.forwards if one.device in ours - fresh and (one.device, one.mac) not in macs]
+    steps += map(Drop, sorted(stale, key=str))
+    return tuple(steps)
+
+
+def incompatible(device: Device, held: HeldDevice) -> str:
+    """Why a link cannot be made into the device; empty when it can."""
+    if held.kind != "vxlan":
+        return f"it is of kind {held.kind or 'unknown'}, not vxlan"
+    for name, here, there in (
+        ("VNI", device.vni, held.vni),
+        ("port", device.port, held.port),
+        ("local address", device.local, held.local),
+        ("link", device.link, held.link),
+        ("learning", device.learning, held.learning),
+        ("GBP", device.gbp, held.gbp),
+    ):
+        if here != there:
+            return f"its {name} is {there}, not {here}"
+    return ""
+
+
+def _addresses(device: Device, held: HeldDevice, networks: tuple[str, ...]) -> list[Change]:
+    own = f"{device.address}/{device.family.host_bits}"
+    steps: list[Change] = [
+        DropAddress(device.name, one)
+        for one in held.addresses
+        if one != own and any(contains(network, one.partition("/")[0]) for network in networks)
+    ]
+    return [*steps, *([] if own in held.addresses else [AddAddress(device.name, device.address)])]
+
+
+def _missing(
+    wanted: frozenset[Neighbour] | frozenset[Forward] | frozenset[Route], have: frozenset[object], fresh: set[str]
+) -> list[Neighbour | Forward | Route]:
+    return sorted((one for one in wanted if one not in have or one.device in fresh), key=str)
+
+
+def _within_any(destination: str, networks: Iterable[str]) -> bool:
+    return any(
+        family_of(network) is family_of(destination)
+        and contains(network, destination.partition("/")[0])
+        and int(destination.rpartition("/")[2]) >= int(network.rpartition("/")[2])
+        for network in networks
+    )

@@ -1,0 +1,93 @@
+"""The choice of the link between the nodes, by flannel's options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from narthex.model.net import IPFamily, family_of
+from narthex.model.problem import quoted
+
+
+class NoLink(ValueError):
+    """No interface is as it was asked for; the message says what there is."""
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface that is up."""
+
+    name: str
+    index: int
+    mtu: int
+    addresses: tuple[str, ...]
+    """Global ones, in the kernel's order."""
+
+    def address(self, family: IPFamily) -> str:
+        """The first of a family; empty when it has none."""
+        return next((one for one in self.addresses if family_of(one) is family), "")
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for; the first that is found counts, in this order."""
+
+    names: tuple[str, ...] = ()
+    """Interfaces or addresses of theirs (`--iface`)."""
+    patterns: tuple[str, ...] = ()
+    """Regular expressions for either (`--iface-regex`)."""
+    can_reach: str = ""
+    """An address: the interface that packets to it leave by (`--iface-can-reach`)."""
+
+    def __post_init__(self) -> None:
+        for pattern in self.patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"--iface-regex {quoted(pattern)}: {error}") from None
+
+
+def choose(
+    choice: Choice,
+    links: Sequence[Link],
+    families: Iterable[IPFamily],
+    default: Callable[[], int],
+    towards: Callable[[str], str],
+) -> Link:
+    """The link. `default` gives the index of the default route's interface (0: there is none), `towards` the own address
+    that packets to another leave with. Raises NoLink."""
+    families = tuple(families)
+    found = _wanted(choice, links, default, towards)
+    missing = [family.label for family in families if not found.address(family)]
+    if missing:
+        raise NoLink(
+            f"interface {found.name} has no address of {' and '.join(missing)}: give it one, or choose with --iface"
+        )
+    return found
+
+
+def _wanted(choice: Choice, links: Sequence[Link], default: Callable[[], int], towards: Callable[[str], str]) -> Link:
+    there = ", ".join(f"{link.name} ({', '.join(link.addresses) or 'no address'})" for link in links) or "none"
+    if choice.names or choice.patterns:
+        for name in choice.names:
+            for link in links:
+                if name == link.name or name in link.addresses:
+                    return link
+        for pattern in choice.patterns:
+            for link in links:
+                # As flannel: an interface's addresses first.
+                if any(re.search(pattern, text) for text in (*link.addresses, link.name)):
+                    return link
+        asked = ", ".join([*map(quoted, choice.names), *map(quoted, choice.patterns)])
+        raise NoLink(f"no interface is or has {asked}; there is {there}")
+    if choice.can_reach:
+        own = towards(choice.can_reach)
+        for link in links:
+            if own and own in link.addresses:
+                return link
+        raise NoLink(f"no interface leads to {choice.can_reach} (--iface-can-reach); there is {there}")
+    index = default()
+    for link in links:
+        if link.index == index:
+            return link
+    raise NoLink(f"there is no default route to choose an interface by: choose one with --iface; there is {there}")

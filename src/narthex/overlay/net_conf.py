@@ -1,0 +1,200 @@
+"""`net-conf.json`, flannel's configuration: which networks pods have, and how packets travel between nodes.
+
+All of flannel's fields are read and checked. Subnets come from the Nodes (`spec.podCIDRs`), so that `SubnetLen`, `SubnetMin`
+and `SubnetMax` decide nothing, there as here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from narthex.model.net import FAMILIES, IPFamily, address, contains, family_of, network, parsed_network
+from narthex.model.problem import kind_of, quoted
+
+VXLAN, HOST_GW = "vxlan", "host-gw"
+BACKENDS = (VXLAN, HOST_GW)
+NOT_BUILT = ("udp", "wireguard", "ipip", "ipsec", "extension", "alloc", "ali-vpc", "aws-vpc", "gce", "tencent-vpc")
+"""flannel's other backends."""
+PORT = 8472
+"""Of vxlan, where `Port` says nothing: the number of Linux, not IANA's 4789."""
+_MOST_BYTES = 1 << 20
+_MOST_VNI = (1 << 24) - 1
+_LEAST_MTU = {IPFamily.IPV4: 68 + 50, IPFamily.IPV6: 1280 + 70}
+
+
+class NetConfError(ValueError):
+    """The configuration cannot be used; the message names the file, the field, its value and what is allowed."""
+
+
+class Backend(msgspec.Struct, frozen=True, kw_only=True):
+    """`Backend`: how packets travel."""
+
+    type: str = VXLAN
+    vni: int = 1
+    port: int = PORT
+    mtu: int = 0
+    """Of the link between nodes; 0: as that link has it."""
+    direct_routing: bool = False
+    learning: bool = False
+    gbp: bool = False
+
+
+class NetConf(msgspec.Struct, frozen=True, kw_only=True):
+    """All of `net-conf.json`."""
+
+    networks: tuple[str, ...]
+    """Where all pods are: one CIDR of each family that is switched on, IPv4 first."""
+    subnet_length: int = 24
+    subnet_min: str = ""
+    subnet_max: str = ""
+    ipv6_subnet_length: int = 64
+    ipv6_subnet_min: str = ""
+    ipv6_subnet_max: str = ""
+    nftables: bool = False
+    backend: Backend = Backend()
+
+    def network(self, family: IPFamily) -> str:
+        """The pods' network of a family; empty when the family is switched off."""
+        return next((one for one in self.networks if family_of(one) is family), "")
+
+
+def parse(data: bytes, origin: str) -> NetConf:
+    """Read the file's content; `origin` names it in errors. Raises NetConfError."""
+    if len(data) > _MOST_BYTES:
+        raise NetConfError(f"{origin}: is larger than {_MOST_BYTES} bytes")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NetConfError(f"{origin}: is not JSON: {error}") from None
+    fields = _Fields(value, origin, "")
+    networks = []
+    for family, on, name in ((IPFamily.IPV4, True, ""), (IPFamily.IPV6, False, "IPv6")):
+        field = f"{name}Network"
+        text = fields.text(field)
+        if fields.flag(f"Enable{family.label}", on):
+            if not text:
+                raise fields.wrong(field, f"is required, since Enable{family.label} is true")
+            networks.append(fields.network(field, text, family))
+    if not networks:
+        raise fields.wrong("EnableIPv4", "false, and EnableIPv6 is not true: switch one of them on")
+    lengths = {family: _subnets(fields, family, networks) for family in FAMILIES}
+    four, six = lengths[IPFamily.IPV4], lengths[IPFamily.IPV6]
+    return NetConf(
+        networks=tuple(networks),
+        subnet_length=four[0],
+        subnet_min=four[1],
+        subnet_max=four[2],
+        ipv6_subnet_length=six[0],
+        ipv6_subnet_min=six[1],
+        ipv6_subnet_max=six[2],
+        nftables=fields.flag("EnableNFTables", False),
+        backend=_backend(_Fields(fields.value("Backend", {}), origin, "Backend."), networks),
+    )
+
+
+def _subnets(fields: _Fields, family: IPFamily, networks: list[str]) -> tuple[int, str, str]:
+    """Length, first and last of a family's subnets, as flannel works them out."""
+    name = "" if family is IPFamily.IPV4 else "IPv6"
+    usual, most = (24, 30) if family is IPFamily.IPV4 else (64, 126)
+    field = f"{name}SubnetLen"
+    whole = next((one for one in networks if family_of(one) is family), "")
+    given = fields.whole(field, 0, 0, most)
+    if not whole:
+        return given or usual, fields.text(f"{name}SubnetMin"), fields.text(f"{name}SubnetMax")
+    net = parsed_network(whole)
+    if net.prefixlen + 2 > most:
+        raise fields.wrong(f"{name}Network", f"{whole} is too small: four subnets must fit, so at most /{most - 2}")
+    length = given or max(usual, net.prefixlen + 2)
+    if length < net.prefixlen + 2:
+        raise fields.wrong(
+            field, f"{length} is too short for {whole}: four subnets must fit, so at least {net.prefixlen + 2}"
+        )
+    size = 1 << (family.host_bits - length)
+    ends = []
+    for end, default in (("Min", net.network_address + size), ("Max", net.broadcast_address + 1 - size)):
+        text = fields.text(f"{name}Subnet{end}")
+        if text:
+            try:
+                text = address(text)
+            except ValueError:
+                text = ""
+            if not text or not contains(whole, text):
+                raise fields.wrong(
+                    f"{name}Subnet{end}", f"{quoted(fields.text(f'{name}Subnet{end}'))} is not an address in {whole}"
+                )
+            if int(parsed_network(f"{text}/{family.host_bits}").network_address) % size:
+                raise fields.wrong(f"{name}Subnet{end}", f"{text} does not begin a subnet of length {length}")
+        ends.append(text or str(default))
+    return length, ends[0], ends[1]
+
+
+def _backend(fields: _Fields, networks: list[str]) -> Backend:
+    # flannel's text says that vxlan is the default, its code takes udp, which is long out of favour.
+    type_ = fields.text("Type") or VXLAN
+    if type_ not in BACKENDS:
+        why = "is a backend of flannel that is not built here" if type_ in NOT_BUILT else "is no backend"
+        raise fields.wrong("Type", f"{quoted(type_)} {why}: choose {' or '.join(BACKENDS)}")
+    least = max(_LEAST_MTU[family_of(one)] for one in networks)
+    mtu = fields.whole("MTU", 0, 0, 65535)
+    if mtu and type_ == VXLAN and mtu < least:
+        raise fields.wrong("MTU", f"{mtu} leaves no room for pods' packets: at least {least}, or 0 for the link's own")
+    return Backend(
+        type=type_,
+        vni=fields.whole("VNI", 1, 1, _MOST_VNI),
+        port=fields.whole("Port", 0, 0, 65535) or PORT,
+        mtu=mtu,
+        direct_routing=fields.flag("DirectRouting", False),
+        learning=fields.flag("Learning", False),
+        gbp=fields.flag("GBP", False),
+    )
+
+
+class _Fields:
+    """A JSON object whose values have types. Unknown fields are borne with, as flannel does."""
+
+    def __init__(self, value: Any, origin: str, path: str) -> None:
+        self._origin = origin
+        self._path = path
+        if not isinstance(value, dict):
+            where = f"{origin}: {path.rstrip('.')}".rstrip(": ")
+            raise NetConfError(f"{where}: is {kind_of(value)}, must be an object")
+        # Go's decoder takes names in any case.
+        self._values = {name.lower(): held for name, held in value.items() if held is not None}
+
+    def wrong(self, field: str, message: str) -> NetConfError:
+        """An error about a field."""
+        return NetConfError(f"{self._origin}: {self._path}{field}: {message}")
+
+    def value(self, name: str, default: Any) -> Any:
+        """What is there, of any type."""
+        return self._values.get(name.lower(), default)
+
+    def text(self, name: str) -> str:
+        found = self.value(name, "")
+        if not isinstance(found, str):
+            raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be text")
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        found = self.value(name, default)
+        if not isinstance(found, bool):
+            raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be true or false")
+        return found
+
+    def whole(self, name: str, default: int, least: int, most: int) -> int:
+        found = self.value(name, default)
+        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
+            raise self.wrong(name, f"{json.dumps(found)[:60]} must be a whole number from {least} to {most}")
+        return found
+
+    def network(self, name: str, text: str, family: IPFamily) -> str:
+        try:
+            found = network(text)
+        except ValueError as error:
+            raise self.wrong(name, str(error)) from None
+        if family_of(found) is not family:
+            raise self.wrong(name, f"{quoted(text)} is not a network of {family.label}")
+        return found

@@ -1,0 +1,179 @@
+"""Who is in the overlay: Node objects as places where pods are and by what address packets get there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from narthex.model.net import IPFamily, family_of, parsed_network
+from narthex.model.objects import Node
+from narthex.overlay.annotations import Keys, derived_mac, given_public_ip, public_ip, vtep_mac
+from narthex.overlay.net_conf import VXLAN, NetConf
+
+
+class Station(msgspec.Struct, frozen=True, kw_only=True):
+    """One node in one family."""
+
+    node: str
+    family: IPFamily
+    subnet: str
+    """Where its pods are."""
+    public_ip: str
+    mac: str = ""
+    """Of its vxlan device; empty with host-gw."""
+
+
+class Stations(NamedTuple):
+    """Those that can be used, and what is wrong with others, in words that name the nodes."""
+
+    usable: tuple[Station, ...]
+    problems: tuple[str, ...]
+
+
+class OwnProblem(ValueError):
+    """This node cannot be in the overlay yet; the message says what it waits for."""
+
+
+def own_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, str]:
+    """This node's subnet of each family. Raises OwnProblem."""
+    if node is None:
+        raise OwnProblem(
+            f"node {name}: there is no such Node: check --node, or wait until its kubelet has registered it"
+        )
+    found = {}
+    for network in conf.networks:
+        family = family_of(network)
+        subnet = next((cidr for cidr in node.pod_cidrs if family_of(cidr) is family), "")
+        if not subnet:
+            raise OwnProblem(
+                f"node {name}: spec.podCIDRs has no network of {family.label} (pod cidr not assigned): start the controller "
+                f"manager with --allocate-node-cidrs and --cluster-cidr {network}, or write spec.podCIDR yourself"
+            )
+        if not _within(subnet, network):
+            raise OwnProblem(
+                f"node {name}: spec.podCIDR {subnet} is not within {network}, the Network of net-conf.json: "
+                "give the controller manager and net-conf.json the same network"
+            )
+        found[family] = subnet
+    return found
+
+
+def stations(nodes: Iterable[Node], own_name: str, conf: NetConf, keys: Keys, *, assumed: bool) -> Stations:
+    """All other nodes. `assumed`: a Node without annotations counts as one of ours, at its InternalIP and with the
+    derived hardware address; for directories of manifests."""
+    usable: list[Station] = []
+    problems: list[str] = []
+    for node in nodes:
+        managed = node.annotation(keys.managed) == "true"
+        if node.name == own_name or not (managed or assumed):
+            continue
+        type_ = node.annotation(keys.type) or (conf.backend.type if assumed else "")
+        if type_ != conf.backend.type:
+            problems.append(
+                f"node {node.name}: its backend is {type_ or 'not told'}, not {conf.backend.type}: no way there"
+            )
+            continue
+        for network in conf.networks:
+            try:
+                usable.append(_station(node, network, conf, keys, assumed))
+            except ValueError as error:
+                problems.append(f"node {node.name}: {error}")
+    return Stations(tuple(usable), tuple(problems))
+
+
+def _station(node: Node, network: str, conf: NetConf, keys: Keys, assumed: bool) -> Station:
+    family = family_of(network)
+    subnet = next((cidr for cidr in node.pod_cidrs if family_of(cidr) is family), "")
+    if not subnet:
+        raise ValueError(f"spec.podCIDRs has no network of {family.label} yet: no way there")
+    if not _within(subnet, network):
+        raise ValueError(f"spec.podCIDR {subnet} is not within {network}, the Network of net-conf.json: no way there")
+    there = public_ip(node, keys, family)
+    if not there and assumed:
+        ips = (*node.internal_ips, *node.external_ips)
+        there = given_public_ip(node, keys, family) or next((ip for ip in ips if family_of(ip) is family), "")
+    if not there:
+        raise ValueError(
+            f"it has announced no address of {family.label} (annotation {keys.public_ip[family]}): no way there"
+        )
+    mac = ""
+    if conf.backend.type == VXLAN:
+        mac = vtep_mac(node, keys, family, conf.backend.vni)
+        if not mac and assumed:
+            mac = derived_mac(node.name, conf.backend.vni, family)
+        if not mac:
+            raise ValueError(f"it has announced no hardware address (annotation {keys.data[family]}): no way there")
+    return Station(node=node.name, family=family, subnet=subnet, public_ip=there, mac=mac)
+
+
+def without_conflicts(
+    found: Iterable[Station], own_name: str, subnets: Mapping[IPFamily, str], own_ips: Mapping[IPFamily, str]
+) -> Stations:
+    """Those that get in nobody's way. Of nodes that claim the same, the first by name has it."""
+    usable: list[Station] = []
+    problems: list[str] = []
+    for family, group in itertools.groupby(
+        sorted(found, key=lambda one: (one.family.value, one.node)), lambda one: one.family
+    ):
+        ips = {own_ips.get(family, ""): own_name}
+        macs: dict[str, str] = {}
+        good: list[Station] = []
+        for one in group:
+            holder = ips.setdefault(one.public_ip, one.node)
+            if holder != one.node:
+                problems.append(
+                    f"nodes {holder} and {one.node} both have the public address {one.public_ip}: packets for one reach the "
+                    "other; give each its own with --iface, --iface-can-reach or --public-ip "
+                    "(machines of Vagrant all have 10.0.2.15 on their first interface)"
+                )
+                if holder == own_name:
+                    continue
+            holder = macs.setdefault(one.mac, one.node) if one.mac else one.node
+            if holder != one.node:
+                problems.append(
+                    f"nodes {holder} and {one.node} both have the hardware address {one.mac}: "
+                    f"delete the vxlan device of {one.node} and its annotation, another one is made then"
+                )
+                continue
+            good.append(one)
+        kept, overlaps = _apart(good, own_name, subnets.get(family, ""))
+        usable += kept
+        problems += overlaps
+    return Stations(tuple(usable), tuple(problems))
+
+
+def _apart(found: list[Station], own_name: str, own_subnet: str) -> tuple[list[Station], list[str]]:
+    """Those whose subnets do not overlap."""
+    claims = [(*_ends(one.subnet), one.node, one) for one in found]
+    if own_subnet:
+        # Its own comes first among equals.
+        claims.append((*_ends(own_subnet), "", None))  # type: ignore[arg-type]
+    claims.sort(key=lambda claim: claim[:3])
+    kept: list[Station] = []
+    problems: list[str] = []
+    last, holder, held = -1, "", ""
+    for first, end, _, one in claims:
+        name, subnet = (own_name, own_subnet) if one is None else (one.node, one.subnet)
+        if first <= last:
+            problems.append(
+                f"nodes {holder} and {name} both have pods in {subnet} (spec.podCIDR {held} and {subnet}): mend one of the Nodes"
+            )
+            if one is not None:
+                continue
+        last, holder, held = end, name, subnet
+        if one is not None:
+            kept.append(one)
+    return kept, problems
+
+
+def _ends(cidr: str) -> tuple[int, int]:
+    net = parsed_network(cidr)
+    return int(net.network_address), int(net.broadcast_address)
+
+
+def _within(subnet: str, network: str) -> bool:
+    (first, last), (low, high) = _ends(subnet), _ends(network)
+    return family_of(subnet) is family_of(network) and low <= first and last <= high
