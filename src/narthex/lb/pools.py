@@ -7,6 +7,7 @@ an address away that works.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -137,7 +138,11 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """Canonical addresses, such as those of nodes."""
 
 
-def settle(objects: Iterable[IPAddressPool], surroundings: Surroundings = Surroundings()) -> Pools:
+ALONE = Surroundings()
+"""Nothing is known to be somebody else's."""
+
+
+def settle(objects: Iterable[IPAddressPool], surroundings: Surroundings = ALONE) -> Pools:
     """Accept or refuse each pool. Where two overlap, the first by name stays."""
     accepted: list[Pool] = []
     refused: list[Refused] = []
@@ -222,7 +227,7 @@ def _ranges(texts: Sequence[str]) -> tuple[Range, ...]:
     if not texts:
         raise ValueError("it has no addresses: write spec.addresses")
     found = sorted(read_range(text) for text in texts)
-    for one, two in zip(found, found[1:], strict=False):
+    for one, two in itertools.pairwise(found):
         if one.meets(two):
             raise ValueError(f"its own {one.text} and {two.text} overlap: write each address once")
     return tuple(found)
