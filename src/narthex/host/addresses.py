@@ -36,6 +36,8 @@ class OwnAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the interface."""
     is_global: bool
     """Not of link or host scope, and past duplicate address detection."""
+    tentative: bool = False
+    """Still in duplicate address detection."""
 
     @property
     def family(self) -> IPFamily:
@@ -140,4 +142,5 @@ def _own_address(body: bytes) -> OwnAddress:
         prefix=prefix,
         interface=interface,
         is_global=scope == _SCOPE_GLOBAL and not flags & _IFA_F_TENTATIVE,
+        tentative=bool(flags & _IFA_F_TENTATIVE),
     )

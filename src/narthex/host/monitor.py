@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from narthex.backends.base import Target
-from narthex.host import netns
+from narthex.host import bpf, netns
 from narthex.host.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
 from narthex.host.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily
@@ -36,7 +36,7 @@ _MOST_DATAGRAMS = 256
 
 _NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 7
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
-_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+_SO_RCVBUFFORCE = 33
 _QUEUE = 8 << 20
 _NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
 _SUBSYSTEM = 10 << 8
@@ -291,10 +291,7 @@ class Monitor:
             (0x06, 0, 0, 0),
             (0x06, 0, 0, 0xFFFFFFFF),
         )
-        held = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in code))
-        self._socket.setsockopt(
-            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(code), ctypes.addressof(held))
-        )
+        bpf.attach(self._socket, code)
 
 
 class LegacySizes:

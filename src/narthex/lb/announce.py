@@ -1,0 +1,363 @@
+"""Who answers for each load balancer address, and for every node why it does or does not (rows A1-A5, A9, A10).
+
+All announcers decide by themselves, from the same objects and the same view of who is alive, and come to the same end:
+of the nodes that could answer, the first in an order that nobody chooses, the SHA-256 of the node's name and the Service's
+first address, has it. How two of them behave while their views differ is `lb/holding.py`'s business, and how an address
+is answered for `lb/l2.py`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from narthex.lb.heartbeat import State
+from narthex.lb.pools import Pools, settle
+from narthex.lb.resources import selects_node, selects_pool, selects_service
+from narthex.lb.status import ALLOCATED_FROM, LOAD_BALANCER, annotation
+from narthex.model.names import NamespacedName
+from narthex.model.objects import IPAddressPool, L2Advertisement, Node, Service, SliceEndpoint
+from narthex.state.store import Slices, Snapshot
+
+EXCLUDE = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+
+class Reason(enum.Enum):
+    """Why a node answers for an address, or does not. The value is one word, for conditions and metrics."""
+
+    ANNOUNCES = "Announces"
+    ELECTION_LOST = "AnotherNodeAnnounces"
+    NOT_IN_A_POOL = "AddressInNoPool"
+    NOT_SELECTED = "NotSelectedByAdvertisement"
+    NO_ENDPOINT = "NoEndpoint"
+    NODE_LOST = "NodeLost"
+    NO_ANNOUNCER = "NoAnnouncer"
+    LEAVING = "AnnouncerEnds"
+    NETWORK_UNAVAILABLE = "NetworkUnavailable"
+    NODE_SELECTOR = "NodeNotSelected"
+    NO_INTERFACE = "InterfaceMissing"
+    NO_LOCAL_ENDPOINT = "NoLocalEndpoint"
+    SHARED_ELSEWHERE = "SharerNotServedHere"
+    NOT_READY = "NodeNotReady"
+    EXCLUDED = "NodeExcluded"
+
+
+class Announcer(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one node's announcer."""
+
+    state: State = State.ALIVE
+    leaving: bool = False
+    """It is about to end."""
+    links: tuple[str, ...] | None = None
+    """Where it can answer; None: not known, taken to be wherever it is asked for."""
+    standing_back: bool = False
+    """Others go first."""
+    node_gone: bool = False
+    """Lost, and the node does not answer either: its endpoints are gone with it."""
+
+
+NO_ANNOUNCER = Announcer(state=State.UNHEARD)
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What decisions are made from."""
+
+    snapshot: Snapshot
+    announcers: Mapping[str, Announcer]
+    """By node; nodes that are not in it have none."""
+    ignore_exclude_label: bool = False
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """All nodes that can be thought of: those with a Node object, and those with an announcer, which without an API
+        server may have none."""
+        known = {key.name: node for key, node in self.snapshot.nodes.items()}
+        return {name: known.get(name) or Node(name=name) for name in sorted({*known, *self.announcers})}
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one node, about one address."""
+
+    node: str
+    reason: Reason
+    text: str
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it could answer."""
+        return self.reason in (Reason.ANNOUNCES, Reason.ELECTION_LOST)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """About one address."""
+
+    address: str
+    services: tuple[NamespacedName, ...]
+    """That have it, in order."""
+    first: str = ""
+    """The first address of the first of them: the order is made with it."""
+    pool: str = ""
+    order: tuple[str, ...] = ()
+    """Nodes that could answer, the best first."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Of every node, in the order of their names."""
+    interfaces: tuple[str, ...] | None = None
+    """The only links that may be answered on; None: all. It is of the advertisements that the holder's node is in."""
+    notes: tuple[str, ...] = ()
+    """What a person should know besides."""
+
+    @property
+    def holder(self) -> str:
+        """The node that answers; empty when none does."""
+        return self.order[0] if self.order else ""
+
+    def verdict(self, node: str) -> Verdict | None:
+        """What holds for a node."""
+        return next((each for each in self.verdicts if each.node == node), None)
+
+
+def announced(service: Service) -> tuple[str, ...]:
+    """The addresses of a Service that a node may have to answer for: those of its status that packets arrive with
+    (`ipMode: Proxy` is somebody else's, row L2)."""
+    if service.type != LOAD_BALANCER:
+        return ()
+    return tuple(dict.fromkeys(each.ip for each in service.ingress if not each.proxy))
+
+
+def rank(node: str, first_address: str) -> bytes:
+    """The place of a node in the order for a Service: the smallest comes first. MetalLB's, so that an address stays where
+    it is when announcers are exchanged."""
+    return hashlib.sha256(f"{node}#{first_address}".encode()).digest()
+
+
+def decide(view: View) -> dict[str, Decision]:
+    """About all addresses, by address."""
+    sharers: dict[str, list[Service]] = {}
+    for key in sorted(view.snapshot.services):
+        service = view.snapshot.services[key]
+        for address in announced(service):
+            sharers.setdefault(address, []).append(service)
+    nodes, pools = view.nodes, settle(view.snapshot.address_pools.values())
+    return {address: _decide(address, sharers[address], nodes, pools, view) for address in sorted(sharers)}
+
+
+def _pool_of(address: str, services: Sequence[Service], pools: Pools) -> IPAddressPool | None:
+    """The pool that an address is from. One that is refused gives nothing away, but what it gave is announced on."""
+    found = pools.of(address)
+    if found is not None:
+        return found.object
+    refused = (pools.refusal_of(annotation(service, ALLOCATED_FROM)) for service in services)
+    return next((each.object for each in refused if each is not None), None)
+
+
+def _decide(address: str, services: list[Service], nodes: Mapping[str, Node], pools: Pools, view: View) -> Decision:
+    snapshot = view.snapshot
+    keys = tuple(service.key for service in services)
+    pool = _pool_of(address, services, pools)
+    if pool is None:
+        text = f"{address} is in no IPAddressPool that is known here, so it is somebody else's to announce"
+        return _nobody(address, keys, nodes, Reason.NOT_IN_A_POOL, text)
+    every = [each for _, each in sorted(snapshot.l2_advertisements.items()) if selects_pool(each, pool)]
+    chosen = [each for each in every if any(selects_service(each, service) for service in services)]
+    if every and not chosen:
+        names = ", ".join(each.name for each in every)
+        text = f"the advertisements of pool {pool.name} ({names}) select other Services: see their serviceSelectors"
+        return _nobody(address, keys, nodes, Reason.NOT_SELECTED, text, pool)
+    notes = []
+    if not every:
+        notes.append(f"no L2Advertisement selects pool {pool.name}: it is announced on all links of all nodes")
+    backed = {service.key: _Backing(snapshot.slices.get(service.key), view.announcers) for service in services}
+    serving = [service for service in services if backed[service.key].somewhere]
+    if not serving:
+        gone = sorted({name for each in backed.values() for name in each.gone})
+        text = f"no endpoint of {_listed(keys)} can serve"
+        text += f": those on {_listed(gone)} are gone with the node" if gone else ""
+        return _nobody(address, keys, nodes, Reason.NO_ENDPOINT, text, pool)
+    judge = _Judge(address, serving, chosen, backed, view)
+    verdicts = {name: judge.of(node) for name, node in nodes.items()}
+    notes += _soften(verdicts, judge)
+    order = _order(verdicts, services[0], view)
+    notes += _shared(judge, order)
+    final = tuple(_final(verdict, order, services[0]) for verdict in verdicts.values())
+    holder = nodes[order[0]] if order else None
+    return Decision(
+        address=address,
+        services=keys,
+        first=announced(services[0])[0],
+        pool=pool.name,
+        order=order,
+        verdicts=final,
+        interfaces=_interfaces(chosen, holder) if holder else None,
+        notes=tuple(notes),
+    )
+
+
+def _nobody(
+    address: str,
+    services: tuple[NamespacedName, ...],
+    nodes: Iterable[str],
+    reason: Reason,
+    text: str,
+    pool: IPAddressPool | None = None,
+) -> Decision:
+    """For one reason no node announces."""
+    return Decision(
+        address=address,
+        services=services,
+        pool=pool.name if pool else "",
+        verdicts=tuple(Verdict(node=name, reason=reason, text=text) for name in nodes),
+    )
+
+
+class _Backing:
+    """Where the endpoints of a Service are that can serve: ready ones, and those that are being ended and serve until then
+    (row A4). An endpoint on a node that is gone is gone, long before Kubernetes says so."""
+
+    def __init__(self, slices: Slices | None, announcers: Mapping[str, Announcer]) -> None:
+        able = [each for part in (slices or {}).values() for each in part.endpoints if _serves(each)]
+        away = {name for name, each in announcers.items() if each.node_gone}
+        self.gone = {each.node_name for each in able} & away
+        left = [each for each in able if each.node_name not in away]
+        self.somewhere = bool(left)
+        self.nodes = frozenset(each.node_name for each in left)
+
+
+def _serves(endpoint: SliceEndpoint) -> bool:
+    return endpoint.ready or endpoint.serving
+
+
+class _Judge:
+    """What holds for each node, about one address, before the election."""
+
+    def __init__(
+        self,
+        address: str,
+        services: Sequence[Service],
+        advertisements: Sequence[L2Advertisement],
+        backed: Mapping[NamespacedName, _Backing],
+        view: View,
+    ) -> None:
+        """`services` have an endpoint somewhere."""
+        self._address = address
+        self._services = services
+        self._advertisements = advertisements
+        self._backed = backed
+        self._view = view
+
+    def of(self, node: Node) -> Verdict:
+        """The first thing that keeps a node out; ELECTION_LOST where nothing does, until somebody has won."""
+        announcer = self._view.announcers.get(node.name, NO_ANNOUNCER)
+        reason, text = self._kept_out(node, announcer) or (Reason.ELECTION_LOST, "")
+        return Verdict(node=node.name, reason=reason, text=text)
+
+    def unserved(self, node: str) -> list[Service]:
+        """Services that want a local endpoint and have none on a node."""
+        local = [service for service in self._services if service.external_policy_local]
+        return [service for service in local if node not in self._backed[service.key].nodes]
+
+    def _kept_out(self, node: Node, announcer: Announcer) -> tuple[Reason, str] | None:
+        if announcer.state in _DEAD:
+            reason, text = _DEAD[announcer.state]
+            return reason, text.format(node=node.name)
+        if announcer.leaving:
+            return Reason.LEAVING, f"the announcer on {node.name} is about to end"
+        if node.network_unavailable:
+            return Reason.NETWORK_UNAVAILABLE, f"Node {node.name} has the condition NetworkUnavailable"
+        fitting = [each for each in self._advertisements if selects_node(each, node.labels)]
+        if self._advertisements and not fitting:
+            names = _listed(each.name for each in self._advertisements)
+            return Reason.NODE_SELECTOR, f"the nodeSelectors of {names} do not select Node {node.name}"
+        if announcer.links is not None:
+            wanted = _interfaces(fitting, node)
+            if not announcer.links:
+                return Reason.NO_INTERFACE, f"no link of {node.name} is up and can broadcast"
+            if wanted is not None and not set(wanted) & set(announcer.links):
+                have = _listed(announcer.links)
+                return Reason.NO_INTERFACE, f"only {_listed(wanted)} may be used; {node.name} has {have}"
+        if unserved := self.unserved(node.name):
+            names = _listed(each.key for each in unserved)
+            if len(unserved) == len(self._services):
+                text = f"externalTrafficPolicy is Local, and no endpoint of {names} is on {node.name}"
+                return Reason.NO_LOCAL_ENDPOINT, text
+            return Reason.SHARED_ELSEWHERE, f"{names} shares the address, is Local, and has no endpoint on {node.name}"
+        if not self._view.ignore_exclude_label and node.label(EXCLUDE) is not None:
+            return Reason.EXCLUDED, f"Node {node.name} has the label {EXCLUDE}"
+        if not node.ready:
+            return Reason.NOT_READY, f"Node {node.name} is not Ready"
+        return None
+
+
+_DEAD = {
+    State.UNHEARD: (
+        Reason.NO_ANNOUNCER,
+        "no announcer was heard on {node} yet: does one run there, with the same key?",
+    ),
+    State.LOST: (Reason.NODE_LOST, "the announcer on {node} has fallen silent"),
+    State.LEFT: (Reason.LEAVING, "the announcer on {node} has ended"),
+}
+
+_SOFT = (
+    (Reason.EXCLUDED, f"the label {EXCLUDE} would leave no node, so it is ignored"),
+    (Reason.NOT_READY, "no node that is Ready could answer, so that is ignored"),
+    (Reason.SHARED_ELSEWHERE, "no node has local endpoints of all Services that share the address"),
+)
+"""What is looked away from, one after the other, when it would leave nobody to answer."""
+
+
+def _soften(verdicts: dict[str, Verdict], judge: _Judge) -> list[str]:
+    """Let nodes in that are kept out by nothing worse than no answer at all; what has to be said of it."""
+    for reason, text in _SOFT:
+        if any(each.eligible for each in verdicts.values()):
+            return []
+        found = {name: len(judge.unserved(name)) for name, each in verdicts.items() if each.reason is reason}
+        for name, unserved in found.items():
+            if unserved == min(found.values()):
+                verdicts[name] = Verdict(node=name, reason=Reason.ELECTION_LOST, text="")
+        if found:
+            return [text]
+    return []
+
+
+def _order(verdicts: Mapping[str, Verdict], first: Service, view: View) -> tuple[str, ...]:
+    """Those that could answer, the best first."""
+    address = announced(first)[0]
+    able = [name for name, each in verdicts.items() if each.eligible]
+    return tuple(
+        sorted(able, key=lambda name: (view.announcers.get(name, NO_ANNOUNCER).standing_back, rank(name, address)))
+    )
+
+
+def _shared(judge: _Judge, order: Sequence[str]) -> list[str]:
+    """Who is not served where the address is."""
+    if not order:
+        return []
+    return [
+        f"{service.key} is not served: it is Local, shares the address, and has no endpoint on {order[0]}"
+        for service in judge.unserved(order[0])
+    ]
+
+
+def _final(verdict: Verdict, order: Sequence[str], first: Service) -> Verdict:
+    """With the election's result in words."""
+    if not verdict.eligible:
+        return verdict
+    place = order.index(verdict.node) + 1
+    by = f"{place}. of {len(order)} by the hash of node and {announced(first)[0]}"
+    if place == 1:
+        return Verdict(node=verdict.node, reason=Reason.ANNOUNCES, text=by)
+    return Verdict(node=verdict.node, reason=Reason.ELECTION_LOST, text=f"{order[0]} has it; {by}")
+
+
+def _interfaces(advertisements: Sequence[L2Advertisement], node: Node) -> tuple[str, ...] | None:
+    """The only links that a node may use (row A9); None: all."""
+    fitting = [each for each in advertisements if selects_node(each, node.labels)]
+    if not fitting or any(not each.interfaces for each in fitting):
+        return None
+    return tuple(sorted({name for each in fitting for name in each.interfaces}))
+
+
+def _listed(things: Iterable[object]) -> str:
+    return ", ".join(map(str, things))

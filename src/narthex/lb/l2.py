@@ -1,0 +1,224 @@
+"""ARP (RFC 826) and Neighbour Discovery (RFC 4861) as far as an announcer speaks them: bytes in, bytes out.
+
+Frames are whole Ethernet frames without VLAN tag. Addresses are canonical texts, hardware addresses six bytes. Nothing
+here knows who should answer.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+
+import msgspec
+
+ETHERTYPE_ARP, ETHERTYPE_IPV6 = 0x0806, 0x86DD
+BROADCAST = b"\xff" * 6
+ALL_NODES, ALL_NODES_MAC = "ff02::1", bytes.fromhex("333300000001")
+
+_ETHERNET = struct.Struct("!6s6sH")
+_ARP = struct.Struct("!HHBBH6s4s6s4s")
+_ARP_KIND = (1, 0x0800, 6, 4)
+"""Ethernet, IPv4, and the lengths of their addresses."""
+_REQUEST, _REPLY = 1, 2
+_IPV6 = struct.Struct("!IHBB16s16s")
+_ND = struct.Struct("!BBHI16s")
+_ICMPV6, _HOPS = 58, 255
+"""A hop limit of 255 proves that a message comes from this link (RFC 4861 3.1)."""
+SOLICITATION, ADVERTISEMENT = 135, 136
+_SOLICITED, _OVERRIDE = 0x40000000, 0x20000000
+_SOURCE_OPTION, _TARGET_OPTION = 1, 2
+_NOBODY = {AF_INET: bytes(4), AF_INET6: bytes(16)}
+_SOLICITED_NODE = bytes.fromhex("ff0200000000000000000001ff")
+
+
+class Kind(enum.Enum):
+    """What a message does."""
+
+    ASKS = "asks"
+    """Somebody wants to know who has the target."""
+    CLAIMS = "claims"
+    """Somebody says that it has it: an answer, a gratuitous announcement, or a check for duplicates before use."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message that concerns an address."""
+
+    kind: Kind
+    address: str
+    """Who has it is asked or claimed."""
+    mac: bytes
+    """Of the one that asks or claims, by its own words; where it says none, of the frame."""
+    sender: str = ""
+    """The address that asks; empty when it has none yet, as in checks for duplicates."""
+    destination: bytes = BROADCAST
+    """Where the frame went."""
+    answerable: bool = False
+    """It asks, and says where to."""
+
+
+def read(frame: bytes) -> tuple[Message, ...]:
+    """What a frame says: nothing, one thing, or two where an ARP request for one address claims another."""
+    if len(frame) < _ETHERNET.size:
+        return ()
+    destination, source, kind = _ETHERNET.unpack_from(frame)
+    if kind == ETHERTYPE_ARP:
+        return _read_arp(frame, destination)
+    return _read_nd(frame, destination, source) if kind == ETHERTYPE_IPV6 else ()
+
+
+def _read_arp(frame: bytes, destination: bytes) -> tuple[Message, ...]:
+    if len(frame) < _ETHERNET.size + _ARP.size:
+        return ()
+    *shape, operation, mac, sender, _, target = _ARP.unpack_from(frame, _ETHERNET.size)
+    if tuple(shape) != _ARP_KIND or operation not in (_REQUEST, _REPLY):
+        return ()
+    found = []
+    probes = sender == _NOBODY[AF_INET]
+    if not probes:
+        found.append(Message(kind=Kind.CLAIMS, address=_text(sender), mac=mac, destination=destination))
+    if operation == _REQUEST and target != sender:
+        said = "" if probes else _text(sender)
+        asks = Message(
+            kind=Kind.ASKS, address=_text(target), mac=mac, sender=said, destination=destination, answerable=True
+        )
+        found.append(asks)
+    return tuple(found)
+
+
+def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[Message, ...]:
+    start = _ETHERNET.size + _IPV6.size
+    if len(frame) < start + _ND.size:
+        return ()
+    _, length, following, hops, sender, receiver = _IPV6.unpack_from(frame, _ETHERNET.size)
+    body = frame[start : start + length]
+    if following != _ICMPV6 or hops != _HOPS or not _ND.size <= length == len(body):
+        return ()
+    kind, code, _, _, target = _ND.unpack_from(body)
+    if kind not in (SOLICITATION, ADVERTISEMENT) or code or target[0] == 0xFF:
+        return ()
+    options = _options(body[_ND.size :])
+    if options is None or _checksum(sender, receiver, body):
+        return ()
+    if kind == ADVERTISEMENT:
+        mac = options.get(_TARGET_OPTION, ethernet)
+        return (Message(kind=Kind.CLAIMS, address=_text(target), mac=mac, destination=destination),)
+    if sender == _NOBODY[AF_INET6]:
+        # A check for duplicates: whoever sends it will use the address, unless somebody objects.
+        return (Message(kind=Kind.CLAIMS, address=_text(target), mac=ethernet, destination=destination),)
+    known = _SOURCE_OPTION in options
+    asks = Message(
+        kind=Kind.ASKS,
+        address=_text(target),
+        mac=options.get(_SOURCE_OPTION, ethernet),
+        sender=_text(sender),
+        destination=destination,
+        answerable=known,
+    )
+    return (asks,)
+
+
+def _options(data: bytes) -> dict[int, bytes] | None:
+    """Link-layer addresses by kind of option; None when the options are broken, which makes the message void."""
+    found: dict[int, bytes] = {}
+    at = 0
+    while at < len(data):
+        if at + 2 > len(data) or not (length := data[at + 1] * 8) or at + length > len(data):
+            return None
+        if data[at] in (_SOURCE_OPTION, _TARGET_OPTION) and length == 8:
+            found[data[at]] = data[at + 2 : at + 8]
+        at += length
+    return found
+
+
+def answer(asked: Message, mac: bytes, link_local: str) -> bytes | None:
+    """The frame that says to whoever asked that this link's `mac` has the address; None where there is nothing to say, or
+    no `link_local` address to say it from (IPv6). What is not for this link (neither broadcast, multicast nor `mac`) is
+    not answered, so that a bridge in promiscuous mode does not answer for others."""
+    if asked.kind is not Kind.ASKS or not asked.answerable:
+        return None
+    if asked.destination != mac and not asked.destination[0] & 1:
+        return None
+    if ":" in asked.address:
+        if not link_local:
+            return None
+        return _advertisement(asked.address, mac, link_local, asked.mac, asked.sender, _SOLICITED)
+    sender = _raw(asked.sender) if asked.sender else _NOBODY[AF_INET]
+    return _arp(_REPLY, mac, _raw(asked.address), asked.mac, sender, asked.mac)
+
+
+def gratuitous(address: str, mac: bytes, link_local: str) -> tuple[bytes, ...]:
+    """Frames that tell everybody that `mac` has the address from now on: for ARP a request and a reply, since some listen
+    to the one and some to the other. Nothing for IPv6 without a `link_local` address."""
+    if ":" in address:
+        if not link_local:
+            return ()
+        return (_advertisement(address, mac, link_local, ALL_NODES_MAC, ALL_NODES, _OVERRIDE),)
+    raw = _raw(address)
+    return (
+        _arp(_REQUEST, mac, raw, BROADCAST, raw, BROADCAST),
+        _arp(_REPLY, mac, raw, BROADCAST, raw, BROADCAST),
+    )
+
+
+def probe(address: str, mac: bytes, link_local: str) -> bytes | None:
+    """A question who has the address, which changes nobody's memory: an ARP probe (RFC 5227), or a solicitation. Whoever
+    answers has it too."""
+    if ":" not in address:
+        return _arp(_REQUEST, mac, _NOBODY[AF_INET], bytes(6), _raw(address), BROADCAST)
+    if not link_local:
+        return None
+    group = solicited_node(address)
+    body = struct.pack("!I16sBB6s", 0, _raw(address), _SOURCE_OPTION, 1, mac)
+    return _nd(SOLICITATION, body, mac, link_local, multicast_mac(group), group)
+
+
+def solicited_node(address: str) -> str:
+    """The multicast group in which an IPv6 address is asked for (RFC 4291 2.7.1)."""
+    return _text(_SOLICITED_NODE + _raw(address)[13:])
+
+
+def multicast_mac(group: str) -> bytes:
+    """Where frames for an IPv6 multicast group go (RFC 2464 7)."""
+    return b"\x33\x33" + _raw(group)[12:]
+
+
+def mac_text(mac: bytes) -> str:
+    """A hardware address as people write it."""
+    return mac.hex(":")
+
+
+def _arp(operation: int, mac: bytes, sender: bytes, to_mac: bytes, target: bytes, destination: bytes) -> bytes:
+    head = _ETHERNET.pack(destination, mac, ETHERTYPE_ARP)
+    return head + _ARP.pack(*_ARP_KIND, operation, mac, sender, to_mac, target)
+
+
+def _advertisement(address: str, mac: bytes, source: str, to_mac: bytes, to: str, flags: int) -> bytes:
+    body = struct.pack("!I16sBB6s", flags, _raw(address), _TARGET_OPTION, 1, mac)
+    return _nd(ADVERTISEMENT, body, mac, source, to_mac, to)
+
+
+def _nd(kind: int, rest: bytes, mac: bytes, source: str, to_mac: bytes, to: str) -> bytes:
+    sender, receiver = _raw(source), _raw(to)
+    head = struct.pack("!BBH", kind, 0, 0)
+    sum_ = _checksum(sender, receiver, head + rest)
+    body = struct.pack("!BBH", kind, 0, sum_) + rest
+    header = _IPV6.pack(6 << 28, len(body), _ICMPV6, _HOPS, sender, receiver)
+    return _ETHERNET.pack(to_mac, mac, ETHERTYPE_IPV6) + header + body
+
+
+def _checksum(sender: bytes, receiver: bytes, body: bytes) -> int:
+    """RFC 4443 2.3; 0 over a message that has the right one in it."""
+    data = sender + receiver + struct.pack("!II", len(body), _ICMPV6) + body + bytes(len(body) % 2)
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def _raw(address: str) -> bytes:
+    return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
+
+
+def _text(raw: bytes) -> str:
+    return inet_ntop(AF_INET6 if len(raw) == 16 else AF_INET, raw)
