@@ -139,7 +139,7 @@ class OverlayPlace:
         for name in names or self.nodes:
             part = self.part(name)
             until(
-                lambda part=part: part.healthy, f"overlay on {name}", WAIT, lambda part=part: str(part.figures.state())
+                lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.figures.state())
             )
         return self
 

@@ -15,6 +15,7 @@ from narthex.cli.proxy_flags import fields, with_ports
 PARTS = {
     "proxy": "Be the node proxy. Default: yes.",
     "cni": "Be the CNI plugins' agent. Default: no.",
+    "overlay": "Keep the ways to other nodes' pods. Default: no.",
 }
 
 

@@ -127,5 +127,8 @@ def _settings(flags: dict[str, Any]) -> Any:
         repair_checksums=flags["repair_checksums"],
         **{name: value for name, value in given.items() if value is not None},
     )
-    Keys(settings.annotation_prefix)
+    try:
+        Keys(settings.annotation_prefix)
+    except ValueError as error:
+        raise ValueError(f"--kube-annotation-prefix {settings.annotation_prefix!r} {error}") from None
     return settings

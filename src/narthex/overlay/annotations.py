@@ -27,9 +27,7 @@ class Keys:
         begin = prefix if "/" in prefix else f"{prefix}/"
         begin = begin if begin.endswith(("/", "-")) else f"{begin}-"
         if not _PREFIX.fullmatch(begin):
-            raise ValueError(
-                f"{quoted(prefix)} cannot begin an annotation: write a domain, perhaps with /NAME behind it"
-            )
+            raise ValueError("cannot begin an annotation: write a domain, perhaps with /NAME behind it")
         self.managed = f"{begin}kube-subnet-manager"
         self.type = f"{begin}backend-type"
         four, six = IPFamily.IPV4, IPFamily.IPV6

@@ -20,7 +20,15 @@ from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, Report, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.plan.planner import NodeConfig
-from narthex.sources.configuration_sections import client_connection, conntrack, ipvs, logging, rules, winkernel
+from narthex.sources.configuration_sections import (
+    client_connection,
+    conntrack,
+    ipvs,
+    logging,
+    overlay,
+    rules,
+    winkernel,
+)
 from narthex.sources.fields import Fields
 from narthex.sources.proxy_configuration import (
     DEFAULT_MODE,
@@ -244,6 +252,7 @@ def _own(top: Fields) -> OwnConfiguration:
         udp_idle_timeout=top.seconds("udpIdleTimeout", 30.0, zero_is_default=True),
         parts=_parts(top.section("parts")),
         cni=_cni(top.section("cni")),
+        overlay=overlay(top.section("overlay"), _absolute_path),
     )
     top.unknown()
     return made

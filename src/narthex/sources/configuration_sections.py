@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from narthex.model import validate
 from narthex.model.problem import kind_of
+from narthex.overlay.annotations import Keys
 from narthex.sources.fields import Fields
-from narthex.sources.proxy_configuration import IPVS, ClientConnection, Conntrack, Logging, Rules, Winkernel
+from narthex.sources.proxy_configuration import (
+    IPVS,
+    ClientConnection,
+    Conntrack,
+    Logging,
+    OverlayConfiguration,
+    Rules,
+    Winkernel,
+)
 
 _MOST = 2**31 - 1
 
@@ -97,6 +107,37 @@ def conntrack(raw: Fields) -> Conntrack:
         udp_timeout=raw.seconds("udpTimeout", 0.0),
         udp_stream_timeout=raw.seconds("udpStreamTimeout", 0.0),
     )
+
+
+def overlay(raw: Fields, path: Callable[[str], str]) -> OverlayConfiguration:
+    """`overlay` of a NarthexConfiguration; `path` reads the name of a file."""
+    usual = OverlayConfiguration()
+    return OverlayConfiguration(
+        net_conf=raw.read("netConf", path, usual.net_conf),
+        subnet_file=raw.read("subnetFile", path, usual.subnet_file),
+        interfaces=raw.texts("interfaces"),
+        interface_patterns=raw.texts("interfacePatterns", _pattern),
+        interface_can_reach=raw.read("interfaceCanReach", validate.any_address),
+        public_ips=raw.texts("publicIPs", validate.any_address),
+        masquerade=raw.flag("masquerade", True),
+        forward_rules=raw.flag("forwardRules", True),
+        annotation_prefix=raw.read("annotationPrefix", _annotation_prefix, usual.annotation_prefix),
+        network_condition=raw.flag("networkCondition", True),
+        repair_checksums=raw.flag("repairChecksums", True),
+    )
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    return text
+
+
+def _annotation_prefix(text: str) -> str:
+    Keys(text)
+    return text
 
 
 def winkernel(raw: Fields) -> Winkernel:

@@ -15,7 +15,7 @@ from narthex.sources.configuration import API_VERSION, KIND, OWN_API_VERSION, OW
 from narthex.sources.proxy_configuration import ProxyConfiguration
 
 _TIMES = ("Period", "Timeout", "Frequency")
-_SPELLED = {"cidr": "CIDR", "cidrs": "CIDRs", "arp": "ARP", "dsr": "DSR"}
+_SPELLED = {"cidr": "CIDR", "cidrs": "CIDRs", "ips": "IPs", "arp": "ARP", "dsr": "DSR"}
 
 
 def written(configuration: ProxyConfiguration) -> dict[str, Any]:

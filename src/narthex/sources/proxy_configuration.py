@@ -84,6 +84,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
 
     proxy: bool = True
     cni: bool = False
+    overlay: bool = False
 
 
 class CniSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +94,29 @@ class CniSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where it listens; the plugins look there (`narthex cni install --socket`)."""
     state_directory: str = "/var/lib/cni/narthex"
     """Where it has its records, as the plugins do (`--state-dir`)."""
+
+
+class OverlayConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """`overlay` of a NarthexConfiguration: the ways between nodes' pods."""
+
+    net_conf: str = "/etc/kube-flannel/net-conf.json"
+    """flannel's configuration file."""
+    subnet_file: str = "/run/flannel/subnet.env"
+    """What is written for the CNI plugin `flannel`."""
+    interfaces: tuple[str, ...] = ()
+    """Names or addresses of links to the other nodes; the first that is there."""
+    interface_patterns: tuple[str, ...] = ()
+    """The same as regular expressions."""
+    interface_can_reach: str = ""
+    """The same by where packets to an address leave."""
+    public_ips: tuple[str, ...] = ()
+    """What others shall send to; empty: the link's own addresses."""
+    masquerade: bool = True
+    forward_rules: bool = True
+    annotation_prefix: str = "flannel.alpha.coreos.com"
+    network_condition: bool = True
+    """The Node's condition NetworkUnavailable is set to False."""
+    repair_checksums: bool = True
 
 
 class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +134,7 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """userspace only: a UDP client that was idle for so long may get another endpoint (row 25.7)."""
     parts: NodeParts = NodeParts()
     cni: CniSettings = CniSettings()
+    overlay: OverlayConfiguration = OverlayConfiguration()
 
 
 class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from narthex.sources.proxy_configuration import (
     Conntrack,
     Logging,
     NodeParts,
+    OverlayConfiguration,
     OwnConfiguration,
     Rules,
     Winkernel,
@@ -337,6 +338,9 @@ def test_our_own_document():
         HEAD + "mode: iptables\n" + OWN_HEAD + "strictSourceRanges: true\nexplainService: shop/web\n"
         "connectionMetrics: services\nconnectionSeries: 5\nparts: {cni: true}\n"
         "cni: {socket: /run/a.sock, stateDirectory: /var/lib/b}\n"
+        "overlay: {netConf: /etc/a.json, subnetFile: /run/b.env, interfaces: [eth1], interfacePatterns: ['10\\.0'],\n"
+        "  interfaceCanReach: 192.0.2.9, publicIPs: [198.51.100.1], masquerade: false, forwardRules: false,\n"
+        "  annotationPrefix: my.example/net, networkCondition: false, repairChecksums: false}\n"
     )
     configuration, problems = parse(text.encode(), "proxy.yaml")
     assert problems == ()
@@ -347,6 +351,19 @@ def test_our_own_document():
         connection_series=5,
         parts=NodeParts(cni=True),
         cni=CniSettings(socket="/run/a.sock", state_directory="/var/lib/b"),
+        overlay=OverlayConfiguration(
+            net_conf="/etc/a.json",
+            subnet_file="/run/b.env",
+            interfaces=("eth1",),
+            interface_patterns=(r"10\.0",),
+            interface_can_reach="192.0.2.9",
+            public_ips=("198.51.100.1",),
+            masquerade=False,
+            forward_rules=False,
+            annotation_prefix="my.example/net",
+            network_condition=False,
+            repair_checksums=False,
+        ),
     )
     assert node_config(configuration, "", "a").strict_source_ranges
     assert good("").own == OwnConfiguration()
@@ -364,6 +381,10 @@ def test_our_own_document():
         ("strictSourceRanges: 1", "strictSourceRanges: 1 is a number, must be true or false"),
         ("parts: {cni: yes-please}", "parts.cni: 'yes-please' is text, must be true or false"),
         ("cni: {socket: cni.sock}", "cni.socket: 'cni.sock' is not an absolute path, such as /var/lib/narthex"),
+        ("overlay: {netConf: a.json}", "overlay.netConf: 'a.json' is not an absolute path"),
+        ("overlay: {interfacePatterns: ['(']}", "'(' is not a regular expression: missing )"),
+        ("overlay: {publicIPs: [node-1]}", "overlay.publicIPs"),
+        ("overlay: {annotationPrefix: a b}", "overlay.annotationPrefix: 'a b' cannot begin an annotation"),
         (f"cni: {{socket: /{'a' * 107}}}", "is longer than the 107 bytes that a socket's path may have"),
     ],
 )

@@ -63,9 +63,19 @@ def _cni(given: Given) -> Part:
     return Agent(told.socket, told.state_directory)
 
 
+def _overlay(given: Given) -> Part:
+    from narthex.apps.overlay.part import OverlayOrigin, OverlayPart, api_origin
+    from narthex.apps.overlay.settings import settings_of
+
+    origin = given.origin()
+    nodes = api_origin(origin.access) if origin.access is not None else OverlayOrigin(origin.source, None)
+    return OverlayPart(settings_of(given.settings.own.overlay, given.settings.node.node_name), nodes)
+
+
 PARTS = {
     PROXY: Entry(_proxy, lambda told: told),
     "cni": Entry(_cni, lambda told: told.own.cni),
+    "overlay": Entry(_overlay, lambda told: (told.own.overlay, told.node.node_name, told.client)),
 }
 """By name, as `parts` of a NarthexConfiguration has them, in the order in which they start."""
 

@@ -27,10 +27,12 @@ class Figures:
         """Why the last look did not come to its end; empty: it did."""
         self.ready = False
         """All was in place at least once."""
+        self.broken = False
+        """The machine refused something at the last look. What it only waits for, from others, does not count."""
         self.last_look = 0.0
-        """By the clock that only grows: the last one that came to its end."""
+        """By the clock that only grows."""
         self.last_sync = 0.0
-        """The same as a date."""
+        """When one came to its end, as a date."""
         self.syncs = 0
         self.healed: Counter[str] = Counter()
         self.checksums: dict[str, Verdict] = {}

@@ -80,7 +80,7 @@ class Overlay:
         """Look once; seconds until the next time that something must be looked at unasked. Raises nothing that a later
         look could mend."""
         self._take_events()
-        now = self._clock.now()
+        self._figures.last_look = now = self._clock.now()
         told = tuple(str(problem) for problem in self._problems() if _of_nodes(problem))
         if not self._synced:
             # Without all Nodes nobody knows what is stale: what is in force stays.
@@ -92,6 +92,7 @@ class Overlay:
         try:
             problems = self._look(full)
         except (ValueError, OSError, ApplyError) as error:
+            self._figures.broken = not isinstance(error, ValueError)
             # Whatever was done is seen at the next look.
             self._figures.say(str(error), told)
             self._next_full = min(self._next_full, now + 1.0) if full else now + 1.0
@@ -99,8 +100,8 @@ class Overlay:
             self._figures.say("", (*told, *problems))
             if full:
                 self._next_full = now + self._settings.resync
-            self._figures.ready = True
-            self._figures.last_look, self._figures.last_sync = now, self._clock.wall()
+            self._figures.ready, self._figures.broken = True, False
+            self._figures.last_sync = self._clock.wall()
             self._figures.syncs += 1
         return max(LEAST_REST, self._next_full - self._clock.now())
 

@@ -8,9 +8,10 @@ routes). `net_conf` may be shared. In a process per namespace: `narthex overlay`
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from narthex.apps.machine import StartError
 from narthex.apps.overlay.announce import Announcer, NodeWriter, Writes
@@ -31,6 +32,9 @@ from narthex.sources.kube.access import Access
 from narthex.sources.kube.resources import NODES
 from narthex.sources.kube.source import KubeSource
 from narthex.sources.manifests import ManifestSource
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _LATE = 3
 """A look may be so many periods ago before the part counts as unhealthy."""
@@ -63,20 +67,28 @@ def api_origin(access: Access) -> OverlayOrigin:
 class OverlayPart:
     """One run of the overlay. What it made stays when it ends: traffic goes on."""
 
-    def __init__(self, settings: OverlaySettings, origin: OverlayOrigin, figures: Figures | None = None) -> None:
-        """`figures` are kept by whoever shows them, over several runs."""
+    def __init__(self, settings: OverlaySettings, origin: OverlayOrigin) -> None:
         self._settings = settings
         self._origin = origin
-        self.figures = figures or Figures()
+        self.figures = Figures()
         self._clock = SystemClock()
         self._stopping = False
 
     @property
     def healthy(self) -> bool:
-        """Whether all was in place at the last look, a short time ago."""
-        figures = self.figures
-        late = self._clock.now() - figures.last_look > _LATE * self._settings.resync
-        return figures.ready and not figures.failure and not late
+        """Whether it looks, and the machine does what it asks. While it waits for others, for a pod range say, a new
+        process could do no better: that is a matter of readiness (`ready`)."""
+        late = self._clock.now() - self.figures.last_look > _LATE * self._settings.resync
+        return not (self.figures.broken or late)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all was in place at the last look."""
+        return self.healthy and self.figures.ready and not self.figures.failure
+
+    def collect(self) -> Iterable[Metric]:
+        """For prometheus-client."""
+        return self.figures.collect()
 
     def stop(self) -> None:
         """End `run`."""

@@ -39,7 +39,7 @@ def routes(part: OverlayPart) -> Routes:
 
     def ready() -> Reply:
         body = msgspec.json.encode(part.figures.state())
-        return Reply(200 if part.healthy else 503, body, "application/json")
+        return Reply(200 if part.ready else 503, body, "application/json")
 
     return {
         "/healthz": lambda: Reply(200, b"ok"),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.overlay.annotations import PREFIX
 from narthex.overlay.links import Choice
+from narthex.sources.proxy_configuration import OverlayConfiguration
 
-NET_CONF = "/etc/kube-flannel/net-conf.json"
-SUBNET_FILE = "/run/flannel/subnet.env"
-"""flannel's places for both."""
+_USUAL = OverlayConfiguration()
 
 
 class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,8 +16,8 @@ class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     """Name of this node's Node."""
-    net_conf: str = NET_CONF
-    subnet_file: str = SUBNET_FILE
+    net_conf: str = _USUAL.net_conf
+    subnet_file: str = _USUAL.subnet_file
     routes_file: str = ""
     """Where the routes over the link between the nodes are written down that are ours; empty: beside `subnet_file`."""
     choice: Choice = Choice()
@@ -29,7 +27,7 @@ class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
     masquerade: bool = True
     forward_rules: bool = True
     """Packets from and to pods are accepted in FORWARD, whose policy may be to drop them."""
-    annotation_prefix: str = PREFIX
+    annotation_prefix: str = _USUAL.annotation_prefix
     set_condition: bool = True
     """The condition NetworkUnavailable of the Node is set to False."""
     repair_checksums: bool = True
@@ -39,3 +37,19 @@ class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.routes_file:
             msgspec.structs.force_setattr(self, "routes_file", f"{self.subnet_file}.routes")
+
+
+def settings_of(told: OverlayConfiguration, node: str) -> OverlaySettings:
+    """The settings of a configuration file's section."""
+    return OverlaySettings(
+        node=node,
+        net_conf=told.net_conf,
+        subnet_file=told.subnet_file,
+        choice=Choice(names=told.interfaces, patterns=told.interface_patterns, can_reach=told.interface_can_reach),
+        public_ips=told.public_ips,
+        masquerade=told.masquerade,
+        forward_rules=told.forward_rules,
+        annotation_prefix=told.annotation_prefix,
+        set_condition=told.network_condition,
+        repair_checksums=told.repair_checksums,
+    )
