@@ -17,11 +17,14 @@ from narthex.netfilter.dump import Dump
 from narthex.netfilter.walk import walk
 from narthex.state.store import Snapshot
 from narthex.trace.evaluate import evaluate
-from narthex.trace.explain import Case, Explanation, explain
+from narthex.trace.explain import Case, Explanation, Met, explain
 from narthex.trace.names import Named, Names
 
 OUTSIDE = ("198.51.100.7", "2001:db8:c::7")
 """Addresses of a client beyond the cluster when nobody says another: those reserved for documentation."""
+
+CLUSTER_DOMAIN = "cluster.local"
+"""What a cluster's names end in when nobody says otherwise."""
 
 _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
 _DEFAULT_BRIDGE = "cni0"
@@ -41,6 +44,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     """The node that it is on."""
     service: Service | None = None
+    lookup: tuple[Met, ...] = ()
+    """How the addresses were found, where a name was given."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +100,7 @@ class Places:
     """Finds what a person names."""
 
     def __init__(self, snapshot: Snapshot, outside: Sequence[str] = OUTSIDE, pods: Iterable[Place] = ()) -> None:
+        self.snapshot = snapshot
         self._services = snapshot.services
         self._places: list[Place] = [Place(kind="outside", name="outside", addresses=tuple(outside))]
         for node in snapshot.nodes.values():
@@ -129,6 +135,14 @@ class Places:
         found = [place for place in services if _is(place, text)]
         return self._one(text, found or [place for place in self._places if _is(place, text)], services)
 
+    def knows(self, text: str) -> bool:
+        """Whether something goes by exactly this name."""
+        return any(_is(place, text) for place in self._places)
+
+    def at(self, ip: str) -> Place | None:
+        """The pod, node or other place that has an address."""
+        return next((place for place in self._places if ip in place.addresses), None)
+
     def of(self, ip: str) -> Service | None:
         """The Service that owns an address."""
         for key in sorted(self._services):
@@ -139,7 +153,8 @@ class Places:
         return None
 
     def _node_of(self, ip: str) -> str:
-        return next((place.node for place in self._places if ip in place.addresses), "")
+        place = self.at(ip)
+        return place.node if place else ""
 
     def _one(self, text: str, found: list[Place], more: Sequence[Place] = ()) -> Place:
         # "web" alone means the one in the namespace `default`, as with kubectl, unless only another one exists.
@@ -178,10 +193,17 @@ def _targets(snapshot: Snapshot) -> dict[str, Place]:
     return found
 
 
-def ask(places: Places, sender: str, destination: str) -> tuple[Place, Place, Destination]:
-    """Find both ends. Raises TraceError."""
+def ask(
+    places: Places, sender: str, destination: str, domain: str = CLUSTER_DOMAIN
+) -> tuple[Place, Place, Destination]:
+    """Find both ends; `domain` is the cluster's in its DNS. Raises TraceError."""
     wanted = split_destination(destination)
-    return places.sender(sender), places.destination(wanted.name), wanted
+    source = places.sender(sender)
+    if "." in wanted.name and _as_address(wanted.name) is None and not places.knows(wanted.name):
+        from narthex.apps.trace_names import by_name
+
+        return source, by_name(places, source, wanted.name, domain), wanted
+    return source, places.destination(wanted.name), wanted
 
 
 def question(
@@ -284,6 +306,7 @@ def answer(
         walked=walked,
         rules=whence,
         deviations=backend.deviations,
+        lookup=asked.destination.lookup,
     )
     names = Names(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))

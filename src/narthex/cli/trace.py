@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from narthex.apps.inputs import InputError, Inputs
-from narthex.apps.trace import OUTSIDE, Places, Question, TraceError, answer, ask, question
+from narthex.apps.trace import CLUSTER_DOMAIN, OUTSIDE, Places, Question, TraceError, answer, ask, question
 from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
 from narthex.netfilter.dump import DumpError, read
 from narthex.trace.explain import Explanation, as_data
@@ -33,6 +33,14 @@ from narthex.trace.tree import text
     help="What a tool of the node printed (iptables-save, nft list ruleset, ipset save, ipvsadm -S -n), instead of "
     "the rules that --manifests become; repeatable.",
 )
+@click.option(
+    "--cluster-domain",
+    "domain",
+    default=CLUSTER_DOMAIN,
+    show_default=True,
+    metavar="ZONE",
+    help="What the names in the cluster's DNS end in, where DST is a name.",
+)
 @click.option("--iif", metavar="NAME", help="The interface that the packet comes in on. Default: one that fits SRC.")
 @output_option
 def command(
@@ -40,17 +48,20 @@ def command(
     destination: str,
     lab: str | None,
     dumps: tuple[Path, ...],
+    domain: str,
     iif: str | None,
     output: str,
     **given: Any,
 ) -> None:
     """Explain the way of the first packet of a new connection from SRC to DST, step by step.
 
-    SRC is an address, a pod (pod/NAMESPACE/NAME or NAMESPACE/NAME), a node, or `outside`. DST is one of these or a
-    Service; without PORT it is the Service's only one. PROTO is tcp, udp, sctp or icmp.
+    SRC is an address, a pod (pod/NAMESPACE/NAME or NAMESPACE/NAME), a node, or `outside`. DST is one of these, a
+    Service, or from a pod a name with a dot, for the cluster's DNS; without PORT it is the Service's only one. PROTO is
+    tcp, udp, sctp or icmp.
 
     \b
         narthex trace shop/client shop/web --manifests DIR --node worker-a
+        narthex trace shop/client web.shop:80 --manifests DIR
         narthex trace outside worker-a:30001 --manifests DIR
         narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
@@ -64,7 +75,7 @@ def command(
 
             explanation = trace_lab(lab, source, destination, str(given["node"]), iif)
         else:
-            explanation = _from_objects(source, destination, iif, dumps, given)
+            explanation = _from_objects(source, destination, domain, iif, dumps, given)
     except (TraceError, InputError, DumpError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
@@ -76,6 +87,7 @@ def command(
 def _from_objects(
     source: str,
     destination: str,
+    domain: str,
     iif: str | None,
     dumps: tuple[Path, ...],
     options: dict[str, Any],
@@ -83,7 +95,7 @@ def _from_objects(
     cluster = cluster_of(options, pods=True)
     wishes = wishes_of(options)
     places = Places(cluster.snapshot)
-    sender, target, wanted = ask(places, source, destination)
+    sender, target, wanted = ask(places, source, destination, domain)
     if not wishes.node:
         wishes = msgspec.structs.replace(wishes, node=sender.node or target.node)
     inputs: Inputs = viewed(cluster, wishes)

@@ -63,6 +63,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     source: Party
     destination: Party
+    lookup: tuple[Met, ...] = ()
+    """The names that were asked for, where the destination was given as one."""
     service: str | None
     """Service port, None when the packet meets no frontend."""
     frontend: str | None
@@ -92,6 +94,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     rules: str = "rendered from the plan"
     deviations: frozenset[Deviation] = NO_DEVIATIONS
     """The mode's."""
+    lookup: tuple[Met, ...] = ()
 
 
 def explain(case: Case, names: Names, route: RouteOf) -> Explanation:
@@ -106,6 +109,7 @@ def explain(case: Case, names: Names, route: RouteOf) -> Explanation:
         mode=case.mode,
         source=Party(packet.source, names.of(packet.source)),
         destination=Party(packet.destination, names.of(packet.destination)),
+        lookup=case.lookup,
         service=str(service.name) if service else None,
         frontend=frontend_text(frontend) if frontend else None,
         sender=sender.value,

@@ -23,7 +23,10 @@ class Line(msgspec.Struct):
 def text(explanation: Explanation) -> str:
     """The whole explanation, ending with a newline."""
     e = explanation
-    below = [Line(f"from: {e.source}"), Line(f"to: {e.destination}")]
+    below = [Line(f"from: {e.source}")]
+    if e.lookup:
+        below.append(Line("name", [Line(f"{met.what}: {met.why}") for met in e.lookup]))
+    below.append(Line(f"to: {e.destination}"))
     if e.frontend is None:
         below.append(Line("frontend: none; no Service port answers here"))
     else:

@@ -137,3 +137,33 @@ def test_dumps_that_are_none(shop: Path, tmp_path: Path) -> None:
     assert status == 1 and "notes.txt: is not what iptables-save" in err
     result = CliRunner().invoke(main, ["trace", "a", "b", "--lab", "x", "--rules", str(tmp_path / "notes.txt")])
     assert result.exit_code == 2 and "leave out --rules" in result.stderr
+
+
+def test_a_name_from_a_pod(shop: Path) -> None:
+    asked = ["trace", "shop/hello-x1", "hello.shop:http", "--manifests", str(shop), "--node", "node-a"]
+    done = CliRunner().invoke(main, [*asked, "-o", "json"])
+    data = json.loads(done.output)
+    assert [(met["what"], met["why"]) for met in data["lookup"]] == [
+        ("hello.shop.shop.svc.cluster.local.", "no such name"),
+        ("hello.shop.svc.cluster.local.", "10.106.183.112"),
+    ]
+    assert data["service"] == "shop/hello:http" and data["agree"]
+    assert "│  └─ hello.shop.svc.cluster.local.: 10.106.183.112" in CliRunner().invoke(main, asked).output
+    other = CliRunner().invoke(main, [*asked, "--cluster-domain", "k8s.example"])
+    assert "hello.shop.svc.k8s.example.: 10.106.183.112" in other.output
+
+
+@pytest.mark.parametrize(
+    ("sender", "name", "message"),
+    [
+        ("shop/hello-x1", "hullo.shop", "hullo.shop.svc.cluster.local.: no such name"),
+        ("shop/hello-x1", "example.org", "example.org.: not the cluster's; the servers behind its DNS are asked"),
+        ("10.244.1.5", "shop.svc", "shop.svc.cluster.local.: exists, without an address"),
+        ("node-a", "hello.shop", "which pods ask, and node-a is no pod"),
+        ("outside", "hello.shop", "name a Service as NAMESPACE/NAME"),
+        ("shop/hello-x1", "a..b", "the name 'a..b' or the domain 'cluster.local' has an empty label"),
+    ],
+)
+def test_a_name_that_leads_nowhere(shop: Path, sender: str, name: str, message: str) -> None:
+    done = CliRunner().invoke(main, ["trace", sender, name, "--manifests", str(shop), "--node", "node-a"])
+    assert done.exit_code == 1 and message in done.output
