@@ -68,7 +68,15 @@ def fresh_name(suffix):
 def left_of(name):
     """Everything on this machine that belongs to the lab."""
     namespaces = [each for each in netns.names() if topology.owns(name, each)]
-    return [*namespaces, *processes.inside(namespaces), *([name] if StateDirectory(name).path.exists() else [])]
+    directory = StateDirectory(name)
+    files = [path for path in (directory.path, directory.programs) if path.exists()]
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [
+        *namespaces,
+        *processes.inside(namespaces),
+        *files,
+        *(mount for mount in mounts if topology.owns(name, mount.rpartition("/")[2])),
+    ]
 
 
 @contextlib.contextmanager
@@ -155,7 +163,7 @@ def test_status_tells_all(web):
     found, _ = web
     data = json.loads(narthex("status", "--name", found.name, "-o", "json"))
     assert (data["running"], data["healthy"]) == (True, True)
-    assert [proxy["node"] for proxy in data["proxies"]] == ["node-1", "node-2"]
+    assert [node["node"] for node in data["nodes"]] == ["node-1", "node-2"]
     assert data["state"]["services"][0]["endpoints"] == 3
     text = narthex("status", "--name", found.name)
     assert "every node, port 30001/TCP (node port)" in text

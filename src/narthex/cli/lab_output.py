@@ -39,8 +39,8 @@ def status(found: LabStatus) -> str:
     running = "runs" if found.running else "has CRASHED: its process is gone; only `narthex lab down` helps"
     head = f"Lab {state.name!r} {running} ({state.mode} mode, since {state.since}, following {state.source})"
     health = [
-        (proxy.node, "healthy" if proxy.healthy else "running, NOT healthy" if proxy.running else "NOT RUNNING")
-        for proxy in found.proxies
+        (node.node, "healthy" if node.healthy else "running, NOT healthy" if node.running else "NOT RUNNING")
+        for node in found.nodes
     ]
     scales = "\n".join(
         f"Deployment {scale.namespace}/{scale.name} is scaled to {scale.replicas}" for scale in state.scales
@@ -90,18 +90,18 @@ def pods(state: LabState) -> str:
     return table(("POD", "STATE", "NODE", "ADDRESS"), rows)
 
 
-def _nodes(state: LabState, proxies: dict[str, str] | None = None) -> str:
+def _nodes(state: LabState, health: dict[str, str] | None = None) -> str:
     rows = [
         (
             node.name,
             ", ".join(node.addresses),
             node.pod_cidrs[0],
             str(sum(pod.node == node.name for pod in state.pods)),
-            *([proxies.get(node.name, "NOT RUNNING")] if proxies is not None else []),
+            *([health.get(node.name, "NOT RUNNING")] if health is not None else []),
         )
         for node in state.nodes
     ]
-    head = ("NODE", "ADDRESS", "POD RANGE", "PODS", *(["PROXY"] if proxies is not None else []))
+    head = ("NODE", "ADDRESS", "POD RANGE", "PODS", *(["STATE"] if health is not None else []))
     return table(head, rows)
 
 

@@ -45,6 +45,8 @@ class BridgeConfig(Value):
     detect: bool
     """Whether the pod looks for duplicates of its IPv6 addresses."""
     leave_down: bool
+    through_node: bool
+    """Whether pods reach each other by the node's routing, not as neighbours on the bridge."""
     mac: bytes | None
 
 
@@ -85,9 +87,12 @@ def read(request: Request) -> BridgeConfig:
     down = fields.flag(config, "disableContainerInterface")
     if has_ipam(request) and down:
         raise fields.wrong("disableContainerInterface", "cannot be used with IPAM")
+    gateway, through_node = fields.flag(config, "isGateway") or default, fields.flag(config, "throughNode")
+    if through_node and not gateway:
+        raise fields.wrong("throughNode", "needs isGateway: pods reach each other by the gateway then")
     return BridgeConfig(
         name,
-        fields.flag(config, "isGateway") or default,
+        gateway,
         default,
         fields.flag(config, "forceAddress"),
         masquerade_of(request),
@@ -97,6 +102,7 @@ def read(request: Request) -> BridgeConfig:
         fields.flag(config, "portIsolation"),
         fields.flag(config, "enabledad"),
         down,
+        through_node,
         mac_of(request),
     )
 
@@ -185,14 +191,19 @@ def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made,
             node += _gateway(config, ip, state)
     # Whoever had the address before may be remembered with another hardware address.
     node += [ForgetNeighbour(config.bridge, ip.network.address) for ip in result.ips if state.kind]
-    inside = [] if config.leave_down else pod.addressed(interface, result.ips, True, config.detect)
+    inside, pod_settings = [], pod.settings(interface, result.ips, config.detect)
+    if not config.leave_down:
+        inside = pod.addressed(interface, result.ips, not config.through_node, config.detect)
+    if config.through_node:
+        inside += pod.by_gateway(interface, result.ips)
+        pod_settings += pod.without_redirects(interface)
     return Wishes(
         node=tuple(node),
         late_settings=(
             Setting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"),
             *(pod.forwarding(result.ips) if config.is_gateway else ()),
         ),
-        pod_settings=pod.settings(interface, result.ips, config.detect),
+        pod_settings=pod_settings,
         pod=(*inside, *pod.routed(interface, result.ips, result.routes)),
         announce=() if config.leave_down else (SetHardwareAddress(interface, made.pod_mac),),
     )

@@ -54,6 +54,25 @@ def routed(interface: str, ips: tuple[Ip, ...], routes: tuple[Route, ...]) -> li
 _SCOPE_LINK = 253
 
 
+def by_gateway(interface: str, ips: tuple[Ip, ...]) -> list[Wish]:
+    """Routes by which neighbours of the pod's network are reached by the gateway alone, and it by the link. For addresses
+    that do not bring a route to their network."""
+    wanted: list[Wish] = []
+    for ip in ips:
+        whole = 8 * len(ip.network.address)
+        wanted.append(AddRoute(interface, Network(ip.gateway, whole), source=ip.network.address))
+        if ip.network.prefix < whole:
+            subnet = Network(ip.network.first, ip.network.prefix)
+            wanted.append(AddRoute(interface, subnet, ip.gateway, ip.network.address))
+    return wanted
+
+
+def without_redirects(interface: str) -> tuple[Setting, ...]:
+    """Settings of a pod that is not to be told of a shorter way to its neighbours."""
+    links = (("ipv4", "all"), ("ipv4", interface), ("ipv6", interface))
+    return tuple(Setting(f"net/{family}/conf/{link}/accept_redirects", "0") for family, link in links)
+
+
 def forwarding(ips: tuple[Ip, ...]) -> tuple[Setting, ...]:
     """What makes the node a router for the families of these addresses."""
     paths = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}

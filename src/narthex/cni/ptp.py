@@ -45,16 +45,11 @@ def wishes(config: PtpConfig, result: Result, made: Made, interface: str) -> Wis
         whole = 8 * len(ip.network.address)
         gateway, own = Network(ip.gateway, whole), Network(ip.network.address, whole)
         node += [AddAddress(made.veth, gateway, False), AddRoute(made.veth, own, replace=True)]
-        # Neighbours of the subnet are reached by the gateway alone, and it by the link.
-        inside.append(AddRoute(interface, gateway, source=ip.network.address))
-        if ip.network.prefix < whole:
-            subnet = Network(ip.network.first, ip.network.prefix)
-            inside.append(AddRoute(interface, subnet, ip.gateway, ip.network.address))
     return Wishes(
         node=tuple(node),
         late_settings=(Setting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"), *pod.forwarding(result.ips)),
         pod_settings=pod.settings(interface, result.ips, False),
-        pod=(*inside, *pod.routed(interface, result.ips, result.routes)),
+        pod=(*inside, *pod.by_gateway(interface, result.ips), *pod.routed(interface, result.ips, result.routes)),
     )
 
 

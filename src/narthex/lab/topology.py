@@ -5,7 +5,8 @@
                              ├── node-1 eth0 192.168.49.11 ── cni0 10.244.1.1 ── pods 10.244.1.2 …
                              └── node-2 eth0 192.168.49.12 ── cni0 10.244.2.1 ── pods 10.244.2.2 …
 
-Every box is a network namespace; the fabric is one too, so several labs use the same addresses side by side. The
+Every box is a network namespace, made here but for the pods' cables and their bridge `cni0`, which the CNI plugins make
+(`pod_network.py`). The fabric is a namespace, too, so several labs use the same addresses side by side. The
 fabric and `outside` have no route to pods or to Services: they know the nodes' addresses only, as a network around a
 real cluster does.
 """
@@ -17,11 +18,12 @@ import re
 
 import msgspec
 
+from narthex.lab.pod_network import NONE
 from narthex.model.names import NamespacedName
 
 MAX_NODES = 200
 MAX_PODS_PER_NODE = 250
-"""Addresses .2 to .251 of the node's /24."""
+"""The node's /24 has a few more addresses, which rest before they are given again."""
 
 CLUSTER_CIDRS = ("10.244.0.0/16", "fd00:10:244::/48")
 """Where all pods are."""
@@ -55,10 +57,6 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True):
     pod_cidrs: tuple[str, ...]
     gateways: tuple[str, ...]
     """The node's own addresses towards its pods."""
-
-    def pod_addresses(self, slot: int) -> tuple[str, ...]:
-        """Addresses of the pod in this slot (2 or more)."""
-        return tuple(f"{gateway[:-1]}{slot if '.' in gateway else f'{slot:x}'}" for gateway in self.gateways)
 
 
 def check_name(lab: str) -> None:
@@ -96,7 +94,15 @@ def outside_namespace(lab: str) -> str:
 
 def pod_namespace(lab: str, pod: NamespacedName) -> str:
     """The network namespace of a pod: readable, and short enough whatever the pod is called."""
-    name = f"{_PREFIX}{lab}.{pod.namespace}.{pod.name}"
+    return _short(f"{_PREFIX}{lab}.{pod.namespace}.{pod.name}")
+
+
+def container_id(pod: NamespacedName) -> str:
+    """What CNI plugins know a pod by, readable and short."""
+    return _short(f"{pod.namespace}.{pod.name}")
+
+
+def _short(name: str) -> str:
     if len(name) <= 63:
         return name
     return f"{name[:50]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
@@ -178,12 +184,13 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...]) -> tuple[Wiring, ...]:
     return fabric, outside
 
 
-def wire_node(node: LabNode, members: tuple[LabNode, ...]) -> Wiring:
-    """The node's own side: its address, the bridge of its pods, the way to the pods of other nodes."""
+def wire_node(node: LabNode, members: tuple[LabNode, ...], overlay: str = NONE) -> Wiring:
+    """The node's own side: its address and, where no overlay does that, the way to the pods of other nodes. The bridge of
+    its own pods comes with the first of them."""
     routes = [
         f"route add {cidr} via {address}"
         for other in members
-        if other.name != node.name
+        if other.name != node.name and overlay == NONE
         for cidr, address in zip(other.pod_cidrs, other.addresses, strict=True)
     ]
     return Wiring(
@@ -193,57 +200,8 @@ def wire_node(node: LabNode, members: tuple[LabNode, ...]) -> Wiring:
             f"address add {node.addresses[0]}/24 dev eth0",
             f"address add {node.addresses[1]}/64 dev eth0 nodad",
             "link set eth0 up",
-            # A bridge without an address of its own takes the lowest of its ports', and changes it with every pod.
-            f"link add cni0 address {_bridge_mac(node)} type bridge mcast_snooping 0",
-            f"address add {node.gateways[0]}/24 dev cni0",
-            f"address add {node.gateways[1]}/64 dev cni0 nodad",
-            "link set cni0 up",
             "route add default via 192.168.49.1",
             "route add default via fd00:192:168:49::1",
             *routes,
         ),
     )
-
-
-def _bridge_mac(node: LabNode) -> str:
-    third, fourth = node.gateways[0].split(".")[2:]
-    return f"0a:58:0a:f4:{int(third):02x}:{int(fourth):02x}"
-
-
-def wire_pod(node: LabNode, namespace: str, slot: int) -> tuple[Wiring, Wiring]:
-    """A pod's cable, on the node's side and on its own. The pod's namespace exists already.
-
-    The pod sends everything through its node, its neighbours' packets too: answers that took the short way over the
-    bridge would pass by the connection tracking that must undo what the proxy rewrote.
-    """
-    own, own6 = node.pod_addresses(slot)
-    on_node = Wiring(
-        namespace=node.namespace,
-        sysctls={},
-        commands=(
-            f"link add {port_of(slot)} type veth peer name eth0 netns {namespace}",
-            f"link set {port_of(slot)} master cni0 up",
-        ),
-    )
-    in_pod = Wiring(
-        namespace=namespace,
-        sysctls=_QUIET,
-        commands=(
-            f"address add {own}/24 dev eth0 noprefixroute",
-            f"address add {own6}/64 dev eth0 nodad noprefixroute",
-            "link set eth0 up",
-            f"route add default via {node.gateways[0]} dev eth0 onlink",
-            f"route add default via {node.gateways[1]} dev eth0 onlink",
-        ),
-    )
-    return on_node, in_pod
-
-
-def unwire_pod(node: LabNode, slot: int) -> Wiring:
-    """Take the pod's cable away; its other end goes with it."""
-    return Wiring(namespace=node.namespace, sysctls={}, commands=(f"link delete {port_of(slot)}",))
-
-
-def port_of(slot: int) -> str:
-    """The name of a pod's cable on its node."""
-    return f"veth{slot}"

@@ -31,26 +31,21 @@ Scales = Mapping[NamespacedName, Scale]
 
 
 class LabPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod of the lab. `pod.ips` is empty while no node takes it, `pod.ready` false until it listens,
-    `pod.deletion_timestamp` set while it goes away (it answers until it is gone)."""
+    """A pod of the lab. `pod.spec.node_name` holds once it is placed, `pod.ips` is empty until its node has made its network,
+    `pod.ready` false until it listens, `pod.deletion_timestamp` set while it goes away (it answers until it is gone)."""
 
     pod: Pod
     owner: str = ""
     """Name of the Deployment in the pod's namespace; empty for a pod with a manifest of its own."""
     revision: str = ""
     """Hash of what the pod was made from; a pod of another revision is replaced."""
-    slot: int = 0
-    """Its number on the node, the last part of its addresses; 0 without addresses of its own (hostNetwork)."""
+    placed: bool = False
+    """It has a node."""
 
     @property
     def key(self) -> NamespacedName:
         """Namespace and name."""
         return self.pod.key
-
-    @property
-    def placed(self) -> bool:
-        """It has a node and addresses."""
-        return bool(self.pod.ips)
 
     @property
     def terminating(self) -> bool:
@@ -184,23 +179,15 @@ def _schedule(
     )
     for node in sorted(fitting, key=lambda node: (siblings[node.name], load[node.name], nodes.index(node))):
         if spec.host_network:
-            return _placed(pod, node, 0, node.addresses), None
-        slot = _free_slot({other.slot for other in placed if other.pod.spec.node_name == node.name})
-        if slot:
-            return _placed(pod, node, slot, node.pod_addresses(slot)), None
+            return _placed(pod, node, node.addresses), None
+        if load[node.name] < MAX_PODS_PER_NODE:
+            return _placed(pod, node), None
     return pod, _placing_fault(pod, f"finds no room: every node has {MAX_PODS_PER_NODE} pods")
 
 
-def _free_slot(used: set[int]) -> int:
-    """The number after the highest in use, so that an address rests before it is given again; 0: none is free."""
-    following = max(used, default=1) + 1
-    candidates = (*range(max(following, 2), MAX_PODS_PER_NODE + 2), *range(2, MAX_PODS_PER_NODE + 2))
-    return next((slot for slot in candidates if slot not in used), 0)
-
-
-def _placed(pod: LabPod, node: LabNode, slot: int, addresses: tuple[str, ...]) -> LabPod:
+def _placed(pod: LabPod, node: LabNode, addresses: tuple[str, ...] = ()) -> LabPod:
     spec = msgspec.structs.replace(pod.pod.spec, node_name=node.name)
-    return msgspec.structs.replace(_replace_pod(pod, spec=spec, ips=addresses), slot=slot)
+    return msgspec.structs.replace(_replace_pod(pod, spec=spec, ips=addresses), placed=True)
 
 
 def _placing_fault(pod: LabPod, message: str) -> Problem:

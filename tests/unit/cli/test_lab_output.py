@@ -1,6 +1,6 @@
 """What `narthex lab` prints for people."""
 
-from narthex.apps.lab.labs import LabStatus, ProxyStatus, Started
+from narthex.apps.lab.labs import LabStatus, NodeStatus, Started
 from narthex.apps.lab.state import FrontendRecord, LabState, PodRecord, ServiceRecord
 from narthex.cli import lab_output
 from narthex.host.processes import Process
@@ -72,12 +72,12 @@ def test_an_empty_lab_says_where_manifests_go():
 
 
 def test_status_tells_what_does_not_work():
-    proxies = (
-        ProxyStatus(node="node-1", running=True, healthy=False),
-        ProxyStatus(node="node-2", running=False, healthy=False),
+    nodes = (
+        NodeStatus(node="node-1", running=True, healthy=False),
+        NodeStatus(node="node-2", running=False, healthy=False),
     )
     problem = Problem(origin="web.yaml:7", object="Service shop/bad", field="spec.ports", message="is wrong")
-    found = LabStatus(running=False, healthy=False, proxies=proxies, state=state(problems=(problem,)))
+    found = LabStatus(running=False, healthy=False, nodes=nodes, state=state(problems=(problem,)))
     text = lab_output.status(found)
     assert "has CRASHED" in text
     assert "running, NOT healthy" in text
@@ -87,14 +87,14 @@ def test_status_tells_what_does_not_work():
 
 
 def test_a_node_port_is_one_line():
-    proxies = tuple(ProxyStatus(node=f"node-{number}", running=True, healthy=True) for number in (1, 2))
-    text = lab_output.status(LabStatus(running=True, healthy=True, proxies=proxies, state=state()))
+    nodes = tuple(NodeStatus(node=f"node-{number}", running=True, healthy=True) for number in (1, 2))
+    text = lab_output.status(LabStatus(running=True, healthy=True, nodes=nodes, state=state()))
     assert text.count("30001") == 1
     assert "every node, port 30001/TCP (node port)" in text
 
 
 def test_control_characters_cannot_forge_lines():
     hostile = PodRecord(namespace="shop", name="x\n\x1b[2J", problem="y\nz")
-    text = lab_output.status(LabStatus(running=True, healthy=True, proxies=(), state=state(pods=(hostile,))))
+    text = lab_output.status(LabStatus(running=True, healthy=True, nodes=(), state=state(pods=(hostile,))))
     assert "\x1b" not in text
     assert "x\\n\\x1b[2J" in text

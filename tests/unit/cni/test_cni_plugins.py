@@ -57,6 +57,24 @@ def test_bridge_wishes():
     assert [type(one).__name__ for one in again.node] == ["AddVeth", "PortFlags", "ForgetNeighbour", "ForgetNeighbour"]
 
 
+def test_neighbours_by_the_node():
+    req = asked("bridge", isDefaultGateway=True, throughNode=True, ipam={"type": "host-local"})
+    config = bridge.read(req)
+    done = bridge.completed(config, given("10.0.0.5/24", "fd00::5/64"), req)
+    wanted = bridge.wishes(config, done, bridge.BridgeState(), MADE, "eth0")
+    assert not any(one.connected for one in wanted.pod if isinstance(one, wishes.AddAddress))
+    routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, wishes.AddRoute)]
+    four, six = address.packed("10.0.0.1"), address.packed("fd00::1")
+    assert routes == [
+        *(("10.0.0.1/32", b""), ("10.0.0.0/24", four)),
+        *(("fd00::1/128", b""), ("fd00::/64", six)),
+        *(("0.0.0.0/0", four), ("::/0", six)),
+    ]
+    # Nobody tells the pod of the shorter way.
+    off = {setting.path for setting in wanted.pod_settings if setting.value == "0"}
+    assert off >= {f"net/{name}/accept_redirects" for name in ("ipv4/conf/all", "ipv4/conf/eth0", "ipv6/conf/eth0")}
+
+
 def test_a_default_route_of_ipam_stays_the_only_one():
     req = asked("bridge", isDefaultGateway=True, ipam={"type": "host-local"})
     route = result.Route(address.network("0.0.0.0/0"), address.packed("10.0.0.9"))
@@ -90,6 +108,7 @@ def test_another_address_on_the_bridge():
         ({"mtu": -1}, 7, "mtu"),
         ({"mtu": "1500"}, 7, "mtu"),
         ({"isGateway": "yes"}, 7, "isGateway"),
+        ({"throughNode": True}, 7, "throughNode: needs isGateway"),
         ({"ipMasqBackend": "ebpf"}, 7, "ipMasqBackend"),
         ({"ipam": "host-local"}, 7, "ipam"),
         ({"runtimeConfig": {"mac": "01:00:00:00:00:00"}}, 7, "hardware address"),

@@ -44,13 +44,19 @@ def snapshot(*objects: object) -> Snapshot:
 
 
 def ready(cluster: Cluster) -> Cluster:
-    """All pods that are neither new nor leaving listen now."""
-    pods = tuple(pod if pod.terminating or not pod.placed else _listening(pod) for pod in cluster.pods)
-    return replace(cluster, pods=pods)
+    """All pods that are neither new nor leaving have a network and listen now."""
+    pods = list(cluster.pods)
+    for index, pod in enumerate(pods):
+        if pod.placed and not pod.terminating:
+            pods[index] = _listening(pod, {ip for other in pods for ip in other.pod.ips})
+    return replace(cluster, pods=tuple(pods))
 
 
-def _listening(pod: LabPod) -> LabPod:
-    return replace(pod, pod=replace(pod.pod, ready=True, phase="Running"))
+def _listening(pod: LabPod, taken: set[str]) -> LabPod:
+    node = pod.pod.spec.node_name.removeprefix("node-")
+    free = next(n for n in range(2, 255) if f"10.244.{node}.{n}" not in taken)
+    ips = pod.pod.ips or (f"10.244.{node}.{free}", f"fd00:10:244:{node}::{free:x}")
+    return replace(pod, pod=replace(pod.pod, ips=ips, ready=True, phase="Running"))
 
 
 def step(cluster: Cluster, *objects: object, scales: dict | None = None) -> Cluster:

@@ -4,8 +4,9 @@ import ipaddress
 
 import pytest
 
+from narthex.cni.request import is_name
 from narthex.host import netns
-from narthex.lab import topology
+from narthex.lab import pod_network, topology
 from narthex.model.names import NamespacedName
 from narthex.model.net import address, contains, network
 
@@ -16,18 +17,14 @@ def test_addresses_are_canonical_and_inside_their_ranges():
     for node in topology.nodes("t", topology.MAX_NODES):
         assert [address(each) for each in node.addresses + node.gateways] == [*node.addresses, *node.gateways]
         assert [network(each) for each in node.pod_cidrs] == list(node.pod_cidrs)
-        for slot in (2, 17, topology.MAX_PODS_PER_NODE + 1):
-            for own, cidr, cluster in zip(
-                node.pod_addresses(slot), node.pod_cidrs, topology.CLUSTER_CIDRS, strict=True
-            ):
-                assert address(own) == own
-                assert contains(cidr, own)
-                assert contains(cluster, own)
+        for gateway, cidr, cluster in zip(node.gateways, node.pod_cidrs, topology.CLUSTER_CIDRS, strict=True):
+            assert contains(cidr, gateway)
+            assert contains(cluster, gateway)
 
 
 def test_no_two_nodes_or_pods_share_an_address():
     members = topology.nodes("t", topology.MAX_NODES)
-    addresses = [each for node in members for each in (*node.addresses, *node.gateways, *node.pod_addresses(2))]
+    addresses = [each for node in members for each in (*node.addresses, *node.gateways)]
     assert len(set(addresses)) == len(addresses)
     assert not any(
         one.overlaps(other)
@@ -92,8 +89,16 @@ def test_outside_knows_the_nodes_addresses_only():
     assert routes == ["192.168.49.0/24", "fd00:192:168:49::/64"]
 
 
-def test_a_pod_reaches_its_neighbours_through_its_node():
-    node = topology.nodes("t", 1)[0]
-    _, pod = topology.wire_pod(node, "nx-t.default.x", 5)
-    assert "address add 10.244.1.5/24 dev eth0 noprefixroute" in pod.commands
-    assert "route add default via 10.244.1.1 dev eth0 onlink" in pod.commands
+@pytest.mark.parametrize("overlay", [pod_network.VXLAN, pod_network.HOST_GW])
+def test_an_overlay_has_the_routes_to_itself(overlay):
+    members = topology.nodes("t", 3)
+    commands = topology.wire_node(members[0], members, overlay).commands
+    routes = [command for command in commands if command.startswith("route")]
+    assert [route.split()[2] for route in routes] == ["default", "default"]
+
+
+def test_container_ids_are_names_for_plugins_and_stay_apart():
+    for pod in (NamespacedName("default", "web-1"), NamespacedName("n" * 63, "p" * 253)):
+        assert is_name(topology.container_id(pod)) and len(topology.container_id(pod)) <= 63
+    first, second = (topology.container_id(NamespacedName("default", "p" * 200 + end)) for end in "ab")
+    assert first != second

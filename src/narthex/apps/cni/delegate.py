@@ -11,6 +11,8 @@ from narthex.cni.strict_json import JsonError, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from narthex.cni.request import Request
     from narthex.cni.result import Result
 
@@ -19,13 +21,18 @@ _PATIENCE_SECONDS = 60.0
 
 def run(request: Request, plugin: str) -> bytes:
     """Run a plugin with the request as it came; what it answered. Raises CniError, with its own code if it fails."""
-    program = _found(request.path, plugin)
+    return execute(plugin, _environment(request), request.stdin)
+
+
+def execute(plugin: str, environment: Mapping[str, str], stdin: bytes) -> bytes:
+    """Run a plugin that is found in the environment's CNI_PATH; what it answered. Raises CniError."""
+    program = _found(environment["CNI_PATH"], plugin)
     try:
         done = subprocess.run(
             [program],
-            input=request.stdin,
+            input=stdin,
             capture_output=True,
-            env=_environment(request),
+            env={"PATH": os.environ.get("PATH", os.defpath), **environment},
             check=False,
             timeout=_PATIENCE_SECONDS,
         )
@@ -79,7 +86,6 @@ def _found(path: str, plugin: str) -> str:
 def _environment(request: Request) -> dict[str, str]:
     args = ";".join(f"{key}={value}" for key, value in request.args.items())
     return {
-        "PATH": os.environ.get("PATH", os.defpath),
         "CNI_COMMAND": request.command,
         "CNI_CONTAINERID": request.container,
         "CNI_NETNS": request.namespace,

@@ -38,11 +38,13 @@ def get(namespace: str, port: int, path: str, timeout: float = 2.0) -> tuple[int
 
 
 def healthy(namespace: str) -> bool:
-    """Whether the node's proxy says that the kernel holds what it should."""
+    """Whether the node's process says that the kernel holds what its proxy wants, and that all its parts do their work."""
     try:
-        return get(namespace, HEALTH_PORT, "/healthz")[0] == 200
-    except OSError:
+        status, body = get(namespace, HEALTH_PORT, "/healthz")
+        parts = msgspec.json.decode(body)["parts"]
+    except (OSError, msgspec.DecodeError, KeyError):
         return False
+    return status == 200 and all(part["healthy"] for part in parts.values())
 
 
 def synced_since(namespace: str, moment: float) -> bool:

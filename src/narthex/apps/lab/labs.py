@@ -12,16 +12,22 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
 
 from narthex.apps.lab import ask
-from narthex.apps.lab.state import LABS, LabError, LabState, PodRecord, StateDirectory, existing
+from narthex.apps.lab.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
 from narthex.host import netns, processes
 from narthex.lab import topology
+from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
+
+if TYPE_CHECKING:
+    from narthex.apps.lab.process import LabProcess
 
 DEFAULT_NAME = "default"
 _NEEDED = {"ip": "iproute2", "nft": "nftables"}
@@ -35,7 +41,7 @@ class Lab(NamedTuple):
     name: str
     mode: str
     manifests: Path
-    """Directory that the proxies read: the whole cluster as a proxy sees it."""
+    """Directory that the nodes read: the whole cluster as a proxy sees it."""
     nodes: tuple[LabNode, ...]
     """With `name`, `namespace` (of the network), `addresses`, `pod_cidrs`."""
     outside: str
@@ -44,13 +50,13 @@ class Lab(NamedTuple):
     """With `namespace`, `name`, `node`, `network_namespace`, `addresses`, `ready`."""
 
 
-class ProxyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's proxy, asked now."""
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's process, asked now."""
 
     node: str
     running: bool
     healthy: bool
-    """It says that the kernel holds what it should."""
+    """It says that all its parts do their work."""
 
 
 class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +65,8 @@ class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     """The lab's own process runs."""
     healthy: bool
-    """Everything runs, and every proxy says that it is well."""
-    proxies: tuple[ProxyStatus, ...]
+    """Everything runs, and every node says that it is well."""
+    nodes: tuple[NodeStatus, ...]
     state: LabState
 
 
@@ -101,17 +107,17 @@ def is_running(state: LabState) -> bool:
 def look(name: str) -> LabStatus:
     """The lab as it is now. Raises LabError when there is none."""
     state = read(name)
-    recorded = {proxy.node: proxy.process for proxy in state.proxies}
-    proxies = []
+    recorded = {each.node: each.process for each in state.processes}
+    nodes = []
     for node in state.nodes:
         running = node.name in recorded and processes.alive(recorded[node.name])
         healthy = running and ask.healthy(node.namespace)
-        proxies.append(ProxyStatus(node=node.name, running=running, healthy=healthy))
+        nodes.append(NodeStatus(node=node.name, running=running, healthy=healthy))
     runs = is_running(state)
     return LabStatus(
         running=runs,
-        healthy=runs and all(proxy.healthy for proxy in proxies),
-        proxies=tuple(proxies),
+        healthy=runs and all(node.healthy for node in nodes),
+        nodes=tuple(nodes),
         state=state,
     )
 
@@ -122,13 +128,13 @@ def look_at_all() -> list[LabStatus]:
 
 
 def all_names() -> list[str]:
-    """Names of all labs, also of those of which only namespaces are left."""
+    """Names of all labs, also of those of which only namespaces or programs are left."""
     left = (topology.lab_of(namespace) for namespace in netns.names())
-    return sorted({*existing(), *(name for name in left if name is not None)})
+    return sorted({*remaining(), *(name for name in left if name is not None)})
 
 
-def up(name: str, source: Path | None, nodes: int, mode: str) -> Started:
-    """Bring a lab up; returns when every proxy has done its first sync. `source`: None makes an empty directory.
+def up(name: str, source: Path | None, nodes: int, mode: str, overlay: str = NONE) -> Started:
+    """Bring a lab up; returns when every node has done its first sync. `source`: None makes an empty directory.
 
     Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
     """
@@ -145,7 +151,7 @@ def up(name: str, source: Path | None, nodes: int, mode: str) -> Started:
     try:
         _make_directories(directory)
         manifests = directory.input if source is None else source.resolve()
-        message = _start_process(directory, manifests, nodes, mode)
+        message = _start_process(directory, partial(_lab_process, directory, manifests, nodes, mode, overlay))
     except BaseException:
         os.close(lock)
         down(name)
@@ -201,7 +207,7 @@ def down(name: str) -> bool:
     if state is not None:
         processes.kill([state.controller])
     namespaces = [each for each in netns.names() if topology.owns(name, each)]
-    if state is None and not namespaces and not directory.path.is_dir():
+    if state is None and not namespaces and not directory.path.is_dir() and not directory.programs.is_dir():
         return False
     lock = _wait_for_lock(directory)
     try:
@@ -240,12 +246,13 @@ def _clear(directory: StateDirectory) -> None:
     for namespace in namespaces:
         netns.delete(namespace)
     shutil.rmtree(directory.path, ignore_errors=True)
-    if not existing():
-        for parent in (LABS, LABS.parent):
+    shutil.rmtree(directory.programs, ignore_errors=True)
+    if not remaining():
+        for parent in (LABS, LABS.parent, PROGRAMS, PROGRAMS.parent):
             try:
                 parent.rmdir()
             except OSError:
-                break
+                continue
 
 
 def _take_name(directory: StateDirectory) -> tuple[int, bool]:
@@ -273,11 +280,12 @@ def _take_name(directory: StateDirectory) -> tuple[int, bool]:
 
 
 def _make_directories(directory: StateDirectory) -> None:
-    for path in (directory.manifests, directory.logs, directory.input):
+    for path in (directory.logs, directory.input):
         path.mkdir(mode=0o700)
+    directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 
-def _start_process(directory: StateDirectory, source: Path, nodes: int, mode: str) -> bytes:
+def _start_process(directory: StateDirectory, make: Callable[[], LabProcess]) -> bytes:
     """Fork the lab's process and wait for its word: `ready`, or what went wrong; empty when it died."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -287,7 +295,7 @@ def _start_process(directory: StateDirectory, source: Path, nodes: int, mode: st
         # Forked twice, so that the caller has no child to collect when the lab ends.
         if os.fork() == 0:
             os.close(reader)
-            _be_the_lab(directory, source, nodes, mode, writer)
+            _be_the_lab(directory, make, writer)
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
@@ -300,7 +308,14 @@ def _start_process(directory: StateDirectory, source: Path, nodes: int, mode: st
         os.close(reader)
 
 
-def _be_the_lab(directory: StateDirectory, source: Path, nodes: int, mode: str, writer: int) -> NoReturn:
+def _lab_process(directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str) -> LabProcess:
+    # Loaded after the fork: who only asks need not wait for it.
+    from narthex.apps.lab.process import LabProcess
+
+    return LabProcess(directory, source, nodes, mode, overlay)
+
+
+def _be_the_lab(directory: StateDirectory, make: Callable[[], LabProcess], writer: int) -> NoReturn:
     """The rest of the forked process's life. It keeps the lock, which it has inherited, until its end."""
     try:
         os.setsid()
@@ -311,9 +326,7 @@ def _be_the_lab(directory: StateDirectory, source: Path, nodes: int, mode: str, 
             os.dup2(handle, number)
         for handle in {null, log} - {0, 1, 2}:
             os.close(handle)
-        from narthex.apps.lab.process import LabProcess
-
-        process = LabProcess(directory, source, nodes, mode)
+        process = make()
         process.start()
         # Nobody at the other end any more: whoever wanted the lab is gone, and this raises.
         os.write(writer, b"ready")

@@ -1,8 +1,8 @@
-"""The process that is a lab while it runs: it makes the network and the pods, starts the proxies, and keeps the
+"""The process that is a lab while it runs: it makes the network and the pods, starts the nodes' processes, and keeps the
 cluster as the user's manifests want it.
 
 One thread owns everything. Others only tell it that something happened: a manifest changed, somebody asks for a
-scale. The echo server has a thread of its own.
+scale. It has threads of its own make pods of different nodes side by side. The echo server has one, too.
 """
 
 from __future__ import annotations
@@ -10,46 +10,47 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-import narthex
-from narthex.apps.lab.ask import HEALTH_PORT, METRICS_PORT, healthy, synced_since
 from narthex.apps.lab.echo import EchoServer
+from narthex.apps.lab.nodes import Nodes
 from narthex.apps.lab.pods import PodRunner, make_network
 from narthex.apps.lab.report import describe
-from narthex.apps.lab.state import LabError, LabState, ProxyRecord, StateDirectory
-from narthex.host import netns
+from narthex.apps.lab.state import LabError, LabState, StateDirectory
+from narthex.cni.errors import CniError
 from narthex.host.links import LinkError
 from narthex.host.processes import identify
 from narthex.lab import controllers, topology
 from narthex.lab.controllers import Cluster
 from narthex.lab.encode import manifest_list
-from narthex.lab.workloads import Scale
+from narthex.lab.workloads import LabPod, Scale
 from narthex.model.names import NamespacedName
 from narthex.sources.manifests import ManifestSource
 from narthex.state.store import Store
 
+_Done = TypeVar("_Done")
+
 TERMINATION_SECONDS = 0.5
-"""A pod that goes away answers this long, while the proxies learn of it."""
+"""A pod that goes away answers this long, while the nodes learn of it."""
 _RETRY_SECONDS = 1.0
 _ERROR_PAUSE_SECONDS = 0.2
-_FIRST_SYNC_SECONDS = 30.0
-_SYNC_SECONDS = 10.0
-_POLL_SECONDS = 0.01
+_SETTLE_SECONDS = 10.0
+_AT_ONCE = 4
+"""So many nodes' pods are made at once: a plugin waits for the kernel now and then."""
 
 
 class LabProcess:
     """One lab. `start` makes it, `run` keeps it."""
 
-    def __init__(self, state: StateDirectory, source: Path, nodes: int, mode: str) -> None:
+    def __init__(self, state: StateDirectory, source: Path, nodes: int, mode: str, overlay: str) -> None:
         self._directory = state
         self._source = ManifestSource(source)
         self._store = Store()
@@ -57,8 +58,8 @@ class LabProcess:
         self._echo = EchoServer()
         members = topology.nodes(state.name, nodes)
         self._cluster = Cluster(nodes=members)
-        self._runner = PodRunner(state.name, members, self._echo)
-        self._proxies: dict[str, subprocess.Popen[bytes]] = {}
+        self._runner = PodRunner(state, members, self._echo)
+        self._nodes = Nodes(state, members, mode, overlay)
         self._pod_problems: dict[NamespacedName, str] = {}
         self._gone_at: dict[NamespacedName, float] = {}
         self._retry_at: float | None = None
@@ -70,6 +71,7 @@ class LabProcess:
         self.state = LabState(
             name=state.name,
             mode=mode,
+            overlay=overlay,
             source=str(source),
             since=_now(),
             controller=own,
@@ -78,14 +80,17 @@ class LabProcess:
         )
 
     def start(self) -> None:
-        """Everything, up to the first sync of every proxy. Raises LabError, LinkError or OSError."""
+        """Everything, up to the first sync of every node. Raises LabError, LinkError or OSError."""
         self._directory.write(self.state)
-        make_network(self._directory.name, self._cluster.nodes)
+        make_network(self._directory.name, self._cluster.nodes, self.state.overlay)
+        self._runner.install()
+        # They have nothing to read before all pods are there, so their first sync is the one to wait for.
+        self.state = msgspec.structs.replace(self.state, processes=self._nodes.start())
+        self._directory.write(self.state)
         threading.Thread(target=self._echo.serve, name="echo", daemon=True).start()
+        self._nodes.await_agents()
         self._turn()
-        # Last, so that what they first read is complete and their first sync is the one to wait for.
-        self._start_proxies()
-        self._await_first_sync()
+        self._nodes.await_first()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._listen()
         self.state = msgspec.structs.replace(self.state, running=True)
@@ -118,7 +123,7 @@ class LabProcess:
             self._settle()
         return answer
 
-    # One turn: what is wanted, what there is, what the proxies read.
+    # One turn: what is wanted, what there is, what the nodes read.
 
     def _turn(self) -> None:
         for event in self._source.scan():
@@ -135,17 +140,15 @@ class LabProcess:
         self._publish()
 
     def _start_pods(self) -> None:
-        for pod in self._cluster.pods:
-            if pod.placed and not pod.pod.ready and not pod.terminating:
-                try:
-                    self._runner.start(pod)
-                except (OSError, LinkError) as error:
-                    self._pod_problems[pod.key] = str(error)
-                    self._retry_at = time.monotonic() + _RETRY_SECONDS
-                else:
-                    self._pod_problems.pop(pod.key, None)
-                    running = msgspec.structs.replace(pod.pod, ready=True, phase="Running")
-                    self._cluster = controllers.with_pod(self._cluster, msgspec.structs.replace(pod, pod=running))
+        new = [pod for pod in self._cluster.pods if pod.placed and not pod.pod.ready and not pod.terminating]
+        for pod, made in self._each(new, self._runner.start):
+            if isinstance(made, BaseException):
+                self._pod_problems[pod.key] = str(made)
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+            else:
+                self._pod_problems.pop(pod.key, None)
+                running = msgspec.structs.replace(pod.pod, ips=made, ready=True, phase="Running")
+                self._cluster = controllers.with_pod(self._cluster, msgspec.structs.replace(pod, pod=running))
 
     def _remove_pods(self) -> None:
         now = time.monotonic()
@@ -154,8 +157,10 @@ class LabProcess:
             # Nobody uses a pod that never was ready, so it may go at once.
             self._gone_at.setdefault(pod.key, now + TERMINATION_SECONDS if pod.pod.ready else now)
         due = [pod for pod in leaving if self._gone_at[pod.key] <= now]
-        for pod in due:
-            self._runner.stop(pod)
+        for pod, error in self._each(due, self._runner.stop):
+            if isinstance(error, BaseException):
+                # What the plugins still hold of it they take back by themselves: its namespace is gone.
+                print(f"{_now()} Pod {pod.key}: {error}", file=sys.stderr, flush=True)
             del self._gone_at[pod.key]
             self._pod_problems.pop(pod.key, None)
         self._cluster = controllers.without_pods(self._cluster, frozenset(pod.key for pod in due))
@@ -163,25 +168,32 @@ class LabProcess:
             # A replacement may have waited for the name or the room.
             self._retry_at = now
 
+    def _each(self, pods: Iterable[LabPod], do: Callable[[LabPod], _Done]) -> list[tuple[LabPod, _Done | Exception]]:
+        """Do something with pods, one after the other on each node and with all nodes side by side; what came of it."""
+        by_node: dict[str, list[LabPod]] = {}
+        for pod in pods:
+            by_node.setdefault(pod.pod.spec.node_name, []).append(pod)
+
+        def in_turn(some: list[LabPod]) -> list[tuple[LabPod, _Done | Exception]]:
+            return [(pod, _tried(do, pod)) for pod in some]
+
+        if len(by_node) < 2:
+            return [each for some in by_node.values() for each in in_turn(some)]
+        with ThreadPoolExecutor(min(_AT_ONCE, len(by_node))) as pool:
+            return [each for done in pool.map(in_turn, by_node.values()) for each in done]
+
     def _next_due(self) -> float | None:
         """Seconds until a turn is due by itself; None: only when something happens."""
         due = [*self._gone_at.values(), *([self._retry_at] if self._retry_at is not None else [])]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _settle(self) -> None:
-        """Return when no pod comes or goes and all proxies that run have written the present."""
-        deadline = time.monotonic() + _SYNC_SECONDS
+        """Return when no pod comes or goes and all nodes that run have written the present."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
         while self._gone_at and time.monotonic() < deadline:
             time.sleep(self._next_due() or 0.0)
             self._turn()
-        waiting = [node for node in self._cluster.nodes if self._proxies[node.name].poll() is None]
-        while waiting := [node for node in waiting if not synced_since(node.namespace, self._written_at)]:
-            if time.monotonic() > deadline:
-                raise LabError(
-                    f"the proxy of {waiting[0].name} has not taken the change in; the end of its log:\n"
-                    f"{self._last_words(waiting[0].name)}"
-                )
-            time.sleep(_POLL_SECONDS)
+        self._nodes.await_sync(self._written_at)
 
     def _scale(self, namespace: str, name: str, replicas: int) -> dict[str, Any]:
         key = NamespacedName(namespace, name)
@@ -192,64 +204,10 @@ class LabProcess:
         self._scales[key] = Scale(replicas=replicas, manifest=deployment.replicas)
         return {}
 
-    # Proxies.
-
-    def _start_proxies(self) -> None:
-        config = {
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "mode": self.state.mode,
-            "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
-            "detectLocalMode": "ClusterCIDR",
-            # The table's size is the machine's alone, and no namespace may change it.
-            "conntrack": {"maxPerCore": 0},
-            "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
-            "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
-        }
-        self._directory.proxy_config.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-        records = []
-        for node in self._cluster.nodes:
-            argv = [
-                *(sys.executable, "-P", "-m", "narthex", "proxy"),
-                *("--manifests", str(self._directory.manifests)),
-                *("--hostname-override", node.name),
-                *("--proxy-mode", self.state.mode),
-                *("--config", str(self._directory.proxy_config)),
-            ]
-            with (self._directory.logs / f"{node.name}.log").open("wb") as log, netns.entered(node.namespace):
-                process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=_environment(os.environ)
-                )
-            self._proxies[node.name] = process
-            identity = identify(process.pid)
-            if identity is not None:
-                records.append(ProxyRecord(node=node.name, process=identity))
-        self.state = msgspec.structs.replace(self.state, proxies=tuple(records))
-        self._publish()
-
-    def _await_first_sync(self) -> None:
-        deadline = time.monotonic() + _FIRST_SYNC_SECONDS
-        waiting = list(self._cluster.nodes)
-        while waiting := [node for node in waiting if not healthy(node.namespace)]:
-            for node in waiting:
-                if self._proxies[node.name].poll() is not None:
-                    raise LabError(f"the proxy of {node.name} ended:\n{self._last_words(node.name)}")
-            if time.monotonic() > deadline:
-                name = waiting[0].name
-                raise LabError(
-                    f"the proxy of {name} is not ready after {_FIRST_SYNC_SECONDS:.0f} s:\n{self._last_words(name)}"
-                )
-            time.sleep(_POLL_SECONDS)
-
-    def _last_words(self, node: str) -> str:
-        log = (self._directory.logs / f"{node}.log").read_text(errors="replace")
-        return "\n".join(log.splitlines()[-10:]) or "(it said nothing)"
-
     # What others see, and how they ask.
 
     def _publish(self) -> None:
-        for process in self._proxies.values():
-            process.poll()
+        self._nodes.collect()
         self.state = describe(
             self.state,
             self._store.snapshot,
@@ -304,11 +262,11 @@ class _Request:
         return self._answer
 
 
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """So that a proxy finds the same package that this process runs from, installed or not."""
-    package_home = str(Path(narthex.__file__).parent.parent)
-    others = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return {**inherited, "PYTHONPATH": os.pathsep.join([package_home, *others])}
+def _tried(do: Callable[[LabPod], _Done], pod: LabPod) -> _Done | Exception:
+    try:
+        return do(pod)
+    except (OSError, LinkError, CniError) as error:
+        return error
 
 
 def _now() -> str:

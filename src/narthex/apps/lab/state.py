@@ -1,11 +1,12 @@
 """A lab's directory below /run: what the lab process writes and everybody else reads.
 
     /run/narthex/lab/NAME/state.json             the whole state, replaced at once
-                         /manifests/cluster.json  what the proxies read
-                         /proxy.json              the proxies' configuration
+                         /manifests/cluster.json  what the nodes read
                          /control.sock            requests to the lab process
                          /log/                    one file for each process
                          /input/                  manifests, when none were given
+                         /NODE/                   what a node has of its own: see NodePlaces
+    /var/lib/narthex/lab/NAME/NODE/               the node's CNI plugins: programs do not run from /run everywhere
 
 Whoever holds the lock on the directory owns the lab. The kernel lets the lock go with its last holder, so a lab
 without one has crashed.
@@ -20,18 +21,23 @@ from pathlib import Path
 import msgspec
 
 from narthex.host.processes import Process
+from narthex.lab.pod_network import NETWORK, NONE
 from narthex.lab.topology import LabNode, check_name
 from narthex.model.problem import Problem
 
 LABS = Path("/run/narthex/lab")
+PROGRAMS = Path("/var/lib/narthex/lab")
+
+
+_CLUSTER = "cluster.json"
 
 
 class LabError(RuntimeError):
     """What a lab command cannot do; the message says what to do about it."""
 
 
-class ProxyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The proxy of one node."""
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The process of one node: `narthex node`."""
 
     node: str
     process: Process
@@ -87,6 +93,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     mode: str
+    overlay: str = NONE
+    """How pods of other nodes are reached: one of OVERLAYS."""
     source: str
     """Directory of the user's manifests."""
     since: str
@@ -96,11 +104,32 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[LabNode, ...]
     outside: str
     """Network namespace of the client beyond the cluster."""
-    proxies: tuple[ProxyRecord, ...] = ()
+    processes: tuple[NodeRecord, ...] = ()
     pods: tuple[PodRecord, ...] = ()
     services: tuple[ServiceRecord, ...] = ()
     scales: tuple[ScaleRecord, ...] = ()
     problems: tuple[Problem, ...] = ()
+
+
+class NodePlaces:
+    """Paths of what a node has of its own, since the nodes of a lab share a file system."""
+
+    def __init__(self, path: Path, programs: Path) -> None:
+        self.path = path
+        self.programs = programs
+        """The CNI plugins."""
+        self.configuration = path / "config.json"
+        """Of `narthex node`."""
+        self.network = path / "net.d" / f"10-{NETWORK}.conflist"
+        """The CNI configuration."""
+        self.attached = path / "attached"
+        """What the runtime has written down of each pod."""
+        self.records = path / "cni"
+        """What the plugins have."""
+        self.reservations = path / "networks"
+        self.delegated = path / "flannel"
+        self.socket = path / "cni.sock"
+        self.subnet_file = path / "subnet.env"
 
 
 class StateDirectory:
@@ -115,11 +144,15 @@ class StateDirectory:
         self.name = name
         self.path = LABS / name
         self.manifests = self.path / "manifests"
-        self.proxy_config = self.path / "proxy.json"
         self.control = self.path / "control.sock"
         self.logs = self.path / "log"
         self.input = self.path / "input"
+        self.programs = PROGRAMS / name
         self._state = self.path / "state.json"
+
+    def node(self, name: str) -> NodePlaces:
+        """What one node has of its own."""
+        return NodePlaces(self.path / name, self.programs / name)
 
     def read(self) -> LabState | None:
         """The state as last written; None when there is none."""
@@ -135,8 +168,19 @@ class StateDirectory:
         self._replace(self._state, msgspec.json.format(msgspec.json.encode(state)))
 
     def write_manifests(self, content: bytes) -> None:
-        """Replace what the proxies read, all of it at one moment."""
-        self._replace(self.manifests / "cluster.json", content)
+        """Replace what the nodes read, all of it at one moment. The directory comes with the first of it: before that there
+        is nothing that a node could take for a cluster."""
+        if self.manifests.exists():
+            self._replace(self.manifests / _CLUSTER, content)
+            return
+        draft = self.path / ".manifests"
+        draft.mkdir(mode=0o700, exist_ok=True)
+        (draft / _CLUSTER).write_bytes(content)
+        draft.rename(self.manifests)
+
+    def ring(self) -> None:
+        """Let nodes look again that have looked before the manifests were there, and have begun to watch after."""
+        os.utime(self.manifests)
 
     def _replace(self, path: Path, content: bytes) -> None:
         # Beside the watched directory and not in it, so that no reader meets a half-written file.
@@ -163,4 +207,13 @@ class StateDirectory:
 
 def existing() -> list[str]:
     """Names of all labs that have a directory."""
-    return sorted(entry.name for entry in LABS.iterdir() if entry.is_dir()) if LABS.is_dir() else []
+    return _folders(LABS)
+
+
+def remaining() -> list[str]:
+    """Names of all labs that have files. What is below /run goes when the machine is started anew, programs do not."""
+    return sorted({*_folders(LABS), *_folders(PROGRAMS)})
+
+
+def _folders(place: Path) -> list[str]:
+    return sorted(entry.name for entry in place.iterdir() if entry.is_dir()) if place.is_dir() else []

@@ -28,7 +28,7 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
     places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, _pods(lab))
     sender, target, wanted = ask(places, source, destination)
     node = _node(lab, node_name or sender.node or target.node)
-    config_file = StateDirectory(lab.name).proxy_config
+    config_file = StateDirectory(lab.name).node(node.name).configuration
     inputs = view(
         cluster,
         Wishes(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None),

@@ -61,6 +61,7 @@ def test_a_pod_without_a_node_cannot_be_entered():
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
     monkeypatch.setattr(lab_state, "LABS", tmp_path)
+    monkeypatch.setattr(lab_state, "PROGRAMS", tmp_path / "programs")
     return tmp_path
 
 

@@ -1,0 +1,154 @@
+"""The processes of a lab's nodes: `narthex node` on each, as on a real one, with a configuration of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import narthex
+from narthex.apps.lab.ask import HEALTH_PORT, METRICS_PORT, healthy, synced_since
+from narthex.apps.lab.state import LabError, NodeRecord, StateDirectory
+from narthex.host import netns
+from narthex.host.processes import identify
+from narthex.lab import pod_network, topology
+from narthex.lab.pod_network import NONE
+from narthex.lab.topology import LabNode
+
+_FIRST_SECONDS = 30.0
+_SYNC_SECONDS = 10.0
+_POLL_SECONDS = 0.01
+_POLLS_TO_RING = 20
+
+
+class Nodes:
+    """Starts them and waits for them. Used by one thread."""
+
+    def __init__(self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str) -> None:
+        self._directory = directory
+        self._nodes = nodes
+        self._mode = mode
+        self._overlay = overlay
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> tuple[NodeRecord, ...]:
+        """Start all of them. Raises OSError."""
+        records = []
+        environment = _environment(os.environ)
+        for node in self._nodes:
+            places = self._directory.node(node.name)
+            places.path.mkdir(mode=0o700)
+            places.network.parent.mkdir(mode=0o700)
+            places.network.write_bytes(msgspec.json.format(msgspec.json.encode(self._network(node))))
+            places.configuration.write_bytes(_documents(self._configuration(node)))
+            argv = [
+                *(sys.executable, "-P", "-m", "narthex", "node"),
+                *("--manifests", str(self._directory.manifests)),
+                *("--hostname-override", node.name),
+                *("--config", str(places.configuration)),
+            ]
+            with (self._directory.logs / f"{node.name}.log").open("wb") as log, netns.entered(node.namespace):
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=environment
+                )
+            self._processes[node.name] = process
+            identity = identify(process.pid)
+            if identity is not None:
+                records.append(NodeRecord(node=node.name, process=identity))
+        return tuple(records)
+
+    def collect(self) -> None:
+        """Let the kernel forget those that have ended."""
+        for process in self._processes.values():
+            process.poll()
+
+    def await_agents(self) -> None:
+        """Return when plugins can be run. They would work without their agents: 12 pods of 3 nodes then take a tenth more of
+        a processor's time until all is there, 100 pods of 10 nodes a sixth. Raises LabError."""
+        self._await(lambda node: self._directory.node(node.name).socket.exists(), _FIRST_SECONDS, "has no CNI agent")
+
+    def await_first(self) -> None:
+        """Return when all say that they are well. Raises LabError."""
+        turns = 0
+
+        def well(node: LabNode) -> bool:
+            nonlocal turns
+            turns += 1
+            if turns % _POLLS_TO_RING == 0:
+                self._directory.ring()
+            return healthy(node.namespace)
+
+        self._await(well, _FIRST_SECONDS, "is not ready")
+
+    def await_sync(self, moment: float) -> None:
+        """Return when all that run have written what has changed at this moment (seconds since 1970). Raises LabError."""
+        running = [node for node in self._nodes if self._processes[node.name].poll() is None]
+        self._await(
+            lambda node: synced_since(node.namespace, moment), _SYNC_SECONDS, "has not taken the change in", running
+        )
+
+    def _await(
+        self,
+        done: Callable[[LabNode], bool],
+        patience: float,
+        what_not: str,
+        nodes: list[LabNode] | None = None,
+    ) -> None:
+        deadline = time.monotonic() + patience
+        waiting = list(self._nodes) if nodes is None else nodes
+        while waiting := [node for node in waiting if not done(node)]:
+            for node in waiting:
+                if self._processes[node.name].poll() is not None:
+                    raise LabError(f"the process of {node.name} ended:\n{self._last_words(node.name)}")
+            if time.monotonic() > deadline:
+                name = waiting[0].name
+                raise LabError(f"{name} {what_not} after {patience:.0f} s:\n{self._last_words(name)}")
+            time.sleep(_POLL_SECONDS)
+
+    def _last_words(self, node: str) -> str:
+        log = (self._directory.logs / f"{node}.log").read_text(errors="replace")
+        return "\n".join(log.splitlines()[-10:]) or "(it said nothing)"
+
+    def _network(self, node: LabNode) -> dict[str, Any]:
+        places = self._directory.node(node.name)
+        if self._overlay == NONE:
+            return pod_network.bridged(node.pod_cidrs, str(places.reservations))
+        return pod_network.overlaid(str(places.subnet_file), str(places.delegated), str(places.reservations))
+
+    def _configuration(self, node: LabNode) -> list[dict[str, Any]]:
+        places = self._directory.node(node.name)
+        proxy = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": self._mode,
+            "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
+            "detectLocalMode": "ClusterCIDR",
+            # The table's size is the machine's alone, and no namespace may change it.
+            "conntrack": {"maxPerCore": 0},
+            "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
+            "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
+        }
+        own = {
+            "apiVersion": "narthex/v1alpha1",
+            "kind": "NarthexConfiguration",
+            "parts": {"proxy": True, "cni": True},
+            "cni": {"socket": str(places.socket), "stateDirectory": str(places.records)},
+        }
+        return [proxy, own]
+
+
+def _documents(documents: list[dict[str, Any]]) -> bytes:
+    return b"\n---\n".join(msgspec.json.format(msgspec.json.encode(each)) for each in documents) + b"\n"
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """So that a node finds the same package that this process runs from, installed or not."""
+    package_home = str(Path(narthex.__file__).parent.parent)
+    others = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**inherited, "PYTHONPATH": os.pathsep.join([package_home, *others])}
