@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.backends.ipvs_names import LINK
+from narthex.backends import ipvs_names
+from narthex.dns import node_local
 from narthex.model.net import FAMILIES, IPFamily
 
 _NLMSG_ERROR, _NLMSG_DONE, _RTM_NEWADDR, _RTM_GETADDR = 2, 3, 20, 22
@@ -23,6 +24,8 @@ _IFA_F_TENTATIVE = 0x40
 _SCOPE_GLOBAL = 0
 _AF = {socket.AF_INET: IPFamily.IPV4, socket.AF_INET6: IPFamily.IPV6}
 
+_SERVICES = (ipvs_names.LINK, node_local.LINK)
+"""Links whose addresses are those of Services."""
 _ELSEWHERE = {IPFamily.IPV4: "192.88.99.1", IPFamily.IPV6: "2002:c058:6301::"}
 """The retired 6to4 relays (RFC 7526): on nobody's own network. Only the route is looked up, nothing is sent."""
 
@@ -46,10 +49,10 @@ class OwnAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_addresses() -> tuple[OwnAddress, ...]:
-    """All addresses of all interfaces, loopback too, in the kernel's order; not those of kube-ipvs0, which are Services'.
-    Raises OSError."""
-    services = _index(LINK)
-    return tuple(own for own in _all_addresses() if own.interface != services)
+    """All addresses of all interfaces, loopback too, in the kernel's order; not those of kube-ipvs0 and of node-local DNS,
+    which are Services'. Raises OSError."""
+    services = {number for number, name in socket.if_nameindex() if name in _SERVICES}
+    return tuple(own for own in _all_addresses() if own.interface not in services)
 
 
 def addresses_on(link: str) -> tuple[OwnAddress, ...]:

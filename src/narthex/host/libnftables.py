@@ -50,20 +50,55 @@ def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str
     """
     if "\0" in text:
         raise ValueError("nft text must not hold NUL")
-    library = _library()
     with _one_at_a_time, netns.entered(namespace):
-        context = library.nft_ctx_new(0)
-        if not context:
-            raise NftError("libnftables could not make a context")
+        context = _context()
         try:
-            library.nft_ctx_buffer_output(context)
-            library.nft_ctx_buffer_error(context)
             if terse:
-                library.nft_ctx_output_set_flags(context, _TERSE)
-            failed = library.nft_run_cmd_from_buffer(context, text.encode())
-            said = (library.nft_ctx_get_error_buffer(context) or b"").decode("utf-8", "replace")
-            if failed:
-                raise NftError(said.strip() or "nft failed and did not say why")
-            return (library.nft_ctx_get_output_buffer(context) or b"").decode("utf-8", "replace")
+                _library().nft_ctx_output_set_flags(context, _TERSE)
+            return _run(context, text)
         finally:
-            library.nft_ctx_free(context)
+            _library().nft_ctx_free(context)
+
+
+class OwnedTables:
+    """Tables with `flags owner`: the kernel keeps everybody else from changing them, and takes them away when this is
+    closed or its process ends (Linux 5.12)."""
+
+    def __init__(self, text: str) -> None:
+        """Load them in the network namespace of the calling thread. Raises NftError, NftMissing."""
+        with _one_at_a_time:
+            self._context: int | None = _context()
+            try:
+                _run(self._context, text)
+            except BaseException:
+                self._free()
+                raise
+
+    def close(self) -> None:
+        """The tables go. May be called again."""
+        with _one_at_a_time:
+            self._free()
+
+    def _free(self) -> None:
+        if self._context is not None:
+            _library().nft_ctx_free(self._context)
+            self._context = None
+
+
+def _context() -> int:
+    library = _library()
+    context: int | None = library.nft_ctx_new(0)
+    if not context:
+        raise NftError("libnftables could not make a context")
+    library.nft_ctx_buffer_output(context)
+    library.nft_ctx_buffer_error(context)
+    return context
+
+
+def _run(context: int, text: str) -> str:
+    library = _library()
+    failed = library.nft_run_cmd_from_buffer(context, text.encode())
+    said = (library.nft_ctx_get_error_buffer(context) or b"").decode("utf-8", "replace")
+    if failed:
+        raise NftError(said.strip() or "nft failed and did not say why")
+    return (library.nft_ctx_get_output_buffer(context) or b"").decode("utf-8", "replace")
