@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from narthex.dns import names, wire
 from narthex.dns.response import Answer, Shuffle, dnssec_ok
@@ -19,6 +21,8 @@ from narthex.dns.settings import Kept, Zones
 
 Key = tuple[bytes, int, int, bool, bool]
 Half = Literal["success", "denial"]
+HALVES: tuple[Half, Half] = ("denial", "success")
+"""In the order in which they are looked through."""
 
 MOST_BYTES = 16 * 1024 * 1024
 """Of messages in a half, whatever its capacity: one over TCP may have 64 KiB."""
@@ -65,16 +69,16 @@ class Found:
         return self.item.answer.to(query, self.ttl, shuffle)
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(msgspec.Struct):
     """What has happened, by half where it matters."""
 
     requests: int = 0
     misses: int = 0
-    hits: dict[Half, int] = field(default_factory=lambda: {"success": 0, "denial": 0})
-    evictions: dict[Half, int] = field(default_factory=lambda: {"success": 0, "denial": 0})
+    hits: dict[Half, int] = msgspec.field(default_factory=lambda: {"success": 0, "denial": 0})
+    evictions: dict[Half, int] = msgspec.field(default_factory=lambda: {"success": 0, "denial": 0})
     prefetches: int = 0
     stale: int = 0
+    """Stale answers given."""
 
 
 class Cache:
@@ -106,8 +110,7 @@ class Cache:
     def find(self, wanted: Key, now: float) -> Found | None:
         """The answer to give now, if there is one."""
         self.counters.requests += 1
-        for name in ("denial", "success"):
-            half: Half = "denial" if name == "denial" else "success"
+        for half in HALVES:
             item = self._halves[half].items.get(wanted)
             found = None if item is None else self._usable(item, now)
             if found is not None:

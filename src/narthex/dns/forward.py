@@ -79,9 +79,9 @@ class Pool:
         self.upstreams: tuple[Upstream, ...] = ()
         self.in_flight = 0
         self.rejected = 0
-        """Questions beyond max_concurrent."""
+        """Questions beyond max_concurrent, since they were taken last."""
         self.broken = 0
-        """Times that all upstreams were down."""
+        """Times that all upstreams were down, likewise."""
         self.replace(upstreams)
 
     def replace(self, upstreams: tuple[Upstream, ...]) -> None:
@@ -122,6 +122,16 @@ class Pool:
             return False
         health.looping = True
         return True
+
+    def take_rejected(self) -> int:
+        """The number of questions beyond max_concurrent; it begins anew."""
+        count, self.rejected = self.rejected, 0
+        return count
+
+    def take_broken(self) -> int:
+        """How often all upstreams were down; it begins anew."""
+        count, self.broken = self.broken, 0
+        return count
 
     def order(self) -> tuple[Upstream, ...]:
         """The upstreams as one question goes through them."""
@@ -167,7 +177,7 @@ class Ask:
         pool.in_flight += 1
         self._order = pool.order()
         self._ends = now + TOTAL_TIMEOUT
-        return self._step(now, "there is no upstream")
+        return self._step(now, "" if self._order else "there is no upstream")
 
     def answered(self, rcode: int, truncated: bool, now: float) -> Verdict:
         """An answer came that belongs to the question."""
