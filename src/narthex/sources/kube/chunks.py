@@ -1,0 +1,92 @@
+"""Bodies in the chunked coding of HTTP/1.1 (RFC 9112, section 7.1). Pure.
+
+A server sends each line of a watch as a chunk of its own, and what came together is handed on together here.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+_LONGEST_LINE = 16384
+"""Bytes of a chunk's head with its extensions, and of all trailers together."""
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f]*)?")
+
+
+class BadChunk(ValueError):
+    """What was received is not in this coding."""
+
+
+class _Next(Enum):
+    SIZE = 0
+    CONTENT = 1
+    FOOT = 2
+    TRAILER = 3
+    NOTHING = 4
+
+
+class Chunks:
+    """Takes the coding off, in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._next = _Next.SIZE
+        self._left = 0
+        """Bytes of this chunk's content that are still to come."""
+        self._rest = b""
+        self._trailers = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the body is complete."""
+        return self._next is _Next.NOTHING
+
+    @property
+    def beyond(self) -> bytes:
+        """What came after the body's end."""
+        return self._rest if self.ended else b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The content in these bytes, perhaps none. Raises BadChunk."""
+        data, at = self._rest + data if self._rest else data, 0
+        found: list[bytes] = []
+        while not self.ended:
+            if self._next is _Next.CONTENT:
+                part = data[at : at + self._left]
+                found.append(part)
+                at += len(part)
+                self._left -= len(part)
+                if self._left:
+                    break
+                self._next = _Next.FOOT
+            if self._next is _Next.FOOT:
+                foot = data[at : at + 2]
+                if foot != b"\r\n"[: len(foot)]:
+                    raise BadChunk(f"a chunk ends with {foot!r}")
+                if len(foot) < 2:
+                    break
+                at += 2
+                self._next = _Next.SIZE
+            end = data.find(b"\r\n", at)
+            if (len(data) if end < 0 else end) - at > _LONGEST_LINE:
+                raise BadChunk("a line between chunks has no end")
+            if end < 0:
+                break
+            self._line(data[at:end])
+            at = end + 2
+        self._rest = data[at:]
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def _line(self, line: bytes) -> None:
+        """The head of a chunk, or a trailer."""
+        if self._next is _Next.SIZE:
+            match = _SIZE.fullmatch(line)
+            if match is None:
+                raise BadChunk(f"{line[:40]!r} is not the head of a chunk")
+            self._left = int(match[1], 16)
+            self._next = _Next.CONTENT if self._left else _Next.TRAILER
+        elif line:
+            self._trailers += len(line)
+            if self._trailers > _LONGEST_LINE:
+                raise BadChunk("the trailers have no end")
+        else:
+            self._next = _Next.NOTHING
