@@ -15,6 +15,7 @@ from narthex.apps.lab import labs
 from narthex.apps.lab.state import LabError
 from narthex.cli import lab_output
 
+OVERLAYS = ("none", "vxlan", "host-gw")
 MODES = ("nftables", "iptables", "ipvs", "userspace")
 
 
@@ -58,16 +59,23 @@ def command() -> None:
 @click.option(
     "--mode", default="nftables", show_default=True, type=click.Choice(MODES), help="How the proxies program."
 )
+@click.option(
+    "--overlay",
+    default="none",
+    show_default=True,
+    type=click.Choice(OVERLAYS),
+    help="How pods of other nodes are reached; none: by plain routes, as in a cloud's network.",
+)
 @_name
 @_output
 @_plain_errors
-def up(directory: Path | None, nodes: int, mode: str, name: str, output: str) -> None:
+def up(directory: Path | None, nodes: int, mode: str, overlay: str, name: str, output: str) -> None:
     """Bring a lab up over the manifests in DIRECTORY, which it follows from then on: edits take effect at once.
 
     Deployments and Pods become pods with a server on each containerPort; Services get addresses and endpoints.
     Without DIRECTORY the lab makes an empty one and says where.
     """
-    started = labs.up(name, directory, nodes, mode)
+    started = labs.up(name, directory, nodes, mode, overlay)
     if output == "json":
         _print_json({**labs.to_builtins(started.state), "seconds": round(started.seconds, 3)})
     else:

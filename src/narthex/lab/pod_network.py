@@ -20,6 +20,14 @@ _BRIDGE = {
 }
 
 
+def net_conf(overlay: str, cluster_cidrs: tuple[str, ...]) -> dict[str, Any]:
+    """What a cluster's overlay is told of: its `net-conf.json`. `cluster_cidrs`: of IPv4 and of IPv6."""
+    four, six = cluster_cidrs
+    # Rules of iptables would be of another tool than those of the nodes' proxies by default.
+    common = {"EnableIPv4": True, "EnableIPv6": True, "EnableNFTables": True}
+    return {**common, "Network": four, "IPv6Network": six, "Backend": {"Type": overlay}}
+
+
 def bridged(pod_cidrs: tuple[str, ...], reservations: str) -> dict[str, Any]:
     """Pods of a node with these ranges, one for each family. `reservations`: path of the folder of taken addresses."""
     ranges = [[{"subnet": cidr}] for cidr in pod_cidrs]

@@ -78,6 +78,8 @@ _KINDS = {
     "IPAddressPool": _Kind(("metallb.io/v1beta1",), wire.IPAddressPool, address_pool),
     "L2Advertisement": _Kind(("metallb.io/v1beta1",), wire.L2Advertisement, l2_advertisement),
 }
+KINDS = tuple(_KINDS)
+"""What can be read."""
 _OLD_GROUPS = {("extensions", "Deployment")}
 
 _UNUSED_CORE_KINDS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,9 @@ class Nodes:
         """Start all of them. Raises OSError."""
         records = []
         environment = _environment(os.environ)
+        if self._overlay != NONE:
+            conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
+            self._directory.net_conf.write_bytes(msgspec.json.format(msgspec.json.encode(conf)))
         for node in self._nodes:
             places = self._directory.node(node.name)
             places.path.mkdir(mode=0o700)
@@ -73,6 +77,10 @@ class Nodes:
         a processor's time until all is there, 100 pods of 10 nodes a sixth. Raises LabError."""
         self._await(lambda node: self._directory.node(node.name).socket.exists(), _FIRST_SECONDS, "has no CNI agent")
 
+    def await_overlay(self) -> None:
+        """Return when the overlay has told each node's plugins which addresses are theirs. Raises LabError."""
+        self._await(lambda node: self._directory.node(node.name).subnet_file.exists(), _FIRST_SECONDS, "has no overlay")
+
     def await_first(self) -> None:
         """Return when all say that they are well. Raises LabError."""
         turns = 0
@@ -104,8 +112,9 @@ class Nodes:
         waiting = list(self._nodes) if nodes is None else nodes
         while waiting := [node for node in waiting if not done(node)]:
             for node in waiting:
-                if self._processes[node.name].poll() is not None:
-                    raise LabError(f"the process of {node.name} ended:\n{self._last_words(node.name)}")
+                status = self._processes[node.name].poll()
+                if status is not None:
+                    raise LabError(f"the process of {node.name} ended ({_how(status)}):\n{self._last_words(node.name)}")
             if time.monotonic() > deadline:
                 name = waiting[0].name
                 raise LabError(f"{name} {what_not} after {patience:.0f} s:\n{self._last_words(name)}")
@@ -137,10 +146,15 @@ class Nodes:
         own = {
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
-            "parts": {"proxy": True, "cni": True},
+            "parts": {"proxy": True, "cni": True, "overlay": self._overlay != NONE},
             "cni": {"socket": str(places.socket), "stateDirectory": str(places.records)},
+            "overlay": {"netConf": str(self._directory.net_conf), "subnetFile": str(places.subnet_file)},
         }
         return [proxy, own]
+
+
+def _how(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
 def _documents(documents: list[dict[str, Any]]) -> bytes:

@@ -31,6 +31,7 @@ from narthex.host.processes import identify
 from narthex.lab import controllers, topology
 from narthex.lab.controllers import Cluster
 from narthex.lab.encode import manifest_list
+from narthex.lab.pod_network import NONE
 from narthex.lab.workloads import LabPod, Scale
 from narthex.model.names import NamespacedName
 from narthex.sources.manifests import ManifestSource
@@ -84,13 +85,18 @@ class LabProcess:
         self._directory.write(self.state)
         make_network(self._directory.name, self._cluster.nodes, self.state.overlay)
         self._runner.install()
-        # They have nothing to read before all pods are there, so their first sync is the one to wait for.
+        # Without an overlay they have nothing to read before all pods are there, so their first sync is the one to wait for.
         self.state = msgspec.structs.replace(self.state, processes=self._nodes.start())
         self._directory.write(self.state)
         threading.Thread(target=self._echo.serve, name="echo", daemon=True).start()
+        if self.state.overlay != NONE:
+            self._directory.write_manifests(manifest_list(controllers.objects(Store().snapshot, self._cluster)))
+            self._nodes.await_overlay()
         self._nodes.await_agents()
         self._turn()
         self._nodes.await_first()
+        if self.state.overlay != NONE:
+            self._nodes.await_sync(self._written_at)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._listen()
         self.state = msgspec.structs.replace(self.state, running=True)

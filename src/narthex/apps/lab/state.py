@@ -2,6 +2,7 @@
 
     /run/narthex/lab/NAME/state.json             the whole state, replaced at once
                          /manifests/cluster.json  what the nodes read
+                         /net-conf.json           the overlay's configuration, where there is one
                          /control.sock            requests to the lab process
                          /log/                    one file for each process
                          /input/                  manifests, when none were given
@@ -145,6 +146,8 @@ class StateDirectory:
         self.path = LABS / name
         self.manifests = self.path / "manifests"
         self.control = self.path / "control.sock"
+        self.net_conf = self.path / "net-conf.json"
+        """Of the nodes' overlay."""
         self.logs = self.path / "log"
         self.input = self.path / "input"
         self.programs = PROGRAMS / name

@@ -42,6 +42,10 @@ class NodeWork:
 
     def run(self) -> None:
         """Run all parts until `stop`."""
+        if len(self._entries) > 1:
+            from narthex.apps.node import shapes
+
+            shapes.make_known()
         self._node.run()
 
     def stop(self) -> None:

@@ -87,6 +87,14 @@ class Status:
         _replace(self._health, health_routes(health, metrics))
         _replace(self._metrics, metrics_routes(metrics, health, "", self._shown))
 
+    def offer(self, path: str, answer: Callable[[], Reply | Slow]) -> None:
+        """Answer at one more path of the metrics port, until it is withdrawn."""
+        self._metrics[path] = answer
+
+    def withdraw(self, path: str) -> None:
+        """No longer answer there."""
+        self._metrics.pop(path, None)
+
     def stop(self) -> None:
         """Close the ports."""
         self._http.stop()

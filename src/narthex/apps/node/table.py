@@ -72,10 +72,19 @@ def _overlay(given: Given) -> Part:
     return OverlayPart(settings_of(given.settings.own.overlay, given.settings.node.node_name), nodes)
 
 
+def _announcer(given: Given) -> Part:
+    from narthex.apps.lb.announcer import AnnouncerPart, origin_of
+
+    told = given.settings.own.announcer
+    origin = origin_of(given.origin(), pools=not told.pools_file)
+    return AnnouncerPart(given.settings.node.node_name, told, origin, given.status)
+
+
 PARTS = {
     PROXY: Entry(_proxy, lambda told: told),
     "cni": Entry(_cni, lambda told: told.own.cni),
     "overlay": Entry(_overlay, lambda told: (told.own.overlay, told.node.node_name, told.client)),
+    "announcer": Entry(_announcer, lambda told: (told.own.announcer, told.node.node_name, told.client)),
 }
 """By name, as `parts` of a NarthexConfiguration has them, in the order in which they start."""
 
