@@ -16,6 +16,7 @@ PARTS = {
     "proxy": "Be the node proxy. Default: yes.",
     "cni": "Be the CNI plugins' agent. Default: no.",
     "overlay": "Keep the ways to other nodes' pods. Default: no.",
+    "announcer": "Answer for load balancer addresses. Default: no.",
 }
 
 
@@ -27,6 +28,11 @@ def _with_parts(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("node", context_settings=CONTEXT)
 @_with_parts
+@click.option(
+    "--announcer-key-file",
+    metavar="FILE",
+    help="The key that the announcers of all nodes share: one line of 16 characters or more.",
+)
 @with_source
 @click.version_option(narthex.__version__, prog_name="narthex")
 def command(
@@ -35,6 +41,7 @@ def command(
     config: Path | None,
     healthz_port: int | None,
     metrics_port: int | None,
+    announcer_key_file: str | None,
     **flags: Any,
 ) -> None:
     """Be all that a node needs, in one process: its proxy, and what is switched on besides.
@@ -51,6 +58,8 @@ def command(
     given = with_ports(fields(flags), healthz_port, metrics_port)
     if switched:
         given[OWN] = {**given.get(OWN, {}), "parts": switched}
+    if announcer_key_file is not None:
+        given[OWN] = {**given.get(OWN, {}), "announcer": {"keyFile": announcer_key_file}}
     try:
         told, file = begin(given, config)
         serve_node(told, source(told, manifests, master), file)

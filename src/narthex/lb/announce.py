@@ -133,15 +133,51 @@ def rank(node: str, first_address: str) -> bytes:
     return hashlib.sha256(f"{node}#{first_address}".encode()).digest()
 
 
-def decide(view: View) -> dict[str, Decision]:
-    """About all addresses, by address."""
+class Decider:
+    """Decides, and decides again only what may differ: an endpoint that comes or goes is one address' business."""
+
+    def __init__(self) -> None:
+        self._common: tuple[object, ...] = ()
+        self._known: dict[str, tuple[tuple[object, ...], Decision]] = {}
+
+    def decide(self, view: View) -> Mapping[str, Decision]:
+        """About all addresses, by address."""
+        snapshot = view.snapshot
+        held = (snapshot.nodes, snapshot.address_pools, snapshot.l2_advertisements)
+        common = (*map(id, held), view.announcers, view.ignore_exclude_label)
+        if common != self._common[1:]:
+            # What is compared by identity has to stay alive.
+            self._common, self._known = (held, *common), {}
+        nodes, pools = view.nodes, settle(snapshot.address_pools.values())
+        before, self._known = self._known, {}
+        for address, services in _sharers(snapshot).items():
+            slices = [snapshot.slices.get(service.key) for service in services]
+            made_of = (*services, *slices)
+            known = before.get(address)
+            if known is None or not _same(known[0], made_of):
+                known = made_of, _decide(address, services, nodes, pools, view)
+            self._known[address] = known
+        return {address: decision for address, (_, decision) in self._known.items()}
+
+
+def decide(view: View) -> Mapping[str, Decision]:
+    """About all addresses, by address, once."""
+    return Decider().decide(view)
+
+
+def _same(one: Sequence[object], two: Sequence[object]) -> bool:
+    return len(one) == len(two) and all(each is other for each, other in zip(one, two, strict=True))
+
+
+def _sharers(snapshot: Snapshot) -> dict[str, list[Service]]:
+    """The Services that have each address, in the order of their names."""
     sharers: dict[str, list[Service]] = {}
-    for key in sorted(view.snapshot.services):
-        service = view.snapshot.services[key]
+    balancers = (key for key, service in snapshot.services.items() if service.type == LOAD_BALANCER)
+    for key in sorted(balancers):
+        service = snapshot.services[key]
         for address in announced(service):
             sharers.setdefault(address, []).append(service)
-    nodes, pools = view.nodes, settle(view.snapshot.address_pools.values())
-    return {address: _decide(address, sharers[address], nodes, pools, view) for address in sorted(sharers)}
+    return sharers
 
 
 def _pool_of(address: str, services: Sequence[Service], pools: Pools) -> IPAddressPool | None:

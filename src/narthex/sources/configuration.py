@@ -21,6 +21,7 @@ from narthex.model.problem import Problem, Report, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.plan.planner import NodeConfig
 from narthex.sources.configuration_sections import (
+    announcer,
     client_connection,
     conntrack,
     ipvs,
@@ -253,6 +254,7 @@ def _own(top: Fields) -> OwnConfiguration:
         parts=_parts(top.section("parts")),
         cni=_cni(top.section("cni")),
         overlay=overlay(top.section("overlay"), _absolute_path),
+        announcer=announcer(top.section("announcer"), _absolute_path),
     )
     top.unknown()
     return made

@@ -11,6 +11,7 @@ from narthex.overlay.annotations import Keys
 from narthex.sources.fields import Fields
 from narthex.sources.proxy_configuration import (
     IPVS,
+    AnnouncerConfiguration,
     ClientConnection,
     Conntrack,
     Logging,
@@ -125,6 +126,25 @@ def overlay(raw: Fields, path: Callable[[str], str]) -> OverlayConfiguration:
         network_condition=raw.flag("networkCondition", True),
         repair_checksums=raw.flag("repairChecksums", True),
     )
+
+
+def announcer(raw: Fields, path: Callable[[str], str]) -> AnnouncerConfiguration:
+    """`announcer` of a NarthexConfiguration; `path` reads the name of a file."""
+    usual = AnnouncerConfiguration()
+    given = raw.texts("excludeInterfaces", _interface_pattern)
+    return AnnouncerConfiguration(
+        key_file=raw.read("keyFile", path),
+        port=raw.whole("port", usual.port, 1, 65535),
+        pools_file=raw.read("poolsFile", path),
+        exclude_interfaces=usual.exclude_interfaces if raw.raw("excludeInterfaces") is None else given,
+        ignore_exclude_label=raw.flag("ignoreExcludeLabel"),
+    )
+
+
+def _interface_pattern(text: str) -> str:
+    if not text or len(text) > 64 or not text.isprintable():
+        raise ValueError("is not a pattern of interface names such as veth*")
+    return text
 
 
 def _pattern(text: str) -> str:

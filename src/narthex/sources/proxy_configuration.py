@@ -85,6 +85,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     proxy: bool = True
     cni: bool = False
     overlay: bool = False
+    announcer: bool = False
 
 
 class CniSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +120,24 @@ class OverlayConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     repair_checksums: bool = True
 
 
+class AnnouncerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """`announcer` of a NarthexConfiguration: who answers for load balancer addresses."""
+
+    key_file: str = ""
+    """The key that all announcers share, one a line; the first one signs."""
+    port: int = 7947
+    """UDP port of the heartbeats; the same on all nodes."""
+    pools_file: str = ""
+    """Pools and advertisements of a file, instead of objects."""
+    exclude_interfaces: tuple[str, ...] = (
+        "docker*", "br-*", "cbr*", "cni*", "dummy*", "virbr*", "lxcbr*", "veth*", "cali*", "lxc*", "tunl*", "flannel*",
+        "vxlan*", "kube-ipvs*", "nodelocaldns*",
+    )  # fmt: skip
+    """Patterns of names of links that are left alone: they lead to pods and virtual machines of this node."""
+    ignore_exclude_label: bool = False
+    """Nodes announce although they are labelled to be left out of load balancers."""
+
+
 class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """NarthexConfiguration, the second document: what kube-proxy has no words for."""
 
@@ -135,6 +154,7 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     parts: NodeParts = NodeParts()
     cni: CniSettings = CniSettings()
     overlay: OverlayConfiguration = OverlayConfiguration()
+    announcer: AnnouncerConfiguration = AnnouncerConfiguration()
 
 
 class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):

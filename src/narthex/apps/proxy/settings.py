@@ -229,8 +229,17 @@ def _merged(flags: Fields, given: Fields) -> dict[str, Any]:
         if name == NAME:
             merged[name] = value
         elif isinstance(value, Mapping) and isinstance(given.get(name), Mapping):
-            merged[name] = {**given[name], **value} if name == LOGGING else {**value, **given[name]}
+            merged[name] = _joined(given[name], value) if name == LOGGING else _joined(value, given[name])
     return merged
+
+
+def _joined(one: Fields, other: Fields) -> dict[str, Any]:
+    """The fields of both, at all depths; the other's where both have one."""
+    joined = {**one, **other}
+    for name in one.keys() & other.keys():
+        if isinstance(one[name], Mapping) and isinstance(other[name], Mapping):
+            joined[name] = _joined(one[name], other[name])
+    return joined
 
 
 def _ignored(flags: Fields, merged: Fields, path: str = "") -> list[str]:

@@ -63,6 +63,21 @@ def of_a_proxy(node_name: str) -> tuple[Resource, ...]:
     return SERVICES, ENDPOINT_SLICES, own_node(node_name), SERVICE_CIDRS
 
 
+def of_names(*, endpoints: bool = True, pods: bool = False) -> tuple[Resource, ...]:
+    """What a DNS server answers from: headless Services too, and those that other proxies serve. `pods`: only those that
+    may have an address to keep (row D24)."""
+    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
+    living = "status.phase!=Succeeded,status.phase!=Failed,status.phase!=Unknown"
+    watched = msgspec.structs.replace(PODS, fields_if_known=living, optional=False)
+    return ALL_SERVICES, *([slices] if endpoints else []), NAMESPACES, *([watched] if pods else [])
+
+
+def of_an_announcer(*, pools: bool = True) -> tuple[Resource, ...]:
+    """What decides who answers for a load balancer's address. Without `pools` those come from somewhere else."""
+    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="!service.kubernetes.io/headless")
+    return ALL_SERVICES, slices, NODES, *([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else [])
+
+
 def of_a_cluster(*, pods: bool = False) -> tuple[Resource, ...]:
     """What a look at a cluster from any of its nodes needs."""
     return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, *([PODS] if pods else [])

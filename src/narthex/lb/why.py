@@ -1,0 +1,206 @@
+"""Why a Service's addresses are answered for, or not: for a person, as data, and as the Service's condition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from narthex.lb.announce import Decision, Reason
+from narthex.lb.status import Condition
+
+CONDITION = "narthex/Announced"
+"""Type of the condition on a Service."""
+FOREIGN = "AlsoAnsweredByOthers"
+"""Reason of the condition when somebody who is none of ours answers, too."""
+_MOST_TEXT = 1500
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's own announcer says of an address."""
+
+    answers: bool = False
+    yielding: bool = False
+    links: tuple[str, ...] = ()
+    last_request: str = ""
+    """In words; empty: there was none."""
+    gratuitous: int = 0
+    requests: int = 0
+    foreign: tuple[str, ...] = ()
+    """In words: who else was seen to answer."""
+
+
+class NodeSays(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's part in an address."""
+
+    node: str
+    announces: bool
+    reason: str
+    text: str
+    seen: Seen | None = None
+    """None: its announcer was not asked, or did not answer."""
+
+
+class AddressSays(msgspec.Struct, frozen=True, kw_only=True):
+    """One address."""
+
+    address: str
+    pool: str
+    holder: str
+    """The node whose turn it is; empty for none."""
+    nodes: tuple[NodeSays, ...]
+    notes: tuple[str, ...] = ()
+
+
+class ServiceSays(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer."""
+
+    service: str
+    addresses: tuple[AddressSays, ...]
+    notes: tuple[str, ...] = ()
+    """What holds for all of them."""
+
+
+def condition(
+    decisions: Sequence[Decision], holders: Mapping[str, Sequence[str]], foreign: Mapping[str, Sequence[str]]
+) -> Condition:
+    """The condition of a Service whose addresses were decided so. `holders` are the nodes that answer for each, `foreign`
+    the hardware addresses of others that do."""
+    missing = [each for each in decisions if not holders.get(each.address)]
+    notes = list(dict.fromkeys(note for each in decisions for note in each.notes))
+    others = [f"{address} is also answered for by {', '.join(macs)}" for address, macs in foreign.items() if macs]
+    if not missing:
+        said = [f"{each.address} by {' and '.join(holders[each.address])}" for each in decisions]
+        reason = FOREIGN if others else Reason.ANNOUNCES.value
+        return _condition(True, reason, [", ".join(said), *others, *notes])
+    reasons = {verdict.reason for verdict in missing[0].verdicts}
+    reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"
+    said = [f"nobody answers for {each.address}: {_together(each)}" for each in missing]
+    return _condition(False, reason, [*said, *others, *notes])
+
+
+def _condition(holds: bool, reason: str, said: Iterable[str]) -> Condition:
+    text = "; ".join(said)
+    return Condition(
+        type=CONDITION,
+        holds=holds,
+        reason=reason,
+        message=text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "...",
+    )
+
+
+def _together(decision: Decision) -> str:
+    """Why no node answers; what holds for all is said once."""
+    texts = list(dict.fromkeys(verdict.text for verdict in decision.verdicts))
+    return "; ".join(texts) or "there is no node"
+
+
+def says(service: str, decisions: Iterable[Decision], seen: Mapping[str, Mapping[str, Seen]]) -> ServiceSays:
+    """Everything, from decisions about a Service's addresses. `seen` is what announcers themselves say, by node and
+    address."""
+    return ServiceSays(
+        service=service,
+        addresses=tuple(
+            AddressSays(
+                address=decision.address,
+                pool=decision.pool,
+                holder=decision.holder,
+                nodes=tuple(
+                    NodeSays(
+                        node=verdict.node,
+                        announces=verdict.reason is Reason.ANNOUNCES,
+                        reason=verdict.reason.value,
+                        text=verdict.text,
+                        seen=seen.get(verdict.node, {}).get(decision.address),
+                    )
+                    for verdict in decision.verdicts
+                ),
+                notes=decision.notes,
+            )
+            for decision in decisions
+        ),
+    )
+
+
+def lines(said: ServiceSays) -> list[str]:
+    """For a person."""
+    found = [said.service, *(f"  note: {note}" for note in said.notes)]
+    for each in said.addresses:
+        turn = f"it is {each.holder}'s turn" if each.holder else "nobody announces it"
+        found.append(f"  {each.address}{f' (pool {each.pool})' if each.pool else ''}: {turn}")
+        found += [f"    note: {note}" for note in each.notes]
+        for node in each.nodes:
+            found.append(f"    {node.node}: {node.reason}: {node.text}")
+            found += [f"      {line}" for line in _seen(node.seen)]
+    return found
+
+
+def _seen(seen: Seen | None) -> list[str]:
+    if seen is None:
+        return []
+    does = "answers" + (" until another takes over" if seen.yielding else "")
+    where = f" on {', '.join(seen.links)}" if seen.links else ""
+    said = f"its announcer {does}{where}" if seen.answers else "its announcer does not answer"
+    asked = f"; {seen.requests} questions, the last {seen.last_request}" if seen.last_request else ""
+    told = f"; announced {seen.gratuitous} times" if seen.gratuitous else ""
+    return [said + asked + told, *(f"also answered by {each}" for each in seen.foreign)]
+
+
+def read_state(state: Mapping[str, Any]) -> dict[str, Seen]:
+    """What a running announcer's status says, by address; nothing where it is not what it should be."""
+    try:
+        told = msgspec.convert(state, _State)
+    except msgspec.ValidationError:
+        return {}
+    return {
+        each.address: Seen(
+            answers=each.answers,
+            yielding=each.yielding,
+            links=tuple(each.links),
+            last_request=each.last_request.text if each.last_request else "",
+            gratuitous=each.gratuitous,
+            requests=each.requests,
+            foreign=tuple(other.text for other in each.foreign),
+        )
+        for each in told.addresses
+    }
+
+
+class _Asked(msgspec.Struct, rename="camel"):
+    sender: str
+    mac: str
+    link: str
+    seconds_ago: float
+
+    @property
+    def text(self) -> str:
+        return f"by {self.sender or self.mac} on {self.link} {self.seconds_ago:.0f} s ago"
+
+
+class _Other(msgspec.Struct, rename="camel"):
+    mac: str
+    node: str
+    link: str
+    last_seconds_ago: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.mac}{f' (node {self.node})' if self.node else ''} on {self.link} {self.last_seconds_ago:.0f} s ago"
+        )
+
+
+class _Address(msgspec.Struct, rename="camel"):
+    address: str
+    answers: bool
+    yielding: bool
+    links: list[str]
+    requests: int
+    gratuitous: int
+    last_request: _Asked | None
+    foreign: list[_Other]
+
+
+class _State(msgspec.Struct):
+    addresses: list[_Address]
