@@ -20,6 +20,10 @@ from narthex.model.objects import Service
 class _Promise(msgspec.Struct, frozen=True):
     uid: str
     addresses: tuple[str, ...]
+    base: str = ""
+    """The version that it was written on."""
+    done: bool = False
+    """The server said so: every other version is younger than what was written."""
 
 
 class Ledger:
@@ -47,7 +51,12 @@ class Ledger:
 
     def promise(self, service: Service, addresses: tuple[str, ...]) -> None:
         """A status is about to be written. Whatever becomes of that, the addresses are meant for this Service."""
-        self._promises[service.key] = _Promise(service.uid, addresses)
+        self._promises[service.key] = _Promise(service.uid, addresses, service.resource_version)
+
+    def done(self, service: Service) -> None:
+        """The server has taken what was promised."""
+        if (promise := self._promises.get(service.key)) is not None:
+            self._promises[service.key] = msgspec.structs.replace(promise, done=True)
 
     def see(self, services: Iterable[Service], pools: Pools) -> None:
         """Compare with what there is now."""
@@ -71,12 +80,20 @@ class Ledger:
         if promise is not None and held == promise.addresses:
             del self._promises[key]
             self._settled[key] = promise
+        elif promise is not None and promise.done and service.resource_version != promise.base:
+            del self._promises[key]
+            self._changed(key, service, promise, pools)
         elif settled is not None and held != settled.addresses:
             del self._settled[key]
-            if not held and not service.ingress_names:
-                # Somebody cleared it: it is to come back as it was.
-                self._promises.setdefault(key, settled)
-            elif service.ingress_names or any(pools.of(address) is None for address in held):
-                self._overwritten[key] = settled
+            self._changed(key, service, settled, pools)
         if not held and not service.ingress_names:
             self._overwritten.pop(key, None)
+
+    def _changed(self, key: NamespacedName, service: Service, was: _Promise, pools: Pools) -> None:
+        """Somebody has made something else of a status that was as decided."""
+        held = held_by(service)
+        if not held and not service.ingress_names:
+            # It was cleared: it is to come back as it was.
+            self._promises.setdefault(key, msgspec.structs.replace(was, done=False))
+        elif service.ingress_names or any(pools.of(address) is None for address in held):
+            self._overwritten[key] = was

@@ -34,6 +34,8 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     action: str
     note: str = ""
+    api_version: str = "v1"
+    """Of the kind."""
 
 
 class Events(Protocol):
@@ -62,11 +64,20 @@ class NoEvents:
 class EventWriter:
     """Writes Events in a thread of its own, so that an API server that is slow or away holds nobody up."""
 
-    def __init__(self, creator: Creator, node_name: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        creator: Creator,
+        node_name: str,
+        clock: Clock,
+        controller: str = _CONTROLLER,
+        most_waiting: int = _MOST_WAITING,
+    ) -> None:
+        """`controller` is who tells, and `node_name` which one of them."""
         self._creator = creator
         self._node_name = node_name
+        self._controller = controller
         self._clock = clock
-        self._waiting: queue.Queue[tuple[Happening, float] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[Happening, float] | None] = queue.Queue(most_waiting)
         self._stop = threading.Event()
 
     def tell(self, happening: Happening) -> None:
@@ -74,7 +85,7 @@ class EventWriter:
         try:
             self._waiting.put_nowait((happening, self._clock.wall()))
         except queue.Full:
-            LOGGER.warning("the event %s is not told: %d wait already", happening.reason, _MOST_WAITING)
+            LOGGER.warning("the event %s is not told: %d wait already", happening.reason, self._waiting.maxsize)
 
     @contextmanager
     def running(self, seconds: float = 2.0) -> Iterator[None]:
@@ -95,7 +106,7 @@ class EventWriter:
             self._write(*one)
 
     def _write(self, happening: Happening, wall: float) -> None:
-        body = event_object(happening, wall, self._node_name)
+        body = event_object(happening, wall, self._node_name, self._controller)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._creator.create_event(body["metadata"]["namespace"], body)
@@ -107,12 +118,12 @@ class EventWriter:
                     return
 
 
-def event_object(happening: Happening, wall: float, node_name: str) -> dict[str, Any]:
+def event_object(happening: Happening, wall: float, node_name: str, controller: str = _CONTROLLER) -> dict[str, Any]:
     """The Event as the API takes it. `wall`: when it happened, in seconds since the epoch."""
     from datetime import UTC, datetime
 
     about = happening.object
-    regarding = {"kind": happening.kind, "name": about.name, "uid": happening.uid, "apiVersion": "v1"}
+    regarding = {"kind": happening.kind, "name": about.name, "uid": happening.uid, "apiVersion": happening.api_version}
     if about.namespace:
         regarding["namespace"] = about.namespace
     when = datetime.fromtimestamp(wall, UTC)
@@ -128,8 +139,8 @@ def event_object(happening: Happening, wall: float, node_name: str) -> dict[str,
         "action": happening.action,
         "note": note,
         "regarding": {name: value for name, value in regarding.items() if value},
-        "reportingController": _CONTROLLER,
-        "reportingInstance": f"{_CONTROLLER}-{node_name}"[:128],
+        "reportingController": controller,
+        "reportingInstance": f"{controller}-{node_name}"[:128],
     }
 
 

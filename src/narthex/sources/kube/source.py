@@ -54,12 +54,14 @@ class KubeSource:
         *,
         times: Times = TIMES,
         streaming: bool = True,
+        newest: bool = False,
         chance: Callable[[], float] = random.random,
         gather: float = GATHER_SECONDS,
     ) -> None:
-        """Nothing is asked before `changes`. `streaming` tries streaming lists before ordinary ones."""
+        """Nothing is asked before `changes`. `streaming` tries streaming lists before ordinary ones. `newest`: the first
+        lists are to be what is true now, not what the server has at hand."""
         self._access = access
-        self._watches = [Watch(each, chance, times, streaming=streaming) for each in resources]
+        self._watches = [Watch(each, chance, times, streaming=streaming, newest=newest) for each in resources]
         self.followed = tuple(Followed(kind=each.resource.kind, counts=each.counts) for each in self._watches)
         self._gather = gather
         self._seen = [Counts() for _ in self._watches]

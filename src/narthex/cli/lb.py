@@ -1,0 +1,203 @@
+"""`narthex lb`: addresses for Services of type LoadBalancer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from narthex.cli.inputs import has_source, output_option, source_options
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+@click.group("lb")
+def command() -> None:
+    """Addresses for Services of type LoadBalancer: give them, and see how pools are used."""
+
+
+def _looking(function: F) -> F:
+    """Options of what looks at pools."""
+    options = (
+        source_options,
+        click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="A LoadBalancerConfiguration; its pools are used instead of IPAddressPools.",
+        ),
+        click.option("--lb-class", default="", metavar="NAME", help="Serve Services with this spec.loadBalancerClass."),
+        click.option(
+            "--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Where all pods are: no pool may overlap."
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command("controller")
+@_looking
+@click.option("--address", default="0.0.0.0", metavar="IP", help="For the status ports.", show_default=True)
+@click.option("--healthz-port", type=click.IntRange(0, 65535), default=10260, help="For /healthz.", show_default=True)
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=10261, help="For /metrics.", show_default=True)
+@click.option("--lease-namespace", default="", metavar="NAME", help="Of the Lease. Default: the pod's, or kube-system.")
+@click.option("--lease-name", default="", metavar="NAME", help="Default: narthex-lb-controller, and the class if any.")
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(1.0, 600.0),
+    default=15.0,
+    help="After so long without a renewal another controller takes over.",
+    show_default=True,
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@output_option
+def controller(
+    config: Path | None,
+    lb_class: str,
+    cluster_cidr: str,
+    address: str,
+    healthz_port: int,
+    metrics_port: int,
+    lease_namespace: str,
+    lease_name: str,
+    lease_seconds: float,
+    verbose: bool,
+    output: str,
+    **where: Any,
+) -> None:
+    """Give addresses until stopped. With --manifests: only say what would be done.
+
+    Several controllers may run; the one that holds the Lease writes. Who stops or dies is replaced, and nothing that was
+    given changes by that.
+    """
+    if where["manifests"] is not None:
+        has_source(where)
+        _show_plan(_looked(config, lb_class, cluster_cidr, where), output)
+        return
+    from narthex.apps import logs
+    from narthex.apps.lb.controller import Settings
+    from narthex.apps.lb.start import CONTROLLER, Place, StartError, serve
+    from narthex.lb.lease import Times
+    from narthex.sources.proxy_configuration import Logging
+
+    if not (has_source(where) or os.environ.get("KUBERNETES_SERVICE_HOST")):
+        raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
+    logs.start(sys.stderr, Logging(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
+    place = Place(
+        address=address,
+        healthz_port=healthz_port,
+        metrics_port=metrics_port,
+        lease_namespace=lease_namespace or _own_namespace(),
+        times=Times(lease=lease_seconds, renew=lease_seconds * 2 / 3, retry=lease_seconds * 2 / 15),
+        lease_name=lease_name or "-".join(filter(None, (CONTROLLER, _plain(lb_class)))),
+    )
+    settings = Settings(balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))
+    try:
+        serve(_access(where, quick=True), settings, place)
+    except StartError as error:
+        raise click.ClickException(logs.printable(str(error))) from error
+
+
+@command.command("pools")
+@_looking
+@output_option
+def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **where: Any) -> None:
+    """List the pools: how many addresses each has, how many are in use, and why one is refused."""
+    if not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
+    found = _looked(config, lb_class, cluster_cidr, where)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(found.uses)))
+        return
+    if not found.uses:
+        click.echo("no pools; make an IPAddressPool, or give --config")
+    width = max((len(use.name) for use in found.uses), default=0)
+    for use in found.uses:
+        if use.refused:
+            click.echo(f"{use.name:{width}}  refused: {use.refused}")
+            continue
+        told = [f"{use.in_use} of {use.total} in use"]
+        told += [] if use.auto_assign else ["only when asked for"]
+        told.append(
+            f"announced by {', '.join(use.advertisements)}" if use.advertisements else "no advertisement names it"
+        )
+        click.echo(f"{use.name:{width}}  {', '.join(use.addresses)}: {'; '.join(told)}")
+
+
+def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
+    """One look, with what is wrong on stderr."""
+    from narthex.apps.lb.look import LookError, look
+    from narthex.apps.logs import printable
+
+    try:
+        found = look(
+            manifests=where["manifests"],
+            access=None if where["manifests"] is not None else _access(where),
+            config=config,
+            balancer_class=lb_class,
+            cluster_cidrs=_cidrs(cluster_cidr),
+        )
+    except LookError as error:
+        raise click.ClickException(printable(str(error))) from error
+    for problem in found.problems:
+        click.echo(printable(str(problem)), err=True)
+    return found
+
+
+def _show_plan(found: Any, output: str) -> None:
+    from narthex.apps.lb.look import as_data
+
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(as_data(found))))
+        return
+    for refused in found.pools.refused:
+        click.echo(f"pool {refused.object.name} is refused: {refused.reason}")
+    for service, decision, todo in found.planned():
+        what = ", ".join(decision.addresses) or "no address"
+        where = f" (pool {decision.pool})" if decision.pool else ""
+        click.echo(f"{service.key}: {'would have' if todo.status is not None else 'has'} {what}{where}")
+        for told in (*todo.events, *todo.standing):
+            if told.reason != "IPAllocated":
+                click.echo(f"  {told.reason}: {told.text}")
+    if not found.decisions:
+        click.echo("no Service of type LoadBalancer is for this controller")
+
+
+def _access(where: dict[str, Any], *, quick: bool = False) -> Any:
+    from narthex.sources.kube.access import Access
+    from narthex.sources.proxy_configuration import ClientConnection
+
+    connection = ClientConnection(kubeconfig=where["kubeconfig"] or "")
+    if quick:
+        # A controller writes many objects at once; 5 requests a second would take a quarter of an hour for 5,000 Services.
+        connection = msgspec.structs.replace(connection, qps=100.0, burst=200)
+    return Access(connection=connection, master=where["master"])
+
+
+def _cidrs(text: str) -> tuple[str, ...]:
+    from narthex.model.net import network
+
+    try:
+        return tuple(network(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--cluster-cidr") from error
+
+
+def _own_namespace() -> str:
+    try:
+        return Path(_NAMESPACE_FILE).read_text().strip()
+    except OSError:
+        return "kube-system"
+
+
+def _plain(lb_class: str) -> str:
+    """A class, which may hold a slash and capitals, as a part of an object's name."""
+    return "".join(char if char.isascii() and char.isalnum() else "-" for char in lb_class.lower()).strip("-")

@@ -1,0 +1,102 @@
+"""From a Snapshot to what allocation looks at, and what comes of it for each pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from narthex.lb.decision import Decision
+from narthex.lb.pools import Pools, Surroundings
+from narthex.lb.resources import selects_pool
+from narthex.lb.status import held_by
+from narthex.model.names import NamespacedName
+from narthex.model.objects import L2Advertisement, Labels, Service
+from narthex.state.store import Snapshot
+
+
+class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool, for people and metrics."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """As written."""
+    total: int = 0
+    """How many it can give."""
+    in_use: int = 0
+    """How many of them a Service has, whoever gave them."""
+    services: tuple[str, ...] = ()
+    """Which Services have one."""
+    auto_assign: bool = True
+    advertisements: tuple[str, ...] = ()
+    """The L2Advertisements that announce it."""
+    refused: str = ""
+    """Why it cannot be used; empty when it can."""
+
+
+def surroundings(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) -> Surroundings:
+    """What in a cluster no pool may hold: pods' and Services' addresses, and the nodes' own. `cluster_cidrs` are where all
+    pods are, when somebody says so."""
+    networks = dict.fromkeys(cluster_cidrs, "where pods are (--cluster-cidr)")
+    addresses: dict[str, str] = {}
+    for _, node in sorted(snapshot.nodes.items()):
+        for cidr in node.pod_cidrs:
+            networks.setdefault(cidr, f"the pods of node {node.name}")
+        for address in (*node.internal_ips, *node.external_ips):
+            addresses.setdefault(address, f"an address of node {node.name}")
+    for _, each in sorted(snapshot.service_cidrs.items()):
+        for cidr in each.cidrs:
+            networks.setdefault(cidr, f"the Services' range (ServiceCIDR {each.name})")
+    if not snapshot.service_cidrs:
+        # Servers before 1.31 do not tell the range; the addresses given from it do.
+        for _, service in sorted(snapshot.services.items()):
+            for address in service.cluster_ips:
+                if address != "None":
+                    addresses.setdefault(address, f"the cluster IP of {service.key}")
+    return Surroundings(networks=networks, addresses=addresses)
+
+
+def namespace_labels(snapshot: Snapshot) -> Mapping[str, Labels]:
+    """Labels of the namespaces, by name."""
+    return {key.name: namespace.labels for key, namespace in snapshot.namespaces.items()}
+
+
+def usage(
+    pools: Pools,
+    services: Iterable[Service],
+    decisions: Mapping[NamespacedName, Decision],
+    advertisements: Iterable[L2Advertisement] = (),
+) -> tuple[PoolUse, ...]:
+    """All pools, by name. An address counts as soon as it is decided on, and as long as a status holds it."""
+    users: dict[str, set[str]] = {}
+    for service in services:
+        decision = decisions.get(service.key)
+        for address in {*held_by(service), *(decision.addresses if decision is not None else ())}:
+            users.setdefault(address, set()).add(str(service.key))
+    by_pool: dict[str, list[str]] = {}
+    for address in users:
+        if (pool := pools.of(address)) is not None:
+            by_pool.setdefault(pool.name, []).append(address)
+    ads = sorted(advertisements, key=lambda each: each.key)
+    found = [
+        PoolUse(
+            name=pool.name,
+            addresses=pool.object.addresses,
+            total=pool.size,
+            in_use=len(by_pool.get(pool.name, ())),
+            services=tuple(sorted({user for address in by_pool.get(pool.name, ()) for user in users[address]})),
+            auto_assign=pool.object.auto_assign,
+            advertisements=tuple(each.name for each in ads if selects_pool(each, pool.object)),
+        )
+        for pool in pools.accepted
+    ]
+    found += [
+        PoolUse(
+            name=each.object.name,
+            addresses=each.object.addresses,
+            auto_assign=each.object.auto_assign,
+            refused=each.reason,
+        )
+        for each in pools.refused
+    ]
+    return tuple(sorted(found, key=lambda use: use.name))
