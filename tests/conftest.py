@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,10 +12,12 @@ settings.register_profile(
     "narthex", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("narthex")
+HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items):
     """Without root, kernel tests are left out on a desk; in CI their absence must be seen as a failure."""
+    items.sort(key=_turn)
     for item in items:
         note_rows(item)
     if os.geteuid() == 0 or os.environ.get("CI"):
@@ -24,6 +27,25 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs root: run `sudo make test`"))
 
 
+def _turn(item):
+    """Long tests first, so that at the end nobody waits for one; last those of another kernel (tests/uml), which has been
+    at work by then, so that all there is to do is to pass on what it told."""
+    folder = item.path.relative_to(HERE).parts[0]
+    return {"netns": 0, "laws": 1, "uml": 3}.get(folder, 2)
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Which rows of the behaviour list this run has shown."""
+    """Which rows of the behaviour list this run has shown, and what the second kernel (tests/uml) did not at once."""
     write(terminalreporter)
+    again = [
+        (report.nodeid, value)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "second boot"
+    ]
+    if again:
+        terminalreporter.section("the second kernel broke down and was booted once more")
+        for why in dict.fromkeys(value for _, value in again):
+            names = [name for name, value in again if value == why]
+            terminalreporter.write_line(f"for {len(names)} tests, {names[0]} the first:\n{why}")

@@ -77,7 +77,7 @@ def test_init_only_loads_the_module_that_brings_the_settings(tmp_path):
     script = f"[ ! -e {setting}_max ] && {shlex.join(argv)} && cat {setting}_tcp_timeout_established {setting}_max"
     environment = {"PYTHONPATH": str(SOURCE)}
     with Machine(tmp_path, ["sh", "-c", script], environment, modules=["dummy"]) as booted:
-        assert booted.wait(60) == 0, booted.output
+        assert booted.wait(200) == 0, booted.output
     assert booted.output.startswith("7200\n70000\n")
     assert "could not be set" not in booted.output
 
