@@ -11,7 +11,9 @@ import narthex
 _COMMANDS = {
     "cleanup": ("narthex.cli.cleanup", "Remove all rules that Narthex or kube-proxy left here."),
     "cni": ("narthex.cli.cni", "The CNI plugins: put them in place, and run their agent."),
+    "dns": ("narthex.cli.dns", "Be the cluster's DNS server."),
     "lab": ("narthex.cli.lab", "A cluster network on this machine, made of network namespaces."),
+    "lb": ("narthex.cli.lb", "Addresses for Services of type LoadBalancer."),
     "migrate": ("narthex.cli.migrate", "Show what a change of mode would change, and why."),
     "node": ("narthex.cli.node", "Be all that a node needs, in one process."),
     "overlay": ("narthex.cli.overlay", "Let pods reach the pods of other nodes, as flannel does."),

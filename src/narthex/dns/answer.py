@@ -78,11 +78,6 @@ class Cluster:
             and not any(names.within(zone, through) or names.within(through, zone) for through in self._through)
         ]
 
-    def is_unknown(self, name: bytes, zone: bytes) -> bool:
-        """Whether a name that ends in the bytes of a forward zone certainly does not exist. Where the zone begins within
-        a label nothing is certain."""
-        return self.zone.synced and self.zone.find(name[: -len(zone)]) is None and names.within(name, zone)
-
     def answer(self, query: Query, zone: bytes, limit: int) -> Compiled | Outside:
         """The response for a name in one of our zones. Never raises for what is in the question."""
         if query.qtype in (AXFR, IXFR):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from narthex.dns import names, wire
 from narthex.dns.answer import Cluster, Outside
 from narthex.dns.compiled import Compiled, bad_version, response
 from narthex.dns.seam import Query, Resolver, Transport, limit
+from narthex.dns.zone import Unknown
 
 _TYPES = {
     1: "A",
@@ -79,18 +80,32 @@ class Refused(NamedTuple):
 class Shape:
     """The answer to any name of one length that does not exist, asked in one way: all but the question."""
 
-    __slots__ = ("behind", "counter", "head", "labels")
+    __slots__ = ("behind", "counter", "head")
 
-    def __init__(self, head: bytes, behind: bytes, labels: Labels) -> None:
+    def __init__(self, head: bytes, behind: bytes, counter: list[int]) -> None:
         self.head = head
         self.behind = behind
-        self.labels = labels
-        self.counter: list[int] | None = None
-        """For whoever counts: all answers of a shape are counted alike."""
+        self.counter = counter
 
 
-_MOST_SHAPES = 2048
-_NAME_AT = wire.HEADER.size
+class _Below:
+    """What is known of names with one label in front of others, asked in one way."""
+
+    __slots__ = ("extra", "kind", "services", "shapes", "tail")
+
+    def __init__(self, tail: bytes, kind: Unknown, services: Mapping[bytes, object], extra: int) -> None:
+        self.tail = tail
+        self.kind = kind
+        self.services = services
+        self.extra = extra
+        """Bytes behind the question."""
+        self.shapes: dict[int, Shape] = {}
+        """By the length of the label."""
+
+
+_MOST_SUFFIXES = 2048
+_HEAD = wire.HEADER.size - 2
+"""Of a header, behind the id."""
 
 
 class Desk:
@@ -98,51 +113,74 @@ class Desk:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._by_zone = {names.wire(zone).lower(): (block, zone) for block in blocks for zone in block.zones}
-        self._quick = [
-            (zone, block.cluster)
+        self.main_zone = blocks[0].zones[0] if blocks and blocks[0].zones else DROPPED
+        """Where times are counted that many answers have in common."""
+        self._closed = {
+            zone: block.cluster
             for block in blocks
             if block.cluster is not None
             for zone in block.cluster.closed_zones()
             if self._block(zone)[0] is block
             and not any(names.within(other, zone) for other in self._by_zone if other != zone)
-        ]
+        }
         """Zones whose unknown names are answered here, whatever they are."""
-        self._shapes: dict[tuple[bytes, int, bytes, bytes, bool], Shape] = {}
+        self._below: dict[bytes, dict[bytes, _Below]] = {}
+        """By the header behind the id, then by all that follows the first label."""
+        self._suffixes = 0
 
     def changed(self) -> None:
-        """A zone is another one now."""
-        self._shapes.clear()
+        """A zone is another one now, or counters are taken away."""
+        self._below.clear()
+        self._suffixes = 0
 
-    def unknown(self, packet: bytes, transport: Transport) -> tuple[bytes, Shape] | None:
-        """The short way for names that do not exist: the response behind its id, as `handle` would make it. None: go
-        the long way. In some clusters most questions are such, by search lists."""
-        at, last = _NAME_AT, len(packet) - 5
-        while at < last and (length := packet[at]):
-            if length > names.LONGEST_LABEL:
-                return None
-            at += 1 + length
-        if at > last or at - _NAME_AT >= names.LONGEST:
+    def unknown(self, key: bytes) -> tuple[bytes, Shape] | None:
+        """The short way for names that do not exist, over UDP: a packet behind its id in, the response behind its id
+        out, as `handle` would make it. None: go the long way, and `learn` from it.
+
+        In many clusters most questions are such, by search lists, and there is no end of them.
+        """
+        rests = self._below.get(key[:_HEAD])
+        if rests is None:
             return None
-        at += 1
-        name = packet[_NAME_AT:at].lower()
-        for zone, cluster in self._quick:
-            if name.endswith(zone) and cluster.is_unknown(name, zone):
-                break
-        else:
+        length = key[_HEAD]
+        at = _HEAD + 1 + length
+        below = rests.get(key[at:])
+        if below is None:
             return None
-        key = (packet[2:_NAME_AT], at, packet[at:], zone, transport == "udp")
-        shape = self._shapes.get(key)
-        end = at + wire.QUESTION_TAIL.size
-        if shape is None:
-            made = self.handle(packet, transport)
-            if not isinstance(made, Made):
-                return None
-            tail = made.compiled.tail
-            shape = Shape(tail[: _NAME_AT - 2], tail[end - 2 :], made.labels)
-            if len(self._shapes) >= _MOST_SHAPES:
-                self._shapes.clear()
-            self._shapes[key] = shape
-        return shape.head + packet[_NAME_AT:end] + shape.behind, shape
+        shape = below.shapes.get(length)
+        if shape is None or (below.kind == "unless a service" and key[_HEAD:at].lower() + below.tail in below.services):
+            return None
+        return shape.head + key[_HEAD : len(key) - below.extra] + shape.behind, shape
+
+    def learn(self, key: bytes, made: Made, counter: list[int]) -> None:
+        """Remember what can be told from a name that does not exist about its like. `counter` counts them all."""
+        if made.labels.plugin != KUBERNETES or made.compiled.code != wire.NXDOMAIN:
+            return
+        length = key[_HEAD]
+        at = _HEAD + 1 + length
+        end = at
+        while key[end]:
+            end += 1 + key[end]
+        end += 1
+        name = key[at:end].lower()
+        zone = next((suffix for suffix in names.suffixes(name) if suffix in self._closed), None)
+        if zone is None:
+            return
+        cluster = self._closed[zone].zone
+        tail = name[: -len(zone)]
+        kind = cluster.unknown_below(tail)
+        if kind is None:
+            return
+        if self._suffixes >= _MOST_SUFFIXES:
+            self.changed()
+        rests = self._below.setdefault(key[:_HEAD], {})
+        question_end = end + wire.QUESTION_TAIL.size
+        below = rests.get(key[at:])
+        if below is None:
+            below = rests[key[at:]] = _Below(tail, kind, cluster.services, len(key) - question_end)
+            self._suffixes += 1
+        answer = made.compiled.tail
+        below.shapes[length] = Shape(answer[:_HEAD], answer[question_end:], counter)
 
     def handle(self, packet: bytes, transport: Transport) -> Made | Ask | Refused | None:
         """What to do about a packet; None: nothing. Never raises, whatever is in it."""

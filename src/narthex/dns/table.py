@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from narthex.dns.compiled import Compiled, Turn
-from narthex.dns.wire import NOERROR
+from narthex.dns.wire import NXDOMAIN
 
 MOST_BYTES = 6_000_000
 """Of one table, as far as others can fill it."""
@@ -42,19 +42,21 @@ class Table:
         self._seen = [0] * _SEEN
 
     def keep(self, key: bytes, made: Compiled, counter: Counter) -> None:
-        """Answer this question without thinking from now on. Names that do not exist only from the second time:
-        there is no end of them."""
-        if made.code != NOERROR:
-            mark = hash(key)
-            slot = mark % _SEEN
-            if self._seen[slot] != mark:
-                self._seen[slot] = mark
-                return
+        """Answer this question without thinking from now on."""
         self._room -= len(key) + len(made.tail) * (3 if made.turn else 1) + _ENTRY_BYTES
         if self._room < 0:
             self.clear()
-            return
-        self.held[key] = Kept(made.tail, counter, made.turn)
+        else:
+            self.held[key] = Kept(made.tail, counter, made.turn)
+
+    def keep_unknown(self, key: bytes, tail: bytes, counter: Counter) -> None:
+        """The same for a name that does not exist, but only from the second time: there is no end of them."""
+        mark = hash(key)
+        slot = mark % _SEEN
+        if self._seen[slot] == mark:
+            self.keep(key, Compiled(tail, NXDOMAIN), counter)
+        else:
+            self._seen[slot] = mark
 
     def clear(self) -> None:
         """Forget all answers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from narthex.dns import names
@@ -18,6 +18,9 @@ SCHEMA_TTL = 28_800
 _SVC, _POD, _VERSION = b"\x03svc", b"\x03pod", b"\x0bdns-version"
 _HEX = frozenset(b"0123456789abcdef")
 _V4, _V6 = b"\x07in-addr\x04arpa\0", b"\x03ip6\x04arpa\0"
+
+
+Unknown = Literal["always", "unless a service"]
 
 
 class Found(NamedTuple):
@@ -88,6 +91,24 @@ class Zone:
         known = self._services.get(service)
         records = None if known is None else known.children().get(relative[: starts[-3]])
         return None if records is None else Found(records, service)
+
+    @property
+    def services(self) -> Mapping[bytes, Entry]:
+        """Services by their own names, as they are at any time."""
+        return self._services
+
+    def unknown_below(self, tail: bytes) -> Unknown | None:
+        """Whether no name exists that is one label in front of this one (relative, in lower case): until the next
+        change, whatever the label is, or unless it makes a Service's name. None: that cannot be told so shortly."""
+        starts = _starts(tail)
+        top = tail[starts[-1] :] if starts else b""
+        if not starts or top == _POD or tail == _SVC:
+            return None
+        if top != _SVC:
+            return "always"
+        if len(starts) == 2:
+            return "unless a service"
+        return "always" if tail[starts[-3] :] not in self._services else None
 
     def targets(self, name: bytes) -> tuple[bytes, ...] | None:
         """The names that an address in a reverse zone leads to, without the zone; `name` is whole (rows D25 to D27)."""

@@ -65,6 +65,7 @@ class Store:
         self._now = Snapshot()
         self._slice_owner: dict[NamespacedName, NamespacedName] = {}
         self._changed: set[NamespacedName] = set()
+        self._changed_pods: set[NamespacedName] = set()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -76,6 +77,12 @@ class Store:
         not in it is the same as before."""
         changed = frozenset(self._changed)
         self._changed.clear()
+        return changed
+
+    def take_changed_pods(self) -> frozenset[NamespacedName]:
+        """Pods that differ since the last call."""
+        changed = frozenset(self._changed_pods)
+        self._changed_pods.clear()
         return changed
 
     def apply(self, event: Event) -> Snapshot:
@@ -98,8 +105,7 @@ class Store:
         if held.get(obj.key) == obj:
             return
         self._set(field, held.set(obj.key, obj))
-        if isinstance(obj, Service):
-            self._changed.add(obj.key)
+        self._note(type(obj).__name__, obj.key)
 
     def _upsert_slice(self, obj: EndpointSlice) -> None:
         if obj.service_name and self._now.slices.get(obj.service, Map()).get(obj.name) == obj:
@@ -120,8 +126,7 @@ class Store:
         held: Map[NamespacedName, AnyObject] = getattr(self._now, field)
         if event.key in held:
             self._set(field, held.delete(event.key))
-            if event.kind == "Service":
-                self._changed.add(event.key)
+            self._note(event.kind, event.key)
 
     def _drop_slice(self, key: NamespacedName) -> None:
         owner = self._slice_owner.pop(key, None)
@@ -131,6 +136,12 @@ class Store:
         left = self._now.slices.set(owner, slices) if slices else self._now.slices.delete(owner)
         self._set("slices", left)
         self._changed.add(owner)
+
+    def _note(self, kind: str, key: NamespacedName) -> None:
+        if kind == "Service":
+            self._changed.add(key)
+        elif kind == "Pod":
+            self._changed_pods.add(key)
 
     def _set(self, field: str, value: object) -> None:
         self._now = msgspec.structs.replace(self._now, **{field: value})

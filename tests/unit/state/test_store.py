@@ -2,7 +2,7 @@
 
 from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
-from narthex.model.objects import EndpointSlice
+from narthex.model.objects import EndpointSlice, Pod
 from narthex.state.store import Store
 from narthex.testing.build import endpoint, endpoint_slice, service
 
@@ -54,3 +54,13 @@ def test_synced_is_kept():
     store = Store()
     assert store.apply(Synced()).synced
     assert store.apply(Upsert(service("shop/web", "10.110.0.5"))).synced
+
+
+def test_changed_pods_are_named_apart():
+    store = Store()
+    store.apply(Upsert(Pod(namespace="shop", name="web-0", ips=("10.64.1.10",))))
+    assert (store.take_changed_pods(), store.take_changed()) == ({NamespacedName("shop", "web-0")}, set())
+    store.apply(Upsert(Pod(namespace="shop", name="web-0", ips=("10.64.1.10",))))
+    assert store.take_changed_pods() == set()
+    store.apply(Delete("Pod", NamespacedName("shop", "web-0")))
+    assert store.take_changed_pods() == {NamespacedName("shop", "web-0")}

@@ -1,0 +1,1 @@
+"""`narthex dns`: names of Services and pods, and of the world by others."""

@@ -1,0 +1,214 @@
+"""`narthex dns` put together: a Corefile or flags, a source of objects, and the server until a signal."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from narthex.apps import logs
+from narthex.apps.dns.elsewhere import PRIVATE
+from narthex.apps.dns.serve import DnsPart, DnsSettings
+from narthex.apps.logs import LOGGER
+from narthex.dns.corefile import Corefile, CorefileError, parse
+from narthex.dns.settings import ServerBlock
+from narthex.host.privileges import allow_many_files
+from narthex.model.net import network
+
+_MOST_BYTES = 1 << 20
+
+
+class SourceError(ValueError):
+    """The server cannot be made of what was given; the message says why."""
+
+
+class Flags(NamedTuple):
+    """What stands in for a Corefile."""
+
+    zones: tuple[str, ...] = ()
+    listen: str = ""
+    upstreams: tuple[str, ...] = ()
+    ttl: int = 30
+
+    def corefile(self) -> str:
+        """The Corefile that they mean, as kubeadm writes one. Raises SourceError."""
+        address, _, port = (self.listen or ":53").rpartition(":")
+        if not port.isdecimal() or any(
+            not word or set(word) & set(' \t\n"\\{}#') for word in (*self.zones, *self.upstreams)
+        ):
+            raise SourceError(
+                f"--listen {self.listen or ':53'}, --zone, --forward: none of these holds blanks or braces, "
+                "and --listen is an address, a colon and a port"
+            )
+        lines = [
+            f".:{port} {{",
+            *([f"    bind {address.strip('[]')}"] if address else []),
+            "    errors",
+            "    health {\n        lameduck 5s\n    }",
+            "    ready",
+            f"    kubernetes {' '.join(self.zones or ('cluster.local',))} in-addr.arpa ip6.arpa {{",
+            "        pods insecure\n        fallthrough in-addr.arpa ip6.arpa",
+            f"        ttl {self.ttl}\n    }}",
+            "    prometheus :9153",
+            *([f"    forward . {' '.join(self.upstreams)}", "    cache 30", "    loop"] if self.upstreams else []),
+            "    loadbalance",
+            "}",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+class Configuration:
+    """A Corefile, and whether it has changed."""
+
+    def __init__(self, path: Path | None, flags: Flags) -> None:
+        """Raises SourceError."""
+        self._path = path
+        self._flags = flags
+        self._signature: object = None
+        try:
+            self._read = self._parse()
+        except (CorefileError, OSError) as error:
+            raise SourceError(str(error)) from error
+
+    @property
+    def blocks(self) -> tuple[ServerBlock, ...]:
+        """The server blocks of the last good reading."""
+        return self._read.blocks
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Warnings."""
+        return tuple(map(str, self._read.problems))
+
+    def reread(self) -> tuple[ServerBlock, ...] | None:
+        """Other server blocks, when there are. What is wrong with the file is logged, once for each edit."""
+        if self._path is None or self._look() == self._signature:
+            return None
+        before = self._read.blocks
+        try:
+            self._read = self._parse()
+        except (CorefileError, OSError) as error:
+            LOGGER.error("the Corefile has changed and cannot be used; the one before stays in force: %s", error)
+            self._signature = self._look()
+            return None
+        for problem in self.problems:
+            LOGGER.warning("%s", problem)
+        return self._read.blocks if self._read.blocks != before else None
+
+    def _parse(self) -> Corefile:
+        if self._path is None:
+            return parse(self._flags.corefile(), "flags")
+        text = _text(self._path)
+        read = parse(text, str(self._path), load=self._load, environment=os.environ)
+        self._imported = read.imported
+        self._signature = self._look()
+        return read
+
+    def _load(self, pattern: str) -> tuple[tuple[str, str], ...]:
+        """The files of an `import`, relative to the Corefile."""
+        assert self._path is not None
+        place = str(self._path.parent / pattern)
+        found = _matching(place)
+        if not found and not glob.has_magic(place):
+            raise FileNotFoundError(f"{pattern}: there is no such file")
+        return tuple((name, _text(Path(name))) for name in found if Path(name).is_file())
+
+    def _look(self) -> object:
+        assert self._path is not None
+        names = [str(self._path)]
+        for pattern in getattr(self, "_imported", ()):
+            names += _matching(str(self._path.parent / pattern))
+        return tuple((name, _stamp(name)) for name in names)
+
+
+def serve(
+    configuration: Configuration,
+    manifests: Path | None,
+    kubeconfig: str,
+    master: str,
+    workers: int,
+    recursion: Sequence[str],
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises SourceError and ListenError."""
+    logs.start(sys.stderr)
+    allow_many_files()
+    for problem in configuration.problems:
+        LOGGER.warning("%s", problem)
+    try:
+        networks = tuple(network(text) for text in recursion) or PRIVATE
+    except ValueError as error:
+        raise SourceError(f"--recursion-for: {error}") from error
+    settings = DnsSettings(blocks=configuration.blocks, workers=workers, recursion=networks)
+    part = made(settings, manifests, kubeconfig, master, configuration)
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        part.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    part.run()
+    LOGGER.info("stopped")
+
+
+def made(
+    settings: DnsSettings,
+    manifests: Path | None,
+    kubeconfig: str,
+    master: str,
+    configuration: Configuration | None = None,
+) -> DnsPart:
+    """A server for these settings, not started. Raises SourceError."""
+    reread = configuration.reread if configuration is not None else lambda: None
+    clusters = [block.kubernetes for block in settings.blocks if block.kubernetes is not None]
+    if not clusters:
+        from narthex.apps.dns.no_objects import NoObjects
+
+        return DnsPart(settings, NoObjects(), reread=reread)
+    if manifests is not None:
+        from narthex.sources.manifests import ManifestSource
+
+        return DnsPart(settings, ManifestSource(manifests), reread=reread)
+    told = next((cluster for cluster in clusters if cluster.kubeconfig or cluster.endpoint), clusters[0])
+    kubeconfig, master = kubeconfig or told.kubeconfig, master or told.endpoint
+    if not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
+        raise SourceError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
+    from narthex.sources.kube.access import Access
+    from narthex.sources.kube.resources import of_names
+    from narthex.sources.kube.source import KubeSource
+    from narthex.sources.proxy_configuration import ClientConnection
+
+    source = KubeSource(
+        Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master),
+        of_names(
+            endpoints=any(cluster.endpoints for cluster in clusters),
+            pods=any(cluster.pods == "verified" for cluster in clusters),
+        ),
+        gather=0.0,
+    )
+    return DnsPart(settings, source, followed=source.followed, collectors=(), reread=reread)
+
+
+def _matching(pattern: str) -> list[str]:
+    """Paths that a pattern means; an absolute one, too."""
+    return sorted(glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute patterns
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise OSError(f"{path} is longer than {_MOST_BYTES} bytes")
+    return data.decode("utf-8", "replace")
+
+
+def _stamp(name: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(name).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,159 @@
+"""One of the processes that answer: it holds the compiled zones, and hears of changes from the server's process.
+
+It ends when the server's end of the socket between them closes, however that comes about.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from narthex.apps.dns.elsewhere import Elsewhere
+from narthex.apps.logs import LOGGER
+from narthex.apps.logs import start as start_log
+from narthex.dns.answer import Cluster
+from narthex.dns.desk import Block, Desk
+from narthex.dns.seam import Resolver
+from narthex.dns.settings import ServerBlock
+from narthex.dns.zone import Zone
+from narthex.host.dns.loop import EventLoop
+from narthex.host.dns.speech import Count, Counted, Listener, News, Open, Reader, Setup, Told, frame
+from narthex.host.dns.tally import Tally
+from narthex.host.dns.tcp import TcpServer
+from narthex.host.dns.udp import UdpServer
+
+if TYPE_CHECKING:
+    from narthex.apps.dns.resolver import BlockResolver
+
+_UDP_BYTES, _TCP_BYTES = 6_000_000, 2_000_000
+"""What answers that are kept may take, for each listener. Clients come by one of them, mostly."""
+
+
+class Worker:
+    """Listeners, zones and resolvers of one process."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.loop = EventLoop()
+        self._control = control
+        self._reader = Reader(control)
+        self._tally = Tally(self._forget)
+        self._desks: list[Desk] = []
+        self._servers: list[UdpServer | TcpServer] = []
+        self._zones: dict[int, Zone] = {}
+        self._resolvers: dict[int, BlockResolver] = {}
+        self._out = bytearray()
+
+    def run(self) -> None:
+        """Obey until the server has gone."""
+        self._control.setblocking(False)
+        self.loop.register(self._control.fileno(), self._told)
+        self.loop.run()
+        for server in self._servers:
+            server.close()
+        for resolver in self._resolvers.values():
+            resolver.close()
+        self.loop.close()
+
+    def _told(self) -> None:
+        try:
+            for told in self._reader.read():
+                self._obey(told)
+        except EOFError:
+            self.loop.stop()
+
+    def _obey(self, told: Told) -> None:
+        if isinstance(told, Setup):
+            self._set_up(told)
+        elif isinstance(told, News):
+            self._zones[told.block].apply(told.change)
+            self._forget()
+        elif isinstance(told, Open):
+            # What is there now stays; nobody need look through it again.
+            gc.collect()
+            gc.freeze()
+            for resolver in self._resolvers.values():
+                resolver.open()
+            for server in self._servers:
+                server.open()
+        else:
+            assert isinstance(told, Count)
+            resolvers = {number: resolver.take() for number, resolver in self._resolvers.items()}
+            self._say(frame(Counted(self._tally.take(), resolvers)))
+
+    def _set_up(self, setup: Setup) -> None:
+        elsewhere = Elsewhere(setup.recursion, self._tally, self.loop.now)
+        blocks = [self._block(number, block, setup) for number, block in enumerate(setup.blocks)]
+        desks: dict[tuple[int, ...], Desk] = {}
+        for listener in setup.listeners:
+            desk = desks.setdefault(listener.blocks, Desk([blocks[number] for number in listener.blocks]))
+            self._servers.append(self._server(listener, desk, elsewhere))
+        self._desks = list(desks.values())
+
+    def _server(self, listener: Listener, desk: Desk, elsewhere: Elsewhere) -> UdpServer | TcpServer:
+        sock = socket.socket(fileno=listener.fd)
+        if listener.transport == "udp":
+            return UdpServer(sock, desk, self._tally, self.loop, elsewhere, _UDP_BYTES)
+        return TcpServer(sock, desk, self._tally, self.loop, elsewhere, _TCP_BYTES)
+
+    def _block(self, number: int, block: ServerBlock, setup: Setup) -> Block:
+        cluster = None
+        if block.kubernetes is not None:
+            zone = self._zones[number] = Zone(block.kubernetes.pods)
+            balance = block.loadbalance
+            cluster = Cluster(
+                block.kubernetes,
+                zone,
+                setup.own,
+                turn=balance is not None,
+                most=balance.limit if balance is not None else 0,
+            )
+        return Block(block.zones, cluster, self._resolver(block, setup, number))
+
+    def _resolver(self, block: ServerBlock, setup: Setup, number: int) -> Resolver | None:
+        if not (block.forwards or block.hosts):
+            return None
+        # Its libraries take a while to load, and a block of zones alone needs none of them.
+        from narthex.apps.dns.resolver import BlockResolver
+
+        made = BlockResolver(block, self.loop, setup.probes, setup.own, LOGGER.warning)
+        self._resolvers[number] = made
+        return made
+
+    def _forget(self) -> None:
+        for desk in self._desks:
+            desk.changed()
+        for server in self._servers:
+            server.forget()
+
+    def _say(self, data: bytes) -> None:
+        """Write to the server, now or when it reads."""
+        self._out += data
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            del self._out[: self._control.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.loop.stop()
+            return
+        self.loop.register(self._control.fileno(), self._told, self._write if self._out else None)
+
+
+def main(argv: list[str]) -> None:
+    """The worker's own process: number of the inherited socket."""
+    # Whoever stops a whole service stops the server, too; the worker goes when that is gone.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    start_log(sys.stderr)
+    os.set_inheritable(int(argv[0]), False)
+    Worker(socket.socket(fileno=int(argv[0]))).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""DNS on this machine: sockets, the loop of a worker, and servers to ask."""
