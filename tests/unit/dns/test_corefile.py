@@ -221,7 +221,10 @@ def test_keys_go_on_behind_a_comma():
 
 def test_imports():
     files = {
-        "/etc/dns/custom/*.override": (("/etc/dns/custom/a.override", "log\n"), ("/etc/dns/custom/b.override", "debug")),
+        "/etc/dns/custom/*.override": (
+            ("/etc/dns/custom/a.override", "log\n"),
+            ("/etc/dns/custom/b.override", "debug"),
+        ),
         "/etc/dns/custom/*.server": (("/etc/dns/custom/x.server", "x.example {\n import more\n}"),),
         "/etc/dns/custom/more": (("/etc/dns/custom/more", "errors"),),
         "/etc/dns/none*": (),
@@ -234,7 +237,9 @@ def test_imports():
     assert corefile.imported == tuple(
         f"/etc/dns/{name}" for name in ("custom/*.override", "none*", "custom/*.server", "custom/more")
     )
-    assert [str(each) for each in corefile.problems] == ["/etc/dns/Corefile:3: warning: import 'none*': no file is named so"]
+    assert [str(each) for each in corefile.problems] == [
+        "/etc/dns/Corefile:3: warning: import 'none*': no file is named so"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +303,11 @@ c.example a.example {
     ]
     found = faults(text)
     for line, part in expected:
-        assert any(fault.startswith(f"Corefile:{line}: error: ") and part in fault for fault in found), (line, part, found)
+        assert any(fault.startswith(f"Corefile:{line}: error: ") and part in fault for fault in found), (
+            line,
+            part,
+            found,
+        )
     numbers = [int(fault.split(":")[1]) for fault in found]
     assert numbers == sorted(numbers)
 
