@@ -77,7 +77,7 @@ def write(reporter) -> None:
         reporter.write_line(f"group {group:<3} {last:>4} {some:>6}{line}")
     total = sum(LAST.values())
     reporter.write_line(f"{'all':9} {total:>4} {total - len(missing):>6}")
-    others = sorted((row for row in shown if int(row.partition(".")[0]) not in LAST), key=_order)
+    others = sorted((row for row in shown if _order(row)[1] not in LAST), key=_order)
     reporter.write_line(f"other rows shown: {', '.join(others) or 'none'}")
     reasons, alike = _reasons(), defaultdict(list)
     for row in missing:
@@ -86,9 +86,12 @@ def write(reporter) -> None:
         reporter.write_line(f"not shown in this run ({reason}): {', '.join(rows)}")
 
 
-def _order(row: str) -> tuple[int, int]:
+def _order(row: str) -> tuple[str, int, int]:
+    """Rows of other lists, `D12` of DNS, say, have a letter instead of a group."""
+    if lettered := re.fullmatch(r"([A-Z]+)(\d+)", row):
+        return lettered[1], 0, int(lettered[2])
     group, _, number = row.partition(".")
-    return int(group), int(number)
+    return "", int(group), int(number)
 
 
 def _reasons() -> dict[str, str]:
