@@ -1,9 +1,12 @@
 """What the plugins make of their configurations, without a machine."""
 
+import importlib
+import inspect
 import json
 
 import pytest
 
+from narthex.apps.cni import run
 from narthex.cni import address, bridge, chains, flannel, portmap, ptp, request, result, wishes
 from narthex.cni.errors import CniError
 from narthex.cni.result import Ip, Result
@@ -119,6 +122,23 @@ def test_bridge_refuses(config, code, words):
     with pytest.raises(CniError) as caught:
         bridge.read(asked("bridge", **config))
     assert caught.value.code == code and words in caught.value.message
+
+
+def test_an_option_without_effect_is_passed_over():
+    plain = bridge.read(asked("bridge"))
+    for value in (True, False):
+        assert bridge.read(asked("bridge", preserveDefaultVlan=value)) == plain
+        with pytest.raises(CniError, match="vlan"):
+            bridge.read(asked("bridge", preserveDefaultVlan=value, vlan=5))
+
+
+def test_the_work_of_each_plugin_is_there():
+    assert {*run.WORK, "flannel"} == set(run.PLUGINS)
+    for plugin, (module, functions) in run.WORK.items():
+        found = importlib.import_module(f"narthex.apps.cni.{module}")
+        for command, name in functions.items():
+            assert command in request.COMMANDS
+            assert list(inspect.signature(getattr(found, name)).parameters) == ["node", "request"], (plugin, name)
 
 
 def test_ptp_routes_all_by_the_gateway():

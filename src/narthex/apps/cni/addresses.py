@@ -120,7 +120,7 @@ def remove(node: Node, request: Request) -> None:
     node.records.drop(records.PODS, request.attachment)
 
 
-def check(request: Request) -> None:
+def check(node: Node, request: Request) -> None:  # noqa: ARG001 - as all of its kind
     """Raises CniError when the attachment has no address."""
     if kind_of(request) != "host-local":
         from narthex.apps.cni import delegate

@@ -203,7 +203,7 @@ def check(node: Node, request: Request) -> None:
     if before is None:
         raise CniError(INVALID_CONFIG, "prevResult: CHECK needs the result of ADD")
     if bridge.has_ipam(request):
-        addresses.check(request)
+        addresses.check(node, request)
     ends = _check_node(node, request, before)
     with node.inside(request):
         _check_pod(request, before, ends)

@@ -60,8 +60,7 @@ def _version_for_errors(stdin: bytes, version: str) -> str:
 def _done(node: Node, asked: Request) -> str:
     if asked.command == "ADD":
         return write(_add(node, asked))
-    run = {"DEL": _delete, "CHECK": _check, "GC": _collect, "STATUS": _status}[asked.command]
-    run(node, asked)
+    _work(node, asked)
     return ""
 
 
@@ -115,105 +114,45 @@ def _add_flannel(node: Node, asked: Request) -> Mapping[str, object]:
         raise
 
 
-def _delete(node: Node, asked: Request) -> None:
-    match asked.plugin:
-        case "flannel":
-            from narthex.apps.cni import flannel
-
-            made = flannel.saved(asked)
-            if made is not None:
-                _handed_over(node, made, _delete)
-            flannel.forget(asked)
-        case "portmap":
-            from narthex.apps.cni import ports
-
-            ports.remove(node, asked)
-        case "host-local":
-            from narthex.apps.cni import addresses
-
-            addresses.remove(node, asked)
-        case "loopback":
-            from narthex.apps.cni import pods
-
-            pods.remove_loopback(node, asked)
-        case _:
-            from narthex.apps.cni import pods
-
-            pods.remove(node, asked)
+_USUAL = {"DEL": "remove", "CHECK": "check", "GC": "collect", "STATUS": "status"}
+WORK = {
+    "bridge": ("pods", _USUAL),
+    "ptp": ("pods", _USUAL),
+    "portmap": ("ports", _USUAL),
+    "host-local": ("addresses", _USUAL),
+    "loopback": ("pods", {"DEL": "remove_loopback", "CHECK": "check_loopback"}),
+}
+"""Which module does a plugin's work beside ADD, and by which functions of (node, request). It is loaded when it is asked for;
+a command without a function has nothing to do."""
 
 
-def _handed_over(node: Node, made: Request, run: object) -> None:
-    if made.plugin in PLUGINS:
-        run(node, made)  # type: ignore[operator]
-    else:
+def _work(node: Node, asked: Request) -> None:
+    """DEL, CHECK, GC and STATUS."""
+    if asked.plugin == "flannel":
+        _work_flannel(node, asked)
+        return
+    module, functions = WORK[asked.plugin]
+    name = functions.get(asked.command)
+    if name is not None:
+        # importlib would have to be loaded first.
+        getattr(__import__(f"narthex.apps.cni.{module}", None, None, (name,)), name)(node, asked)
+
+
+def _work_flannel(node: Node, asked: Request) -> None:
+    """The same as asked of whom flannel delegates to."""
+    from narthex.apps.cni import flannel
+
+    if asked.command == "CHECK":
+        # The delegate's result is not ours to compare: as with the original, nothing is looked at.
+        return
+    made = flannel.saved(asked) if asked.command == "DEL" else flannel.delegate(asked)
+    if made is not None and made.plugin in PLUGINS:
+        _work(node, made)
+    elif made is not None:
         from narthex.apps.cni import delegate
 
         delegate.run(made, made.plugin)
-
-
-def _check(node: Node, asked: Request) -> None:
-    match asked.plugin:
-        case "flannel":
-            # The delegate's result is not ours to compare: as with the original, nothing is looked at.
-            return
-        case "portmap":
-            from narthex.apps.cni import ports
-
-            ports.check(node, asked)
-        case "host-local":
-            from narthex.apps.cni import addresses
-
-            addresses.check(asked)
-        case "loopback":
-            from narthex.apps.cni import pods
-
-            pods.check_loopback(node, asked)
-        case _:
-            from narthex.apps.cni import pods
-
-            pods.check(node, asked)
-
-
-def _collect(node: Node, asked: Request) -> None:
-    match asked.plugin:
-        case "flannel":
-            from narthex.apps.cni import flannel
-
-            _handed_over(node, flannel.delegate(asked), _collect)
-            flannel.collect(asked)
-        case "portmap":
-            from narthex.apps.cni import ports
-
-            ports.collect(node, asked)
-        case "host-local":
-            from narthex.apps.cni import addresses
-
-            addresses.collect(node, asked)
-        case "loopback":
-            return
-        case _:
-            from narthex.apps.cni import pods
-
-            pods.collect(node, asked)
-
-
-def _status(node: Node, asked: Request) -> None:
-    match asked.plugin:
-        case "flannel":
-            from narthex.apps.cni import flannel
-
-            _handed_over(node, flannel.delegate(asked), _status)
-        case "portmap":
-            from narthex.apps.cni import ports
-
-            ports.status(node, asked)
-        case "host-local":
-            from narthex.apps.cni import addresses
-
-            addresses.status(node, asked)
-        case "loopback":
-            return
-        case _:
-            from narthex.apps.cni import pods
-
-            pods.status(node, asked)
+    if asked.command == "DEL":
+        flannel.forget(asked)
+    elif asked.command == "GC":
+        flannel.collect(asked)
