@@ -13,7 +13,7 @@ PACKAGES := nft:nftables iptables-restore:iptables iptables-legacy-restore:iptab
 UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset
 
 # Programs of others that tests hold ours against.
-WITNESS_PACKAGES := kubectl:kubernetes-client
+WITNESS_PACKAGES := kubectl:kubernetes-client dig:bind9-dnsutils kdig:knot-dnsutils drill:ldnsutils
 
 # The reference plugins and a container runtime, which the tests of our CNI plugins stand beside.
 CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman runc:runc busybox:busybox-static
@@ -61,13 +61,14 @@ kernel: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 kernel: setup  ## Run the tests that need root
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest -n 3 -m kernel
 
-bench: PACKAGES += /usr/lib/cni/bridge:containernetworking-plugins
+bench: PACKAGES += /usr/lib/cni/bridge:containernetworking-plugins dnsperf:dnsperf knotd:knot
 bench: setup  ## Measure, beside a floor, and print ratios
 	$(SUDO) $(BIN)/python benchmarks/nft_load.py
 	$(SUDO) $(BIN)/python benchmarks/one_change.py
 	$(SUDO) $(BIN)/python benchmarks/cni_add_del.py
 	$(SUDO) $(BIN)/python benchmarks/userspace_relay.py
 	$(SUDO) $(BIN)/python benchmarks/api_list.py
+	$(SUDO) $(BIN)/python benchmarks/dns.py
 
 clean:  ## Remove what `setup` made in this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

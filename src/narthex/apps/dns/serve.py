@@ -19,6 +19,7 @@ from narthex.apps.dns.metrics import Collector, Metrics, Programmed
 from narthex.apps.dns.status import Ports, Readiness
 from narthex.apps.dns.workers import Workers
 from narthex.apps.logs import LOGGER
+from narthex.apps.problems import Problems
 from narthex.apps.proxy.feed import Feed, Watched
 from narthex.apps.proxy.programming import trigger_time
 from narthex.dns.changes import Change, Recorder
@@ -94,6 +95,7 @@ class DnsPart:
         self._reread = reread
         self._clock = clock or SystemClock()
         self._store = Store()
+        self._problems = Problems()
         self._recorders: dict[int, Recorder] = {}
         self._workers: Workers | None = None
         self._blocks = settings.blocks
@@ -206,6 +208,7 @@ class DnsPart:
         for event in self._feed.take():
             self._store.apply(event)
             self._note(event, since)
+        self._problems.tell(self._feed.problems)
         snapshot = self._store.snapshot
         services, pods = self._store.take_changed(), self._store.take_changed_pods()
         if snapshot is before:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from narthex.apps.logs import LOGGER, data
+from narthex.apps.problems import Problems
 from narthex.apps.proxy.sync import Sync
 from narthex.apps.proxy.written import counted, written
 from narthex.backends.base import ApplyError
@@ -25,7 +26,7 @@ class Reporter:
         self._node_name = node_name
         self._families = families
         self._ready: list[IPFamily] = []
-        self._problems: dict[Any, None] = {}
+        self._problems = Problems()
         self._conflicts: dict[IPFamily, tuple[Conflict, ...]] = {}
         self._failing: dict[IPFamily, str] = {}
         self._node_known: bool | None = None
@@ -33,15 +34,7 @@ class Reporter:
 
     def problems(self, present: Sequence[Any]) -> None:
         """What is wrong with single objects now."""
-        now = dict.fromkeys(present)
-        for problem in now:
-            if problem not in self._problems:
-                log = LOGGER.warning if problem.severity == "warning" else LOGGER.error
-                log("%s", problem, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
-        for problem in self._problems:
-            if problem not in now:
-                LOGGER.info("mended: %s", problem, extra=data(origin=problem.origin, object=problem.object))
-        self._problems = now
+        self._problems.tell(present)
 
     def node(self, snapshot: Snapshot) -> None:
         """Whether this node has a Node object."""
