@@ -1,6 +1,7 @@
 """Nodes on one link, with pods behind a bridge on each, and an overlay between them; all in namespaces."""
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -9,15 +10,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 from narthex.apps.overlay.part import OverlayPart, directory_origin
 from narthex.apps.overlay.settings import OverlaySettings
 from narthex.host import netns
 from narthex.host.links import batch
 from narthex.host.run import run
-from narthex.overlay.links import Choice
 from narthex.testing.load import until
 
+_numbers = itertools.count()
 NODES = ("a", "b", "c")
 PODS = 4
 WAIT = 60.0
@@ -41,7 +43,7 @@ class OverlayPlace:
     """Namespaces for nodes and pods, and a directory of Nodes. `conf` is net-conf.json."""
 
     def __init__(self, directory, nodes=NODES, pods=PODS, six=False, **conf):
-        self.prefix = f"nxo{os.getpid()}-{id(self) & 0xFFF:x}"
+        self.prefix = f"nxo{os.getpid()}x{next(_numbers)}"
         self.nodes = {name: number for number, name in enumerate(nodes, 1)}
         self.pods = pods
         self.six = six
@@ -138,9 +140,7 @@ class OverlayPlace:
             thread.start()
         for name in names or self.nodes:
             part = self.part(name)
-            until(
-                lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.figures.state())
-            )
+            until(lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.figures.state()))
         return self
 
     def _run(self, name, part):
@@ -211,11 +211,16 @@ class OverlayPlace:
                     continue
             while ready := select.select(list(socks), [], [], 0.05)[0]:
                 for sock in ready:
-                    data, sender = sock.recvfrom(65536)
+                    try:
+                        data, sender = sock.recvfrom(65536)
+                    except BlockingIOError:
+                        # What came had a wrong checksum.
+                        continue
                     if len(data) == len(payload):
                         missing.discard((by_address[sender[0]], socks[sock]))
             return not missing
 
-        with contextlib.suppress(TimeoutError):
-            until(once, "every pair", seconds)
+        deadline = time.monotonic() + seconds
+        while not once() and time.monotonic() < deadline:
+            pass
         return missing

@@ -109,13 +109,13 @@ def changes(wanted: Wanted, have: Have, networks: Iterable[str], made: frozenset
         if why:
             steps.append(DeleteDevice(device.name, why))
         fresh.add(device.name)
-        steps += [AddDevice(device), AddAddress(device.name, device.address)]
+        steps += [AddDevice(device), AddAddress(device.name, own_address(device))]
     ours = {device.name for device in wanted.devices}
     stale_routes = [
         route
         for route in have.routes
         if route.device not in fresh
-        and (route in made or (route.device in ours and _within_any(route.destination, networks)))
+        and (route in made or (route.device in ours and route.onlink and _within_any(route.destination, networks)))
         and not any(route.destination == kept.destination for kept in wanted.routes)
     ]
     steps += map(Drop, sorted(stale_routes, key=str))
@@ -150,14 +150,19 @@ def incompatible(device: Device, held: HeldDevice) -> str:
     return ""
 
 
+def own_address(device: Device) -> str:
+    """The address of a device with its prefix: alone in its network, so that no route comes with it."""
+    return f"{device.address}/{device.family.host_bits}"
+
+
 def _addresses(device: Device, held: HeldDevice, networks: tuple[str, ...]) -> list[Change]:
-    own = f"{device.address}/{device.family.host_bits}"
+    own = own_address(device)
     steps: list[Change] = [
         DropAddress(device.name, one)
         for one in held.addresses
         if one != own and any(contains(network, one.partition("/")[0]) for network in networks)
     ]
-    return [*steps, *([] if own in held.addresses else [AddAddress(device.name, device.address)])]
+    return [*steps, *([] if own in held.addresses else [AddAddress(device.name, own)])]
 
 
 def _missing(

@@ -23,7 +23,7 @@ from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.net import FAMILIES, IPFamily, contains
 from narthex.model.objects import Node
 from narthex.overlay.annotations import Keys, Own, announced
-from narthex.overlay.changes import AddAddress, AddDevice, Change, Put, changes
+from narthex.overlay.changes import AddAddress, AddDevice, Change, Put, changes, own_address
 from narthex.overlay.masquerade import Wish
 from narthex.overlay.net_conf import VXLAN, NetConf
 from narthex.overlay.stations import Station, own_subnets, stations, without_conflicts
@@ -188,7 +188,7 @@ class Overlay:
         """Count and log what was done."""
         before, healed = self._in_force, []
         devices = {device.name for device in before.devices}
-        addresses = {(device.name, f"{device.address}/{device.family.host_bits}") for device in before.devices}
+        addresses = {(device.name, own_address(device)) for device in before.devices}
         fresh = {step.device.name for step in steps if isinstance(step, AddDevice)}
         for step in steps:
             match step:

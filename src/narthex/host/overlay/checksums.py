@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import struct
+import time
 
 from narthex.overlay.probe import PAYLOAD, PORT, Verdict, datagram, verdict
 
@@ -48,13 +49,16 @@ def _answered(device: str, own: str, peer: str, *, raw: bool) -> bool:
         port.bind((own, 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
         sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, MARK)
-        sock.settimeout(_SECONDS)
         if raw:
             sock.bind((own, 0))
         sock.connect((peer, PORT))
+        deadline = time.monotonic() + _SECONDS
         try:
             sock.send(datagram(own, peer, port.getsockname()[1]) if raw else PAYLOAD)
-            sock.recv(2048)
+            while (rest := deadline - time.monotonic()) > 0:
+                sock.settimeout(rest)
+                # A raw socket gets a copy of all that the peer sends, its own tests among it.
+                sock.recv(2048)
         except ConnectionRefusedError:
             return True
         except TimeoutError:
