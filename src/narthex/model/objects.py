@@ -48,7 +48,7 @@ class Object(msgspec.Struct, frozen=True, kw_only=True):
         return next((value for name, value in self.annotations if name == key), None)
 
 
-class ServicePort(msgspec.Struct, frozen=True, kw_only=True):
+class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One port of a Service."""
 
     name: str = ""
@@ -60,7 +60,7 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True):
     """0: none."""
 
 
-class LoadBalancerIngress(msgspec.Struct, frozen=True, kw_only=True):
+class LoadBalancerIngress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One address in `status.loadBalancer.ingress` that has an `ip`."""
 
     ip: str
@@ -103,7 +103,7 @@ class Service(Object, frozen=True, kw_only=True):
         return self.cluster_ips[:1] == ("None",)
 
 
-class EndpointPort(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One port of an EndpointSlice."""
 
     name: str = ""
@@ -111,7 +111,7 @@ class EndpointPort(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
 
 
-class SliceEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+class SliceEndpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One endpoint of an EndpointSlice. Absent conditions have their meaning filled in (row 2.7)."""
 
     address: str

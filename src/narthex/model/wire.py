@@ -38,7 +38,7 @@ class Named(msgspec.Struct):
     metadata: Meta | None = None
 
 
-class ServicePort(msgspec.Struct):
+class ServicePort(msgspec.Struct, gc=False):
     """`spec.ports[]` of a Service."""
 
     name: str | None = None
@@ -113,7 +113,7 @@ class Service(msgspec.Struct):
     status: ServiceStatus | None = None
 
 
-class EndpointPort(msgspec.Struct):
+class EndpointPort(msgspec.Struct, gc=False):
     """`ports[]` of an EndpointSlice."""
 
     name: str | None = None
@@ -121,7 +121,7 @@ class EndpointPort(msgspec.Struct):
     port: int | None = None
 
 
-class Conditions(msgspec.Struct):
+class Conditions(msgspec.Struct, gc=False):
     """`endpoints[].conditions`."""
 
     ready: bool | None = None
@@ -129,27 +129,27 @@ class Conditions(msgspec.Struct):
     terminating: bool | None = None
 
 
-class Hint(msgspec.Struct):
+class Hint(msgspec.Struct, gc=False):
     """`endpoints[].hints.forZones[]` and `forNodes[]`."""
 
     name: str | None = None
 
 
-class Hints(msgspec.Struct):
+class Hints(msgspec.Struct, gc=False):
     """`endpoints[].hints`."""
 
     forZones: list[Hint] | None = None
     forNodes: list[Hint] | None = None
 
 
-class Reference(msgspec.Struct):
+class Reference(msgspec.Struct, gc=False):
     """`endpoints[].targetRef`."""
 
     kind: str | None = None
     name: str | None = None
 
 
-class Endpoint(msgspec.Struct):
+class Endpoint(msgspec.Struct, gc=False):
     """`endpoints[]`."""
 
     addresses: list[str] | None = None

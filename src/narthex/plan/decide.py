@@ -27,6 +27,7 @@ from narthex.plan.ir import (
 from narthex.plan.select import HEADLESS_LABEL, Candidate, Place, Selection, candidates, select
 
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+_NOT_OURS = frozenset({PROXY_NAME_LABEL, HEADLESS_LABEL})
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,28 +47,30 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(service: Service, slices: Iterable[EndpointSlice], context: Context) -> tuple[ServicePlan, ...]:
     """One plan for each port of the Service that can be reached over this family; () when none can."""
-    cluster_ip = _cluster_ip(service, context.family)
-    if not cluster_ip:
+    address = cluster_ip(service, context.family)
+    if not address:
         return ()
     slices = tuple(slices)
-    plans = (_decide_port(service, port, cluster_ip, slices, context) for port in service.ports)
-    return tuple(plan for plan in plans if plan.frontends)
+    plans = [_decide_port(service, port, address, slices, context) for port in service.ports]
+    return tuple([plan for plan in plans if plan.frontends])
 
 
-def _cluster_ip(service: Service, family: IPFamily) -> str:
+def cluster_ip(service: Service, family: IPFamily) -> str:
     """The Service's ClusterIP of the family; empty when the proxy has nothing to do with it (rows 1.1 to 1.5)."""
     if service.type == "ExternalName" or service.headless:
         return ""
-    if service.label(PROXY_NAME_LABEL) is not None or service.label(HEADLESS_LABEL) is not None:
+    if any(key in _NOT_OURS for key, _ in service.labels):
         return ""
     if service.ip_families:
-        pairs = zip(service.ip_families, service.cluster_ips, strict=False)
-        return next((ip for of, ip in pairs if of is family and family_of(ip) is family), "")
+        for of, ip in zip(service.ip_families, service.cluster_ips, strict=False):
+            if of is family and family_of(ip) is family:
+                return ip
+        return ""
     return next((ip for ip in service.cluster_ips[:1] if family_of(ip) is family), "")
 
 
 def _decide_port(
-    service: Service, port: ServicePort, cluster_ip: str, slices: tuple[EndpointSlice, ...], context: Context
+    service: Service, port: ServicePort, address: str, slices: tuple[EndpointSlice, ...], context: Context
 ) -> ServicePlan:
     family = context.family
     external_ips = tuple(ip for ip in service.external_ips if family_of(ip) is family)
@@ -84,7 +87,7 @@ def _decide_port(
     inside = _inside_row(service, selection, context)
     outside = _outside_row(external_local, selection)
     ways: list[tuple[FrontendKind, str | None, int, tuple[str, ...] | None]] = [
-        (FrontendKind.CLUSTER_IP, cluster_ip, port.port, None)
+        (FrontendKind.CLUSTER_IP, address, port.port, None)
     ]
     allow_from = _allow_from(service, balancers, context)
     beside = allow_from if context.strict_source_ranges else None
@@ -94,11 +97,11 @@ def _decide_port(
     if port.node_port:
         ways.append((FrontendKind.NODE_PORT, None, port.node_port, beside))
     frontends: dict[tuple[str | None, int], Frontend] = {}
-    for kind, address, number, allow_from in ways:
+    for kind, to, number, allow_from in ways:
         pod, node, other = inside if kind is FrontendKind.CLUSTER_IP else outside
         frontend = Frontend(
             kind=kind,
-            address=address,
+            address=to,
             protocol=port.protocol,
             port=number,
             allow_from=allow_from,
@@ -106,7 +109,7 @@ def _decide_port(
             node=node,
             other=other,
         )
-        frontends.setdefault((address, number), frontend)
+        frontends.setdefault((to, number), frontend)
     used = _scopes(frontends.values())
     return ServicePlan(
         name=ServicePortName(service.key, port.name, port.protocol),
@@ -114,7 +117,7 @@ def _decide_port(
         cluster=selection.cluster if Scope.CLUSTER in used else None,
         local=selection.local if Scope.LOCAL in used else None,
         serving=_serving(found, selection),
-        resting=tuple(each.endpoint for each in found if not each.state.serving and not each.state.ready),
+        resting=tuple([each.endpoint for each in found if not (each.state.serving or each.state.ready)]),
         affinity_seconds=service.affinity_seconds,
     )
 
@@ -123,7 +126,7 @@ def health_check(service: Service, slices: Iterable[EndpointSlice], context: Con
     """What balancers are told of the Service on this node; None when it has no health check port (rows 16.1, 16.3)."""
     if service.type != "LoadBalancer" or not service.external_policy_local or not service.health_check_node_port:
         return None
-    if not _cluster_ip(service, context.family):
+    if not cluster_ip(service, context.family):
         return None
     slices = tuple(slices)
     ready = {
@@ -137,7 +140,7 @@ def health_check(service: Service, slices: Iterable[EndpointSlice], context: Con
 
 def _serving(found: tuple[Candidate, ...], selection: Selection) -> tuple[Endpoint, ...]:
     """All that serve; the same tuple as the cluster pool's when that is all of them, as it mostly is."""
-    serving = tuple(each.endpoint for each in found if each.state.serving or each.state.ready)
+    serving = tuple([each.endpoint for each in found if each.state.ready or each.state.serving])
     if selection.cluster is not None and selection.cluster.endpoints == serving:
         return selection.cluster.endpoints
     return serving
@@ -180,5 +183,9 @@ def _allow_from(service: Service, balancers: tuple[str, ...], context: Context) 
 
 
 def _scopes(frontends: Iterable[Frontend]) -> set[Scope]:
-    cells = (cell for frontend in frontends for cell in (frontend.pod, frontend.node, frontend.other))
-    return {cell.scope for cell in cells if isinstance(cell, Forward)}
+    return {
+        cell.scope
+        for frontend in frontends
+        for cell in (frontend.pod, frontend.node, frontend.other)
+        if isinstance(cell, Forward)
+    }

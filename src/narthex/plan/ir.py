@@ -37,12 +37,16 @@ class Sender(enum.Enum):
     OTHER = "other"
     """Anyone else."""
 
+    __hash__ = object.__hash__  # as `model.net.IPFamily`
+
 
 class Scope(enum.Enum):
     """Which of a Service port's two endpoint sets."""
 
     CLUSTER = "cluster"
     LOCAL = "local"
+
+    __hash__ = object.__hash__  # as `model.net.IPFamily`
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
@@ -70,6 +74,8 @@ class FrontendKind(enum.Enum):
     EXTERNAL_IP = "external IP"
     LOAD_BALANCER = "load balancer IP"
     NODE_PORT = "node port"
+
+    __hash__ = object.__hash__  # as `model.net.IPFamily`
 
 
 class Frontend(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +106,7 @@ Match = tuple[str | None, Protocol, int]
 """Destination address (None: the node's), protocol and port."""
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """One address and port that connections are sent to."""
 
     address: str

@@ -10,7 +10,7 @@ from immutables import Map
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, address, address_key, contains, family_of, host_network, is_zero_prefix, network
 from narthex.model.objects import EndpointSlice, Node, Service
-from narthex.plan.decide import Context, decide, health_check
+from narthex.plan.decide import Context, cluster_ip, decide, health_check
 from narthex.plan.ir import (
     Conflict,
     Frontend,
@@ -129,9 +129,13 @@ class Planner:
         if not fresh and source and source.service is service and source.slices is slices:
             return
         before = self._wishes.get(name, ())
-        ordered = [slices[key] for key in sorted(slices)] if slices else []
-        after = decide(service, ordered, self._context) if service else ()
-        self._note_health(name, health_check(service, ordered, self._context) if service else None)
+        after: tuple[ServicePlan, ...] = ()
+        check = None
+        if service is not None and cluster_ip(service, self._family):
+            ordered = [slices[key] for key in sorted(slices)] if slices else []
+            after = decide(service, ordered, self._context)
+            check = health_check(service, ordered, self._context)
+        self._note_health(name, check)
         if service is None:
             self._sources.pop(name, None)
         else:
@@ -142,9 +146,12 @@ class Planner:
             self._wishes[name] = after
         else:
             self._wishes.pop(name, None)
-        known = set(before)
-        touched.update(plan.name for plan in after if plan not in known)
-        touched.update({plan.name for plan in before} - {plan.name for plan in after})
+        if before:
+            known = set(before)
+            touched.update(plan.name for plan in after if plan not in known)
+            touched.update({plan.name for plan in before} - {plan.name for plan in after})
+        else:
+            touched.update([plan.name for plan in after])
         self._reclaim(before, after, matches)
 
     def _note_health(self, name: NamespacedName, check: HealthCheck | None) -> None:
@@ -154,7 +161,7 @@ class Planner:
 
     def _reclaim(self, before: tuple[ServicePlan, ...], after: tuple[ServicePlan, ...], matches: set[Match]) -> None:
         old, new = _claims(before), _claims(after)
-        for match in old.keys() | new.keys():
+        for match in {**old, **new}:
             if old.get(match) == new.get(match):
                 continue
             matches.add(match)
@@ -212,10 +219,12 @@ class Planner:
 
     def _granted(self, name: ServicePortName) -> ServicePlan | None:
         """The port's plan without the frontends that others won; None when nothing is left."""
-        wish = next((plan for plan in self._wishes.get(name.service, ()) if plan.name == name), None)
-        if wish is None:
+        for wish in self._wishes.get(name.service, ()):
+            if wish.name == name:
+                break
+        else:
             return None
-        frontends = tuple(front for front in wish.frontends if self._claims[front.match][0].name == name)
+        frontends = tuple([front for front in wish.frontends if self._claims[front.match][0].name == name])
         if len(frontends) == len(wish.frontends):
             return wish
         return msgspec.structs.replace(wish, frontends=frontends) if frontends else None

@@ -21,7 +21,7 @@ class Place(msgspec.Struct, frozen=True):
     """The Node's `topology.kubernetes.io/zone`, empty when it has none."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """An endpoint of this Service port, whatever its state."""
 
     endpoint: Endpoint
@@ -51,25 +51,34 @@ def candidates(
     terminating counts: the address was given to a new pod at once (row 2.8).
     """
     found: dict[tuple[str, int], Candidate] = {}
+    here = place.node_name
     for endpoint_slice in slices:
         if endpoint_slice.family is not family or endpoint_slice.label(HEADLESS_LABEL) is not None:
             continue
         for slice_port in endpoint_slice.ports:
-            if slice_port.port is None or slice_port.name != port.name or slice_port.protocol is not port.protocol:
+            number = slice_port.port
+            if number is None or slice_port.name != port.name or slice_port.protocol is not port.protocol:
                 continue
             for state in endpoint_slice.endpoints:
-                key = state.address, slice_port.port
+                key = state.address, number
                 held = found.get(key)
                 if held is None or (held.state.terminating and not state.terminating):
-                    local = bool(state.node_name) and state.node_name == place.node_name
-                    found[key] = Candidate(Endpoint(state.address, slice_port.port, local), state)
-    return tuple(found[key] for key in sorted(found, key=lambda key: (key[0], str(key[1]))))
+                    node = state.node_name
+                    found[key] = Candidate(Endpoint(state.address, number, node == here and bool(node)), state)
+    # Ports are sorted by their text, but a Service port mostly has one only.
+    one_port = len({number for _, number in found}) < 2
+    return tuple([found[key] for key in (sorted(found) if one_port else sorted(found, key=_by_text))])
+
+
+def _by_text(key: tuple[str, int]) -> tuple[str, str]:
+    return key[0], str(key[1])
 
 
 def select(found: tuple[Candidate, ...], place: Place, *, cluster: bool, local: bool) -> Selection:
     """The sets that a Service port needs; `cluster` and `local` say which (row 3.6)."""
     ready = [candidate for candidate in found if candidate.state.ready]
-    fading = [candidate for candidate in found if candidate.fading and not candidate.state.ready]
+    rest = len(ready) < len(found)
+    fading = [candidate for candidate in found if candidate.fading and not candidate.state.ready] if rest else []
     return Selection(
         cluster=_cluster_pool(ready, fading, place) if cluster else None,
         local=_local_pool(ready, fading) if local else None,
@@ -110,4 +119,4 @@ def _by_hints(ready: list[Candidate], place: Place) -> tuple[list[Candidate], st
 def _pool(chosen: list[Candidate], reason: str) -> Pool | None:
     if not chosen:
         return None
-    return Pool(endpoints=tuple(candidate.endpoint for candidate in chosen), reason=reason)
+    return Pool(endpoints=tuple([candidate.endpoint for candidate in chosen]), reason=reason)

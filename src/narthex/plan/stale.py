@@ -61,15 +61,19 @@ class Search:
         """Who had it before."""
         self._owners: dict[Match, ServicePlan] | None = None
         self._alive: dict[ServicePortName, frozenset[Place]] = {}
-        for name in {*changed, *(plan.services if everything else ())}:
-            self._look_at(before.services.get(name) if before else None, plan.services.get(name), everything)
+        if everything:
+            self._near, self._former = self._all(), _owners(before) if before else {}
+            self._matches.update(self._near, self._former)
+            return
+        for name in set(changed):
+            self._look_at(before.services.get(name) if before else None, plan.services.get(name))
 
-    def _look_at(self, old: ServicePlan | None, new: ServicePlan | None, everything: bool) -> None:
+    def _look_at(self, old: ServicePlan | None, new: ServicePlan | None) -> None:
         had = dict.fromkeys((front.match for front in old.frontends), old) if old else {}
         has = dict.fromkeys((front.match for front in new.frontends), new) if new else {}
         self._former.update((match, each) for match, each in had.items() if each)
         self._near.update((match, each) for match, each in has.items() if each)
-        if everything or _lost(old, new):
+        if _lost(old, new):
             self._matches.update(had, has)
             return
         self._matches.update(had.keys() - has.keys())
@@ -120,9 +124,13 @@ class Search:
 
     def _all(self) -> dict[Match, ServicePlan]:
         if self._owners is None:
-            services = self._plan.services.values()
-            self._owners = {front.match: service for service in services for front in service.frontends}
+            self._owners = _owners(self._plan)
         return self._owners
+
+
+def _owners(plan: Plan) -> dict[Match, ServicePlan]:
+    """Who has each match."""
+    return {front.match: service for service in plan.services.values() for front in service.frontends}
 
 
 def _gone_from_the_relay(flow: Flow, owner: ServicePlan | None, former: ServicePlan | None) -> Reason | None:
