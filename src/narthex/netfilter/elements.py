@@ -10,10 +10,13 @@ Attribute numbers are those of linux/netfilter/nf_tables.h.
 from __future__ import annotations
 
 import ipaddress
+import operator
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache, partial
+from itertools import islice, repeat
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import Any
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.ast import (
@@ -119,21 +122,48 @@ def _plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily)
         "=" + "H" * len(first) + _format(key_parts, family) + "H" * len(second) + _format(data_parts, family)
     )
     fill, aim = _fillers(key_parts, family), _fillers(data_parts, family)
+    before, between = [repeat(each) for each in first], [repeat(each) for each in second]
 
-    def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
-        pack = layout.pack
-        for key, data in pairs:
-            try:
-                yield pack(
-                    *first,
-                    *[put(atom) for put, atom in zip(fill, key, strict=True)],
-                    *second,
-                    *[put(atom) for put, atom in zip(aim, data or (), strict=True)],  # type: ignore[arg-type]
-                )
-            except _MISFITS as error:
-                raise Unprintable(f"element {key!r} does not fit the set {name}: {error}") from None
+    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+        keys, data = zip(*pairs, strict=True)
+        columns = [*before, *_columns(fill, keys), *between, *_columns(aim, data if aim else ())]
+        return list(map(layout.pack, *columns))
 
-    return encode
+    return partial(_encode, name, rows)
+
+
+Rows = Callable[[Sequence[tuple[ElementKey, ElementData]]], list[bytes]]
+"""Elements to attributes; raises one of _MISFITS when one of them does not fit."""
+
+
+def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
+    """All elements, many at a time: a first load has a hundred thousand, and in columns C does nearly all the work."""
+    rest = iter(pairs)
+    while some := list(islice(rest, _AT_ONCE)):
+        try:
+            made = rows(some)
+        except _MISFITS:
+            # One by one, to know which it is.
+            made = [_encode_one(name, rows, pair) for pair in some]
+        yield from made
+
+
+_AT_ONCE = 1024
+
+
+def _encode_one(name: str, rows: Rows, pair: tuple[ElementKey, ElementData]) -> bytes:
+    try:
+        return rows([pair])[0]
+    except _MISFITS as error:
+        raise Unprintable(f"element {pair[0]!r} does not fit the set {name}: {error}") from None
+
+
+def _columns(fillers: list[Filler], rows: Sequence[Any]) -> list[Iterable[bytes | int]]:
+    """The atoms of each place in the rows, as a `struct` wants them. Raises ValueError for rows of another length."""
+    if not fillers:
+        return []
+    columns = list(zip(*rows, strict=True))
+    return [put(column) for put, column in zip(fillers, columns, strict=True)]
 
 
 def _nested_headers(key_size: int, data_size: int) -> Iterator[int]:
@@ -148,23 +178,24 @@ def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
     size = _size(key_parts, family)
     layout = struct.Struct("=6H" + _format(key_parts, family))
     fill = _fillers(key_parts, family)
-    tails: dict[ElementData, bytes] = {}
+    tail_of = cache(_verdict_attribute)
 
-    def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
-        for key, data in pairs:
-            tail = tails.get(data)
-            if tail is None:
-                tail = tails[data] = _verdict_attribute(data)
-            try:
-                atoms = [put(atom) for put, atom in zip(fill, key, strict=True)]
-                head = layout.pack(
-                    12 + size + len(tail), LIST_ELEM | NESTED, 8 + size, ELEM_KEY | NESTED, 4 + size, DATA_VALUE, *atoms
-                )
-            except _MISFITS as error:
-                raise Unprintable(f"element {key!r} does not fit the map {name}: {error}") from None
-            yield head + tail
+    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+        keys, data = zip(*pairs, strict=True)
+        tails = list(map(tail_of, data))
+        heads = map(
+            layout.pack,
+            [12 + size + len(tail) for tail in tails],
+            repeat(LIST_ELEM | NESTED),
+            repeat(8 + size),
+            repeat(ELEM_KEY | NESTED),
+            repeat(4 + size),
+            repeat(DATA_VALUE),
+            *_columns(fill, keys),
+        )
+        return list(map(operator.add, heads, tails))
 
-    return encode
+    return partial(_encode, name, rows)
 
 
 def _verdict_attribute(verdict: ElementData) -> bytes:
@@ -184,22 +215,22 @@ def _interval_encoder(name: str, key_parts: Key, data: str, family: IPFamily) ->
     if data or len(key_parts) == 1:
         raise Unprintable(f"set {name}: only concatenated sets of networks have a form here")
 
-    def encode(pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
-        for key, _ in pairs:
-            try:
-                ends = [_ends(atom) for atom in key]
-                low, high = (
-                    layout.pack(*[put(pair[side]) for put, pair in zip(fill, ends, strict=True)]) for side in (0, 1)
-                )
-            except _MISFITS as error:
-                raise Unprintable(f"element {key!r} does not fit the set {name}: {error}") from None
-            yield attribute(
-                LIST_ELEM | NESTED,
-                attribute(ELEM_KEY | NESTED, attribute(DATA_VALUE, low))
-                + attribute(ELEM_KEY_END | NESTED, attribute(DATA_VALUE, high)),
-            )
+    def packed(keys: Sequence[ElementKey]) -> list[bytes]:
+        return list(map(layout.pack, *_columns(fill, keys)))
 
-    return encode
+    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+        ends = [[_ends(atom) for atom in key] for key, _ in pairs]
+        low, high = (packed([tuple([end[side] for end in key]) for key in ends]) for side in (0, 1))
+        return [
+            attribute(
+                LIST_ELEM | NESTED,
+                attribute(ELEM_KEY | NESTED, attribute(DATA_VALUE, first))
+                + attribute(ELEM_KEY_END | NESTED, attribute(DATA_VALUE, last)),
+            )
+            for first, last in zip(low, high, strict=True)
+        ]
+
+    return partial(_encode, name, rows)
 
 
 def _ends(atom: Atom) -> tuple[Atom, Atom]:
@@ -233,17 +264,24 @@ def _format(key: tuple[KeyPart, ...], family: IPFamily) -> str:
     return text
 
 
-def _fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Callable[[Atom], bytes | int]]:
+_PORT = struct.Struct(">H")
+
+Filler = Callable[[Iterable[Any]], Iterable[bytes | int]]
+"""The atoms of one place of many keys, as a `struct` wants them."""
+
+
+def _fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Filler]:
+    """Nothing here is called for each atom that is not C."""
     af = AF_INET if family is IPFamily.IPV4 else AF_INET6
 
-    def filler(part: KeyPart) -> Callable[[Atom], bytes | int]:
+    def filler(part: KeyPart) -> Filler:
         if isinstance(part, Slot):
-            return int
+            return partial(map, int)
         if part in (Field.SADDR, Field.DADDR):
-            return lambda atom: inet_pton(af, atom)  # type: ignore[arg-type]
+            return partial(map, inet_pton, repeat(af))
         if part is Field.L4PROTO:
-            return lambda atom: _PROTOCOL_NUMBERS[atom]  # type: ignore[index]
-        return lambda atom: atom.to_bytes(2, "big")  # type: ignore[union-attr]
+            return partial(map, _PROTOCOL_NUMBERS.__getitem__)
+        return partial(map, _PORT.pack)
 
     return [filler(part) for part in key]
 
