@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from narthex.dns import names, wire
 from narthex.dns.answer import Cluster, Outside
@@ -37,12 +37,21 @@ KUBERNETES = "kubernetes"
 _CODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
 
 
+class Searcher(Resolver, Protocol):
+    """Knows what else a name may stand for that does not exist."""
+
+    def takes(self, query: Query) -> bool:
+        """Whether the question may stand for another one at all."""
+
+
 class Block(NamedTuple):
     """A server block, as far as answering goes."""
 
     zones: tuple[str, ...]
     cluster: Cluster | None
     resolver: Resolver | None
+    searcher: Searcher | None = None
+    """Is asked about names that the cluster does not have (plugin autopath)."""
 
 
 class Labels(NamedTuple):
@@ -204,6 +213,9 @@ class Desk:
             if ours is not None:
                 found = block.cluster.answer(query, ours, most)
                 if isinstance(found, Compiled):
+                    searcher = block.searcher
+                    if found.code == wire.NXDOMAIN and searcher is not None and searcher.takes(query):
+                        return Ask(query, searcher, zone, outside)
                     return _counted(found, query, zone, KUBERNETES)
                 outside = found
         if block.resolver is not None:

@@ -30,6 +30,8 @@ def shared_secrets() -> loops.Secrets:
 def trouble(block: ServerBlock) -> str | None:
     """Why a server block cannot be served, as far as its text does not tell: files of TLS settings. None: it can."""
     for forward in block.forwards:
+        if not any(isinstance(each, Upstream) and each.transport == "tls" for each in forward.to):
+            continue
         try:
             context(forward.tls)
         except OSError as error:

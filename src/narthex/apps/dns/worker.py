@@ -16,7 +16,7 @@ from narthex.apps.dns.elsewhere import Elsewhere
 from narthex.apps.logs import LOGGER
 from narthex.apps.logs import start as start_log
 from narthex.dns.answer import Cluster
-from narthex.dns.desk import Block, Desk
+from narthex.dns.desk import Block, Desk, Searcher
 from narthex.dns.seam import Resolver
 from narthex.dns.settings import ServerBlock
 from narthex.dns.zone import Zone
@@ -111,7 +111,8 @@ class Worker:
                 turn=balance is not None,
                 most=balance.limit if balance is not None else 0,
             )
-        return Block(block.zones, cluster, self._resolver(block, setup, number))
+        resolver = self._resolver(block, setup, number)
+        return Block(block.zones, cluster, resolver, self._searcher(block, cluster, resolver))
 
     def _resolver(self, block: ServerBlock, setup: Setup, number: int) -> Resolver | None:
         if not (block.forwards or block.hosts):
@@ -122,6 +123,13 @@ class Worker:
         made = BlockResolver(block, self.loop, setup.probes, setup.own, LOGGER.warning)
         self._resolvers[number] = made
         return made
+
+    def _searcher(self, block: ServerBlock, cluster: Cluster | None, inner: Resolver | None) -> Searcher | None:
+        if block.autopath is None or cluster is None:
+            return None
+        from narthex.apps.dns.autopath import AutopathResolver, listed
+
+        return AutopathResolver(block.autopath, cluster, inner, listed(block.autopath, LOGGER.warning))
 
     def _forget(self) -> None:
         for desk in self._desks:

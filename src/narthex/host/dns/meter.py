@@ -30,8 +30,6 @@ class MeterCounts(msgspec.Struct):
     """Questions beyond max_concurrent."""
     broken: int = 0
     """Questions that found all upstreams down."""
-    autopaths: int = 0
-    """Search lists walked with success."""
 
     def merge(self, other: MeterCounts) -> None:
         """Take in all of another one."""
@@ -46,7 +44,6 @@ class MeterCounts(msgspec.Struct):
         self.coalesced += other.coalesced
         self.rejects += other.rejects
         self.broken += other.broken
-        self.autopaths += other.autopaths
 
 
 def _add(ours: dict[_Key, int], theirs: dict[_Key, int]) -> None:
@@ -82,10 +79,6 @@ class Meter:
     def coalesced(self) -> None:
         """A question waits for an equal one."""
         self.counts.coalesced += 1
-
-    def autopath(self) -> None:
-        """A search list was walked with success."""
-        self.counts.autopaths += 1
 
 
 class CacheCounts(msgspec.Struct, kw_only=True):
