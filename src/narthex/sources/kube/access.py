@@ -17,7 +17,7 @@ from narthex.model.problem import quoted
 from narthex.sources.proxy_configuration import ClientConnection
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient
+    from httpx2 import AsyncClient, Timeout
     from lightkube.config.kubeconfig import SingleConfig
 
 CONNECT_SECONDS = 10.0
@@ -98,24 +98,31 @@ def _open(access: Access) -> Way:
     config = config._replace(user=config.user or User())
     if access.master:
         config = config._replace(cluster=msgspec.structs.replace(config.cluster, server=access.master))
-    if config.cluster.server.startswith("http://"):
-        # Nobody is checked there, and reading all roots of trust for nothing takes as long as a thousand objects.
-        config = config._replace(cluster=msgspec.structs.replace(config.cluster, insecure=True))
     cluster = _raw_cluster(raw, config.context.cluster)
     config = _with_exec(config, raw)
-    params = ConnectionParams(
-        # How long silence is borne is the business of the watch protocol.
-        timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS, write=CONNECT_SECONDS),
-        proxy=cluster.get("proxy-url") or None,
-    )
-    fields = params.httpx_params(config)
-    if not params.proxy and not _environment_names_proxies():
-        from narthex.sources.kube.transport import Transport
-
-        fields["transport"] = Transport(fields["verify"])
+    # How long silence is borne is the business of the watch protocol.
+    timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=CONNECT_SECONDS)
+    if cluster.get("proxy-url") or _environment_names_proxies():
+        fields = ConnectionParams(timeout=timeout, proxy=cluster.get("proxy-url") or None).httpx_params(config)
+    else:
+        fields = _direct(config, timeout)
     client = httpx2.AsyncClient(**fields, headers={"User-Agent": f"narthex/{__version__}"})
     name = cluster.get("tls-server-name")
     return Way(client, config.cluster.server, {"sni_hostname": name} if name else {}, _files(path, config))
+
+
+def _direct(config: SingleConfig, timeout: Timeout) -> dict[str, Any]:
+    """What to make a client of that goes through our own transport."""
+    from lightkube.config.client_adapter import ConnectionParams, user_auth
+
+    from narthex.sources.kube.transport import Transport
+
+    server = config.cluster.server
+    if server.startswith("http://"):
+        # Without TLS: reading all roots of trust for nothing takes as long as two thousand objects.
+        return {"base_url": server, "auth": user_auth(config.user), "timeout": timeout, "transport": Transport(None)}
+    fields: dict[str, Any] = ConnectionParams(timeout=timeout).httpx_params(config)
+    return fields | {"transport": Transport(fields["verify"])}
 
 
 def _environment_names_proxies() -> bool:

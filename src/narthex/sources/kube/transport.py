@@ -30,8 +30,8 @@ _Origin = tuple[str, str, int]
 class Transport(httpx2.AsyncBaseTransport):
     """For one asyncio loop. Connections are kept while they are of use."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
-        """`context` is for servers with https; nothing is opened yet."""
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        """`context` is for servers with https, which are refused without. Nothing is opened yet."""
         self._context = context
         self._idle: list[tuple[float, _Connection]] = []
         self._open: set[_Connection] = set()
@@ -73,6 +73,8 @@ class Transport(httpx2.AsyncBaseTransport):
 
     async def _connect(self, origin: _Origin, name: str) -> _Connection:
         scheme, host, port = origin
+        if scheme == "https" and self._context is None:
+            raise httpx2.UnsupportedProtocol(f"{host}: this client was not made for https")
         more: dict[str, Any] = {"ssl": self._context, "server_hostname": name} if scheme == "https" else {}
         if not _is_address(host):
             # One of its addresses may be dead. (asyncio's race leaves a socket to the collector when it is cancelled.)

@@ -124,6 +124,15 @@ def test_nobody_listens():
         asyncio.run(run())
 
 
+def test_tls_is_never_left_out():
+    async def run():
+        async with httpx2.AsyncClient(transport=Transport(None)) as client:
+            await client.get("https://127.0.0.1:1/")
+
+    with pytest.raises(httpx2.UnsupportedProtocol):
+        asyncio.run(run())
+
+
 def test_a_connection_is_used_again():
     server = Server(*[CHUNKED + b"2\r\nok\r\n0\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"] * 2)
 
