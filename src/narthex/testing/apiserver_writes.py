@@ -81,7 +81,9 @@ def _replace(data: Data, place: Place, held: Stored, given: Any, *, unconditiona
     new = {name: value for name, value in given.items() if name not in ("apiVersion", "kind")}
     new["metadata"] = {**meta, **{name: value for name, value in fixed.items() if value is not None}}
     if place.subresource:
-        new = {**held.raw, "status": new.get("status", {})}
+        # Of a Node's status path upstream keeps back the spec alone: annotations go through.
+        kept = {**new, "spec": held.raw.get("spec", {})} if place.kind == "Node" else held.raw
+        new = {**kept, "status": new.get("status", {})}
     elif place.kind in _WITH_STATUS:
         new.pop("status", None)
         new |= {"status": held.raw["status"]} if "status" in held.raw else {}
