@@ -91,7 +91,11 @@ def main() -> None:
     parser.add_argument("--services", type=int, default=5000)
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=0, help="0: as narthex dns chooses")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     told = parser.parse_args()
+    if told.serve:
+        _serve(told.services)
+        return
     name = f"nxdnsb-{os.getpid()}"
     netns.create(name)
     try:
@@ -110,18 +114,49 @@ def _measure(folder: Path, services: int, seconds: int, workers: int) -> None:
     with _process(_knot(folder, services)) as knot:
         _until(lambda: _ask("svc-1.ns-1.svc.cluster.local")[-4:] == _packed(1), "knot")
         static = _load(questions, seconds, [knot])
+    # In a process of its own: in ours, the two would take turns at Python's one lock.
+    argv = [sys.executable, __file__, "--services", str(services), "--serve"]
+    environment = {**os.environ, "PYTHONPATH": str(_PAGE)}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as api:
+        try:
+            _ours(folder, api, questions, seconds, workers, floor, static)
+        finally:
+            api.kill()
+
+
+def _serve(services: int) -> None:
+    """Be the API server: print its URL, and give `svc-1` each address that comes in."""
     with ApiServer() as api:
         objects: list[Service | EndpointSlice] = []
         for number in range(services):
             objects += _objects(number)
         api.put(*objects)
-        _ours(folder, api, questions, seconds, workers, floor, static)
+        print(api.url, flush=True)
+        for line in sys.stdin:
+            api.put(service("ns-1/svc-1", line.strip()))
 
 
-def _ours(folder: Path, api: ApiServer, questions: Path, seconds: int, workers: int, floor: Load, static: Load) -> None:
+def _ours(
+    folder: Path,
+    api: subprocess.Popen[str],
+    questions: Path,
+    seconds: int,
+    workers: int,
+    floor: Load,
+    static: Load,
+) -> None:
+    assert api.stdout is not None
     corefile = folder / "Corefile"
     corefile.write_text(COREFILE)
-    argv = [sys.executable, "-m", "narthex", "dns", f"--conf={corefile}", f"--master={api.url}", f"--workers={workers}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "narthex",
+        "dns",
+        f"--conf={corefile}",
+        f"--master={api.stdout.readline().strip()}",
+        f"--workers={workers}",
+    ]
     begun = time.monotonic()
     with _process(argv) as server:
         _until(lambda: _ask("svc-1.ns-1.svc.cluster.local")[-4:] == _packed(1), "the first answer", pause=0.002)
@@ -260,14 +295,15 @@ def _until(condition: Callable[[], bool], what: str, pause: float = 0.05) -> Non
         time.sleep(pause)
 
 
-def _changes(api: ApiServer) -> list[float]:
-    """From the moment the API server has a change to the first answer that shows it."""
+def _changes(api: subprocess.Popen[str]) -> list[float]:
+    """From the moment the API server is told of a change to the first answer that shows it."""
+    assert api.stdin is not None
     took = []
     for number in range(_CHANGES):
         time.sleep(0.15)
         ip = bytes((10, 111, 0, number + 1))
         begun = time.monotonic()
-        api.put(service("ns-1/svc-1", socket.inet_ntoa(ip)))
+        print(socket.inet_ntoa(ip), file=api.stdin, flush=True)
         _until(lambda ip=ip: _ask("svc-1.ns-1.svc.cluster.local")[-4:] == ip, "a change", pause=0.0)  # type: ignore[misc]
         took.append(time.monotonic() - begun)
     return took

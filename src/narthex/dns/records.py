@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 import struct
 from collections.abc import Collection, Iterable
+from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_pton
 
 import msgspec
 
@@ -59,6 +61,7 @@ def service_key(namespace: str, name: str) -> bytes:
     return label(name) + label(namespace) + b"\x03svc"
 
 
+@lru_cache(maxsize=4096)
 def label(text: str) -> bytes:
     """One label in wire form, lower case."""
     data = text.lower().encode("ascii")
@@ -139,13 +142,15 @@ def dashed(address: str) -> str:
 
 
 def packed(address: str) -> bytes:
-    """4 or 16 bytes."""
-    return ipaddress.ip_address(address).packed
+    """4 or 16 bytes of a canonical address."""
+    return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
 
 
 def _addresses(packed_ones: Iterable[bytes]) -> Records:
     """A and AAAA records, each address once."""
     once = tuple(dict.fromkeys(packed_ones))
+    if len(once) == 1:
+        return ((A if len(once[0]) == 4 else AAAA, once),)
     four, six = tuple(a for a in once if len(a) == 4), tuple(a for a in once if len(a) == 16)
     return (*([(A, four)] if four else []), *([(AAAA, six)] if six else []))
 
@@ -163,9 +168,14 @@ def _by_port(pairs: Iterable[tuple[str, str, int, bytes]]) -> dict[bytes, Record
     named: dict[bytes, list[tuple[int, bytes]]] = {}
     for name, protocol, port, target in pairs:
         if name:
-            named.setdefault(label(f"_{name}") + label(f"_{protocol}"), []).append((port, target))
+            named.setdefault(_port_labels(name, protocol), []).append((port, target))
     found: dict[bytes, Records] = {key[key[0] + 1 :]: NOTHING for key in named}
     return found | {key: _srv(targets) for key, targets in named.items()}
+
+
+@lru_cache(maxsize=1024)
+def _port_labels(name: str, protocol: str) -> bytes:
+    return label(f"_{name}") + label(f"_{protocol}")
 
 
 def _hosts_below(hosts: Iterable[_Host]) -> dict[bytes, Records]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -192,8 +191,8 @@ class DnsPart:
         self._workers.open()
         self._opened = True
         # The objects of the first lists stay; nobody need look through them for cycles again.
-        gc.collect()
         gc.freeze()
+        gc.enable()
         LOGGER.info(
             "answering at %s, by %d workers; %d Services are known%s",
             ", ".join(sorted({f"{place.address} port {place.port}" for place in self._workers.places})),
@@ -284,7 +283,7 @@ class DnsPart:
 
 
 def _secrets() -> Secrets:
-    return Secrets(secrets.token_hex(16), secrets.token_hex(16))
+    return Secrets(os.urandom(16).hex(), os.urandom(16).hex())
 
 
 def _whole(recorders: dict[int, Recorder]) -> dict[int, Change]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from narthex.apps import logs
 from narthex.apps.dns.elsewhere import PRIVATE
@@ -20,7 +21,12 @@ from narthex.dns.settings import ServerBlock
 from narthex.host.privileges import allow_many_files
 from narthex.model.net import network
 
+if TYPE_CHECKING:
+    from narthex.sources.kube.access import Access
+
 _MOST_BYTES = 1 << 20
+Reread = Callable[[], tuple[ServerBlock, ...] | None]
+"""Gives other server blocks when they have changed."""
 
 
 class SourceError(ValueError):
@@ -45,21 +51,26 @@ class Flags(NamedTuple):
                 f"--listen {self.listen or ':53'}, --zone, --forward: none of these holds blanks or braces, "
                 "and --listen is an address, a colon and a port"
             )
-        lines = [
-            f".:{port} {{",
-            *([f"    bind {address.strip('[]')}"] if address else []),
-            "    errors",
-            "    health {\n        lameduck 5s\n    }",
-            "    ready",
-            f"    kubernetes {' '.join(self.zones or ('cluster.local',))} in-addr.arpa ip6.arpa {{",
-            "        pods insecure\n        fallthrough in-addr.arpa ip6.arpa",
-            f"        ttl {self.ttl}\n    }}",
-            "    prometheus :9153",
-            *([f"    forward . {' '.join(self.upstreams)}", "    cache 30", "    loop"] if self.upstreams else []),
-            "    loadbalance",
-            "}",
-        ]
-        return "\n".join(lines) + "\n"
+        bound = [f"bind {address.strip('[]')}"] if address else []
+        ports = ["health {\n        lameduck 5s\n    }", "ready", "prometheus :9153"]
+        return cluster_corefile(int(port), self.zones, self.upstreams, (*bound, *ports), self.ttl)
+
+
+def cluster_corefile(
+    port: int, zones: Sequence[str], upstreams: Sequence[str], others: Sequence[str] = (), ttl: int = 30
+) -> str:
+    """The Corefile of a cluster's zones (none given: cluster.local), much as kubeadm writes it, with other plugins."""
+    forwarded = [f"forward . {' '.join(upstreams)}", "cache 30", "loop"] if upstreams else []
+    plugins = [
+        *others,
+        "errors",
+        f"kubernetes {' '.join(zones or ('cluster.local',))} in-addr.arpa ip6.arpa {{",
+        "    pods insecure\n        fallthrough in-addr.arpa ip6.arpa",
+        f"    ttl {ttl}\n    }}",
+        *forwarded,
+        "loadbalance",
+    ]
+    return f".:{port} {{\n" + "".join(f"    {line}\n" for line in plugins) + "}\n"
 
 
 class Configuration:
@@ -151,6 +162,8 @@ def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    # The first lists leave no garbage that would be worth a look; the part switches it on again when it answers.
+    gc.disable()
     part.run()
     LOGGER.info("stopped")
 
@@ -178,12 +191,19 @@ def made(
     if not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise SourceError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
     from narthex.sources.kube.access import Access
-    from narthex.sources.kube.resources import of_names
-    from narthex.sources.kube.source import KubeSource
     from narthex.sources.proxy_configuration import ClientConnection
 
+    return following(settings, Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master), reread)
+
+
+def following(settings: DnsSettings, access: Access, reread: Reread) -> DnsPart:
+    """A server whose objects an API server has, not started."""
+    from narthex.sources.kube.resources import of_names
+    from narthex.sources.kube.source import KubeSource
+
+    clusters = [block.kubernetes for block in settings.blocks if block.kubernetes is not None]
     source = KubeSource(
-        Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master),
+        access,
         of_names(
             endpoints=any(cluster.endpoints for cluster in clusters),
             pods=any(cluster.pods == "verified" for cluster in clusters),
