@@ -1,11 +1,15 @@
-"""The addresses of node-local DNS, on the kernel."""
+"""Node-local DNS, on the kernel: its addresses, untracked questions, and the DNS Service when it is gone."""
 
 import os
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from narthex.dns.node_local import LINK, TABLE
 from narthex.host import netns
@@ -13,6 +17,7 @@ from narthex.host.addresses import own_addresses
 from narthex.host.dns.own_link import OwnLink, OwnLinkError
 from narthex.host.run import run
 from narthex.testing.load import until
+from netns.small_cluster import CALLERS, HERE, POD, SERVERS, SmallCluster, service, slices
 
 pytestmark = pytest.mark.kernel
 
@@ -81,3 +86,118 @@ def test_what_cannot_be_leaves_nothing(node):
         # Nobody may have all of them: the kernel refuses the second one.
         OwnLink(["127.0.0.1", "ff02::1"])
     assert there(node) == (False, False)
+
+
+DNS_IP = "10.110.0.10"
+CONFIGURATION = [
+    {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clusterCIDR": "10.64.0.0/12,fd64::/48",
+        "conntrack": {"maxPerCore": 0},
+    },
+    {
+        "apiVersion": "narthex/v1alpha1",
+        "kind": "NarthexConfiguration",
+        "parts": {"proxy": True, "dns": True},
+        "dns": {"addresses": ["169.254.20.10", DNS_IP], "upstreams": []},
+    },
+]
+
+
+class DnsNode(SmallCluster):
+    """A node that answers for names itself, with a DNS Service whose endpoint is a pod."""
+
+    def start(self, *flags):
+        config = self.manifests.parent / "config.yaml"
+        config.write_text(yaml.safe_dump_all([{**CONFIGURATION[0], "mode": self.mode}, CONFIGURATION[1]]))
+        argv = [sys.executable, "-m", "narthex", "node", "--manifests", str(self.manifests), "--config", str(config)]
+        with self.log_path.open("wb") as log, netns.entered(self.world.node):
+            self.process = subprocess.Popen(
+                [*argv, "--hostname-override", "worker-a", "-v4", *flags],
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            )
+        return self
+
+    def asked(self, address, name="web.shop.svc.cluster.local", kind=1):
+        """The response to a pod's question, None when none comes in a while."""
+        labels = b"".join(bytes((len(label),)) + label.encode() for label in name.split(".")) + b"\0"
+        with netns.entered(self.world.namespace(CALLERS)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind((POD[4], 0))
+            sock.settimeout(0.5)
+            sock.connect((address, 53))
+            try:
+                sock.send(struct.pack(">HHHHHH", 7, 0x0100, 1, 0, 0, 0) + labels + struct.pack(">HH", kind, 1))
+                return sock.recv(4096)
+            except OSError:
+                return None
+
+    def tracked(self):
+        """Flows of DNS that the node's connection tracking knows."""
+        return [
+            line for line in run(["conntrack", "-L"], namespace=self.world.node).splitlines() if "dport=53 " in line
+        ]
+
+
+class Refuser:
+    """The DNS pod: it refuses everything, and so can be told from the node."""
+
+    def __init__(self, cluster):
+        with netns.entered(cluster.world.namespace(SERVERS)):
+            self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._sock.bind((HERE[4][0], 5353))
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def _answer(self):
+        while True:
+            packet, client = self._sock.recvfrom(512)
+            if packet == b"end":
+                return
+            self._sock.sendto(packet[:2] + b"\x81\x85" + packet[4:], client)
+
+    def close(self, cluster):
+        with netns.entered(cluster.world.namespace(SERVERS)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"end", (HERE[4][0], 5353))
+        self._thread.join()
+        self._sock.close()
+
+
+@pytest.fixture(params=["nftables", "iptables"])
+def cluster(tmp_path, request):
+    with DnsNode(tmp_path, request.param) as made:
+        port = {"name": "dns", "port": 53, "targetPort": 5353, "protocol": "UDP"}
+        spec = {"type": "ClusterIP", "clusterIPs": [DNS_IP], "ipFamilies": ["IPv4"], "ports": [port]}
+        (dns_slice, _) = slices({HERE[4][0]: "ready"}, name="kube-dns")
+        dns_slice["ports"] = [{"name": "dns", "port": 5353, "protocol": "UDP"}]
+        made.put("dns", service("kube-dns", 10, **spec), dns_slice)
+        made.put("web", service(), *slices({HERE[4][1]: "ready"}))
+        refuser = Refuser(made)
+        try:
+            yield made
+        finally:
+            made.kill()
+            refuser.close(made)
+
+
+@pytest.mark.row("S21")
+def test_a_pod_asks_its_node_and_then_the_service(cluster):
+    cluster.start()
+    expected = socket.inet_aton("10.110.0.1")
+    for address in ("169.254.20.10", DNS_IP):
+        cluster.wait(
+            lambda address=address: (cluster.asked(address) or b"").endswith(expected), f"an answer at {address}"
+        )
+    cluster.ready()
+    # Of the questions before there was anybody to answer them.
+    run(["conntrack", "-F"], namespace=cluster.world.node)
+    for _ in range(20):
+        assert cluster.asked(DNS_IP, kind=1)[3] & 0xF == 0 and cluster.asked(DNS_IP, kind=28)[3] & 0xF == 0
+    assert cluster.tracked() == []
+    cluster.kill()
+    refused = lambda: (cluster.asked(DNS_IP) or b"\0" * 12)[3] & 0xF == 5  # noqa: E731
+    until(refused, "an answer from the DNS Service's endpoint")
+    assert cluster.tracked()
+    cluster.start()
+    cluster.wait(lambda: (cluster.asked(DNS_IP) or b"").endswith(expected), "an answer of the node again")

@@ -16,6 +16,7 @@ PARTS = {
     "proxy": "Be the node proxy. Default: yes.",
     "cni": "Be the CNI plugins' agent. Default: no.",
     "overlay": "Keep the ways to other nodes' pods. Default: no.",
+    "dns": "Answer for names on the node itself. Default: no.",
     "announcer": "Answer for load balancer addresses. Default: no.",
 }
 

@@ -24,6 +24,7 @@ from narthex.sources.configuration_sections import (
     announcer,
     client_connection,
     conntrack,
+    dns,
     ipvs,
     logging,
     overlay,
@@ -254,6 +255,7 @@ def _own(top: Fields) -> OwnConfiguration:
         parts=_parts(top.section("parts")),
         cni=_cni(top.section("cni")),
         overlay=overlay(top.section("overlay"), _absolute_path),
+        dns=dns(top.section("dns"), _absolute_path),
         announcer=announcer(top.section("announcer"), _absolute_path),
     )
     top.unknown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from narthex.dns import names
 from narthex.model import validate
 from narthex.model.problem import kind_of
 from narthex.overlay.annotations import Keys
@@ -14,6 +15,7 @@ from narthex.sources.proxy_configuration import (
     AnnouncerConfiguration,
     ClientConnection,
     Conntrack,
+    DnsConfiguration,
     Logging,
     OverlayConfiguration,
     Rules,
@@ -126,6 +128,33 @@ def overlay(raw: Fields, path: Callable[[str], str]) -> OverlayConfiguration:
         network_condition=raw.flag("networkCondition", True),
         repair_checksums=raw.flag("repairChecksums", True),
     )
+
+
+def dns(raw: Fields, path: Callable[[str], str]) -> DnsConfiguration:
+    """`dns` of a NarthexConfiguration; `path` reads the name of a file."""
+    usual = DnsConfiguration()
+    addresses = raw.texts("addresses", validate.any_address)
+    zones = raw.texts("zones", _zone)
+    made = DnsConfiguration(
+        addresses=addresses or usual.addresses,
+        listen=raw.texts("listen", validate.any_address),
+        zones=zones or usual.zones,
+        upstreams=usual.upstreams if raw.raw("upstreams") is None else raw.texts("upstreams", _upstream),
+        corefile=raw.read("corefile", path),
+    )
+    if made.corefile and (zones or made.upstreams != usual.upstreams):
+        raw.report.warning("corefile", "says which zones and upstreams there are; those beside it are ignored")
+    return made
+
+
+def _zone(text: str) -> str:
+    return names.text(names.wire(text)).lower()
+
+
+def _upstream(text: str) -> str:
+    if not text or not text.isprintable() or set(text) & set(' "\\{}#'):
+        raise ValueError("is neither an address nor the path of a resolv.conf")
+    return text
 
 
 def announcer(raw: Fields, path: Callable[[str], str]) -> AnnouncerConfiguration:

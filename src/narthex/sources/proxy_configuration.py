@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from narthex.dns.node_local import LINK_LOCAL
+
 DEFAULT_MODE = "nftables"
 HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
@@ -85,6 +87,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     proxy: bool = True
     cni: bool = False
     overlay: bool = False
+    dns: bool = False
     announcer: bool = False
 
 
@@ -118,6 +121,20 @@ class OverlayConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     network_condition: bool = True
     """The Node's condition NetworkUnavailable is set to False."""
     repair_checksums: bool = True
+
+
+class DnsConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """`dns` of a NarthexConfiguration: names answered on the node itself."""
+
+    addresses: tuple[str, ...] = (LINK_LOCAL,)
+    """Where this node's pods ask: a link-local address, those of the DNS Service, or both. They are made."""
+    listen: tuple[str, ...] = ()
+    """Addresses of the node to answer on besides, so that the DNS Service can lead here from others."""
+    zones: tuple[str, ...] = ("cluster.local.",)
+    upstreams: tuple[str, ...] = ("/etc/resolv.conf",)
+    """Who answers for other names; none: nobody does."""
+    corefile: str = ""
+    """A Corefile instead of zones and upstreams."""
 
 
 class AnnouncerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +171,7 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     parts: NodeParts = NodeParts()
     cni: CniSettings = CniSettings()
     overlay: OverlayConfiguration = OverlayConfiguration()
+    dns: DnsConfiguration = DnsConfiguration()
     announcer: AnnouncerConfiguration = AnnouncerConfiguration()
 
 

@@ -13,6 +13,7 @@ from narthex.sources.proxy_configuration import (
     ClientConnection,
     CniSettings,
     Conntrack,
+    DnsConfiguration,
     Logging,
     NodeParts,
     OverlayConfiguration,
@@ -341,6 +342,7 @@ def test_our_own_document():
         "overlay: {netConf: /etc/a.json, subnetFile: /run/b.env, interfaces: [eth1], interfacePatterns: ['10\\.0'],\n"
         "  interfaceCanReach: 192.0.2.9, publicIPs: [198.51.100.1], masquerade: false, forwardRules: false,\n"
         "  annotationPrefix: my.example/net, networkCondition: false, repairChecksums: false}\n"
+        "dns: {addresses: [10.96.0.10], listen: [192.0.2.1], zones: [Cluster.Local], upstreams: []}\n"
     )
     configuration, problems = parse(text.encode(), "proxy.yaml")
     assert problems == ()
@@ -364,6 +366,7 @@ def test_our_own_document():
             network_condition=False,
             repair_checksums=False,
         ),
+        dns=DnsConfiguration(addresses=("10.96.0.10",), listen=("192.0.2.1",), zones=("cluster.local.",), upstreams=()),
     )
     assert node_config(configuration, "", "a").strict_source_ranges
     assert good("").own == OwnConfiguration()
@@ -381,6 +384,10 @@ def test_our_own_document():
         ("strictSourceRanges: 1", "strictSourceRanges: 1 is a number, must be true or false"),
         ("parts: {cni: yes-please}", "parts.cni: 'yes-please' is text, must be true or false"),
         ("cni: {socket: cni.sock}", "cni.socket: 'cni.sock' is not an absolute path, such as /var/lib/narthex"),
+        ("dns: {addresses: [kube-dns]}", "dns.addresses"),
+        ("dns: {zones: ['a b']}", "dns.zones"),
+        ("dns: {upstreams: ['1.1.1.1 }']}", "neither an address nor the path of a resolv.conf"),
+        ("dns: {corefile: Corefile}", "dns.corefile: 'Corefile' is not an absolute path"),
         ("overlay: {netConf: a.json}", "overlay.netConf: 'a.json' is not an absolute path"),
         ("overlay: {interfacePatterns: ['(']}", "'(' is not a regular expression: missing )"),
         ("overlay: {publicIPs: [node-1]}", "overlay.publicIPs"),

@@ -72,6 +72,13 @@ def _overlay(given: Given) -> Part:
     return OverlayPart(settings_of(given.settings.own.overlay, given.settings.node.node_name), nodes)
 
 
+def _dns(given: Given) -> Part:
+    from narthex.apps.dns.node_local import made
+
+    own = given.settings.own
+    return made(own.dns, given.origin(), ipvs=own.parts.proxy and given.settings.mode == "ipvs")
+
+
 def _announcer(given: Given) -> Part:
     from narthex.apps.lb.announcer import AnnouncerPart, origin_of
 
@@ -84,6 +91,7 @@ PARTS = {
     PROXY: Entry(_proxy, lambda told: told),
     "cni": Entry(_cni, lambda told: told.own.cni),
     "overlay": Entry(_overlay, lambda told: (told.own.overlay, told.node.node_name, told.client)),
+    "dns": Entry(_dns, lambda told: (told.own.dns, told.client, told.mode)),
     "announcer": Entry(_announcer, lambda told: (told.own.announcer, told.node.node_name, told.client)),
 }
 """By name, as `parts` of a NarthexConfiguration has them, in the order in which they start."""
