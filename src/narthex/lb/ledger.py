@@ -6,6 +6,7 @@ who writes over our statuses again and again must not be fought.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -16,18 +17,30 @@ from narthex.lb.status import held_by
 from narthex.model.names import NamespacedName
 from narthex.model.objects import Service
 
+UNANSWERED_SECONDS = 60.0
+"""A write that nobody answered has not arrived when it is not seen after so long; it was given up long before."""
+
+
+class _Fate(enum.Enum):
+    """What is known of a promise."""
+
+    SENT = "it may arrive yet"
+    DONE = "the server has taken it: every version but the one it was made from is younger"
+    WISH = "nothing is on its way; it is what is best given next"
+
 
 class _Promise(msgspec.Struct, frozen=True):
     uid: str
     addresses: tuple[str, ...]
     base: str = ""
-    """The version that it was written on."""
-    done: bool = False
-    """The server said so: every other version is younger than what was written."""
+    """The version that it was made from."""
+    fate: _Fate = _Fate.WISH
+    until: float = 0.0
+    """After this SENT is WISH."""
 
 
 class Ledger:
-    """One controller's memory, for as long as it leads."""
+    """One controller's memory, for as long as it leads. Times are seconds that only grow."""
 
     def __init__(self) -> None:
         self._promises: dict[NamespacedName, _Promise] = {}
@@ -36,7 +49,7 @@ class Ledger:
 
     @property
     def promised(self) -> Mapping[NamespacedName, tuple[str, ...]]:
-        """What was written, or perhaps written, and has not been seen yet."""
+        """What was written, or perhaps written, and has not been seen yet; and what is to come back."""
         return {key: promise.addresses for key, promise in self._promises.items()}
 
     @property
@@ -49,30 +62,44 @@ class Ledger:
         """Services whose status somebody else has written over."""
         return frozenset(self._overwritten)
 
-    def promise(self, service: Service, addresses: tuple[str, ...]) -> None:
+    def promise(self, service: Service, addresses: tuple[str, ...], now: float) -> None:
         """A status is about to be written. Whatever becomes of that, the addresses are meant for this Service."""
-        self._promises[service.key] = _Promise(service.uid, addresses, service.resource_version)
+        until = now + UNANSWERED_SECONDS
+        self._promises[service.key] = _Promise(service.uid, addresses, service.resource_version, _Fate.SENT, until)
 
     def done(self, service: Service) -> None:
         """The server has taken what was promised."""
-        if (promise := self._promises.get(service.key)) is not None:
-            self._promises[service.key] = msgspec.structs.replace(promise, done=True)
+        self._learn(service, _Fate.DONE)
 
-    def see(self, services: Iterable[Service], pools: Pools) -> None:
+    def refused(self, service: Service) -> None:
+        """The server has not taken what was promised."""
+        self._learn(service, _Fate.WISH)
+
+    def see(self, services: Iterable[Service], pools: Pools, now: float) -> None:
         """Compare with what there is now."""
         there = {service.key: service for service in services}
         for memory in (self._promises, self._settled, self._overwritten):
             for key in [key for key, kept in memory.items() if key not in there or there[key].uid != kept.uid]:
                 del memory[key]
-        for key, service in there.items():
-            self._compare(key, service, pools)
+        for key, promise in self._promises.items():
+            if promise.fate is _Fate.SENT and now >= promise.until:
+                self._promises[key] = msgspec.structs.replace(promise, fate=_Fate.WISH)
+        for key in {*self._promises, *self._settled, *self._overwritten}:
+            self._compare(key, there[key], pools)
 
     def confirm(self, service: Service, decision: Decision) -> None:
-        """The status is as decided."""
+        """The status is as decided, and nothing is to be written."""
+        promise = self._promises.get(service.key)
+        if promise is not None and promise.fate is _Fate.WISH and promise.addresses != decision.addresses:
+            del self._promises[service.key]
         if decision.addresses and not decision.foreign:
             self._settled[service.key] = _Promise(service.uid, decision.addresses)
         else:
             self._settled.pop(service.key, None)
+
+    def _learn(self, service: Service, fate: _Fate) -> None:
+        if (promise := self._promises.get(service.key)) is not None:
+            self._promises[service.key] = msgspec.structs.replace(promise, fate=fate)
 
     def _compare(self, key: NamespacedName, service: Service, pools: Pools) -> None:
         held = held_by(service)
@@ -80,9 +107,11 @@ class Ledger:
         if promise is not None and held == promise.addresses:
             del self._promises[key]
             self._settled[key] = promise
-        elif promise is not None and promise.done and service.resource_version != promise.base:
+        elif promise is not None and promise.fate is not _Fate.WISH and service.resource_version != promise.base:
+            # A write from the version before this one cannot arrive any more.
             del self._promises[key]
-            self._changed(key, service, promise, pools)
+            if promise.fate is _Fate.DONE:
+                self._changed(key, service, promise, pools)
         elif settled is not None and held != settled.addresses:
             del self._settled[key]
             self._changed(key, service, settled, pools)
@@ -94,6 +123,6 @@ class Ledger:
         held = held_by(service)
         if not held and not service.ingress_names:
             # It was cleared: it is to come back as it was.
-            self._promises.setdefault(key, msgspec.structs.replace(was, done=False))
+            self._promises.setdefault(key, _Promise(was.uid, was.addresses))
         elif service.ingress_names or any(pools.of(address) is None for address in held):
             self._overwritten[key] = was

@@ -11,6 +11,7 @@ from narthex.lb.pools import Pools, Surroundings
 from narthex.lb.resources import selects_pool
 from narthex.lb.status import held_by
 from narthex.model.names import NamespacedName
+from narthex.model.net import host_network
 from narthex.model.objects import L2Advertisement, Labels, Service
 from narthex.state.store import Snapshot
 
@@ -52,7 +53,7 @@ def surroundings(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) -> Surro
         for _, service in sorted(snapshot.services.items()):
             for address in service.cluster_ips:
                 if address != "None":
-                    addresses.setdefault(address, f"the cluster IP of {service.key}")
+                    networks.setdefault(host_network(address), f"the cluster IP of {service.key}")
     return Surroundings(networks=networks, addresses=addresses)
 
 

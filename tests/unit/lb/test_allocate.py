@@ -535,3 +535,17 @@ def test_a_refusal_stands():
     written = changes(web, one(web))
     assert (written.status, written.pool) == (None, None)
     assert [told.reason for told in written.standing] == ["AllocationFailed"]
+
+
+def test_from_a_refused_pool_nothing_is_taken_for_want_of_the_other_family():
+    web = service("shop/web", "172.6.6.6", ips=DUAL, ip_family_policy="RequireDualStack")
+    decision = one(web, BOTH, pool("bad", "172.6.6.6/32", "nonsense"))
+    assert decision.addresses == ("172.6.6.6",)
+
+
+def test_five_thousand_services_and_a_pool_of_millions():
+    """Nothing here grows with the size of the pool, nor with the square of the Services."""
+    crowd = [service(f"shop/s{number:04}") for number in range(5000)]
+    found = given(crowd, pool("huge", "11.0.0.0/8", "fd00::/32"))
+    assert len({each.addresses for each in found.values()}) == 5000
+    assert found["shop/s4999"].addresses == ("11.0.19.135",)

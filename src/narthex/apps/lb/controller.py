@@ -15,7 +15,7 @@ import msgspec
 from narthex.apps.lb.leader import Leader
 from narthex.apps.lb.pools_file import PoolsFile
 from narthex.apps.lb.unreadable import held_by_unreadable
-from narthex.apps.lb.writes import StatusWriter, Unanswered
+from narthex.apps.lb.writes import Outcome, StatusWriter, Unanswered
 from narthex.apps.logs import LOGGER, printable
 from narthex.apps.proxy.events import Events, Happening
 from narthex.apps.proxy.feed import Feed
@@ -167,7 +167,7 @@ class _Term:
             return self._patience
         self._seen, self._idle_until = (snapshot, objects), 0.0
         pools = self._pools(snapshot, objects)
-        self._ledger.see(snapshot.services.values(), pools)
+        self._ledger.see(snapshot.services.values(), pools, self._clock.now())
         unreadable = self._unreadable(snapshot)
         if unreadable is None:
             return _AGAIN_SECONDS
@@ -212,8 +212,11 @@ class _Term:
             if allowance() <= 0:
                 raise Unanswered
             if todo.status is not None:
-                self._ledger.promise(service, decision.addresses)
-            if not self._writer.write(service, todo, allowance):
+                self._ledger.promise(service, decision.addresses, self._clock.now())
+            outcome = self._writer.write(service, todo, allowance)
+            if outcome is not Outcome.DONE:
+                if outcome is Outcome.REFUSED:
+                    self._ledger.refused(service)
                 waits.append(self._writer.waits(service))
                 continue
             self._ledger.done(service)

@@ -4,6 +4,7 @@ decided from, and not again before something has changed."""
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import Counter
 from collections.abc import Callable
 
@@ -42,6 +43,15 @@ class _Attempt(msgspec.Struct):
     """After which the next may be made, though there is a new version: another writer is not fought at full speed."""
 
 
+class Outcome(enum.Enum):
+    """What became of a write."""
+
+    DONE = enum.auto()
+    REFUSED = enum.auto()
+    UNKNOWN = enum.auto()
+    """A server that has trouble of its own may have done it."""
+
+
 class Unanswered(Exception):
     """The server does not answer: other writes need not be tried now."""
 
@@ -77,9 +87,8 @@ class StatusWriter:
         for key in [key for key in self._attempts if not there(key)]:
             del self._attempts[key]
 
-    def write(self, service: Service, changes: Changes, allowance: Callable[[], float]) -> bool:
-        """Write what is to be written; whether the status is as decided now. `allowance`: seconds for which writing is
-        allowed. Raises Unanswered."""
+    def write(self, service: Service, changes: Changes, allowance: Callable[[], float]) -> Outcome:
+        """Write what is to be written. `allowance`: seconds for which writing is allowed. Raises Unanswered."""
         path, version = service_path(service), service.resource_version
         try:
             if changes.status is not None:
@@ -91,7 +100,7 @@ class StatusWriter:
             # Somebody was faster; what they did is about to be seen, and decided from.
             self.results["conflict" if isinstance(error, Conflict) else "gone"] += 1
             self._await_news(service)
-            return False
+            return Outcome.REFUSED
         except ApiError as error:
             self._put_off(service)
             LOGGER.warning("%s: %s", service.key, printable(str(error)))
@@ -99,14 +108,14 @@ class StatusWriter:
                 self.results["unanswered"] += 1
                 raise Unanswered from error
             self.results["refused"] += 1
-            return False
+            return Outcome.UNKNOWN if error.code >= 500 else Outcome.REFUSED
         self.results["done"] += 1
         before, now = self._attempts.get(service.key), self._clock.now()
         self._await_news(service)
         if before is not None and now - before.at < _AGAIN_SECONDS:
             self._attempts[service.key].pause = min(_LONGEST_REST, max(_FIRST_REST, before.pause * 2))
         self._attempts[service.key].at = now
-        return True
+        return Outcome.DONE
 
     def _await_news(self, service: Service) -> None:
         before = self._attempts.get(service.key)
