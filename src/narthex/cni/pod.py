@@ -17,11 +17,10 @@ DEFAULTS = {4: Network(bytes(4), 0), 6: Network(bytes(16), 0)}
 
 def settings(interface: str, ips: tuple[Ip, ...], detect: bool) -> tuple[Setting, ...]:
     """Kernel settings of the pod's interface. `detect`: leave duplicate address detection on."""
-    wanted = [
-        Setting(f"net/ipv4/conf/{interface}/arp_notify", "1"),
-        Setting(f"net/ipv6/conf/{interface}/ndisc_notify", "1"),
-    ]
+    # No more than is of use: among many pods the kernel takes long to find one's settings.
+    wanted = [Setting(f"net/ipv4/conf/{interface}/arp_notify", "1")]
     if any(address.version(ip.network.address) == 6 for ip in ips):
+        wanted.append(Setting(f"net/ipv6/conf/{interface}/ndisc_notify", "1"))
         # Runtimes switch IPv6 off in namespaces that shall have none, which these shall.
         wanted.append(Setting(f"net/ipv6/conf/{interface}/disable_ipv6", "0", required=True))
         if not detect:

@@ -1,19 +1,41 @@
-"""Puts the plugins' programs and a configuration in place."""
+"""Puts the plugins' programs, the code that they load, and a configuration in place."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import py_compile
+import marshal
 import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 
 import narthex
-from narthex.apps.cni import launcher
+from narthex.apps.cni import launcher, start
 from narthex.apps.cni.run import PLUGINS
 
+BUNDLE, LAUNCHER = ".narthex-plugins", ".narthex-launcher"
+"""Beside the programs; runtimes take no notice of names like these."""
+_MAGIC = importlib.util.MAGIC_NUMBER
+BUNDLED = (
+    "narthex",
+    "narthex.apps",
+    "narthex.apps.cni",
+    *(f"narthex.apps.cni.{name}" for name in ("addresses", "chains", "delegate", "flannel", "flows", "masquerade")),
+    *(f"narthex.apps.cni.{name}" for name in ("node", "pods", "ports", "run")),
+    "narthex.cni",
+    *(f"narthex.cni.{name}" for name in ("address", "bridge", "chains", "errors", "fields", "flannel", "ipam")),
+    *(f"narthex.cni.{name}" for name in ("masquerade", "pod", "portmap", "ptp", "request", "result", "strict_json")),
+    *(f"narthex.cni.{name}" for name in ("value", "wishes")),
+    "narthex.host",
+    "narthex.host.cni",
+    *(f"narthex.host.cni.{name}" for name in ("files", "leases", "namespaces", "records", "settings", "tables")),
+    *(f"narthex.host.{name}" for name in ("libnftables", "netlink", "netns", "nfnetlink", "rtnetlink", "run")),
+)
+"""What the programs can load without an agent."""
 _CONFLIST = "10-narthex.conflist"
 
 
@@ -31,37 +53,58 @@ def install(
     """Write the programs, each by a rename, so that one that runs is not disturbed; and a configuration where none of
     ours is. Raises OSError."""
     bin_dir.mkdir(parents=True, exist_ok=True)
-    text = program(socket, state)
+    at = bin_dir.absolute()
+    text = launcher_text(socket, state, str(at / BUNDLE))
+    _write(at / BUNDLE, bundle(), 0o644)
+    _write(at / f"{LAUNCHER}.py", text.encode(), 0o644)
+    _write(at / LAUNCHER, _MAGIC + marshal.dumps(compile(text, f"{at / LAUNCHER}.py", "exec")), 0o644)
     for plugin in PLUGINS:
-        _write(bin_dir / plugin, text, 0o755)
-    _compile()
+        _write(at / plugin, program(str(at / LAUNCHER)).encode(), 0o755)
     written = ""
     if conf_dir is not None:
         conf_dir.mkdir(parents=True, exist_ok=True)
         path = conf_dir / _CONFLIST
         if not path.exists():
-            _write(
-                path, msgspec.json.format(msgspec.json.encode(conflist(name, subnet)), indent=2).decode() + "\n", 0o644
-            )
+            _write(path, msgspec.json.format(msgspec.json.encode(conflist(name, subnet)), indent=2) + b"\n", 0o644)
             written = str(path)
     return Installed(tuple(str(bin_dir / plugin) for plugin in PLUGINS), written)
 
 
-def program(socket: str, state: str) -> str:
-    """The program: the launcher's own text, with the interpreter, the socket, the state and the modules' place."""
-    source = Path(launcher.__file__).read_text()
+def launcher_text(socket: str, state: str, bundle: str) -> str:
+    """The launcher, with the socket, the state and the modules' places."""
+    return _filled(launcher, {"SOCKET = ": socket, "STATE = ": state, "PATHS: ": _paths(), "BUNDLE = ": bundle})
+
+
+def program(launcher: str) -> str:
+    """The program, with the interpreter and the launcher's place."""
+    # -I and -S: neither the caller's environment nor site-packages decide what a program of root loads.
+    return f"#!{sys.executable} -ISE\n" + _filled(start, {"LAUNCHER = ": launcher})
+
+
+def _filled(module: ModuleType, values: Mapping[str, object]) -> str:
+    """A module's text with other values, by how their lines begin."""
     lines = []
-    for line in source.splitlines():
-        for start, value in (
-            ("SOCKET = ", socket),
-            ("STATE = ", state),
-            ("PATHS: ", _paths()),
-        ):
-            if line.startswith(start):
+    for line in Path(module.__file__ or "").read_text().splitlines():
+        for beginning, value in values.items():
+            if line.startswith(beginning):
                 line = f"{line.partition(' = ')[0]} = {value!r}"
         lines.append(line)
-    # -I and -S: neither the caller's environment nor site-packages decide what a program of root loads.
-    return f"#!{sys.executable} -ISE\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=1)
+def bundle() -> bytes:
+    """The code of the modules for this interpreter: its magic number, then, marshalled, for each name the folder if it is a
+    package and its code, marshalled again, since not all are loaded each time. Raises OSError."""
+    modules = {}
+    for name in BUNDLED:
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None, name
+        code = SourceFileLoader(name, found.origin).get_code(name)
+        assert code is not None, name
+        folder = str(Path(found.origin).parent) if found.submodule_search_locations is not None else None
+        modules[name] = folder, marshal.dumps(code)
+    return _MAGIC + marshal.dumps(modules)
 
 
 def _paths() -> list[str]:
@@ -89,16 +132,8 @@ def conflist(name: str, subnet: str) -> dict[str, object]:
     }
 
 
-def _write(path: Path, text: str, mode: int) -> None:
+def _write(path: Path, data: bytes, mode: int) -> None:
     unfinished = path.with_name(f".{path.name}.new")
-    unfinished.write_text(text)
+    unfinished.write_bytes(data)
     unfinished.chmod(mode)
     unfinished.rename(path)
-
-
-def _compile() -> None:
-    """Compile what the programs load, so that the first call does not have to."""
-    root = Path(narthex.__file__).parent
-    for path in (*(root / "cni").glob("*.py"), *(root / "host").rglob("*.py"), *(root / "apps" / "cni").glob("*.py")):
-        if not os.access(importlib.util.cache_from_source(str(path)), os.R_OK):
-            py_compile.compile(str(path), quiet=2)

@@ -31,6 +31,28 @@ class Owner(Value):
         return self.container == container and self.interface in ("", interface)
 
 
+_FEW = 16
+
+
+class Taken:
+    """Addresses that have a reservation. The next one is nearly always free, so that to look for its file is enough; who
+    asks for many gets the answer of a list, which is made once."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._asked = 0
+        self._all: set[bytes] = set()
+
+    def __contains__(self, one: object) -> bool:
+        """Raises OSError."""
+        self._asked += 1
+        if self._asked <= _FEW:
+            return isinstance(one, bytes) and self._leases.has(one)
+        if self._asked == _FEW + 1:
+            self._all = self._leases.all()
+        return one in self._all
+
+
 class Leases:
     """The reservations of one network. All methods want the lock."""
 
@@ -42,8 +64,12 @@ class Leases:
         files.make_directory(self._directory)
         return files.Lock(f"{self._directory}/lock")
 
-    def taken(self) -> set[bytes]:
-        """Addresses that have a reservation, whoever's. Costs the same with few and with many. Raises OSError."""
+    def taken(self) -> Taken:
+        """Addresses that have a reservation, whoever's, to be asked for single ones."""
+        return Taken(self)
+
+    def all(self) -> set[bytes]:
+        """Addresses that have a reservation. Raises OSError."""
         found = set()
         for name in files.names(self._directory):
             try:
@@ -54,7 +80,7 @@ class Leases:
 
     def held(self) -> dict[bytes, Owner]:
         """All reservations and whose they are. Raises OSError."""
-        every = ((one, self.owner(one)) for one in self.taken())
+        every = ((one, self.owner(one)) for one in self.all())
         return {one: owner for one, owner in every if owner is not None}
 
     def owner(self, one: bytes) -> Owner | None:
@@ -67,7 +93,7 @@ class Leases:
 
     def those_of(self, container: str, interface: str, among: Iterable[bytes] | None = None) -> list[bytes]:
         """The addresses of an attachment, looked for among some or among all. Raises OSError."""
-        every = self.taken() if among is None else among
+        every = self.all() if among is None else among
         owners = ((one, self.owner(one)) for one in every)
         return [one for one, owner in owners if owner is not None and owner.is_of(container, interface)]
 
@@ -94,6 +120,10 @@ class Leases:
         """Take addresses back; they may be free. Raises OSError."""
         for one in addresses:
             files.remove(f"{self._directory}/{address.text(one)}")
+
+    def has(self, one: bytes) -> bool:
+        """Whether an address has a reservation, whoever's. Raises OSError."""
+        return files.read(f"{self._directory}/{address.text(one)}") is not None
 
     def exists(self) -> bool:
         """Whether the network ever gave an address. Needs no lock. Raises OSError."""
