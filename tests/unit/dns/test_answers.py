@@ -29,6 +29,7 @@ def cluster():
     return Served(*OBJECTS, service("shop/crowd", "None"), endpoint_slice("shop/crowd", *crowd))
 
 
+@pytest.mark.row("S1")
 @pytest.mark.parametrize("ttl", [0, 5, 30, 3600])
 def test_s1_ttl(ttl):
     served = Served(*OBJECTS, ttl=ttl)
@@ -37,6 +38,7 @@ def test_s1_ttl(ttl):
     assert (beside.ttl, beside[0].minimum) == (min(ttl, 300), ttl)
 
 
+@pytest.mark.row("S2")
 def test_s2_the_case_of_the_question_stays(cluster):
     said = cluster.ask("WeB.Shop.sVc.CLUSTER.local")
     assert str(said.answer[0].name) == "WeB.Shop.sVc.CLUSTER.local."
@@ -44,6 +46,7 @@ def test_s2_the_case_of_the_question_stays(cluster):
     assert str(cluster.ask("Nope.Shop.sVc.CLUSTER.local").authority[0].name) == "CLUSTER.local."
 
 
+@pytest.mark.row("S3")
 @pytest.mark.parametrize(
     ("options", "size"),
     [
@@ -69,12 +72,14 @@ def test_s3_udp_takes_what_fits(cluster, options, size, type_):
         assert len(said.answer[0]) == MANY
 
 
+@pytest.mark.row("S3")
 def test_s3_additional_records_go_without_a_word(cluster):
     said = cluster.ask(f"heads.{Z}", "SRV", use_edns=False)
     assert len(said.to_wire()) <= 512
     assert len(said.answer[0]) >= 3
 
 
+@pytest.mark.row("S4")
 def test_s4_an_opt_for_an_opt(cluster):
     assert cluster.ask(f"web.{Z}", use_edns=False).edns == -1
     said = cluster.ask(f"web.{Z}", use_edns=0, payload=1232, options=[dns.edns.GenericOption(10, b"12345678")])
@@ -84,6 +89,7 @@ def test_s4_an_opt_for_an_opt(cluster):
         assert (code(said), said.edns, said.answer) == ("BADVERS", 0, [])
 
 
+@pytest.mark.row("S5")
 @pytest.mark.parametrize("name", [f"web.{Z}", f"nope.{Z}"])
 @pytest.mark.parametrize("flags", [0, dns.flags.RD, dns.flags.RD | dns.flags.CD, dns.flags.AD])
 def test_s5_flags(cluster, name, flags):
@@ -93,6 +99,7 @@ def test_s5_flags(cluster, name, flags):
     assert len(said.question) == 1
 
 
+@pytest.mark.row("S5")
 @pytest.mark.parametrize("type_", ["AXFR", "IXFR"])
 @pytest.mark.parametrize("name", ["cluster.local", f"web.{Z}", "in-addr.arpa"])
 def test_s5_no_transfers(cluster, name, type_):
@@ -100,16 +107,19 @@ def test_s5_no_transfers(cluster, name, type_):
     assert (code(said), said.answer) == ("REFUSED", [])
 
 
+@pytest.mark.row("S5")
 @pytest.mark.parametrize("class_", ["CH", "HS", "ANY"])
 def test_s5_other_classes(cluster, class_):
     assert code(cluster.ask(f"web.{Z}", rdclass=class_)) == "REFUSED"
 
 
+@pytest.mark.row("S6")
 def test_s6_elsewhere_is_refused(cluster):
     said = cluster.ask("www.example.org")
     assert (code(said), said.flags & dns.flags.AA) == ("REFUSED", 0)
 
 
+@pytest.mark.row("S8")
 def test_s8_every_address_comes_first_now_and_then(cluster):
     query = dns.message.make_query(f"crowd.{Z}", "A", use_edns=False).to_wire()
     made = cluster.desk.handle(query, "udp")
@@ -121,6 +131,7 @@ def test_s8_every_address_comes_first_now_and_then(cluster):
     assert len(firsts) == MANY
 
 
+@pytest.mark.row("S8")
 def test_s8_the_cname_stays_in_front():
     served = Served(*OBJECTS, service("shop/alias", type="ExternalName", external_name=f"twins.{Z}"))
     query = dns.message.make_query(f"alias.{Z}", "A").to_wire()
@@ -133,11 +144,13 @@ def test_s8_the_cname_stays_in_front():
     assert len(seen) == 2
 
 
+@pytest.mark.row("S8")
 def test_s8_without_loadbalance_the_order_is_one():
     query = dns.message.make_query(f"twins.{Z}", "A").to_wire()
     assert Served(*OBJECTS, turn=False).desk.handle(query, "udp").compiled.turn is None
 
 
+@pytest.mark.row("S12")
 def test_s12_before_the_first_list():
     served = Served(synced=False)
     assert code(served.ask(f"web.{Z}")) == "SERVFAIL"
