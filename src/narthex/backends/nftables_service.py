@@ -88,11 +88,11 @@ def arrange(before: Slots, pool: Pool | None) -> Slots:
     end, so that one that leaves costs one move and a change of the count."""
     if pool is None:
         return ()
-    wanted = {(one.address, one.port): None for one in pool.endpoints}
+    wanted = dict.fromkeys([(one.address, one.port) for one in pool.endpoints])
+    if not before:
+        return tuple(wanted)
     kept = set(before)
     fresh = [endpoint for endpoint in wanted if endpoint not in kept]
-    if not before:
-        return tuple(fresh)
     slots: list[tuple[str, int] | None] = [one if one in wanted else None for one in before]
     arriving = iter(fresh)
     slots = [one if one is not None else next(arriving, None) for one in slots]
@@ -182,6 +182,5 @@ def _add_frontend(part: Part, one: Fragment, frontend: Frontend, settings: Setti
         part.counts.add(count)
         part.of(count.frontends)[key] = None
         endpoints = part.of(ENDPOINT_MAPS[kind, scope])
-        for slot, endpoint in enumerate(slots):
-            endpoints[(*key, slot)] = endpoint
+        endpoints.update(zip([(*key, slot) for slot in range(len(slots))], slots, strict=True))
     return None

@@ -81,9 +81,10 @@ def _cluster_ips(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
 def _ip_families(spec: wire.ServiceSpec, cluster_ips: tuple[str, ...], report: Report) -> tuple[IPFamily, ...]:
     """As given. Without them only the first cluster IP counts, by its own family (row 1.4)."""
     named = spec.ipFamilies or []
-    for index, word in enumerate(named):
-        report.choice(f"spec.ipFamilies[{index}]", word, _FAMILIES)
-    families = tuple(_FAMILIES[word] for word in named if word in _FAMILIES)
+    families = tuple([_FAMILIES[word] for word in named if word in _FAMILIES])
+    if len(families) < len(named):
+        for index, word in enumerate(named):
+            report.choice(f"spec.ipFamilies[{index}]", word, _FAMILIES)
     if len(set(families)) != len(families):
         report.error("spec.ipFamilies", "a family is named twice")
     if spec.ipFamilyPolicy == "SingleStack" and max(len(families), len(cluster_ips)) > 1:
@@ -104,7 +105,9 @@ def _ports(spec: wire.ServiceSpec, type_: str, cluster_ips: tuple[str, ...], rep
     raw = spec.ports or []
     if not raw and type_ != "ExternalName" and cluster_ips != ("None",):
         report.error("spec.ports", "is required: at least one port")
-    ports = tuple(_port(f"spec.ports[{index}]", port, type_, report) for index, port in enumerate(raw))
+    ports = tuple([_port(f"spec.ports[{index}]", port, type_, report) for index, port in enumerate(raw)])
+    if len(ports) == 1:
+        return ports
     names: dict[str, int] = {}
     numbers: dict[tuple[str, int], int] = {}
     node_ports: dict[tuple[str, int], int] = {}

@@ -7,7 +7,7 @@ from narthex.model.decode_meta import object_fields, protocol
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
 from narthex.model.problem import Report, quoted
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, FQDN, LABEL_VALUE, remembering
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, FQDN, LABEL_VALUE, is_ordinary, remembering
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 
@@ -62,7 +62,10 @@ def _ports(raw: list[wire.EndpointPort] | None, report: Report) -> tuple[Endpoin
 
 def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
     # One slice may hold a thousand of these: paths of fields are only made for those that have a fault.
-    address = _address(index, raw.addresses, family, report)
+    addresses = raw.addresses
+    address = addresses[0] if addresses else ""
+    if len(addresses or ()) != 1 or family is None or not is_ordinary(address, family):
+        address = _address(index, addresses, family, report)
     node, zone, hostname = raw.nodeName or "", raw.zone or "", raw.hostname or ""
     if node and not (node := _node_name(node) or ""):
         report.check(f"endpoints[{index}].nodeName", raw.nodeName or "", DNS_SUBDOMAIN)
@@ -103,11 +106,6 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
     if not addresses:
         report.warning(f"endpoints[{index}].addresses", "is empty: the endpoint is ignored")
         return ""
-    if family is not None and len(addresses) == 1:
-        try:
-            return validate.family_address(addresses[0], family)
-        except ValueError:
-            pass  # Said below.
     first = ""
     for number, text in enumerate(addresses):
         if family is None:

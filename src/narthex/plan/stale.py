@@ -61,11 +61,9 @@ class Search:
         """Who had it before."""
         self._owners: dict[Match, ServicePlan] | None = None
         self._alive: dict[ServicePortName, frozenset[Place]] = {}
-        if everything:
-            self._near, self._former = self._all(), _owners(before) if before else {}
-            self._matches.update(self._near, self._former)
-            return
-        for name in set(changed):
+        self._unseen = [each for each in (before, plan) if each is not None] if everything else []
+        """Plans of which each Service port is to be looked at, once there is a connection that asks for it."""
+        for name in () if everything else set(changed):
             self._look_at(before.services.get(name) if before else None, plan.services.get(name))
 
     def _look_at(self, old: ServicePlan | None, new: ServicePlan | None) -> None:
@@ -84,10 +82,19 @@ class Search:
     @property
     def towards(self) -> frozenset[tuple[Protocol, int]]:
         """Protocols and ports that a stale entry can have been sent to; empty: there can be none."""
-        return frozenset((protocol, port) for _, protocol, port in self._matches)
+        fronts = [front for plan in self._unseen for service in plan.services.values() for front in service.frontends]
+        return frozenset(
+            [(protocol, port) for _, protocol, port in self._matches]
+            + [(front.protocol, front.port) for front in fronts]
+        )
 
     def reason(self, flow: Flow, own: Collection[str]) -> Reason | None:
         """Why the entry is stale; None: it is not, or not ours. `own` are all addresses of this node."""
+        if self._unseen:
+            *before, now = map(_owners, self._unseen)
+            self._near, self._former = now, before[0] if before else {}
+            self._matches.update(self._near, self._former)
+            self._unseen = []
         exact: Match = (flow.destination, flow.protocol, flow.port)
         node: Match | None = (None, flow.protocol, flow.port)
         if exact not in self._matches:

@@ -28,6 +28,9 @@ Slices = Map[str, EndpointSlice]
 """Slices of one Service, by their own name."""
 
 
+_NO_SLICES: Slices = Map()
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All objects at one moment."""
 
@@ -100,23 +103,24 @@ class Store:
         if isinstance(obj, EndpointSlice):
             self._upsert_slice(obj)
             return
-        field = _BY_KIND[type(obj)]
+        field, key = _BY_KIND[type(obj)], obj.key
         held: Map[NamespacedName, AnyObject] = getattr(self._now, field)
-        if held.get(obj.key) == obj:
+        if held.get(key) == obj:
             return
-        self._set(field, held.set(obj.key, obj))
-        self._note(type(obj).__name__, obj.key)
+        self._set(field, held.set(key, obj))
+        self._note(type(obj).__name__, key)
 
     def _upsert_slice(self, obj: EndpointSlice) -> None:
-        if obj.service_name and self._now.slices.get(obj.service, Map()).get(obj.name) == obj:
+        key, owner = obj.key, obj.service
+        held = self._now.slices.get(owner, _NO_SLICES)
+        if obj.service_name and held.get(obj.name) == obj:
             return
-        if self._slice_owner.get(obj.key) not in (None, obj.service):
-            self._drop_slice(obj.key)
+        if self._slice_owner.get(key, owner) != owner:
+            self._drop_slice(key)
         if obj.service_name:
-            slices = self._now.slices.get(obj.service, Map()).set(obj.name, obj)
-            self._slice_owner[obj.key] = obj.service
-            self._set("slices", self._now.slices.set(obj.service, slices))
-            self._changed.add(obj.service)
+            self._slice_owner[key] = owner
+            self._set("slices", self._now.slices.set(owner, held.set(obj.name, obj)))
+            self._changed.add(owner)
 
     def _delete(self, event: Delete) -> None:
         if event.kind == "EndpointSlice":
