@@ -93,4 +93,4 @@ def command(
             return
         serve(configuration, manifests, kubeconfig, master, workers, recursion)
     except (ListenError, SourceError) as error:
-        raise click.ClickException(logs.printable(str(error))) from error
+        raise click.ClickException("\n".join(map(logs.printable, str(error).splitlines()))) from error

@@ -18,9 +18,13 @@ _WITHOUT_EFFECT = {
     "resyncperiod": "nothing is synced on a timer",
     "upstream": "names outside the cluster are always resolved by this server itself",
 }
-_NOT_HERE = ("multicluster", "zonal")
+_NOT_HERE = {
+    "multicluster": "",
+    "zonal": "",
+    "tls": "; name these files in a kubeconfig",
+}
 _KUBERNETES = (
-    "endpoint", "tls", "kubeconfig", "namespaces", "namespace_labels", "labels", "pods", "endpoint_pod_names", "ttl",
+    "endpoint", "kubeconfig", "namespaces", "namespace_labels", "labels", "pods", "endpoint_pod_names", "ttl",
     "noendpoints", "fallthrough", "ignore", "startup_timeout", *_WITHOUT_EFFECT,
 )  # fmt: skip
 
@@ -31,7 +35,7 @@ def kubernetes(line: Line, of_block: Zones) -> Kubernetes:
     found: dict[str, Any] = {}
     for option in line.options((*_KUBERNETES, *_NOT_HERE)):
         if option.name in _NOT_HERE:
-            option.error("is not supported")
+            option.error(f"is not supported{_NOT_HERE[option.name]}")
         elif option.name in _WITHOUT_EFFECT:
             option.warning(f"has no effect: {_WITHOUT_EFFECT[option.name]}")
         else:
@@ -48,10 +52,10 @@ def _kubernetes_option(option: Line) -> dict[str, Any]:
             if re.fullmatch(r"https?://[^\s/?#@]+/?", words[0]):
                 return {"endpoint": words[0].rstrip("/")}
             option.error(f"{quoted(words[0])} is not a URL such as https://10.0.0.1:6443")
-        case "tls" if option.takes(3, 3):
-            return {"certificate": words[0], "key": words[1], "authority": words[2]}
         case "kubeconfig" if option.takes(1, 2):
-            return {"kubeconfig": words[0], "context": words[1] if len(words) > 1 else ""}
+            if len(words) == 1:
+                return {"kubeconfig": words[0]}
+            option.error(f"context {quoted(words[1])} cannot be chosen here; make it the file's current-context")
         case "namespaces" if option.takes(1):
             return {"namespaces": tuple(dict.fromkeys(words))}
         case "labels" | "namespace_labels" if option.takes(1):

@@ -55,8 +55,8 @@ def _bind(line: Line, _of_block: Zones) -> Bind | None:
 
 def _debug(line: Line, _of_block: Zones) -> bool:
     line.takes_no_block()
-    # CoreDNS takes a name here, too, for nothing.
-    return line.takes(0, 1)
+    line.warning("has no effect: there is no recovery from faults of our own that it could switch off")
+    return line.takes(0, 0)
 
 
 def _errors(line: Line, _of_block: Zones) -> Errors:
@@ -64,7 +64,7 @@ def _errors(line: Line, _of_block: Zones) -> Errors:
     found = []
     for option in line.options(("consolidate", "stacktrace", "panicRecoveryStacktrace")):
         if option.name != "consolidate":
-            option.warning("has no effect: where an error came from is logged with plugin debug")
+            option.warning("has no effect: it is about faults in the code of CoreDNS")
         elif option.takes(2, 3):
             every = option.duration(option.words[0])
             level = option.words[2] if len(option.words) > 2 else "error"
@@ -86,6 +86,7 @@ def _pattern(option: Line, pattern: str) -> bool:
 
 
 def _log(line: Line, _of_block: Zones) -> Log:
+    line.warning("has no effect: questions are counted (metrics) and not written down one by one")
     *names, last = line.words or ("",)
     if "{" not in last:
         names, last = list(line.words), "{common}"

@@ -160,10 +160,7 @@ def _external(external: External) -> Iterator[str]:
 def _kubernetes(kubernetes: Kubernetes) -> Iterator[str]:
     options: list[tuple[str, ...]] = [("pods", kubernetes.pods), ("ttl", str(kubernetes.ttl))]
     options += [("endpoint", kubernetes.endpoint)] if kubernetes.endpoint else []
-    if kubernetes.certificate:
-        options.append(("tls", kubernetes.certificate, kubernetes.key, kubernetes.authority))
-    if kubernetes.kubeconfig:
-        options.append(("kubeconfig", kubernetes.kubeconfig, *_unless(not kubernetes.context, kubernetes.context)))
+    options += [("kubeconfig", kubernetes.kubeconfig)] if kubernetes.kubeconfig else []
     options += [("namespaces", *kubernetes.namespaces)] if kubernetes.namespaces else []
     for name in ("namespace_labels", "labels"):
         if requirements := getattr(kubernetes, name):

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from narthex.dns import names, wire
 from narthex.dns.answer import Cluster, Outside
 from narthex.dns.compiled import Compiled, bad_version, response
+from narthex.dns.external import ExternalZone
 from narthex.dns.seam import Query, Resolver, Transport, limit
 from narthex.dns.zone import Unknown
 
@@ -34,6 +35,7 @@ OTHER = "other"
 DROPPED = "dropped"
 """The zone of questions that no server block takes, as CoreDNS calls it."""
 KUBERNETES = "kubernetes"
+EXTERNAL = "k8s_external"
 _CODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
 
 
@@ -52,6 +54,7 @@ class Block(NamedTuple):
     resolver: Resolver | None
     searcher: Searcher | None = None
     """Is asked about names that the cluster does not have (plugin autopath)."""
+    external: ExternalZone | None = None
 
 
 class Labels(NamedTuple):
@@ -131,6 +134,7 @@ class Desk:
             for zone in block.cluster.closed_zones()
             if self._block(zone)[0] is block
             and not any(names.within(other, zone) for other in self._by_zone if other != zone)
+            and not (block.external and any(names.within(other, zone) for other in block.external.zones))
         }
         """Zones whose unknown names are answered here, whatever they are."""
         self._below: dict[bytes, dict[bytes, _Below]] = {}
@@ -208,6 +212,10 @@ class Desk:
 
     def _answer(self, query: Query, block: Block, zone: str, most: int) -> Made | Ask:
         outside = Outside(query.qname)
+        if block.external is not None:
+            made = self._external(query, block.external, most)
+            if made is not None:
+                return _counted(made, query, zone, EXTERNAL)
         if block.cluster is not None:
             ours = block.cluster.zone_of(query.name)
             if ours is not None:
@@ -223,6 +231,10 @@ class Desk:
         if outside.links and block.cluster is not None:
             return _counted(block.cluster.alone(query, outside, most), query, zone, KUBERNETES)
         return _counted(response(query, wire.REFUSED, most), query, zone)
+
+    def _external(self, query: Query, external: ExternalZone, most: int) -> Compiled | None:
+        theirs = external.zone_of(query.name)
+        return None if theirs is None else external.answer(query, theirs, most)
 
     def _block(self, name: bytes) -> tuple[Block | None, str]:
         for suffix in names.suffixes(name):

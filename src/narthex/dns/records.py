@@ -43,6 +43,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     endpoints: tuple[bytes, ...] = ()
     """Addresses of endpoints, packed: their PTR are the names below that have them."""
     headless: bool = False
+    external: tuple[bytes, ...] = ()
+    """External IPs and those of load balancers, packed: names in the zones of `k8s_external`."""
 
     def children(self) -> dict[bytes, Records]:
         """What is below, by its labels in wire form without an end."""
@@ -78,11 +80,13 @@ def entry(
     if not service.cluster_ips:
         return None
     hosts = _hosts(slices, pod_names)
-    if service.headless:
-        return _headless(hosts)
-    if ignore_empty and not hosts:
+    if not service.headless and ignore_empty and not hosts:
         return None
-    return _cluster(service, hosts)
+    made = _headless(hosts) if service.headless else _cluster(service, hosts)
+    if made is None or not (service.external_ips or service.ingress):
+        return made
+    external = dict.fromkeys((*service.external_ips, *(each.ip for each in service.ingress)))
+    return msgspec.structs.replace(made, external=tuple(map(packed, external)))
 
 
 def _external(name: str) -> bytes | None:

@@ -119,12 +119,8 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
     """Forward and reverse ones, never empty: the server block's when the plugin names none."""
     endpoint: str = ""
     """URL of the API server; empty: that of the kubeconfig, or the cluster's own."""
-    certificate: str = ""
-    key: str = ""
-    authority: str = ""
-    """Files of option `tls`."""
     kubeconfig: str = ""
-    context: str = ""
+    """A file; its current context counts."""
     namespaces: tuple[str, ...] = ()
     """Only these are shown; empty: all."""
     namespace_labels: tuple[Requirement, ...] = ()

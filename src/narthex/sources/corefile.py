@@ -21,14 +21,19 @@ def read(path: Path, environment: Mapping[str, str], default_port: int = DEFAULT
 
 
 def load(pattern: str) -> tuple[tuple[str, str], ...]:
-    """Paths and texts of the files that a pattern means, sorted by path. A plain path that is not there is an OSError;
-    directories are passed over by patterns (mounted ConfigMaps hold some)."""
+    """Paths and texts of the files that a pattern means, sorted by path. A plain path that is not there is an OSError."""
+    return tuple((path, _text(Path(path))) for path in matching(pattern))
+
+
+def matching(pattern: str) -> tuple[str, ...]:
+    """The paths that a pattern means, sorted. A plain path means itself, whether it is there or not; directories are
+    passed over by patterns (mounted ConfigMaps hold some)."""
     path = Path(pattern)
     if not any(char in pattern for char in "*?["):
-        return ((pattern, _text(path)),)
+        return (pattern,)
     root = Path(path.anchor)
     found = root.glob(str(path.relative_to(root)))
-    return tuple((str(each), _text(each)) for each in sorted(found) if each.is_file())
+    return tuple(str(each) for each in sorted(found) if each.is_file())
 
 
 def _text(path: Path) -> str:

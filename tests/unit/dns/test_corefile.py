@@ -36,7 +36,7 @@ NAMES = sorted(path.name for path in FILES.iterdir())
 
 
 def read(name):
-    return parse((FILES / name).read_text(), name, load=lambda pattern: ())
+    return parse((FILES / name).read_text(), name, load=lambda _: ())
 
 
 def placeless(blocks):
@@ -132,7 +132,6 @@ def test_all_options_of_the_cluster():
     assert block.kubernetes == Kubernetes(
         zones=("cluster.local.", "10.in-addr.arpa."),
         kubeconfig="/etc/narthex/kubeconfig",
-        context="prod",
         namespaces=("shop", "billing"),
         labels=selector.parse("tier in (edge, front), !canary"),
         pods="verified",
@@ -222,8 +221,8 @@ def test_keys_go_on_behind_a_comma():
 def test_imports():
     files = {
         "/etc/dns/custom/*.override": (
-            ("/etc/dns/custom/a.override", "log\n"),
-            ("/etc/dns/custom/b.override", "debug"),
+            ("/etc/dns/custom/a.override", "errors\n"),
+            ("/etc/dns/custom/b.override", "loop\nforward . 1.1.1.1"),
         ),
         "/etc/dns/custom/*.server": (("/etc/dns/custom/x.server", "x.example {\n import more\n}"),),
         "/etc/dns/custom/more": (("/etc/dns/custom/more", "errors"),),
@@ -232,7 +231,7 @@ def test_imports():
     text = ". {\n import custom/*.override\n import none*\n}\nimport custom/*.server"
     corefile = parse(text, "/etc/dns/Corefile", load=lambda pattern: files[pattern])
     root, other = corefile.blocks
-    assert root.log and root.debug and other.errors is not None
+    assert root.errors and root.loop and other.errors is not None
     assert other.where == Position("/etc/dns/custom/x.server", 1)
     assert corefile.imported == tuple(
         f"/etc/dns/{name}" for name in ("custom/*.override", "none*", "custom/*.server", "custom/more")
@@ -333,7 +332,8 @@ c.example a.example {
         ("kubernetes {\n endpoint not-a-url\n}", "is not a URL"),
         ("kubernetes {\n namespaces a\n namespace_labels b=c\n}", "exclude each other"),
         ("kubernetes {\n ignore everything\n}", "known is empty_service"),
-        ("kubernetes {\n tls a b\n}", "takes 3 arguments, here are 2"),
+        ("kubernetes {\n tls a b c\n}", "tls: is not supported; name these files in a kubeconfig"),
+        ("kubernetes {\n kubeconfig a b\n}", "make it the file's current-context"),
         ("k8s_external example.org", "needs plugin kubernetes"),
         ("autopath @kubernetes", "needs plugin kubernetes"),
         ("autopath @etcd", "known is @kubernetes"),
@@ -367,7 +367,7 @@ def test_faults(body, part):
 @pytest.mark.parametrize("text", ["", "# nothing\n", "import x*\n"])
 def test_no_server_block(text):
     if text.startswith("import"):
-        assert parse(text, load=lambda pattern: ()).blocks == ()
+        assert parse(text, load=lambda _: ()).blocks == ()
     else:
         assert faults(text) == ["Corefile:1: error: there is no server block"]
 

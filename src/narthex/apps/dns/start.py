@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import glob
 import os
 import signal
 import sys
@@ -18,13 +17,14 @@ from narthex.apps.dns.serve import DnsPart, DnsSettings
 from narthex.apps.logs import LOGGER
 from narthex.dns.corefile import Corefile, CorefileError, parse
 from narthex.dns.settings import ServerBlock
+from narthex.host.dns.files import stamp
 from narthex.host.privileges import allow_many_files
 from narthex.model.net import network
+from narthex.sources import corefile
 
 if TYPE_CHECKING:
     from narthex.sources.kube.access import Access
 
-_MOST_BYTES = 1 << 20
 Reread = Callable[[], tuple[ServerBlock, ...] | None]
 """Gives other server blocks when they have changed."""
 
@@ -81,6 +81,7 @@ class Configuration:
         self._path = path
         self._flags = flags
         self._signature: object = None
+        self._imported: tuple[str, ...] = ()
         try:
             self._read = self._parse()
         except (CorefileError, OSError) as error:
@@ -103,7 +104,7 @@ class Configuration:
         before = self._read.blocks
         try:
             self._read = self._parse()
-        except (CorefileError, OSError) as error:
+        except (CorefileError, SourceError, OSError) as error:
             LOGGER.error("the Corefile has changed and cannot be used; the one before stays in force: %s", error)
             self._signature = self._look()
             return None
@@ -114,27 +115,28 @@ class Configuration:
     def _parse(self) -> Corefile:
         if self._path is None:
             return parse(self._flags.corefile(), "flags")
-        text = _text(self._path)
-        read = parse(text, str(self._path), load=self._load, environment=os.environ)
+        read = corefile.read(self._path, os.environ)
         self._imported = read.imported
         self._signature = self._look()
+        self._try_files(read)
         return read
 
-    def _load(self, pattern: str) -> tuple[tuple[str, str], ...]:
-        """The files of an `import`, relative to the Corefile."""
-        assert self._path is not None
-        place = str(self._path.parent / pattern)
-        found = _matching(place)
-        if not found and not glob.has_magic(place):
-            raise FileNotFoundError(f"{pattern}: there is no such file")
-        return tuple((name, _text(Path(name))) for name in found if Path(name).is_file())
+    def _try_files(self, read: Corefile) -> None:
+        """Raises SourceError for files of TLS settings that cannot be used."""
+        forwarding = [block for block in read.blocks if block.forwards]
+        if not forwarding:
+            return
+        # It brings TLS along, which takes a while to load.
+        from narthex.apps.dns.resolver import trouble
+
+        faults = [fault for fault in map(trouble, forwarding) if fault is not None]
+        if faults:
+            raise SourceError("\n".join(faults))
 
     def _look(self) -> object:
         assert self._path is not None
-        names = [str(self._path)]
-        for pattern in getattr(self, "_imported", ()):
-            names += _matching(str(self._path.parent / pattern))
-        return tuple((name, _stamp(name)) for name in names)
+        names = [str(self._path), *(name for pattern in self._imported for name in corefile.matching(pattern))]
+        return tuple((name, stamp(name)) for name in names)
 
 
 def serve(
@@ -214,24 +216,3 @@ def following(settings: DnsSettings, access: Access, reread: Reread) -> DnsPart:
         gather=0.0,
     )
     return DnsPart(settings, source, followed=source.followed, collectors=(), reread=reread)
-
-
-def _matching(pattern: str) -> list[str]:
-    """Paths that a pattern means; an absolute one, too."""
-    return sorted(glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute patterns
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise OSError(f"{path} is longer than {_MOST_BYTES} bytes")
-    return data.decode("utf-8", "replace")
-
-
-def _stamp(name: str) -> tuple[int, int, int] | None:
-    try:
-        found = Path(name).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

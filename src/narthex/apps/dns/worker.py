@@ -17,6 +17,7 @@ from narthex.apps.logs import LOGGER
 from narthex.apps.logs import start as start_log
 from narthex.dns.answer import Cluster
 from narthex.dns.desk import Block, Desk, Searcher
+from narthex.dns.external import ExternalZone
 from narthex.dns.seam import Resolver
 from narthex.dns.settings import ServerBlock
 from narthex.dns.zone import Zone
@@ -100,7 +101,7 @@ class Worker:
         return TcpServer(sock, desk, self._tally, self.loop, elsewhere, _TCP_BYTES)
 
     def _block(self, number: int, block: ServerBlock, setup: Setup) -> Block:
-        cluster = None
+        cluster = external = None
         if block.kubernetes is not None:
             zone = self._zones[number] = Zone(block.kubernetes.pods)
             balance = block.loadbalance
@@ -111,8 +112,10 @@ class Worker:
                 turn=balance is not None,
                 most=balance.limit if balance is not None else 0,
             )
+            if block.external is not None:
+                external = ExternalZone(block.external, zone, setup.own, turn=balance is not None)
         resolver = self._resolver(block, setup, number)
-        return Block(block.zones, cluster, resolver, self._searcher(block, cluster, resolver))
+        return Block(block.zones, cluster, resolver, self._searcher(block, cluster, resolver), external)
 
     def _resolver(self, block: ServerBlock, setup: Setup, number: int) -> Resolver | None:
         if not (block.forwards or block.hosts):
