@@ -9,7 +9,7 @@ from the start of the process to the first right answer; time from a change at t
 
 Bars, on the quiet two-core machine for which they are meant: 115,000 answers a CPU second, which is twice what CoreDNS
 1.13.1 gave there (58,000), 2 ms, 80 MB, 1 s, 2 ms. The first grows with the echo loop's own number where a machine is
-slower or busy. Needs root, dnsperf and knot. Works in a network namespace of its own and removes it.
+slower or busy, times with what others on the machine take of it. Needs root, dnsperf and knot. Works in a network namespace of its own and removes it.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ def _ours(
         memory = sum(map(_pss, _family(server)))
         changes = _changes(api)
     bar = ANSWERS_BAR * min(1.0, floor.per_cpu / FLOOR)
+    crowd = _crowding()
     latency = statistics.quantiles(half.latencies, n=100)[98]
     print(f"{'':34}{'answers/s':>12}{'per CPU s':>12}{'mean latency':>14}")
     for label, each in (("echo loop, recvfrom and sendto", floor), ("knot, zone file", static), ("narthex dns", load)):
@@ -175,11 +176,25 @@ def _ours(
         f"narthex to echo loop {load.per_cpu / floor.per_cpu:.2f}, to knot {load.per_cpu / static.per_cpu:.2f} per CPU second"
     )
     _say("answers a CPU second", f"{load.per_cpu:,.0f}", f"at least {bar:,.0f}", load.per_cpu >= bar)
-    _say("99 % at half load", f"{latency * 1e3:.2f} ms", f"under {LATENCY_BAR * 1e3:.0f} ms", latency < LATENCY_BAR)
+    print(f"others on the machine: what would take 1 s takes {crowd:.2f} s; times may take that much longer")
+    _say("99 % at half load", f"{latency * 1e3:.2f} ms", *_below(latency, LATENCY_BAR * crowd, 1e3, "ms"))
     _say("memory", f"{memory:.0f} MB", f"under {MEMORY_BAR:.0f} MB", memory < MEMORY_BAR)
-    _say("start to first answer", f"{started:.2f} s", f"under {START_BAR:.0f} s", started < START_BAR)
+    _say("start to first answer", f"{started:.2f} s", *_below(started, START_BAR * crowd, 1, "s"))
     median = statistics.median(changes)
-    _say("change to answer, median", f"{median * 1e3:.2f} ms", f"under {CHANGE_BAR * 1e3:.0f} ms", median < CHANGE_BAR)
+    _say("change to answer, median", f"{median * 1e3:.2f} ms", *_below(median, CHANGE_BAR * crowd, 1e3, "ms"))
+
+
+def _below(found: float, bar: float, factor: float, unit: str) -> tuple[str, bool]:
+    return f"under {bar * factor:.2f} {unit}", found < bar
+
+
+def _crowding() -> float:
+    """How long a second of work takes while as many processes as there are processors want to work."""
+    spin = "import time; a = time.process_time(), time.monotonic()\nwhile time.process_time() < a[0] + 0.5: pass\n"
+    spin += "print((time.monotonic() - a[1]) / 0.5)"
+    argv = [sys.executable, "-c", spin]
+    spinning = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in os.sched_getaffinity(0)]
+    return max(1.0, statistics.fmean(float(each.communicate()[0]) for each in spinning))
 
 
 def _say(what: str, found: str, bar: str, good: bool) -> None:

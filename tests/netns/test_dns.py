@@ -311,3 +311,31 @@ def test_an_api_server_that_goes_and_comes_back(fresh, api):
     api.put(service("shop/later", "10.110.0.88"))
     api.start()
     fresh.wait(lambda: fresh.dig(f"later.{Z}") == ["10.110.0.88"], "the name that is new")
+
+
+WORLD = """
+world.:5300 {
+    bind 127.0.0.1
+    hosts {
+        192.0.2.7 www.world
+    }
+}
+"""
+
+
+def test_the_world_by_others_and_not_for_everybody(fresh):
+    """Rows D17 and S6: an ExternalName's end, and recursion for private networks only."""
+    fresh.run("ip", "address", "add", "198.51.100.9/32", "dev", "lo")
+    fresh.corefile.write_text(COREFILE.replace("loadbalance", "forward world 127.0.0.1:5300\n    cache 30") + WORLD)
+    write(fresh, service("shop/outside", type="ExternalName", external_name="www.world"))
+    fresh.start().ready()
+    assert fresh.dig("www.world") == ["192.0.2.7"]
+    for more in ("+notcp", "+tcp"):
+        assert fresh.dig(f"outside.{Z}", "A", more) == ["192.0.2.7", "www.world."]
+    assert "REFUSED" in fresh.run("kdig", f"@{ADDRESSES[0]}", "www.elsewhere")
+    assert "REFUSED" in fresh.run("dig", "-b", "198.51.100.9", f"@{ADDRESSES[0]}", "www.world")
+    said = fresh.run("dig", "-b", "198.51.100.9", f"@{ADDRESSES[0]}", f"outside.{Z}", "CNAME", "+short")
+    assert said == "www.world.\n"
+    text = fresh.http(9153, "/metrics")[1]
+    for part in ('plugin="acl",rcode="REFUSED"', 'plugin="forward",rcode="NOERROR"', "coredns_cache_hits_total"):
+        assert part in text, part

@@ -192,6 +192,9 @@ def made(
 
         return DnsPart(settings, ManifestSource(manifests), reread=reread)
     told = next((cluster for cluster in clusters if cluster.kubeconfig or cluster.endpoint), clusters[0])
+    for cluster in clusters:
+        if (cluster.kubeconfig, cluster.endpoint) not in ((told.kubeconfig, told.endpoint), ("", "")):
+            raise SourceError(f"kubernetes {cluster.zones[0]}: there is one API server for all sections")
     kubeconfig, master = kubeconfig or told.kubeconfig, master or told.endpoint
     if not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise SourceError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")

@@ -173,8 +173,10 @@ class Workers:
                 continue
             try:
                 taken = process.counted()
-            except (OSError, EOFError):
-                # It is dead, or on its way there; `look` sees to it.
+            except (OSError, EOFError) as error:
+                # An answer that is late would be taken for the next one's; `look` makes another worker.
+                LOGGER.error("DNS worker (process %d) does not say what it has done: %s", process.pid, error)
+                process.end()
                 continue
             with self._lock:
                 self._counts.merge(taken.counts)
