@@ -2,8 +2,8 @@
 
 Outside, nothing of a test but its collection happens. Its reports come from the same test run inside, one line of JSON
 each, and are passed on as they are; a test that the machine gave no report of has failed. So single tests, `-k`, `-x` and
-reports for other programs work as everywhere. The scenarios have two boots of their own, side by side, so that two
-processors have work; the boots begin with the run, and what they tell is passed on at its end.
+reports for other programs work as everywhere. There are two boots side by side, so that two processors have work; they
+begin with the run, and what they tell is passed on at its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from uml.boots import REPORTS, Boots
 
 HERE = Path(__file__).parent
 INSIDE = REPORTS in os.environ
-GROUPS = ("uml", "uml-scenarios-0", "uml-scenarios-1")
+GROUPS = ("uml", "uml-scenarios")
+SHARE = 4
+"""One scenario of so many is in the first group, so that both take about as long."""
 _BOOTS = pytest.StashKey[dict[str, Boots]]()
 
 
@@ -86,9 +88,8 @@ def _boots_of(item: pytest.Item) -> Boots:
 
 
 def _group_of(item: pytest.Item) -> str:
-    if item.path.stem != "test_scenarios":
-        return GROUPS[0]
-    return GROUPS[1 + zlib.crc32(item.name.encode()) % 2]
+    first = item.path.stem != "test_scenarios" or zlib.crc32(item.name.encode()) % SHARE == 0
+    return GROUPS[0 if first else 1]
 
 
 def _reports(item: pytest.Item, boots: Boots) -> list[pytest.TestReport]:

@@ -144,16 +144,19 @@ class Netlink:
     def each(self, kind: int, bodies: Sequence[bytes], flags: int = 0) -> list[NetlinkError | None]:
         """Send one request for each body, in this order; what the kernel said to each, None for yes. `flags` are set besides
         those that any request has."""
+        return self.batch([(kind, flags, body) for body in bodies])
+
+    def batch(self, requests: Sequence[tuple[int, int, bytes]]) -> list[NetlinkError | None]:
+        """The same for requests of several kinds: type, flags and body of each."""
         answers: list[NetlinkError | None] = []
-        flags |= NLM_F_REQUEST | NLM_F_ACK
-        for start in range(0, len(bodies), _AT_ONCE):
-            some = bodies[start : start + _AT_ONCE]
+        for start in range(0, len(requests), _AT_ONCE):
+            some = requests[start : start + _AT_ONCE]
             first = self._sequence + 1
             self._sequence += len(some)
             parts = []
-            for number, body in enumerate(some, first):
-                parts += [HEADER.pack(HEADER.size + len(body), kind, flags, number, 0), body]
-                parts.append(bytes(-len(body) % 4))
+            for number, (kind, flags, body) in enumerate(some, first):
+                flags |= NLM_F_REQUEST | NLM_F_ACK
+                parts += [HEADER.pack(HEADER.size + len(body), kind, flags, number, 0), body, bytes(-len(body) % 4)]
             self._send(b"".join(parts))
             said: dict[int, NetlinkError | None] = {}
             while len(said) < len(some):

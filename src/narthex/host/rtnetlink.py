@@ -14,7 +14,7 @@ import sys
 from narthex.cni import wishes
 from narthex.cni.address import Network
 from narthex.cni.value import Value
-from narthex.host.netlink import HEADER, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, Netlink, NetlinkError, error_of
+from narthex.host.netlink import Netlink, NetlinkError
 from narthex.host.netlink import attribute as attr
 
 TYPE_CHECKING = False
@@ -150,22 +150,8 @@ class RtNetlink(Netlink):
         self._transact(requests)
 
     def _transact(self, requests: Sequence[tuple[Wish, int, int, bytes]]) -> None:
-        parts = []
-        first = self._sequence + 1
-        self._sequence += len(requests)
-        for number, (_, kind, flags, body) in enumerate(requests, first):
-            flags |= NLM_F_REQUEST | NLM_F_ACK
-            parts += [HEADER.pack(HEADER.size + len(body), kind, flags, number, 0), body, bytes(-len(body) % 4)]
-        if not parts:
-            return
-        self._send(b"".join(parts))
-        said: dict[int, NetlinkError | None] = {}
-        while len(said) < len(requests):
-            for kind, flags, number, data in self._receive():
-                if kind == NLMSG_ERROR and first <= number <= self._sequence:
-                    said[number] = error_of(flags, data)
-        for number, (wish, *_) in enumerate(requests, first):
-            error = said[number]
+        answers = self.batch([(kind, flags, body) for _, kind, flags, body in requests])
+        for (wish, *_), error in zip(requests, answers, strict=True):
             if error is not None and error.errno not in _HARMLESS.get(type(wish), ()):
                 raise WishRefused(wish, error)
 

@@ -27,8 +27,10 @@ import msgspec
 from narthex.host import links, netns
 from narthex.model.net import IPFamily, contains, family_of, host_network
 from narthex.model.objects import EndpointSlice
+from narthex.testing import wiring
 from narthex.testing.scenario import Connection, Scenario
 from narthex.testing.setting import arrival, from_host, home_interface, pod_interface, uplink
+from narthex.testing.wiring import Change
 
 PREFIX = "nxs-"
 NODE = -1
@@ -169,65 +171,46 @@ def _site_mac(site: int) -> str:
     return f"02:6e:78:01:{site:02x}:02"
 
 
-def node_commands(layout: Layout, namespaces: list[str]) -> list[str]:
-    """`ip` commands for the node: bridges, ports, addresses, routes."""
-    commands = []
+def node_wires(layout: Layout, namespaces: list[str]) -> list[Change]:
+    """The node's bridges, ports, addresses and routes."""
+    made = []
     for number, name in enumerate(layout.interfaces):
-        commands += [
-            f"link add name {name} address {_bridge_mac(number)} type bridge stp_state 0 mcast_snooping 0",
-            f"link set dev {name} up",
-            *(_bear(gateway(number, family), name) for family in IPFamily),
-        ]
-    commands += [f"link add name {_OWN} type bridge stp_state 0", f"link set dev {_OWN} up"]
-    commands += [_bear(ip, _OWN) for ip in layout.node_ips]
+        made.append(wiring.bridge(name, _bridge_mac(number)))
+        made += [wiring.bear(gateway(number, family), name) for family in IPFamily]
+    made.append(wiring.bridge(_OWN))
+    made += [wiring.bear(ip, _OWN) for ip in layout.node_ips]
     for number, site in enumerate(layout.sites):
-        commands += [
-            f"link add name nxs-{number} type veth peer name eth0 address {_site_mac(number)} netns {namespaces[number]}",
-            f"link set dev nxs-{number} master {site.interface} up",
-        ]
+        made.append(wiring.veth(f"nxs-{number}", site.interface, "eth0", _site_mac(number), namespaces[number]))
     for address, number in sorted(layout.homes.items()):
-        commands += way_to(layout, address, number)
+        made += way_to(layout, address, number)
     beyond = layout.interfaces[0]
     for via, everything in (("100.127.255.254", "0.0.0.0/0"), ("fdff:6e78::ffff:fffe", "::/0")):
-        commands.append(f"neighbour add {via} lladdr {_site_mac(0)} dev {beyond} nud permanent")
-        commands.append(f"route add {everything} via {via} dev {beyond} onlink")
-    return commands
+        made += [wiring.neighbour(via, _site_mac(0), beyond), wiring.route(everything, beyond, via)]
+    return made
 
 
-def _bear(address: str, device: str) -> str:
-    """The `ip` command that gives a device an address. An IPv6 one must be of use at once: its check for duplicates,
-    even when it is off, would end a moment later."""
-    nodad = " nodad" if family_of(address) is IPFamily.IPV6 else ""
-    return f"address add {host_network(address)} dev {device}{nodad}"
-
-
-def way_to(layout: Layout, address: str, site: int) -> list[str]:
-    """`ip` commands that make the node's way to an address lead to a site."""
+def way_to(layout: Layout, address: str, site: int) -> list[Change]:
+    """The node's way to an address leads to a site."""
     interface = layout.sites[site].interface
     return [
-        f"route replace {host_network(address)} dev {interface}",
-        f"neighbour replace {address} lladdr {_site_mac(site)} dev {interface} nud permanent",
+        wiring.route(host_network(address), interface),
+        wiring.neighbour(address, _site_mac(site), interface),
     ]
 
 
-def site_commands(layout: Layout, number: int) -> list[str]:
-    """`ip` commands for one site."""
+def site_wires(layout: Layout, number: int) -> list[Change]:
+    """The link, the addresses and the routes of one site."""
     site = layout.sites[number]
     interface = layout.interfaces.index(site.interface)
-    commands = ["link set dev eth0 up"]
-    commands += [_bear(address, "lo") for address in site.addresses]
+    made = [wiring.up("eth0"), *(wiring.bear(address, "lo") for address in site.addresses)]
     for family in IPFamily:
         via = gateway(interface, family)
         everything = "0.0.0.0/0" if family is IPFamily.IPV4 else "::/0"
-        commands.append(f"neighbour add {via} lladdr {_bridge_mac(interface)} dev eth0 nud permanent")
-        commands.append(f"route add {everything} via {via} dev eth0 onlink")
+        made += [wiring.neighbour(via, _bridge_mac(interface), "eth0"), wiring.route(everything, "eth0", via)]
     if site.loopback_out:
-        commands += [
-            "route del local 127.0.0.0/8 dev lo table local",
-            "route del local 127.0.0.1 dev lo table local",
-            f"route add 127.0.0.0/8 via {gateway(interface, IPFamily.IPV4)} dev eth0 onlink",
-        ]
-    return commands
+        made += [wiring.not_local("127.0.0.0/8"), wiring.not_local("127.0.0.1/32")]
+        made.append(wiring.route("127.0.0.0/8", "eth0", gateway(interface, IPFamily.IPV4)))
+    return made
 
 
 class World:
@@ -255,9 +238,10 @@ class World:
             for number, name in enumerate(self.sites):
                 extra = _LOOPBACK_SETTINGS if self.layout.sites[number].loopback_out else {}
                 links.set_sysctls(name, {**_SETTINGS, **_SITE_SETTINGS, **extra})
-            links.batch(self.node, node_commands(self.layout, self.sites))
+            wiring.wire(self.node, node_wires(self.layout, self.sites))
             for number, name in enumerate(self.sites):
-                links.batch(name, site_commands(self.layout, number))
+                wiring.wire(name, site_wires(self.layout, number))
+            wiring.forwarding(self.node)
         except BaseException:
             self.close()
             raise
@@ -278,7 +262,7 @@ class World:
         """Make the node's way back to a source lead through the interface that it sends by."""
         site = self.layout.senders[source, interface]
         if self._turned.get(source) != site:
-            links.batch(self.node, way_to(self.layout, source, site))
+            wiring.wire(self.node, way_to(self.layout, source, site))
             self._turned[source] = site
 
     def turn_home(self, addresses: Iterable[str]) -> None:
@@ -286,16 +270,16 @@ class World:
         for address in addresses:
             home = self.layout.homes.get(address)
             if home is not None and self._turned.get(address) != home:
-                links.batch(self.node, way_to(self.layout, address, home))
+                wiring.wire(self.node, way_to(self.layout, address, home))
                 self._turned[address] = home
 
     def lend(self, address: str) -> None:
         """Give the node an address, as a host that has a balancer's address bound."""
-        links.batch(self.node, [_bear(address, _OWN)])
+        wiring.wire(self.node, [wiring.bear(address, _OWN)])
 
     def take_back(self, address: str) -> None:
         """Undo `lend`."""
-        links.batch(self.node, [f"address del {host_network(address)} dev {_OWN}"])
+        wiring.wire(self.node, [wiring.drop(address, _OWN)])
 
 
 _alive: set[World] = set()

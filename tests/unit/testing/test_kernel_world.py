@@ -1,6 +1,6 @@
 """Who is placed where, before any namespace is made."""
 
-from narthex.testing.kernel_world import gateways, lay_out, node_commands, site_commands
+from narthex.testing.kernel_world import gateways, lay_out, node_wires, site_wires
 from narthex.testing.scenario import parse
 
 SLICE = {
@@ -60,10 +60,10 @@ def test_one_source_by_two_interfaces():
 def test_masqueraded_packets_never_look_like_the_node():
     plan = layout(("10.64.1.200", ""))
     assert not gateways(plan) & set(plan.node_ips)
-    commands = node_commands(plan, [f"ns{number}" for number in range(len(plan.sites))])
-    assert [line for line in commands if "10.20.0.11/32" in line] == ["address add 10.20.0.11/32 dev nxs-own"]
+    wires = node_wires(plan, [f"ns{number}" for number in range(len(plan.sites))])
+    assert [each.text for each in wires if "10.20.0.11/32" in each.text] == ["address add 10.20.0.11/32 dev nxs-own"]
 
 
 def test_only_those_who_send_to_loopback_get_its_routes():
     plan = layout(("10.64.1.200", ""))
-    assert not any("127.0.0" in line for number in range(len(plan.sites)) for line in site_commands(plan, number))
+    assert not any("127.0.0" in each.text for number in range(len(plan.sites)) for each in site_wires(plan, number))
