@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+from narthex.apps.node.shapes import make_known
 from narthex.apps.overlay.part import OverlayPart, directory_origin
 from narthex.apps.overlay.settings import OverlaySettings
 from narthex.host import netns
@@ -61,6 +62,8 @@ class OverlayPlace:
         self.conf.write_text(json.dumps(conf))
 
     def __enter__(self):
+        # Several overlays read objects in this process.
+        make_known()
         self.manifests.mkdir()
         try:
             self._build()
@@ -157,10 +160,18 @@ class OverlayPlace:
         assert not thread.is_alive()
 
     @contextlib.contextmanager
-    def process(self, name, *options):
-        """The command on a node, as a process."""
-        argv = [sys.executable, "-m", "narthex", "overlay", "--manifests", self.manifests, "--node", name]
-        argv += ["--net-config-path", self.conf, "--subnet-file", self.directory / f"{name}.env", *options]
+    def process(self, name, *argv):
+        """A command on a node as a process; `narthex overlay` when no other is given."""
+        own = (
+            "overlay",
+            "--node",
+            name,
+            "--net-config-path",
+            self.conf,
+            "--subnet-file",
+            self.directory / f"{name}.env",
+        )
+        argv = [sys.executable, "-m", "narthex", *(argv or own), "--manifests", self.manifests]
         with netns.entered(self.ns(name)):
             running = subprocess.Popen(list(map(str, argv)), stderr=subprocess.PIPE, text=True)
         try:

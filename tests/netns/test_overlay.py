@@ -206,6 +206,16 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
     place.put(manifest("a", 1))
     until(lambda: place.part("a").ready, "the range", AT_ONCE)
     assert place.ip("a", "-br link show flannel.1") == mac
+    # The link between the nodes takes less.
+    batch(place.ns("a"), ["link set eth0 mtu 1400"])
+    environment = place.directory / "a" / "subnet.env"
+    until(lambda: "FLANNEL_MTU=1350\n" in environment.read_text(), "the narrower link", AT_ONCE)
+    assert "mtu 1350" in place.ip("a", "link show flannel.1")[0]
+    # A faulty edit of the configuration changes nothing.
+    place.conf.write_text("{")
+    place.ip("a", "route del 10.244.2.0/24")
+    until(lambda: any("is not JSON" in one for one in place.part("a").figures.problems), "the word", AT_ONCE)
+    assert "10.244.2.0/24 via 10.244.2.0 dev flannel.1 onlink" in place.ip("a", "route")
     assert "10.244.77.0/24 via 192.0.2.9 dev eth0" in place.ip("a", "route")
 
 
@@ -275,6 +285,34 @@ def test_who_is_masqueraded(tmp_path, nftables):
         with netns.entered(place.ns("link")), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
             outside.bind(("192.0.2.254", 7))
             assert sender("10.244.1.2", place.ns("a1"), "192.0.2.254", outside) == "192.0.2.1"
+
+
+@pytest.mark.parametrize("place", [{"nodes": ("a", "b"), "pods": 1}], indirect=True)
+def test_a_node_has_it_as_a_part(place):
+    config, environment = place.directory / "config.yaml", place.directory / "a.env"
+    config.write_text(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n---\n"
+        "apiVersion: narthex/v1alpha1\nkind: NarthexConfiguration\n"
+        f"overlay: {{netConf: {place.conf}, subnetFile: {environment}, interfaces: [eth0]}}\n"
+    )
+    place.start("b")
+    options = ("--no-proxy", "--overlay", "--config", config, "--hostname-override", "a")
+    with place.process("a", "node", *options) as process:
+        until(environment.exists, "subnet.env", 60.0)
+        assert place.reach() == set()
+
+        def get(port, path):
+            with netns.entered(place.ns("a")), socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+                sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+
+        answer = get(10256, "/healthz")
+        assert answer.startswith(("HTTP/1.1 200", "HTTP/1.0 200"))
+        assert '"overlay":{"running":true,"healthy":true' in answer
+        until(lambda: "narthex_overlay_nodes 1.0" in get(10249, "/metrics"), "the metric", AT_ONCE)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert place.reach() == set()
 
 
 class MemoryCluster:

@@ -18,6 +18,8 @@ from narthex.sources.kube.writes import ApiError, writing
 
 _FIRST_REST, _LONGEST_REST = 1.0, 30.0
 _SECONDS = 15.0
+_PATIENCE = 5.0
+"""For a write that is under way when it ends; the thread ends with the process."""
 
 
 class Writes(Protocol):
@@ -78,7 +80,7 @@ class Announcer:
         finally:
             self._stopping = True
             self._clock.wake()
-            thread.join(_SECONDS)
+            thread.join(_PATIENCE)
 
     def _run(self) -> None:
         rest, not_before = 0.0, 0.0

@@ -6,7 +6,7 @@ Level-triggered: notices say when to look, never what. A look that fails leaves 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from narthex.apps.logs import LOGGER
@@ -30,8 +30,8 @@ from narthex.overlay.stations import Station, own_subnets, stations, without_con
 from narthex.overlay.subnet_env import subnet_env
 from narthex.overlay.wanted import Forward, Neighbour, Outer, Route, Wanted, Way, device_name, pods_mtu, wanted
 
-LEAST_REST = 0.05
-"""Seconds between two looks: others may change things in a burst."""
+_MOST_LINES = 20
+"""Of the log, for the steps of one look."""
 _KINDS = {Neighbour: "neighbour", Forward: "fdb", Route: "route"}
 
 Announce = Callable[[Node, Mapping[str, str]], None]
@@ -70,6 +70,8 @@ class Overlay:
         self._in_force = Wanted()
         self._rules: Rules | None = None
         self._rules_in_force: dict[IPFamily, object] = {}
+        self._refused: tuple[str, ...] = ()
+        """Kernel settings that could not be made at the last full look."""
         self._next_full = -math.inf
         self.links: frozenset[int] = frozenset()
         """Indexes of the links whose changes matter."""
@@ -103,7 +105,7 @@ class Overlay:
             self._figures.ready, self._figures.broken = True, False
             self._figures.last_sync = self._clock.wall()
             self._figures.syncs += 1
-        return max(LEAST_REST, self._next_full - self._clock.now())
+        return max(0.0, self._next_full - self._clock.now())
 
     def _take_events(self) -> None:
         for event in self._take():
@@ -133,16 +135,18 @@ class Overlay:
         if full or self._look_at_rules():
             self._keep_rules(conf, subnets)
         if full:
-            for outcome in sysctls.apply(want.settings):
-                if outcome.error:
-                    more += (f"{outcome.setting.path} could not be set to {outcome.setting.value}: {outcome.error}",)
+            self._refused = tuple(
+                f"{outcome.setting.path} could not be set to {outcome.setting.value}: {outcome.error}; set it yourself"
+                for outcome in sysctls.apply(want.settings)
+                if outcome.error
+            )
         text = subnet_env(conf, subnets, mtu, self._settings.masquerade)
         if files.write(self._settings.subnet_file, text):
             LOGGER.info("overlay: wrote %s: %s", self._settings.subnet_file, ", ".join(text.split()))
         self._figures.peers = len({peer.node for peer in peers.usable})
         self._tell(conf, node, own_ips)
         self.tunnels = _tunnels(want)
-        return (*filter(None, [self._conf_file.problem]), *problems, *more)
+        return (*filter(None, [self._conf_file.problem]), *problems, *more, *self._refused)
 
     def _mend(
         self,
@@ -184,7 +188,7 @@ class Overlay:
         self.links = frozenset([*(one.index for one in outer.values()), *(one.index for one in have.devices.values())])
         return want, problems
 
-    def _note(self, steps: Iterable[Change]) -> None:
+    def _note(self, steps: Sequence[Change]) -> None:
         """Count and log what was done."""
         before, healed = self._in_force, []
         devices = {device.name for device in before.devices}
@@ -200,7 +204,10 @@ class Overlay:
                     entry in before.neighbours or entry in before.forwards or entry in before.routes
                 ):
                     healed.append(_KINDS[type(entry)])
+        for step in steps[:_MOST_LINES]:
             LOGGER.info("overlay: %s", described(step))
+        if len(steps) > _MOST_LINES:
+            LOGGER.info("overlay: and %d more steps", len(steps) - _MOST_LINES)
         self._figures.healed.update(healed)
 
     def _keep_rules(self, conf: NetConf, subnets: Mapping[IPFamily, str]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from narthex.apps.machine import StartError
 from narthex.apps.overlay.announce import Announcer, NodeWriter, Writes
 from narthex.apps.overlay.figures import Figures
-from narthex.apps.overlay.loop import LEAST_REST, Overlay
+from narthex.apps.overlay.loop import Overlay
 from narthex.apps.overlay.selftest import SelfTest
 from narthex.apps.overlay.settings import OverlaySettings
 from narthex.apps.proxy.feed import Feed, Watched
@@ -36,6 +36,8 @@ from narthex.sources.manifests import ManifestSource
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+_LEAST_REST, _MOST_REST, _SHARE = 0.05, 0.5, 10
+"""Seconds between two looks: so many times as long as the last one took, within limits."""
 _LATE = 3
 """A look may be so many periods ago before the part counts as unhealthy."""
 _CHAINS = frozenset((POSTROUTING, FORWARD, "POSTROUTING", "FORWARD"))
@@ -128,12 +130,12 @@ class OverlayPart:
             stack.enter_context(selftest.running())
             stack.enter_context(feed.running(self._clock.wake))
             while not self._stopping:
-                rest = overlay.look()
-                # Others may change things in a burst.
                 begun = self._clock.now()
+                rest = overlay.look()
+                done = self._clock.now()
                 self._clock.sleep(min(rest, foreign.interval))
-                if self._clock.now() - begun < LEAST_REST and not self._stopping:
-                    self._pause(begun + LEAST_REST)
+                # Others may change things in a burst, a routing daemon for instance.
+                self._pause(done + min(max(_LEAST_REST, _SHARE * (done - begun)), _MOST_REST))
 
     def _pause(self, until: float) -> None:
         while not self._stopping and (rest := until - self._clock.now()) > 0:

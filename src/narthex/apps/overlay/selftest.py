@@ -32,6 +32,7 @@ class SelfTest:
         self._repair = repair
         self._clock = clock or SystemClock()
         self._stopping = False
+        self._refused = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -62,16 +63,25 @@ class SelfTest:
         found = Verdict.UNCLEAR
         try:
             for peer in peers[:_MOST_PEERS]:
-                found = checksums.test(device, own, peer)
+                found = checksums.test(device, own, peer, self._is_stopping)
                 if found is not Verdict.UNCLEAR:
                     break
             if found is Verdict.BROKEN and checksums.offloaded(device):
                 found = self._broken(device, own, peer)
+        except PermissionError as error:
+            if not self._refused:
+                LOGGER.warning(
+                    "overlay: the self-test of checksums cannot be made: %s; it needs CAP_NET_RAW", error.strerror
+                )
+            self._refused = True
         except OSError as error:
             # The device may be gone just now; the loop sees to that.
             LOGGER.debug("the self-test of %s: %s", device, error)
         self._figures.checksums[device] = found
         return found
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
 
     def _broken(self, device: str, own: str, peer: str) -> Verdict:
         said = f"overlay: packets that leave {device} for {peer} have wrong checksums, which their receivers drop"
@@ -80,7 +90,7 @@ class SelfTest:
             return Verdict.BROKEN
         checksums.switch_off(device)
         self._figures.repaired += 1
-        found = checksums.test(device, own, peer)
+        found = checksums.test(device, own, peer, self._is_stopping)
         LOGGER.warning(
             "%s: the kernel now completes them itself (offload of %s is off), and the test says: %s",
             said,

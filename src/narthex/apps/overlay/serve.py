@@ -12,6 +12,7 @@ import msgspec
 from narthex.apps.httpd import HttpServer, Reply, Slow
 from narthex.apps.logs import LOGGER
 from narthex.apps.machine import StartError
+from narthex.apps.node.shapes import make_known
 from narthex.apps.overlay.figures import Figures
 from narthex.apps.overlay.part import OverlayOrigin, OverlayPart
 from narthex.apps.overlay.settings import OverlaySettings
@@ -20,6 +21,7 @@ from narthex.apps.proxy.status import BindError, Listener, Routes, StatusServer
 
 def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tuple[str, int] | None) -> None:
     """Keep the overlay up until SIGTERM or SIGINT. `healthz`: address and port. Raises StartError."""
+    make_known()
     part = OverlayPart(settings, origin)
     http = HttpServer()
     try:

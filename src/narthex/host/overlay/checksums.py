@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from narthex.overlay.probe import PAYLOAD, PORT, Verdict, datagram, verdict
 
@@ -24,11 +25,11 @@ _SIOCETHTOOL = 0x8946
 _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x16, 0x17
 
 
-def test(device: str, own: str, peer: str) -> Verdict:
+def test(device: str, own: str, peer: str, give_up: Callable[[], bool]) -> Verdict:
     """Whether what a device leaves to the link below is done there, on the way to a peer's address. Takes up to two
-    seconds. Raises OSError when the datagrams cannot be sent."""
-    attempts = []
-    for _ in range(_ATTEMPTS):
+    seconds, less when it is to `give_up`. Raises OSError when the datagrams cannot be sent."""
+    attempts: list[tuple[bool, bool]] = []
+    while len(attempts) < _ATTEMPTS and not give_up():
         complete = _answered(device, own, peer, raw=True)
         left = _answered(device, own, peer, raw=False)
         attempts.append((complete, left))

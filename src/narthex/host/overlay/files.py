@@ -9,6 +9,8 @@ import msgspec
 
 from narthex.overlay.wanted import Route
 
+_ROUTES = msgspec.json.Decoder(list[Route])
+
 
 def read(path: str) -> str | None:
     """A file's text; None when it is not there. Raises OSError."""
@@ -43,7 +45,7 @@ def read_routes(path: str) -> frozenset[Route]:
     if text is None:
         return frozenset()
     try:
-        return frozenset(msgspec.json.decode(text, type=list[Route]))
+        return frozenset(_ROUTES.decode(text))
     except msgspec.MsgspecError:
         # Then nobody's route is taken for ours.
         return frozenset()

@@ -23,7 +23,8 @@ class Rules:
 
     def keep(self, wish: Wish) -> bool:
         """Make the rules of a family what they are wished to be; whether anything was to be done. Raises ApplyError."""
-        changed = self._keep_nftables(wish) if self.nftables else self._keep_iptables(wish)
+        needed = any(wish.chains().values())
+        changed = self._keep_nftables(wish) if self.nftables else self._keep_iptables(wish, needed=needed)
         if wish.family not in self._other_is_clean:
             # What an earlier run, or flannel, left in the other tool would masquerade as well.
             nothing = Wish(wish.family, "", "", masquerade=False, forward=False)
@@ -31,7 +32,7 @@ class Rules:
             self._other_is_clean.add(wish.family)
         return changed
 
-    def _keep_iptables(self, wish: Wish, *, needed: bool = True) -> bool:
+    def _keep_iptables(self, wish: Wish, *, needed: bool) -> bool:
         command = plain_command(wish.family)
         try:
             text = "".join(run([f"{command}-save", "-t", table], timeout=_SECONDS) for table in ("nat", "filter"))
