@@ -24,7 +24,7 @@ def test_each_mode_and_witness_gives_one_finding():
 
 
 def test_modes_without_backend_are_not_run(monkeypatch):
-    monkeypatch.delitem(BACKENDS, "ipvs")
+    monkeypatch.setattr(runner, "BACKENDS", {mode: BACKENDS[mode] for mode in BACKENDS if mode != "ipvs"})
     assert modes_of(scenario(modes=["ipvs", "iptables"]), Request()) == ("iptables",)
     assert modes_of(scenario(modes=["ipvs"]), Request()) == ()
     assert modes_of(scenario(), Request(modes=("nftables",))) == ("nftables",)
