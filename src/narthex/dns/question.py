@@ -64,8 +64,11 @@ def letters(name: bytes) -> int:
     return sum(byte in _LETTERS for label in names.labels(name) for byte in label)
 
 
-def belongs(packet: bytes, sent: bytes) -> Literal["yes", "case", "no"]:
-    """Whether a response's id and question are those of the message sent; "case": but for the letters' case."""
+def belongs(packet: bytes, sent: bytes) -> Literal["yes", "case", "bare", "no"]:
+    """Whether a response's id and question are those of the message sent; "case": but for the letters' case; "bare": it
+    is a header with a response code and no question, from a server that did not understand ours."""
+    if len(packet) == wire.HEADER.size and packet[:2] == sent[:2] and packet[4:] == bytes(8):
+        return "bare" if packet[2] & 0x80 and packet[3] & 0xF else "no"
     end = wire.HEADER.size
     while end < len(sent) and sent[end]:
         end += 1 + sent[end]

@@ -29,6 +29,7 @@ FOLDING = 600.0
 """Seconds for which an upstream is asked in lower case after it has not kept the case of a question over TCP, where
 nobody can forge answers without sitting in the middle."""
 
+BARE = "the upstream did not understand the question"
 Outcome = Answer | str
 """An answer, or why there is none."""
 Report = Callable[[Outcome], None]
@@ -181,6 +182,9 @@ class _Datagram:
         if fits == "no":
             self._exchange.meter.drop("question")
             return
+        if fits == "bare":
+            self._finish(BARE)
+            return
         if fits == "case":
             # Forged, or from a server that does not keep the case: TCP tells which.
             self._exchange.meter.drop("case")
@@ -328,6 +332,9 @@ class Connection:
             if fits == "no":
                 self._exchange.meter.drop("question")
                 continue
+            if fits == "bare":
+                self._finish(BARE)
+                return True
             try:
                 answer = read(packet)
             except Malformed as error:

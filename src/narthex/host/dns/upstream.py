@@ -17,7 +17,7 @@ from narthex.dns.question import Question
 from narthex.dns.response import Answer
 from narthex.dns.seam import Loop, Transport
 from narthex.dns.settings import Forward, Tls, Upstream
-from narthex.host.dns.exchange import Exchange, Outcome
+from narthex.host.dns.exchange import BARE, Exchange, Outcome
 from narthex.host.dns.meter import Meter
 
 CHECK_TIMEOUT = 1.0
@@ -98,7 +98,7 @@ class Forwarder:
             if isinstance(outcome, Answer):
                 code = RCODES[outcome.rcode] if outcome.rcode < len(RCODES) else str(outcome.rcode)
                 self._meter.duration(str(send.upstream), code, max(0.0, self._loop.now() - started))
-            elif self.pool.failed(send.upstream):
+            elif outcome != BARE and self.pool.failed(send.upstream):
                 self._checks(send.upstream)
             report(outcome)
 
@@ -118,7 +118,7 @@ class Forwarder:
             return
 
         def told(outcome: Outcome) -> None:
-            well = isinstance(outcome, Answer)
+            well = isinstance(outcome, Answer) or outcome == BARE
             if not well:
                 self._meter.failed_check(str(upstream))
             if self.pool.checked(upstream, well):

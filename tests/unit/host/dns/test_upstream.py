@@ -298,6 +298,19 @@ class TestFailures:
         well.append(True)
         world.until(lambda: not pool.down(dead_upstream))
 
+    @pytest.mark.parametrize("tcp", [False, True])
+    def test_a_bare_header_is_a_refusal_and_a_sign_of_life(self, world, tcp):
+        puzzled = world.fake(lambda query, _: [wire.refusal(query.packet, 1)])
+        fake = world.fake()
+        world.forward(puzzled.upstream, fake.upstream, force_tcp=tcp)
+        assert world.ask().answer is not None and len(puzzled.asked) == 1
+        assert not world.forwarder.pool.health(puzzled.upstream).checking
+        assert not world.meter.counts.drops
+        world.forwarder.pool.failed(puzzled.upstream)
+        world.forwarder._checks(puzzled.upstream)
+        world.until(lambda: not world.forwarder.pool.health(puzzled.upstream).checking)
+        assert not world.meter.counts.failed_checks
+
     def test_who_waits_when_it_ends_is_told(self, world):
         fake = world.fake(lambda *_: [])
         world.forward(fake.upstream)
