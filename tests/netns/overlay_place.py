@@ -137,14 +137,19 @@ class OverlayPlace:
     def start(self, *names, origin=None, **more):
         """Run overlays, each in a thread inside its node; wait until they are ready."""
         for name in names or self.nodes:
-            part = OverlayPart(self.settings(name, **more), origin or directory_origin(self.manifests))
-            thread = threading.Thread(target=self._run, args=(name, part), daemon=True)
-            self._parts[name] = part, thread
-            thread.start()
+            self.begin(name, origin, **more)
         for name in names or self.nodes:
             part = self.part(name)
             until(lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.figures.state()))
         return self
+
+    def begin(self, name, origin=None, **more):
+        """Run an overlay."""
+        part = OverlayPart(self.settings(name, **more), origin or directory_origin(self.manifests))
+        thread = threading.Thread(target=self._run, args=(name, part), daemon=True)
+        self._parts[name] = part, thread
+        thread.start()
+        return part
 
     def _run(self, name, part):
         with netns.entered(self.ns(name)):

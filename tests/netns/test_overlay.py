@@ -12,7 +12,7 @@ import time
 import msgspec
 import pytest
 
-from narthex.apps.overlay.part import OverlayOrigin
+from narthex.apps.overlay.part import OverlayOrigin, api_origin
 from narthex.host import netns
 from narthex.host.links import batch
 from narthex.host.overlay.checksums import offloaded
@@ -20,6 +20,8 @@ from narthex.host.run import run
 from narthex.model.decode import load
 from narthex.model.events import Synced, Upsert
 from narthex.overlay.probe import Verdict
+from narthex.sources.kube.access import Access
+from narthex.testing.apiserver import ApiServer
 from narthex.testing.load import until
 from netns.overlay_place import OverlayPlace, manifest
 
@@ -383,6 +385,55 @@ def test_nodes_tell_each_other_by_annotations(place):
     run(["ip", "link", "del", "flannel.1"], namespace=place.ns("a"))
     place.start("a", origin=cluster.origin())
     assert place.ip("a", "-br link show flannel.1")[0].split()[2] == macs["a"]
+
+
+@pytest.fixture
+def server(place):
+    with contextlib.ExitStack() as stack:
+        # Its thread is in the node's namespace, and so is where it listens.
+        with netns.entered(place.ns("a")):
+            made = stack.enter_context(ApiServer())
+        yield made
+
+
+@pytest.mark.parametrize("place", [{"nodes": ("a",), "pods": 1}], indirect=True)
+def test_an_api_server_that_comes_and_goes(place, server):
+    prefix = "flannel.alpha.coreos.com/"
+    flannels = {
+        f"{prefix}backend-data": '{"VNI":1,"VtepMAC":"8a:2b:1c:00:00:04"}',
+        f"{prefix}backend-type": "vxlan",
+        f"{prefix}kube-subnet-manager": "true",
+        f"{prefix}public-ip": "192.0.2.44",
+    }
+    server.put_raw("Node", manifest("a", 1))
+    server.put_raw("Node", manifest("d", 4, annotations=flannels))
+    theirs = "10.244.4.0/24 via 10.244.4.0 dev flannel.1 onlink"
+    place.start("a", origin=api_origin(Access(master=server.url)))
+    assert theirs in place.ip("a", "route")
+
+    def own():
+        return server.do(lambda data: data.get("Node", ("", "a"))).raw
+
+    until(lambda: f"{prefix}backend-data" in own()["metadata"].get("annotations", {}), "the annotation", AT_ONCE)
+    mac = place.ip("a", "-br link show flannel.1")[0].split()[2]
+    assert own()["metadata"]["annotations"][f"{prefix}backend-data"] == f'{{"VNI":1,"VtepMAC":"{mac}"}}'
+    assert [one["reason"] for one in own()["status"]["conditions"]] == ["FlannelIsUp"]
+    # While it is away nothing is forgotten.
+    server.stop()
+    place.ip("a", "route del 10.244.4.0/24")
+    took("route", lambda: theirs in place.ip("a", "route"))
+    place.end("a")
+    place.ip("a", "route del 10.244.4.0/24")
+    part = place.begin("a", origin=api_origin(Access(master=server.url)))
+    until(lambda: part.figures.failure != "", "the word", AT_ONCE)
+    assert place.fdb("a")
+    assert not part.ready
+    # It comes back, and a node has left meanwhile.
+    server.do(lambda data: data.delete("Node", "", "d"))
+    server.start()
+    until(lambda: part.ready, "the list", 60.0)
+    assert not place.fdb("a")
+    assert place.ip("a", "-br link show flannel.1")[0].split()[2] == mac
 
 
 @contextlib.contextmanager
