@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from narthex.testing import kernel
 from narthex.testing.findings import print_said
-from narthex.testing.scenario import load
 from netns.modes import MODES_HERE
+from scenario_files import SCENARIOS
 
-FOLDER = Path(__file__).parents[1] / "scenarios"
 CASES = [
     pytest.param(scenario, mode, id=f"{scenario.name}-{mode}")
-    for scenario in map(load, sorted(FOLDER.glob("*.yaml")))
+    for scenario in SCENARIOS
     for mode in MODES_HERE
     if mode in scenario.modes and scenario.level == "must"
 ]

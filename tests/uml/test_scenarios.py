@@ -10,13 +10,12 @@ import pytest
 from narthex.testing import kernel
 from narthex.testing.findings import print_said
 from narthex.testing.runner import Request, hear_all
-from narthex.testing.scenario import load
+from scenario_files import SCENARIOS
 
-FOLDER = Path(__file__).parents[1] / "scenarios"
 MODE = "ipvs"
 CASES = [
     pytest.param(scenario, MODE, id=scenario.name)
-    for scenario in map(load, sorted(FOLDER.glob("*.yaml")))
+    for scenario in SCENARIOS
     if MODE in scenario.modes and scenario.level == "must"
 ]
 ROUNDS = 2

@@ -1,16 +1,13 @@
 """Every scenario of ours, in every mode that has a backend, against the plan and against the rendered rules."""
 
-from pathlib import Path
-
 import pytest
 
 from narthex.backends import BACKENDS
 from narthex.testing import witnesses
 from narthex.testing.findings import print_said
-from narthex.testing.scenario import load
+from scenario_files import SCENARIOS as ALL
 
-FOLDER = Path(__file__).parents[2] / "scenarios"
-SCENARIOS = {scenario.name: scenario for scenario in map(load, sorted(FOLDER.glob("*.yaml")))}
+SCENARIOS = {scenario.name: scenario for scenario in ALL}
 CASES = [
     pytest.param(scenario, mode, against, id=f"{name}-{mode}-{against}")
     for name, scenario in SCENARIOS.items()

@@ -1,7 +1,6 @@
 """What is told of two ways of serving the same cluster."""
 
 import itertools
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,12 +12,11 @@ from narthex.plan.ir import Deviation, Sender
 from narthex.plan.planner import plan_once
 from narthex.testing import setting
 from narthex.testing.build import CONFIG, HOST, endpoint, endpoint_slice, service, snapshot
-from narthex.testing.scenario import load
 from narthex.trace.compare import compare
 from narthex.trace.evaluate import evaluate, find_frontend, sender_of
 from narthex.trace.factors import Side, factors, serving
+from scenario_files import SCENARIOS
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 WEB = (
     service("shop/web", "10.110.0.5", node_port=30080),
     endpoint_slice("shop/web", endpoint("10.64.1.10"), endpoint("10.64.2.10", node="worker-b"), port=8080),
@@ -204,8 +202,7 @@ def tells(change, packet, plans, host):
 def test_what_scenarios_show_between_modes_is_told(one, other):
     """Of every flow of every scenario, whatever modes the file is for."""
     differing = 0
-    for path in sorted(SCENARIOS.glob("*.yaml")):
-        scenario = load(path)
+    for scenario in SCENARIOS:
         cluster, sides = setting.snapshot(scenario), [way(scenario, mode) for mode in (one, other)]
         families = {family_of(flow.destination) for flow in scenario.flows}
         made = {family: [plan_once(cluster, each.config, family) for each in sides] for family in families}
@@ -222,5 +219,6 @@ def test_what_scenarios_show_between_modes_is_told(one, other):
             if (family, host) not in known:
                 found = compare(serving(cluster, family, sides[0]), list(factors(cluster, family, *sides)), host)
                 known[family, host] = list(found)
-            assert any(tells(change, packet, plans, host) for change in known[family, host]), f"{path.name}: {packet}"
+            found = known[family, host]
+            assert any(tells(change, packet, plans, host) for change in found), f"{scenario.name}: {packet}"
     assert differing > 10
