@@ -26,6 +26,8 @@ def cluster():
 
 def check(served, packet, transport="udp"):
     made = served.desk.handle(packet, transport)
+    short = served.desk.unknown(packet[2:]) if len(packet) >= 2 else None
+    assert short is None or short[0] == made.compiled.tail
     if made is None:
         # Silence is for what is no question, or what is an answer.
         assert len(packet) < 12 or packet[2] & 0x80
@@ -41,9 +43,6 @@ def check(served, packet, transport="udp"):
     assert answer[12 : query.question_end] == packet[12 : query.question_end]
     if made.compiled.turn is not None:
         assert len(made.compiled.turn.next()) == len(made.compiled.tail)
-    short = served.desk.unknown(packet[2:])
-    if short is not None:
-        assert short[0] == made.compiled.tail
     served.desk.learn(packet[2:], made, [0])
     return answer
 
@@ -98,6 +97,15 @@ def test_every_answer_is_a_message(cluster, labels, rest, type_, payload):
     said = dns.message.from_wire(answer)
     for rrset in (*said.answer, *said.authority, *said.additional):
         assert rrset.ttl <= 28800
+
+
+def test_headers_alone(cluster):
+    """Of questions whose like has been asked for in vain."""
+    for name in (f"nope.{Z}", "a.b.cluster.local"):
+        packet = dns.message.make_query(name, "A", use_edns=False).to_wire()
+        check(cluster, packet)
+        for length in range(len(packet) + 1):
+            check(cluster, packet[:length])
 
 
 def test_mutations(cluster):

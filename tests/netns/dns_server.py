@@ -94,6 +94,9 @@ class DnsServer:
         return int(said[-3:]), said[:-3]
 
     def dig(self, name, type_="A", *more, server=ADDRESSES[0]):
-        """`dig +short`, sorted."""
-        said = self.run("dig", f"@{server}", name, type_, "+short", "+time=5", "+tries=2", *more)
+        """`dig +short`, sorted; None when nobody answers."""
+        try:
+            said = self.run("dig", f"@{server}", name, type_, "+short", "+time=5", "+tries=2", *more)
+        except CommandError:
+            return None
         return sorted(line for line in said.splitlines() if not line.startswith(";"))

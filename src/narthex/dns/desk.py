@@ -153,7 +153,7 @@ class Desk:
         In many clusters most questions are such, by search lists, and there is no end of them.
         """
         rests = self._below.get(key[:_HEAD])
-        if rests is None:
+        if rests is None or len(key) == _HEAD:
             return None
         length = key[_HEAD]
         at = _HEAD + 1 + length

@@ -152,9 +152,6 @@ def serve(
     allow_many_files()
     for problem in configuration.problems:
         LOGGER.warning("%s", problem)
-    for block in configuration.blocks:
-        if block.log:
-            LOGGER.warning("%s: log: questions are not logged; the metrics count them", block.where)
     try:
         networks = tuple(network(text) for text in recursion) or PRIVATE
     except ValueError as error:
