@@ -111,12 +111,13 @@ def changes(wanted: Wanted, have: Have, networks: Iterable[str], made: frozenset
         fresh.add(device.name)
         steps += [AddDevice(device), AddAddress(device.name, own_address(device))]
     ours = {device.name for device in wanted.devices}
+    destinations = {route.destination for route in wanted.routes}
     stale_routes = [
         route
         for route in have.routes
         if route.device not in fresh
         and (route in made or (route.device in ours and route.onlink and _within_any(route.destination, networks)))
-        and not any(route.destination == kept.destination for kept in wanted.routes)
+        and route.destination not in destinations
     ]
     steps += map(Drop, sorted(stale_routes, key=str))
     steps += map(Put, _missing(wanted.neighbours, have.neighbours, fresh))
