@@ -6,6 +6,7 @@ Runs in a node's network namespace; NAMESPACE is a pod's. Prints how many places
 """
 
 import os
+import posix
 import signal
 import sys
 from pathlib import Path
@@ -64,7 +65,7 @@ def killed_at(place, work):
             return instead
 
         for name in ("open", "write", "rename", "unlink", "mkdir", "pwrite"):
-            setattr(os, name, watched(getattr(os, name)))
+            setattr(posix, name, watched(getattr(posix, name)))
         Netlink._send = watched(Netlink._send)
         try:
             work()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import _socket as socket
 import errno
 import itertools
-import os
+import posix
 import struct
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ _WAIT_SECONDS = 30.0
 _AT_ONCE = 256
 """Requests whose answers fit the receive buffer with ease."""
 
-PORTS, PORTS_MASK = 1 << 31 | int.from_bytes(os.urandom(4)) & 0x7FFFFE00, 0xFFFFFE00
+PORTS, PORTS_MASK = 1 << 31 | int.from_bytes(posix.urandom(4)) & 0x7FFFFE00, 0xFFFFFE00
 """All sockets of ours in this process have netlink ports that are `PORTS` under the mask, so that a notification tells
 whether a transaction was ours. Others have process numbers as ports, or random ones when those are taken."""
 _next_port = itertools.count()
@@ -40,7 +40,7 @@ class NetlinkError(OSError):
     that message of the attribute that it complained about; each is None when it named none."""
 
     def __init__(self, number: int, said: str, message: int | None = None, offset: int | None = None) -> None:
-        super().__init__(number, said or os.strerror(number))
+        super().__init__(number, said or posix.strerror(number))
         self.message = message
         self.offset = offset
 
@@ -216,5 +216,5 @@ def error_of(flags: int, data: bytes, message: int | None = None) -> NetlinkErro
             elif kind == _ERR_OFFSET:
                 offset = struct.unpack_from("=I", data, at + 4)[0]
             at += max(4, (length + 3) & ~3)
-    words = f"{os.strerror(number)} ({said})" if said else os.strerror(number)
+    words = f"{posix.strerror(number)} ({said})" if said else posix.strerror(number)
     return NetlinkError(number, words, message, offset)

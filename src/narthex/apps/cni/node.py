@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix
 
 from narthex.cni.errors import INVALID_NAMESPACE, UNKNOWN_CONTAINER, CniError
 from narthex.host.cni import namespaces
@@ -90,7 +90,7 @@ class Node:
     def end(self) -> None:
         """A request has ended: close the pod's namespace."""
         if self._pod is not None:
-            os.close(self._pod)
+            posix.close(self._pod)
             self._pod = None
 
     def close(self) -> None:

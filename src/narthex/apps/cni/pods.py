@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix
 import time
 
 from narthex.apps.cni import addresses, masquerade
@@ -76,7 +76,7 @@ def add_loopback(node: Node, request: Request) -> Result:
 
 def _made(mac: bytes | None) -> Made:
     """Names and hardware addresses by chance; locally administered, for one interface."""
-    some = os.urandom(22)
+    some = posix.urandom(22)
     macs = [bytes((some[at] & 0xFC | 2, *some[at + 1 : at + 6])) for at in (4, 10, 16)]
     return bridge.Made(f"veth{some[:4].hex()}", macs[0], mac or macs[1], macs[2])
 

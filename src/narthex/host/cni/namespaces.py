@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
+import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 
 def opened(path: str) -> int:
     """Open a namespace. What else is at the path does not keep us waiting. Raises OSError."""
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
 
 
 def is_network(descriptor: int) -> bool:
@@ -32,13 +32,13 @@ def is_network(descriptor: int) -> bool:
 
 def identity(descriptor: int) -> tuple[int, int]:
     """What tells a namespace from every other, as long as it lives."""
-    found = os.fstat(descriptor)
+    found = posix.fstat(descriptor)
     return found.st_dev, found.st_ino
 
 
 def own_identity() -> tuple[int, int]:
     """The identity of the calling thread's namespace."""
-    found = os.stat(_OWN)  # noqa: PTH116 - pathlib takes longer to load than the whole request
+    found = posix.stat(_OWN)
     return found.st_dev, found.st_ino
 
 
@@ -60,19 +60,21 @@ class Inside:
         try:
             _enter(self._descriptor)
         except BaseException:
-            os.close(self._own)
+            posix.close(self._own)
             raise
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             _enter(self._own)
         finally:
-            os.close(self._own)
+            posix.close(self._own)
 
 
 def _enter(descriptor: int) -> None:
-    if hasattr(os, "setns"):
-        os.setns(descriptor, _CLONE_NEWNET)
+    setns = getattr(posix, "setns", None)
+    if setns is not None:
+        # Since Python 3.12.
+        setns(descriptor, _CLONE_NEWNET)
         return
     # The part of ctypes that is in C does it: all of ctypes takes as long to load as half of our modules.
     import _ctypes

@@ -6,7 +6,7 @@ speaks of is made and removed after that is gone, so that nothing is ever there 
 
 from __future__ import annotations
 
-import os
+import posix
 
 from narthex.cni.request import is_attachment, is_name
 from narthex.cni.strict_json import JsonError, parse, write
@@ -82,10 +82,10 @@ def is_gone(record: Mapping[str, object], links: frozenset[str]) -> bool:
         return False
     path = str(record.get("path", ""))
     try:
-        found = os.stat(path)  # noqa: PTH116
+        found = posix.stat(path)
     except FileNotFoundError:
         top = "/proc" if path.startswith("/proc/") else path.rpartition("/")[0]
-        return os.path.isdir(top)  # noqa: PTH112
+        return files.is_directory(top)
     except OSError:
         return False
     return (found.st_dev, found.st_ino) != (record.get("device"), record.get("inode"))

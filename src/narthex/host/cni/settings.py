@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ def apply(settings: Iterable[Setting]) -> None:
     for setting in settings:
         path = f"/proc/sys/{setting.path}"
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = posix.open(path, posix.O_RDWR | posix.O_CLOEXEC)
             try:
                 # What is so already may not be writable, and costs others of the namespace nothing.
-                if os.read(descriptor, 64).strip().decode() != setting.value:
-                    os.pwrite(descriptor, setting.value.encode(), 0)
+                if posix.read(descriptor, 64).strip().decode() != setting.value:
+                    posix.pwrite(descriptor, setting.value.encode(), 0)
             finally:
-                os.close(descriptor)
+                posix.close(descriptor)
         except OSError as error:
             if setting.required:
                 raise OSError(error.errno, f"cannot set {setting.path} to {setting.value}: {error.strerror}") from None
