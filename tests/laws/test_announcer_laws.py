@@ -59,7 +59,8 @@ class Node:
             for name, peer in member.alive.items()
         }  # fmt: skip
         decisions = decided(tuple(sorted(announcers.items())))
-        self.holdings.update(decisions, rivals, now, standing_back=back)
+        if self.holdings.update(decisions, rivals, now, standing_back=back).gained:
+            member.settle()
         member.tell(Told(held=tuple(self.holdings.held), yielding=tuple(sorted(self.holdings.yielding))))
 
 

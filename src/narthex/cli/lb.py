@@ -126,10 +126,52 @@ def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **
             continue
         told = [f"{use.in_use} of {use.total} in use"]
         told += [] if use.auto_assign else ["only when asked for"]
-        told.append(
-            f"announced by {', '.join(use.advertisements)}" if use.advertisements else "no advertisement names it"
-        )
+        ads = ", ".join(use.advertisements)
+        told.append(f"announced by {ads}" if ads else "announced by all nodes, since no advertisement selects it")
         click.echo(f"{use.name:{width}}  {', '.join(use.addresses)}: {'; '.join(told)}")
+
+
+@command.command("why")
+@click.argument("service", metavar="[NAMESPACE/]SERVICE")
+@source_options
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A LoadBalancerConfiguration; its pools are used instead of IPAddressPools.",
+)
+@click.option(
+    "--status-port",
+    type=click.IntRange(0, 65535),
+    default=10249,
+    help="Where the announcers of nodes are asked (metricsBindAddress); 0: nowhere.",
+    show_default=True,
+)
+@output_option
+def why(service: str, config: Path | None, status_port: int, output: str, **where: Any) -> None:
+    """Say for each address of a Service and each node why it is answered for there, or is not.
+
+    Each node's reason follows from the objects. What an announcer itself says, the link, the last question, and who else
+    answers, is added where its status port can be reached.
+    """
+    if not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
+    from narthex.apps.lb.look import LookError
+    from narthex.apps.lb.why import WhyError, why_service
+    from narthex.apps.logs import printable
+    from narthex.lb.why import lines
+
+    manifests = where["manifests"]
+    access = None if manifests is not None else _access(where)
+    try:
+        said = why_service(service, manifests=manifests, access=access, config=config, status_port=status_port)
+    except (LookError, WhyError) as error:
+        raise click.ClickException(printable(str(error))) from error
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(said)))
+        return
+    for line in lines(said):
+        click.echo(printable(line))
 
 
 def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:

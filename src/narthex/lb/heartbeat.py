@@ -169,6 +169,9 @@ class Membership:
         self.leaving = False
         self._run = run
         self._begun = self._steady_since = now
+        self._young = True
+        """It stands back because it has just begun, not because it was cut off."""
+        self._sent_at: float | None = None
         self._alone = False
         """All peers fell silent at one time."""
         self._told, self._version = Told(), 0
@@ -225,12 +228,18 @@ class Membership:
 
     def cut_off(self, now: float) -> None:
         """This run could not be heard for a while: it stood still, or had no link. It begins like a new one."""
-        self._steady_since = now
+        self._steady_since, self._young = now, False
 
     def restart_listening(self, now: float) -> None:
         """What was known is too old to act by: this process stood still for longer than the others' patience."""
-        self._begun = now
-        self.cut_off(now)
+        self._begun = self._steady_since = now
+        self._young = True
+
+    def settle(self) -> None:
+        """It has an address. A run that has just begun only gets what nobody else has, so there is nobody to let go
+        first."""
+        if self._young:
+            self._steady_since = -math.inf
 
     def leave(self) -> None:
         """Ask the others to take over."""
@@ -250,8 +259,14 @@ class Membership:
                 # The first beats of a run are for all, to be heard before it decides.
                 early = self.listening(now)
                 peer.send_at = now + (self.times.quiet_interval if silent and not early else self._pace)
+                if peer.state is State.ALIVE:
+                    self._sent_at = now
                 found.append(self._datagram(peer, now))
         return found
+
+    def unsaid_for(self, now: float) -> float:
+        """Seconds since a beat was last sent to a peer that is alive; 0 where there is none to miss it."""
+        return now - self._sent_at if self._sent_at is not None and self.alive else 0.0
 
     def next_due(self) -> float:
         """When `due` or `tick` have something to do."""

@@ -39,6 +39,8 @@ class Held(msgspec.Struct, kw_only=True):
     """It is given up then in any case."""
     rivals: dict[str, float] = {}
     """Peers that answer too without giving way, and since when."""
+    told: set[str] = set()
+    """Those of them that were told of."""
 
 
 class Moves(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +50,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[tuple[str, str], ...] = ()
     """Address, and why."""
     duplicates: tuple[tuple[str, str], ...] = ()
-    """Address, and the peer that answers for it too; each told once."""
+    """Address, and the peer that answers for it too, and has not given way for CONFLICT_SECONDS; each told once."""
     settled: tuple[str, ...] = ()
     """A rival has given way: everybody should hear once more who has it."""
 
@@ -95,7 +97,9 @@ class Holdings:
                 lost.append((address, why))
                 continue
             settled += [address] if before and not each.rivals and not each.yielding else []
-            duplicates += [(address, name) for name in each.rivals.keys() - before.keys()]
+            lasting = {name for name, at in each.rivals.items() if now - at >= CONFLICT_SECONDS}
+            duplicates += [(address, name) for name in sorted(lasting - each.told)]
+            each.told = (each.told | lasting) & each.rivals.keys()
         for address, decision in decisions.items():
             if address in self.held or decision.holder != self.node:
                 continue

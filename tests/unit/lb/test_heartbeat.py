@@ -296,6 +296,21 @@ def test_a_young_run_stands_back_and_one_that_comes_and_goes_longer():
     assert not wire.members["c"].standing_back(wire.now)
 
 
+def test_a_young_run_that_has_an_address_lets_nobody_go_first_one_that_was_cut_off_does():
+    wire = Wire("a", "b")
+    wire.run(1)
+    member = wire.members["a"]
+    member.settle()
+    assert not member.standing_back(wire.now)
+    member.cut_off(wire.now)
+    member.settle()
+    assert member.standing_back(wire.now)
+    member.restart_listening(wire.now)
+    assert member.listening(wire.now) and member.standing_back(wire.now)
+    member.settle()
+    assert not member.standing_back(wire.now)
+
+
 def test_who_was_cut_off_from_all_stands_back_and_the_others_do_not():
     wire = Wire("a", "b", "c")
     wire.run(5)

@@ -82,14 +82,21 @@ def test_the_next_one_takes_it_while_the_other_still_answers(rival):
         assert not made.update(decision(SECOND, out=(FIRST,)), {FIRST: rival}, now)
 
 
-def test_after_a_partition_the_better_one_keeps_it_and_the_duplicate_is_told_once():
+def test_after_a_partition_the_better_one_keeps_it():
     better, worse = holding(FIRST), holding(SECOND)
-    moves = better.update(decision(FIRST, SECOND), {SECOND: holder()}, 10.0)
-    assert moves.duplicates == ((IP, SECOND),) and not moves.lost
+    assert not better.update(decision(FIRST, SECOND), {SECOND: holder()}, 10.0)
     assert worse.update(decision(FIRST, SECOND), {FIRST: holder()}, 10.0).lost == ((IP, f"{FIRST} has it now"),)
     assert not better.update(decision(FIRST, SECOND), {SECOND: holder()}, 10.2)
     # Everybody has to hear who has it.
     assert better.update(decision(FIRST, SECOND), {SECOND: Rival()}, 10.3).settled == (IP,)
+
+
+def test_a_rival_that_does_not_give_way_is_told_once():
+    made, rivals = holding(FIRST), {SECOND: holder()}
+    assert not made.update(decision(FIRST, SECOND), rivals, 10.0)
+    now = 10.0 + CONFLICT_SECONDS
+    assert made.update(decision(FIRST, SECOND), rivals, now).duplicates == ((IP, SECOND),)
+    assert not made.update(decision(FIRST, SECOND), rivals, now + 1)
 
 
 def test_two_whose_views_differ_settle_it_by_the_order_alone():

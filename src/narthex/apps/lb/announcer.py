@@ -116,7 +116,6 @@ class AnnouncerPart:
                 stack.callback(station.close)
                 changes = LinkChanges()
                 stack.callback(changes.close)
-                station.rescan()
             except NoKey as error:
                 raise StartError(str(error)) from error
             except OSError as error:

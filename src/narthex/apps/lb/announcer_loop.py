@@ -91,8 +91,7 @@ class Loop:
         ready = {file for file, _ in self._poll.poll(rest * 1000 + 1)}
         now = time.monotonic()
         with self._lock:
-            # Not heard by anybody for so long, so that all have given it up.
-            stood = now - self.turned - rest
+            stood = self._announcing.membership.unsaid_for(now)
             if stood > patience:
                 self._announcing.stood_still(now, stood)
             self._take_in(ready, now)

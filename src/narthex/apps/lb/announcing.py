@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -35,6 +35,8 @@ _SAY_AGAIN_SECONDS = 60.0
 _MOST_FOREIGN = 16
 """Hardware addresses that are remembered for one address."""
 _FORGET_SECONDS = 300.0
+_DOUBT_SECONDS = 0.5
+_MOST_DOUBTS = 200
 
 
 class Air(Protocol):
@@ -115,6 +117,8 @@ class Announcing:
         self._said: dict[str, float] = {}
         self._refused = Counter[str]()
         self._had_links = True
+        self._doubts: deque[tuple[float, HostLink, l2.Message]] = deque()
+        """Claims by nodes of ours, and when to look at them."""
         self._given: tuple[IPAddressPool | L2Advertisement, ...] | None = None
         self._pools: tuple[Map[NamespacedName, IPAddressPool], Map[NamespacedName, L2Advertisement]] | None = None
         self._heard: tuple[frozenset[str], dict[str, frozenset[str]]] | None = None
@@ -151,11 +155,26 @@ class Announcing:
 
     def hear(self, beats: Sequence[bytes], refusals: Sequence[str], now: float) -> None:
         """Datagrams that came, and addresses where nobody listens."""
+        before = self.membership.alive.keys()
         for data in beats:
             self._dispatch(self.membership.receive(data, now))
+        for name in self.membership.alive.keys() - before:
+            self._meet(name)
         for address in refusals:
             self.membership.refused(address, now)
         self._say_refused_beats(now)
+
+    def _meet(self, name: str) -> None:
+        """A peer is heard that was not heard before: what both answer for, both have answered for meanwhile."""
+        peer = self.membership.peers[name]
+        both = (self.holdings.held.keys() - self.holdings.yielding) & (set(peer.told.held) - set(peer.told.yielding))
+        LOGGER.info("announcer: node %s is heard", name)
+        self._duplicates((address, name) for address in sorted(both))
+
+    def _duplicates(self, found: Iterable[tuple[str, str]]) -> None:
+        for address, name in found:
+            self.account(address).duplicates += 1
+            LOGGER.warning("announcer: %s was answered for by %s, too", address, name)
 
     def look_at_links(self, now: float) -> bool:
         """See which links there are; True when they changed."""
@@ -165,6 +184,7 @@ class Announcing:
             LOGGER.info("announcer: answers on %s", names or "no link: none is up and can broadcast")
             # A new link has heard nothing yet.
             self._repeats.begin(self.holdings.held, now)
+            self.membership.tell(self._told())
         if self.links and not self._had_links:
             self.membership.cut_off(now)
         self._had_links = bool(self.links)
@@ -196,6 +216,9 @@ class Announcing:
 
     def answer(self, now: float) -> None:
         """Read what waits on the links, and answer."""
+        while self._doubts and self._doubts[0][0] <= now:
+            _, link, message = self._doubts.popleft()
+            self._claimed(link, message, now, doubted=True)
         for link, frame in self._air.frames():
             for message in l2.read(frame):
                 if message.kind is l2.Kind.ASKS:
@@ -206,6 +229,8 @@ class Announcing:
     def next_due(self, now: float) -> float:
         """When `turn` has something to do by itself."""
         due = min(self.membership.next_due(), self.holdings.next_due(), self._repeats.next_due())
+        if self._doubts:
+            due = min(due, self._doubts[0][0])
         if self.membership.listening(now):
             due = min(due, now + self.membership.times.interval)
         if self.membership.standing_back(now):
@@ -296,6 +321,8 @@ class Announcing:
         moves = self.holdings.update(self.decisions, rivals, now, standing_back=back)
         if moves:
             self._moved(moves, orphans, now)
+        if moves.gained:
+            self.membership.settle()
         answered = {name: frozenset(a for a in self.holdings.held if name in self.links_of(a)) for name in self.links}
         heard = frozenset(self.decisions), answered
         if heard != self._heard:
@@ -311,11 +338,7 @@ class Announcing:
             self.failovers += address in orphans
         for address, reason in moves.lost:
             LOGGER.info("announcer: no longer answers for %s: %s", address, reason)
-        for address, name in moves.duplicates:
-            self.account(address).duplicates += 1
-            LOGGER.warning(
-                "announcer: %s was answered for by %s, too: the nodes did not hear each other", address, name
-            )
+        self._duplicates(moves.duplicates)
         self._repeats.end(address for address, _ in moves.lost)
         self._repeats.begin((*moves.gained, *moves.settled), now)
 
@@ -353,12 +376,17 @@ class Announcing:
         account.asked = Asked(at=now, sender=message.sender, mac=l2.mac_text(message.mac), link=link.name)
         account.answers += self._air.send(link.name, (frame,))
 
-    def _claimed(self, link: HostLink, message: l2.Message, now: float) -> None:
-        """Somebody says that it has an address."""
+    def _claimed(self, link: HostLink, message: l2.Message, now: float, *, doubted: bool = False) -> None:
+        """Somebody says that it has an address. `doubted`: it was given the time to tell us, too."""
         address = message.address
         held = self.holdings.held.get(address)
         whose = self._whose(message.mac)
         if held is None or held.yielding or whose == self.node or link.name not in self.links_of(address):
+            return
+        if whose and not doubted:
+            # Its beat may be on the way.
+            if len(self._doubts) < _MOST_DOUBTS:
+                self._doubts.append((now + _DOUBT_SECONDS, link, message))
             return
         peer = self.membership.alive.get(whose)
         if peer is not None and address in peer.told.held:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from immutables import Map
 
 from narthex.lb.allocate import Situation, allocate
 from narthex.lb.decision import Changes, Decision, changes
@@ -23,6 +24,7 @@ from narthex.sources.kube.resources import (
     ADDRESS_POOLS,
     ALL_SERVICES,
     L2_ADVERTISEMENTS,
+    LISTED_SLICES,
     NAMESPACES,
     NODES,
     SERVICE_CIDRS,
@@ -39,6 +41,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster at one moment, and what is decided of it."""
 
     snapshot: Snapshot
+    """With the pools and advertisements that count."""
     pools: Pools
     uses: tuple[PoolUse, ...]
     decisions: dict[NamespacedName, Decision]
@@ -60,9 +63,13 @@ def look(
     config: Path | None = None,
     balancer_class: str = "",
     cluster_cidrs: tuple[str, ...] = (),
+    endpoints: bool = False,
 ) -> Look:
-    """Read manifests or an API server once, and decide. Raises LookError."""
-    events, problems = _scan(manifests) if manifests is not None else _ask(access or Access(), pools=config is None)
+    """Read manifests or an API server once, and decide. `endpoints`: EndpointSlices are wanted, too. Raises LookError."""
+    if manifests is not None:
+        events, problems = _scan(manifests)
+    else:
+        events, problems = _ask(access or Access(), pools=config is None, endpoints=endpoints)
     store = Store()
     for event in (*events, Synced()):
         store.apply(event)
@@ -70,6 +77,12 @@ def look(
     own = _configuration(config) if config is not None else Configuration()
     objects = own.pools if config is not None else tuple(snapshot.address_pools.values())
     advertisements = own.advertisements if config is not None else tuple(snapshot.l2_advertisements.values())
+    if config is not None:
+        snapshot = msgspec.structs.replace(
+            snapshot,
+            address_pools=Map((each.key, each) for each in objects),
+            l2_advertisements=Map((each.key, each) for each in advertisements),
+        )
     pools = settle(objects, surroundings(snapshot, cluster_cidrs))
     decisions = allocate(
         Situation(
@@ -91,10 +104,10 @@ def _scan(manifests: Path) -> tuple[list[Event], tuple[Problem, ...]]:
     return events, source.problems
 
 
-def _ask(access: Access, *, pools: bool) -> tuple[list[Event], tuple[Problem, ...]]:
+def _ask(access: Access, *, pools: bool, endpoints: bool) -> tuple[list[Event], tuple[Problem, ...]]:
     from narthex.sources.kube.once import read_once
 
-    kinds = [ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS]
+    kinds = [ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS, *([LISTED_SLICES] if endpoints else [])]
     try:
         return read_once(access, kinds + ([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else []))
     except Unreachable as error:

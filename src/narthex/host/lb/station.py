@@ -29,7 +29,7 @@ class Station:
         return tuple(file for each in self._open.values() for file in each.files)
 
     def rescan(self) -> bool:
-        """Look which links there are; True when some are others than before."""
+        """Look which links there are; True when some are others than before. Raises PermissionError."""
         found = {link.name: link for link in links(self._exclude)}
         before = self.links
         for name, each in list(self._open.items()):
@@ -39,6 +39,8 @@ class Station:
         for name in found.keys() - self._open.keys():
             try:
                 self._open[name] = LinkSockets(found[name])
+            except PermissionError as error:
+                raise PermissionError(error.errno, f"raw sockets need CAP_NET_RAW: {error.strerror}") from error
             except OSError as error:
                 # A link that has gone again is no fault; one that stays is tried again at the next look.
                 self._say(f"link {name}: {error.strerror or error}")

@@ -45,6 +45,8 @@ PODS = Resource(kind="Pod", paths=("/api/v1/pods",), optional=True)
 
 ALL_SERVICES = Resource(kind="Service", paths=SERVICES.paths)
 """Also those that no node proxy serves: each can hold a load balancer's address."""
+LISTED_SLICES = Resource(kind="EndpointSlice", paths=ENDPOINT_SLICES.paths, labels="!service.kubernetes.io/headless")
+"""Of all Services that have an address."""
 NAMESPACES = Resource(kind="Namespace", paths=("/api/v1/namespaces",))
 ADDRESS_POOLS = Resource(kind="IPAddressPool", paths=("/apis/metallb.io/v1beta1/ipaddresspools",))
 """Not optional: a server that hides them for a moment must not look like one whose pools are gone."""
@@ -74,8 +76,7 @@ def of_names(*, endpoints: bool = True, pods: bool = False) -> tuple[Resource, .
 
 def of_an_announcer(*, pools: bool = True) -> tuple[Resource, ...]:
     """What decides who answers for a load balancer's address. Without `pools` those come from somewhere else."""
-    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="!service.kubernetes.io/headless")
-    return ALL_SERVICES, slices, NODES, *([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else [])
+    return ALL_SERVICES, LISTED_SLICES, NODES, *([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else [])
 
 
 def of_a_cluster(*, pods: bool = False) -> tuple[Resource, ...]:
