@@ -1,0 +1,95 @@
+"""Settings of the server: flags, places to listen, where objects come from."""
+
+import pytest
+from click.testing import CliRunner
+
+from narthex.apps.dns.listeners import ListenError, places, reached_at
+from narthex.apps.dns.serve import DnsSettings
+from narthex.apps.dns.start import Configuration, Flags, SourceError, made
+from narthex.cli import main
+from narthex.dns.corefile import parse
+from narthex.dns.settings import Upstream
+
+
+def blocks(text):
+    return parse(text).blocks
+
+
+def test_flags_are_a_corefile_as_kubeadm_writes_it():
+    (block,) = Configuration(None, Flags()).blocks
+    assert (block.zones, block.port, block.bind) == ((".",), 53, None)
+    assert block.kubernetes.zones == ("cluster.local.", "in-addr.arpa.", "ip6.arpa.")
+    assert (block.kubernetes.pods, block.kubernetes.ttl) == ("insecure", 30)
+    assert block.forwards == ()
+    told = Flags(zones=("corp.example",), listen="[::1]:5300", upstreams=("192.0.2.53",), ttl=5)
+    (block,) = Configuration(None, told).blocks
+    assert (block.port, block.bind.to, block.kubernetes.ttl) == (5300, ("::1",), 5)
+    assert block.forwards[0].to == (Upstream("192.0.2.53"),)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        Flags(zones=("a b",)),
+        Flags(zones=("",)),
+        Flags(upstreams=("} evil {",)),
+        Flags(listen="x"),
+        Flags(listen="127.0.0.1:dns"),
+        Flags(zones=("a..b",)),
+        Flags(listen="127.0.0.1:99999"),
+    ],
+)
+def test_flags_that_mean_nothing(flags):
+    with pytest.raises(SourceError):
+        Configuration(None, flags)
+
+
+def test_places():
+    found = places(
+        blocks(
+            ". {\n bind 127.0.0.1 lo\n forward . 192.0.2.1\n}\n"
+            "a.example {\n forward . 192.0.2.1\n}\nb.example:54 c.example {\n bind 127.0.0.1\n forward . 192.0.2.1\n}\n"
+        )
+    )
+    by_place = {(place.address, place.port): place.blocks for place in found}
+    assert by_place["127.0.0.1", 53] == (0, 3)
+    assert by_place["0.0.0.0", 53] == by_place["::", 53] == (1,)
+    assert by_place["127.0.0.1", 54] == (2,)
+    assert reached_at(found)[:1] == ("127.0.0.1",)
+
+
+def test_a_bind_that_is_nowhere():
+    with pytest.raises(ListenError, match="neither an address nor a link"):
+        places(blocks(". {\n bind nosuchlink\n forward . 192.0.2.1\n}\n"))
+
+
+def test_where_objects_come_from(monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    cluster = blocks(".:5300 {\n kubernetes cluster.local\n}\n")
+    with pytest.raises(SourceError, match="nothing to follow"):
+        made(DnsSettings(blocks=cluster), None, "", "")
+    made(DnsSettings(blocks=cluster), None, "", "http://127.0.0.1:1")
+    made(DnsSettings(blocks=blocks(".:5300 {\n forward . 192.0.2.1\n}\n")), None, "", "")
+    two = blocks(
+        ".:5300 {\n kubernetes a.example {\n kubeconfig /one\n }\n}\n.:5301 {\n kubernetes b.example {\n kubeconfig /two\n }\n}\n"
+    )
+    with pytest.raises(SourceError, match="one API server"):
+        made(DnsSettings(blocks=two), None, "", "")
+
+
+def test_workers():
+    assert DnsSettings(blocks=(), workers=3).number == 3
+    assert 1 <= DnsSettings(blocks=()).number <= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--zone", "a", "--conf", "x"], "give --conf alone"),
+        (["--conf", "/nonexistent/Corefile"], "/nonexistent/Corefile"),
+        (["--listen", "x:y", "--check"], "--listen"),
+        (["--check"], "1 server blocks, nothing is wrong"),
+    ],
+)
+def test_the_command(arguments, said):
+    assert said in CliRunner().invoke(main, ["dns", *arguments]).output
