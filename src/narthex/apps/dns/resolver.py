@@ -14,7 +14,7 @@ from narthex.dns.cache import HALVES, Cache, Counters, Half, key
 from narthex.dns.hosts_file import Hosts
 from narthex.dns.response import Answer, Shuffle, made
 from narthex.dns.seam import Client, Loop, Query, Reply, Timer
-from narthex.dns.settings import Forward, ServerBlock, Upstream
+from narthex.dns.settings import DEFAULT_PORT, Forward, ServerBlock, Upstream
 from narthex.host.dns.files import LOOK, Followed, servers
 from narthex.host.dns.meter import CacheCounts, Meter, MeterCounts, ResolverCounts
 from narthex.host.dns.upstream import Forwarded, Forwarder, context
@@ -47,7 +47,8 @@ class BlockResolver:
         self._block = block
         self._loop = loop
         self._probes = probes
-        self._ours = ours
+        # A resolv.conf knows no ports: what it names is asked at 53, and elsewhere on this machine that is somebody else.
+        self._ours = ours if block.port == DEFAULT_PORT else ()
         self._say = say
         self._meter = Meter()
         self._cache = None if block.cache is None else Cache(block.cache)

@@ -232,7 +232,11 @@ class DnsPart:
                 since[event.object.service] = when
 
     def _reload_after(self) -> float:
-        found = [block.reload.interval for block in self._blocks if block.reload is not None]
+        # Many servers with one Corefile are not to read it all at once.
+        part = int.from_bytes(os.urandom(2), "big") / 0x8000 - 1
+        found = [
+            block.reload.interval + block.reload.jitter * part for block in self._blocks if block.reload is not None
+        ]
         return min(found, default=1e6)
 
     def _reload(self) -> None:

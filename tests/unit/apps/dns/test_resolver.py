@@ -27,9 +27,9 @@ class Desk:
         self.resolver = None
         self.ahead = 0.0
 
-    def open(self, body, secrets=None, ours=()):
+    def open(self, body, secrets=None, ours=(), port=53):
         """`{up}` in the body is the fake upstream."""
-        text = ". {\n" + body.replace("{up}", str(self.fake.upstream)) + "\n}"
+        text = f".:{port} {{\n" + body.replace("{up}", str(self.fake.upstream)) + "\n}"
         (block,) = corefile.parse(text).blocks
         self.resolver = BlockResolver(block, self.loop, secrets or shared_secrets(), ours, self.said.append)
         self.resolver.open()
@@ -224,6 +224,9 @@ class TestFiles:
         desk.open(f"forward . {path}", ours=("169.254.20.10",))
         assert [str(each) for each in desk.resolver._forwarders[0].pool.upstreams] == ["192.0.2.1:53"]
         assert "127.0.0.53, 169.254.20.10 left out" in desk.said[0]
+        desk.resolver.close()
+        desk.open(f"forward . {path}", ours=("169.254.20.10",), port=5300)
+        assert len(desk.resolver._forwarders[0].pool.upstreams) == 2, "at 53 there is somebody else"
 
     @pytest.mark.row("S11")
     def test_the_real_file_behind_a_stub(self, tmp_path):
