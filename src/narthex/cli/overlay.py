@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import narthex
 from narthex.cli.following import CONTEXT
+
+if TYPE_CHECKING:
+    from narthex.model.net import IPFamily
 
 
 @click.command("overlay", context_settings=CONTEXT)
@@ -85,7 +88,6 @@ def command(
     from narthex.apps.machine import StartError
     from narthex.apps.overlay.part import api_origin, directory_origin
     from narthex.apps.overlay.serve import serve_overlay
-    from narthex.model.net import address
     from narthex.sources.kube.access import Access
     from narthex.sources.proxy_configuration import ClientConnection
 
@@ -99,7 +101,7 @@ def command(
         origin = api_origin(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
     logs.start(sys.stderr)
     try:
-        healthz = (address(healthz_ip), healthz_port) if healthz_port else None
+        healthz = (_address("--healthz-ip", healthz_ip), healthz_port) if healthz_port else None
         serve_overlay(_settings(flags), origin, healthz)
     except (ValueError, StartError) as error:
         raise click.ClickException(logs.printable(str(error))) from error
@@ -108,7 +110,7 @@ def command(
 def _settings(flags: dict[str, Any]) -> Any:
     """Raises ValueError."""
     from narthex.apps.overlay.settings import OverlaySettings
-    from narthex.model.net import address
+    from narthex.model.net import FAMILIES
     from narthex.overlay.annotations import Keys
     from narthex.overlay.links import Choice
 
@@ -117,10 +119,16 @@ def _settings(flags: dict[str, Any]) -> Any:
         "subnet_file": flags["subnet_file"],
         "annotation_prefix": flags["kube_annotation_prefix"],
     }
+    can_reach = flags["iface_can_reach"]
+    public = zip(("--public-ip", "--public-ipv6"), (flags["public_ip"], flags["public_ipv6"]), FAMILIES, strict=True)
     settings = OverlaySettings(
         node=flags["node"] or os.uname().nodename.lower(),
-        choice=Choice(names=flags["iface"], patterns=flags["iface_regex"], can_reach=flags["iface_can_reach"]),
-        public_ips=tuple(address(one) for one in (flags["public_ip"], flags["public_ipv6"]) if one),
+        choice=Choice(
+            names=flags["iface"],
+            patterns=flags["iface_regex"],
+            can_reach=can_reach and _address("--iface-can-reach", can_reach),
+        ),
+        public_ips=tuple(_address(option, text, family) for option, text, family in public if text),
         masquerade=flags["ip_masq"],
         forward_rules=flags["iptables_forward_rules"],
         set_condition=flags["set_node_network_unavailable"],
@@ -132,3 +140,16 @@ def _settings(flags: dict[str, Any]) -> Any:
     except ValueError as error:
         raise ValueError(f"--kube-annotation-prefix {settings.annotation_prefix!r} {error}") from None
     return settings
+
+
+def _address(option: str, text: str, family: IPFamily | None = None) -> str:
+    """Raises ValueError."""
+    from narthex.model.net import address, family_of
+
+    try:
+        found = address(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
+    if family is not None and family_of(found) is not family:
+        raise ValueError(f"{option}: {found} is not an address of {family.label}")
+    return found
