@@ -161,7 +161,7 @@ BLOCKS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BLOCKS)
 def test_a_corefile_printed_is_the_same(block):
     (again,) = parse(corefile_print.text([block])).blocks
@@ -203,7 +203,7 @@ def message(name, ttl, kind):
     return read(head)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(STEPS, st.integers(1, 3), st.sampled_from([None, 5.0]))
 def test_the_cache_gives_the_last_answer_or_none(steps, capacity, stale):
     kept = Kept(capacity=capacity, longest=12, least=3)
@@ -245,7 +245,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 4),
     EVENTS,

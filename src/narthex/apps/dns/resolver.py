@@ -42,14 +42,25 @@ def trouble(block: ServerBlock) -> str | None:
 class BlockResolver:
     """The `Resolver` of one server block."""
 
-    def __init__(self, block: ServerBlock, loop: Loop, probes: loops.Secrets, ours: tuple[str, ...], say: Say) -> None:
-        """`ours`: addresses where this server listens. `say` writes a warning. Raises OSError as `trouble` says."""
+    def __init__(
+        self,
+        block: ServerBlock,
+        loop: Loop,
+        probes: loops.Secrets,
+        ours: tuple[str, ...],
+        say: Say,
+        *,
+        tells_of_files: bool = True,
+    ) -> None:
+        """`ours`: addresses where this server listens. `say` writes a warning; of files, which all workers read alike, it
+        is one worker's to tell. Raises OSError as `trouble` says."""
         self._block = block
         self._loop = loop
         self._probes = probes
         # A resolv.conf knows no ports: what it names is asked at 53, and elsewhere on this machine that is somebody else.
         self._ours = ours if block.port == DEFAULT_PORT else ()
         self._say = say
+        self._say_of_files: Say = say if tells_of_files else _nothing
         self._meter = Meter()
         self._cache = None if block.cache is None else Cache(block.cache)
         self._hosts = None if block.hosts is None else Hosts(block.hosts)
@@ -172,7 +183,7 @@ class BlockResolver:
         return made(query, how.rcode)
 
     def _follow(self, path: str, every: float, take: Callable[[str | None], None]) -> None:
-        followed = Followed(self._loop, path, every, take, self._say)
+        followed = Followed(self._loop, path, every, take, self._say_of_files)
         self._followed.append(followed)
         followed.open()
 
@@ -181,9 +192,11 @@ class BlockResolver:
         known = self._read_servers[number]
         if text is None and path in known:
             return
-        known[path] = servers(path, text, self._ours, self._say)
+        known[path] = servers(path, text, self._ours, self._say_of_files)
         if not known[path]:
-            self._say(f"forward {self._forwarders[number].settings.zone}: {path} names no server that can be asked")
+            self._say_of_files(
+                f"forward {self._forwarders[number].settings.zone}: {path} names no server that can be asked"
+            )
         to = self._forwarders[number].settings.to
         found = [each for one in to for each in (known.get(one, ()) if isinstance(one, str) else (one,))]
         before = self._forwarders[number].pool.upstreams
@@ -228,6 +241,10 @@ class BlockResolver:
     def _loops(self, forwarder: Forwarder, upstream: Upstream) -> None:
         if forwarder.pool.loops(upstream):
             self._say(loops.message(upstream, f"{self._block.zones[0]}:{self._block.port}"))
+
+
+def _nothing(_message: str) -> None:
+    """Says nothing."""
 
 
 def _fixed(settings: Forward) -> tuple[Upstream, ...]:

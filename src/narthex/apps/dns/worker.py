@@ -123,7 +123,8 @@ class Worker:
         # Its libraries take a while to load, and a block of zones alone needs none of them.
         from narthex.apps.dns.resolver import BlockResolver
 
-        made = BlockResolver(block, self.loop, setup.probes, setup.own, LOGGER.warning)
+        say = LOGGER.warning
+        made = BlockResolver(block, self.loop, setup.probes, setup.own, say, tells_of_files=setup.first)
         self._resolvers[number] = made
         return made
 

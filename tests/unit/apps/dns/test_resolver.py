@@ -240,6 +240,15 @@ class TestFiles:
         ]
         assert "servers are taken from" in said[-1]
 
+    def test_one_of_several_workers_tells_of_files(self, desk, tmp_path):
+        (block,) = corefile.parse(f". {{\n forward . {tmp_path}/none\n}}").blocks
+        for tells in (False, True):
+            desk.resolver = BlockResolver(
+                block, desk.loop, shared_secrets(), (), desk.said.append, tells_of_files=tells
+            )
+            desk.resolver.open()
+            assert bool(desk.said) is tells
+
     def test_several_files_keep_their_places(self, desk, tmp_path):
         for name in ("a.conf", "b.conf"):
             (tmp_path / name).write_text(f"nameserver 192.0.2.{ord(name[0])}")
