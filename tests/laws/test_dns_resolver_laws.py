@@ -1,6 +1,7 @@
 """Laws of the resolver: a Corefile printed is the same Corefile; the cache never gives what a plain model would not; every
 question to upstreams ends in exactly one verdict; no bytes from an upstream do harm."""
 
+import random
 import string
 
 import dns.exception
@@ -327,7 +328,27 @@ SAMPLE = sample()
 QUERY = wire.read(dns.message.make_query("WWW.example.org", "A", use_edns=0).to_wire())
 
 
-@settings(max_examples=500, deadline=None)
+def test_twenty_thousand_broken_responses():
+    draw = random.Random(7)
+    taken = 0
+    for _ in range(20_000):
+        packet = bytearray(SAMPLE)
+        for _ in range(draw.randrange(1, 8)):
+            packet[draw.randrange(2, len(packet))] = draw.choice(
+                (0, 0x0C, 0x29, 0x3F, 0x40, 0x80, 0xC0, 0xFF, draw.randrange(256))
+            )
+        del packet[draw.randrange(12, len(packet) + 200) :]
+        try:
+            answer = read(bytes(packet))
+        except Malformed:
+            continue
+        taken += 1
+        if answer.question == SAMPLE[12 : answer.question_end]:
+            assert len(answer.to(QUERY, 9, draw.shuffle)) <= len(packet) + 11
+    assert 0 < taken < 20_000
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.integers(0, 255)), min_size=1, max_size=6),
     st.integers(12, len(SAMPLE)),

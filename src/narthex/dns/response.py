@@ -123,7 +123,11 @@ def dnssec_ok(query: Query) -> bool:
         return bool(packet[at + 7] & 0x80)
     names = _Names(packet)
     while at < len(packet):
-        at, _ = names.read(at)
+        try:
+            at, _ = names.read(at)
+        except Malformed:
+            # Nobody has followed the pointers in a client's message so far.
+            return False
         type_, _, ttl, length = wire.RECORD_TAIL.unpack_from(packet, at)
         if type_ == wire.OPT:
             return bool(ttl & 0x8000)

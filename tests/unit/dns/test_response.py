@@ -220,6 +220,8 @@ def test_do_bit():
     packet = bytearray(plain.packet[: plain.question_end] + cookie + plain.packet[plain.question_end :])
     packet[11] += 1
     assert dnssec_ok(wire.read(bytes(packet)))
+    circle = bytes(packet).replace(cookie, b"\xc0\xff" + cookie[3:])
+    assert not dnssec_ok(wire.read(circle)), "a client's pointers may lead anywhere"
 
 
 class TestQuestions:
