@@ -18,12 +18,12 @@ from narthex.apps.lab.ask import HEALTH_PORT, METRICS_PORT, healthy, synced_sinc
 from narthex.apps.lab.state import LabError, NodeRecord, StateDirectory
 from narthex.host import netns
 from narthex.host.processes import identify
-from narthex.lab import pod_network, topology
+from narthex.lab import cluster_dns, pod_network, topology
 from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
 
-_FIRST_SECONDS = 30.0
-_SYNC_SECONDS = 10.0
+_FIRST_SECONDS = 60.0
+_SYNC_SECONDS = 25.0
 _POLL_SECONDS = 0.01
 _POLLS_TO_RING = 20
 
@@ -42,6 +42,7 @@ class Nodes:
         """Start all of them. Raises OSError."""
         records = []
         environment = _environment(os.environ)
+        self._directory.corefile.write_text(cluster_dns.corefile())
         if self._overlay != NONE:
             conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
             self._directory.net_conf.write_bytes(msgspec.json.format(msgspec.json.encode(conf)))
@@ -146,8 +147,13 @@ class Nodes:
         own = {
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
-            "parts": {"proxy": True, "cni": True, "overlay": self._overlay != NONE},
+            "parts": {"proxy": True, "cni": True, "overlay": self._overlay != NONE, "dns": True},
             "cni": {"socket": str(places.socket), "stateDirectory": str(places.records)},
+            "dns": {
+                "addresses": cluster_dns.own_addresses(self._mode),
+                "listen": node.addresses,
+                "corefile": str(self._directory.corefile),
+            },
             "overlay": {"netConf": str(self._directory.net_conf), "subnetFile": str(places.subnet_file)},
         }
         return [proxy, own]

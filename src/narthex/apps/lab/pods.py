@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from narthex.apps.cni.install import install
 from narthex.apps.cni.runtime import Container, NetworkList, Runtime, read_network
 from narthex.apps.lab.echo import EchoServer
@@ -9,6 +11,7 @@ from narthex.apps.lab.state import StateDirectory
 from narthex.cni import address
 from narthex.host import links, netns
 from narthex.lab import topology
+from narthex.lab.cluster_dns import DNS_PORT, resolv_conf
 from narthex.lab.pod_network import NETWORK
 from narthex.lab.topology import LabNode, Wiring
 from narthex.lab.workloads import LabPod
@@ -64,12 +67,15 @@ class PodRunner:
         node = self._nodes[pod.pod.spec.node_name]
         namespace = self.network_namespace(pod)
         addresses = pod.pod.ips
-        if not pod.pod.spec.host_network:
+        if pod.pod.spec.host_network:
+            _check_host_ports(pod)
+        else:
             netns.create(namespace)
         try:
             if not pod.pod.spec.host_network:
                 made = self._runtime(node.name).add(self._network(node.name), self._container(pod))
                 addresses = tuple(address.text(ip.network.address) for ip in made.ips)
+            self._write_resolv_conf(pod.key.namespace)
             self._echo.add(str(pod.key), f"{pod.pod.name} on {node.name}", namespace, _ports(pod))
         except BaseException:
             if not pod.pod.spec.host_network:
@@ -93,6 +99,12 @@ class PodRunner:
         finally:
             netns.delete(self.network_namespace(pod))
 
+    def _write_resolv_conf(self, namespace: str) -> None:
+        path = self._directory.resolv_conf(namespace)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(resolv_conf(namespace))
+
     def _runtime(self, node: str) -> Runtime:
         places = self._directory.node(node)
         return Runtime([places.programs], places.attached, self._nodes[node].namespace)
@@ -115,6 +127,12 @@ def _ports(pod: LabPod) -> list[tuple[str, int]]:
     """What its containers declare, each once."""
     declared = ((port.protocol.value, port.port) for container in pod.pod.spec.containers for port in container.ports)
     return list(dict.fromkeys(declared))
+
+
+def _check_host_ports(pod: LabPod) -> None:
+    if any(number == DNS_PORT for _, number in _ports(pod)):
+        node = pod.pod.spec.node_name
+        raise OSError(errno.EADDRINUSE, f"Address already in use: port {DNS_PORT} of {node} is the lab's DNS's")
 
 
 def _host_ports(pod: LabPod) -> list[dict[str, object]]:

@@ -29,13 +29,14 @@ from narthex.cni.errors import CniError
 from narthex.host.links import LinkError
 from narthex.host.processes import identify
 from narthex.lab import controllers, topology
+from narthex.lab.cluster_dns import with_dns
 from narthex.lab.controllers import Cluster
 from narthex.lab.encode import manifest_list
 from narthex.lab.pod_network import NONE
 from narthex.lab.workloads import LabPod, Scale
 from narthex.model.names import NamespacedName
 from narthex.sources.manifests import ManifestSource
-from narthex.state.store import Store
+from narthex.state.store import Snapshot, Store
 
 _Done = TypeVar("_Done")
 
@@ -129,12 +130,17 @@ class LabProcess:
             self._settle()
         return answer
 
+    @property
+    def _wanted(self) -> Snapshot:
+        """What the user wants, and what every cluster has."""
+        return with_dns(self._store.snapshot, self._cluster.nodes)
+
     # One turn: what is wanted, what there is, what the nodes read.
 
     def _turn(self) -> None:
         for event in self._source.scan():
             self._store.apply(event)
-        wanted = self._store.snapshot
+        wanted = self._wanted
         self._cluster = controllers.reconcile(wanted, self._scales, self._cluster, _now())
         self._retry_at = None
         self._start_pods()
@@ -216,7 +222,7 @@ class LabProcess:
         self._nodes.collect()
         self.state = describe(
             self.state,
-            self._store.snapshot,
+            self._wanted,
             self._cluster,
             self._scales,
             problems=(*self._source.problems, *self._cluster.problems),

@@ -3,8 +3,10 @@
     /run/narthex/lab/NAME/state.json             the whole state, replaced at once
                          /manifests/cluster.json  what the nodes read
                          /net-conf.json           the overlay's configuration, where there is one
+                         /Corefile                what the nodes' DNS answers
                          /control.sock            requests to the lab process
                          /log/                    one file for each process
+                         /dns/                    resolv.conf of the pods, one for each Kubernetes namespace
                          /input/                  manifests, when none were given
                          /NODE/                   what a node has of its own: see NodePlaces
     /var/lib/narthex/lab/NAME/NODE/               the node's CNI plugins: programs do not run from /run everywhere
@@ -148,6 +150,8 @@ class StateDirectory:
         self.control = self.path / "control.sock"
         self.net_conf = self.path / "net-conf.json"
         """Of the nodes' overlay."""
+        self.corefile = self.path / "Corefile"
+        """Of the nodes' DNS."""
         self.logs = self.path / "log"
         self.input = self.path / "input"
         self.programs = PROGRAMS / name
@@ -156,6 +160,10 @@ class StateDirectory:
     def node(self, name: str) -> NodePlaces:
         """What one node has of its own."""
         return NodePlaces(self.path / name, self.programs / name)
+
+    def resolv_conf(self, namespace: str) -> Path:
+        """What the pods of a Kubernetes namespace have as /etc/resolv.conf."""
+        return self.path / "dns" / f"{namespace}.conf"
 
     def read(self) -> LabState | None:
         """The state as last written; None when there is none."""
