@@ -194,6 +194,6 @@ def test_a_planned_end_loses_no_question(going):
         counts = [len(each.seen) for each in streams]
         until(lambda: all(len(each.seen) >= count + 20 for each, count in zip(streams, counts, strict=True)), "more")
     for stream in streams:
-        names = [name for _, name in stream.seen]
+        names = [name for _, name, _ in stream.seen]
         assert "" not in names, going.logs()
         assert names[0] == holder and names[-1] != holder

@@ -218,16 +218,20 @@ class Segment:
 class Stream:
     """Requests of the client one after the other, in a thread, and what became of each."""
 
-    def __init__(self, segment: Segment, address: str = VIP, *, pause: float = 0.01, fresh: bool = False) -> None:
-        """`fresh`: before each the client's kernel forgets who has the address."""
+    def __init__(
+        self, segment: Segment, address: str = VIP, *, pause: float = 0.01, fresh: bool = False, wait: float = 0.0
+    ) -> None:
+        """`fresh`: before each the client's kernel forgets who has the address. `wait`: so long for each answer, in
+        seconds; 0: long enough for a question on the link, or for an answer without one."""
         self._segment = segment
         self._address = address
         self._pause = pause
         self._fresh = fresh
+        self._wait = wait or (_ECHO_SECONDS if fresh else 0.02)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.seen: list[tuple[float, str]] = []
-        """When each was sent, on the monotonic clock, and which node answered; empty when none did."""
+        self.seen: list[tuple[float, str, float]] = []
+        """When each was sent, on the monotonic clock, which node answered (empty when none did), and when."""
 
     def __enter__(self) -> Stream:
         self._thread.start()
@@ -240,16 +244,13 @@ class Stream:
     def _run(self) -> None:
         while not self._stop.is_set():
             sent = time.monotonic()
-            self.seen.append((sent, self._segment.ask(self._address, fresh=self._fresh, seconds=self._wait)))
+            name = self._segment.ask(self._address, fresh=self._fresh, seconds=self._wait)
+            self.seen.append((sent, name, time.monotonic()))
             self._stop.wait(self._pause)
 
-    @property
-    def _wait(self) -> float:
-        return _ECHO_SECONDS if self._fresh else 0.02
-
     def first_answer_after(self, moment: float, by: Sequence[str]) -> float | None:
-        """Seconds from a moment to when the first request was sent that one of these nodes answered."""
-        return next((sent - moment for sent, name in self.seen if sent >= moment and name in by), None)
+        """Seconds from a moment to the first answer of one of these nodes to a request that was sent after it."""
+        return next((came - moment for sent, name, came in self.seen if sent >= moment and name in by), None)
 
 
 def _echo(sock: socket.socket, name: bytes) -> None:
