@@ -48,7 +48,9 @@ class Walker(Served):
         super().__init__(*OBJECTS, *HOSTS, pods=pods, fallthrough=("in-addr.arpa.",))
         self.outside = Outside()
         cluster = self.desk._by_zone[names.wire("cluster.local")][0].cluster
-        searcher = AutopathResolver(Autopath(zones=(".",), path=path), cluster, self.outside, search)
+        self.walked = []
+        given = Autopath(zones=(".",), path=path)
+        searcher = AutopathResolver(given, cluster, self.outside, search, lambda: self.walked.append(1))
         self.desk = Desk([Block((".",), cluster, self.outside, searcher)])
 
     def walk(self, name, type_="A", client=POD):
@@ -101,8 +103,9 @@ def test_steps():
     ],
 )
 def test_the_first_name_that_exists_answers_behind_a_cname(name, target, address):
-    message, asked = Walker().walk(name)
-    assert asked and message.rcode() == 0
+    walker = Walker()
+    message, asked = walker.walk(name)
+    assert asked and message.rcode() == 0 and walker.walked == [1]
     first, second = lines(message)
     ttl = first.split()[1]
     assert first == f"{name}. {ttl} IN CNAME {target}"
@@ -118,7 +121,7 @@ def test_when_nothing_exists_the_answer_is_the_usual_one():
     walker = Walker()
     message, asked = walker.walk("nope.example.shop.svc.cluster.local")
     assert asked and message.rcode() == 3 and message.authority and not message.answer
-    assert walker.outside.asked == ["nope.example.node.example.", "nope.example."]
+    assert walker.outside.asked == ["nope.example.node.example.", "nope.example."] and not walker.walked
 
 
 def test_a_failure_ends_the_walk():

@@ -33,10 +33,16 @@ class AutopathResolver:
     """Asked for names that the cluster's zones do not have. A `Resolver`."""
 
     def __init__(
-        self, settings: Autopath, cluster: Cluster, inner: Resolver | None, search: Sequence[str] = ()
+        self,
+        settings: Autopath,
+        cluster: Cluster,
+        inner: Resolver | None,
+        search: Sequence[str] = (),
+        walked: Callable[[], None] = lambda: None,
     ) -> None:
         """`inner` answers names outside of the cluster. `search` is the list of the file that the settings name, or else
-        of this machine, which pods have behind their own."""
+        of this machine, which pods have behind their own. `walked` is told of each list that led to an answer."""
+        self.walked = walked
         self._settings = settings
         self._cluster = cluster
         self._inner = inner
@@ -116,5 +122,6 @@ class _Walk:
             self.go_on()
         else:
             assert message is not None
+            self._resolver.walked()
             links = [record(AT_QUESTION, wire.CNAME, answer.ttl, name)]
             self._reply(joined(self._query, Outside(name, links), message, _LARGEST))

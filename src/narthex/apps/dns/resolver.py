@@ -122,6 +122,10 @@ class BlockResolver:
 
         self._forward(query, client, give)
 
+    def walked(self) -> None:
+        """Count a search list that led to an answer: the cluster's names are asked elsewhere, and counted here."""
+        self._meter.counts.autopaths += 1
+
     def take(self) -> ResolverCounts:
         """What has happened, and by how much what is held has grown, since this was called last."""
         meter, self._meter.counts = self._meter.counts, MeterCounts()

@@ -88,6 +88,7 @@ def _forward(meter: MeterCounts) -> Iterable[Metric]:
     for name, text, number in (
         ("coredns_forward_healthcheck_broken", "Questions that found all upstreams down.", meter.broken),
         ("coredns_forward_max_concurrent_rejects", "Questions beyond max_concurrent.", meter.rejects),
+        ("coredns_autopath_success", "Search lists that led to an answer.", meter.autopaths),
         ("narthex_dns_coalesced_questions", "Questions that waited for an equal one.", meter.coalesced),
     ):
         counter = CounterMetricFamily(name, text)

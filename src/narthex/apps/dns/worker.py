@@ -115,7 +115,7 @@ class Worker:
             if block.external is not None:
                 external = ExternalZone(block.external, zone, setup.own, turn=balance is not None)
         resolver = self._resolver(block, setup, number)
-        return Block(block.zones, cluster, resolver, self._searcher(block, cluster, resolver), external)
+        return Block(block.zones, cluster, resolver, self._searcher(block, cluster, number), external)
 
     def _resolver(self, block: ServerBlock, setup: Setup, number: int) -> Resolver | None:
         if not (block.forwards or block.hosts):
@@ -128,12 +128,16 @@ class Worker:
         self._resolvers[number] = made
         return made
 
-    def _searcher(self, block: ServerBlock, cluster: Cluster | None, inner: Resolver | None) -> Searcher | None:
+    def _searcher(self, block: ServerBlock, cluster: Cluster | None, number: int) -> Searcher | None:
         if block.autopath is None or cluster is None:
             return None
         from narthex.apps.dns.autopath import AutopathResolver, listed
 
-        return AutopathResolver(block.autopath, cluster, inner, listed(block.autopath, LOGGER.warning))
+        search = listed(block.autopath, LOGGER.warning)
+        inner = self._resolvers.get(number)
+        if inner is None:
+            return AutopathResolver(block.autopath, cluster, None, search)
+        return AutopathResolver(block.autopath, cluster, inner, search, inner.walked)
 
     def _forget(self) -> None:
         for desk in self._desks:

@@ -30,6 +30,8 @@ class MeterCounts(msgspec.Struct):
     """Questions beyond max_concurrent."""
     broken: int = 0
     """Questions that found all upstreams down."""
+    autopaths: int = 0
+    """Search lists that led to an answer."""
 
     def merge(self, other: MeterCounts) -> None:
         """Take in all of another one."""
@@ -44,6 +46,7 @@ class MeterCounts(msgspec.Struct):
         self.coalesced += other.coalesced
         self.rejects += other.rejects
         self.broken += other.broken
+        self.autopaths += other.autopaths
 
 
 def _add(ours: dict[_Key, int], theirs: dict[_Key, int]) -> None:
