@@ -166,6 +166,13 @@ def test_tcp_in_pieces_and_in_heaps(server):
         assert [receive(sock).id for _ in range(203)] == [0, 1, 2, *range(200)]
 
 
+def test_tcp_more_than_is_sent_at_once(server):
+    """A heap whose answers are a megabyte: none is forgotten while others wait to be sent."""
+    with connection(server) as sock:
+        sock.sendall(framed(*[f"crowd.{Z}"] * 400))
+        assert [receive(sock).id for _ in range(400)] == list(range(400))
+
+
 @pytest.mark.parametrize(
     "data",
     [b"\0\0", b"\0\x01a", b"\xff\xff" + b"\xc0" * 65535, b"\0\x0c" + bytes(12), b"\0\x14" + b"\xc0\x0c" * 10],

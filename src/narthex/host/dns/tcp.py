@@ -142,7 +142,14 @@ class _Connection:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Answer what is whole, as far as the client keeps up; then send, and see what to wait for."""
+        """Answer what is whole, as far as the client keeps up; then see what to wait for."""
+        answered = 1
+        while answered and self._sock.fileno() >= 0:
+            answered = self._answer_whole()
+            self._flush()
+
+    def _answer_whole(self) -> int:
+        """Answer questions until there is none, or too much that is not sent; how many."""
         began = time.perf_counter()
         at = answered = 0
         data = self._in
@@ -159,7 +166,7 @@ class _Connection:
             del data[:at]
             self.moved = self._server.loop.now()
             self._server.tally.took(self._server.desk.main_zone, time.perf_counter() - began, answered)
-        self._flush()
+        return answered
 
     def _flush(self) -> None:
         if self._out and self._sock.fileno() >= 0:
