@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -95,6 +96,17 @@ def test_entries_have_flannels_form(place):
     )
 
 
+@pytest.fixture(params=["nft", "legacy"])
+def variant(request, tmp_path, monkeypatch):
+    """What the plain names of iptables are."""
+    for plain in ("iptables", "ip6tables"):
+        for program in (plain, f"{plain}-save", f"{plain}-restore"):
+            (tmp_path / program).symlink_to(shutil.which(program.replace(plain, f"{plain}-{request.param}")))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return request.param
+
+
+@pytest.mark.usefixtures("variant")
 def test_what_is_removed_is_back_at_once(place):
     place.start(resync=NEVER)
 

@@ -59,7 +59,7 @@ class Figures:
             "problems": list(self.problems),
             "peers": self.peers,
             "healed": dict(self.healed),
-            "checksums": {device: found.value for device, found in self.checksums.items()},
+            "checksums": {device: found.value for device, found in list(self.checksums.items())},
         }
 
     def collect(self) -> Iterable[Metric]:
@@ -92,7 +92,7 @@ class Figures:
             "1: what the self-test of transmit checksums said last.",
             labels=["device", "verdict"],
         )
-        for device, found in self.checksums.items():
+        for device, found in list(self.checksums.items()):
             for one in Verdict:
                 checksums.add_metric([device, one.value], float(one is found))
         yield checksums

@@ -26,7 +26,8 @@ from narthex.host.monitor import Concern, Foreign
 from narthex.host.overlay.kernel import OverlayKernel
 from narthex.host.overlay.notices import Notices
 from narthex.host.privileges import may_change_network
-from narthex.model.net import FAMILIES
+from narthex.host.variants import default_variant
+from narthex.model.net import FAMILIES, IPFamily
 from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.resources import NODES
@@ -106,8 +107,9 @@ class OverlayPart:
             stack.callback(kernel.close)
             notices = Notices(lambda index: index in overlay.links)
             stack.callback(notices.close)
-            foreign: Foreign = told_of(_CONCERN, FAMILIES, iptables=True)
-            stack.callback(foreign.close)
+            rules = _listeners()
+            for each in rules:
+                stack.callback(each.close)
             feed = Feed(self._origin.source)
             announcer = None
             if self._origin.writes is not None:
@@ -119,12 +121,13 @@ class OverlayPart:
                 self._clock,
                 self.figures,
                 announcer.want if announcer else None,
-                lambda: bool(foreign.look()),
+                lambda: _changed(rules),
                 lambda: feed.problems,
             )
             selftest = SelfTest(lambda: overlay.tunnels, self.figures, self._settings.repair_checksums)
             stack.enter_context(notices.listening(self._clock.wake))
-            stack.enter_context(foreign.listening(self._clock.wake))
+            for each in rules:
+                stack.enter_context(each.listening(self._clock.wake))
             if announcer is not None:
                 stack.enter_context(announcer.running())
             stack.enter_context(selftest.running())
@@ -133,10 +136,23 @@ class OverlayPart:
                 begun = self._clock.now()
                 rest = overlay.look()
                 done = self._clock.now()
-                self._clock.sleep(min(rest, foreign.interval))
+                self._clock.sleep(min(rest, *(each.interval for each in rules)))
                 # Others may change things in a burst, a routing daemon for instance.
                 self._pause(done + min(max(_LEAST_REST, _SHARE * (done - begun)), _MOST_REST))
 
     def _pause(self, until: float) -> None:
         while not self._stopping and (rest := until - self._clock.now()) > 0:
             self._clock.sleep(rest)
+
+
+def _listeners() -> list[Foreign]:
+    """Who tells of changed rules: nf_tables hears of its own and of iptables-nft's; iptables-legacy must be asked."""
+    found = [told_of(_CONCERN, FAMILIES, iptables=False)]
+    if default_variant(IPFamily.IPV4) == "legacy":
+        found.append(told_of(_CONCERN, FAMILIES, iptables=True))
+    return found
+
+
+def _changed(rules: list[Foreign]) -> bool:
+    """All are asked, so that none tells of the same change again."""
+    return sum(sum(each.look().values()) for each in rules) > 0
