@@ -15,6 +15,12 @@ settings.load_profile("narthex")
 HERE = Path(__file__).parent
 
 
+def pytest_make_parametrize_id(val, argname):
+    """A packet is no name: it is unreadable, and where it holds a random number, the processes that share a test run
+    would not agree on the tests that there are. None leaves it to pytest."""
+    return argname if isinstance(val, bytes) and not (val.isascii() and val.decode().isprintable()) else None
+
+
 def pytest_collection_modifyitems(items):
     """Without root, kernel tests are left out on a desk; in CI their absence must be seen as a failure."""
     items.sort(key=_turn)
