@@ -45,7 +45,7 @@ class Network:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with netns.entered(self.world.node if site is None else self.world.namespace(site)):
             made = self._open.enter_context(socket.socket(family, kind))
-        made.settimeout(5)
+        made.settimeout(30)
         made.bind((address, port))
         return made
 

@@ -71,7 +71,7 @@ class Running:
         with netns.entered(self.namespace):
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with sock:
-            sock.settimeout(5)
+            sock.settimeout(30)
             sock.connect(("127.0.0.1", port))
             sock.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
             answer = b"".join(iter(lambda: sock.recv(65536), b""))

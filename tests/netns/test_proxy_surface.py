@@ -70,7 +70,7 @@ class Running:
         with netns.entered(self.namespace):
             sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         with sock:
-            sock.settimeout(10)
+            sock.settimeout(30)
             sock.connect((address, port))
             sock.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
