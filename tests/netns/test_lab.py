@@ -309,11 +309,14 @@ def test_labs_side_by_side(tmp_path):
 
 
 def test_host_network_pods_and_pods_without_room_for_their_port(tmp_path):
-    text = manifest(DEPLOYMENT, "host", 2).replace("spec: {containers", "spec: {hostNetwork: true, containers")
-    (tmp_path / "host.yaml").write_text(text)
+    shared = DEPLOYMENT.replace("spec: {containers", "spec: {hostNetwork: true, containers")
+    (tmp_path / "taken.yaml").write_text(manifest(shared, "taken", 1))
+    without = shared.replace(", {name: dns, containerPort: 53, protocol: UDP}", "")
+    (tmp_path / "host.yaml").write_text(manifest(without, "host", 2))
     with running(fresh_name("h"), tmp_path, "--nodes", "1") as found:
-        assert sorted(pod.ready for pod in found.pods) == [False, True]
+        assert sorted(pod.ready for pod in found.pods) == [False, False, True]
         assert {pod.addresses for pod in found.pods} == {found.nodes[0].addresses}
+        assert "port 53 of node-1 is the lab's DNS's" in narthex("status", "--name", found.name)
         assert "Address already in use" in narthex("status", "--name", found.name)
         assert ask(found.outside, found.nodes[0].addresses[0], 8080)[1] == "node-1"
 

@@ -117,11 +117,13 @@ def list_labs(output: str) -> None:
 def exec_(name: str, target: str, argv: tuple[str, ...]) -> NoReturn:
     """Run COMMAND in the network of TARGET: a node, a pod (NAME or NAMESPACE/NAME) or `outside`.
 
-    Only the network is another one; files and programs are this machine's.
+    Only the network is another one, and in a pod /etc/resolv.conf; other files and programs are this machine's.
     """
-    namespace = labs.where(labs.read(name), target)
+    inside = labs.where(labs.read(name), target)
+    if inside.resolv_conf is not None:
+        labs.show(inside.resolv_conf, Path("/etc/resolv.conf"))
     # `ip netns exec` also puts the namespace's own view of /sys in place.
-    os.execvp("ip", ["ip", "netns", "exec", namespace, *argv])
+    os.execvp("ip", ["ip", "netns", "exec", inside.network_namespace, *argv])
 
 
 @command.command()

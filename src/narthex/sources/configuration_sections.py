@@ -136,7 +136,7 @@ def dns(raw: Fields, path: Callable[[str], str]) -> DnsConfiguration:
     addresses = raw.texts("addresses", validate.any_address)
     zones = raw.texts("zones", _zone)
     made = DnsConfiguration(
-        addresses=addresses or usual.addresses,
+        addresses=usual.addresses if raw.raw("addresses") is None else addresses,
         listen=raw.texts("listen", validate.any_address),
         zones=zones or usual.zones,
         upstreams=usual.upstreams if raw.raw("upstreams") is None else raw.texts("upstreams", _upstream),

@@ -127,7 +127,7 @@ class DnsConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`dns` of a NarthexConfiguration: names answered on the node itself."""
 
     addresses: tuple[str, ...] = (LINK_LOCAL,)
-    """Where this node's pods ask: a link-local address, those of the DNS Service, or both. They are made."""
+    """Where this node's pods ask: a link-local address, those of the DNS Service, or both. They are made; none: no link."""
     listen: tuple[str, ...] = ()
     """Addresses of the node to answer on besides, so that the DNS Service can lead here from others."""
     zones: tuple[str, ...] = ("cluster.local.",)

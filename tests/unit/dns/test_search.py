@@ -36,7 +36,10 @@ def test_what_is_no_name(name):
 
 
 def test_a_pod_searches_its_own_namespace_first():
-    assert pod_search("shop", "Cluster.Local") == (("shop.svc.Cluster.Local.", "svc.Cluster.Local.", "Cluster.Local."), 5)
+    assert pod_search("shop", "Cluster.Local") == (
+        ("shop.svc.Cluster.Local.", "svc.Cluster.Local.", "Cluster.Local."),
+        5,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -45,13 +45,14 @@ class NodeLocalDns:
         """Serve until `stop`. Raises StartError, ListenError."""
         allow_many_files()
         try:
-            held = OwnLink(self._addresses, self._ports)
+            held = OwnLink(self._addresses, self._ports) if self._addresses else None
         except OwnLinkError as error:
             raise StartError(str(error)) from error
         try:
             self._server.run()
         finally:
-            held.close()
+            if held is not None:
+                held.close()
 
     def stop(self) -> None:
         """Let `run` return. Safe from any thread, at any time."""
@@ -61,6 +62,8 @@ class NodeLocalDns:
 def made(told: DnsConfiguration, origin: Origin, ipvs: bool) -> NodeLocalDns:
     """The part, not started. `ipvs`: the proxy of this node has Services' addresses itself. Raises StartError."""
     everywhere = (*told.addresses, *told.listen)
+    if not everywhere:
+        raise StartError("dns.addresses and dns.listen are both empty, so there is nowhere to answer: name an address")
     services = [address for address in told.addresses if not ipaddress.ip_address(address).is_link_local]
     if ipvs and services:
         raise StartError(

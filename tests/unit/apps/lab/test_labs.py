@@ -39,7 +39,7 @@ def test_where_commands_run():
         "db": "B",
         "shop/db": "B",
     }.items():
-        assert lab.where(found, target) == namespace
+        assert lab.where(found, target).network_namespace == namespace
 
 
 def test_a_pod_name_in_two_namespaces_is_not_guessed():
