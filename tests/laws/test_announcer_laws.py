@@ -107,7 +107,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(ACTIONS, max_size=8))
 def test_whatever_happens_one_answers_in_the_end(actions):
     cluster = Cluster()
@@ -135,7 +135,7 @@ def test_whatever_happens_one_answers_in_the_end(actions):
         assert len(cluster.holders(address)) == min(1, len(staying))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.permutations(NAMES), st.floats(0.05, 3))
 def test_nothing_is_unanswered_when_nodes_leave_and_come_one_after_the_other(order, pause):
     cluster = Cluster()
@@ -156,7 +156,7 @@ def test_nothing_is_unanswered_when_nodes_leave_and_come_one_after_the_other(ord
             assert all(cluster.holders(address) for address in ADDRESSES)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.sampled_from(NAMES), st.sampled_from(ADDRESSES))
 def test_a_dead_holder_is_replaced_within_a_second(spared, address):
     cluster = Cluster()

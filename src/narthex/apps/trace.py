@@ -310,4 +310,25 @@ def answer(
     )
     names = Names(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))
-    return explain(case, names, route)
+    explanation = explain(case, names, route)
+    if asked.source.kind not in ("outside", "address") or packet.from_host:
+        return explanation
+    return msgspec.structs.replace(explanation, announced=_announced(inputs, packet.destination))
+
+
+def _announced(inputs: Inputs, address: str) -> tuple[str, ...]:
+    """Which node answers for a load balancer's address, by the objects alone; nothing for other addresses."""
+    from narthex.lb.announce import Announcer, View, decide
+
+    if not inputs.snapshot.address_pools:
+        return ()
+    nodes = {key.name: Announcer() for key in inputs.snapshot.nodes}
+    decision = decide(View(snapshot=inputs.snapshot, announcers=nodes)).get(address)
+    if decision is None:
+        return ()
+    here, said = inputs.config.node_name, f"{decision.holder} answers for {address}"
+    if not decision.holder:
+        said = f"nobody answers for {address}, so no packet comes"
+    elif decision.holder != here:
+        said += f", so packets come to {decision.holder} and not to {here}"
+    return (said, *(f"{each.node}: {each.reason.value}: {each.text}" for each in decision.verdicts), *decision.notes)

@@ -139,6 +139,8 @@ class Decider:
     def __init__(self) -> None:
         self._common: tuple[object, ...] = ()
         self._known: dict[str, tuple[tuple[object, ...], Decision]] = {}
+        self._nodes: Mapping[str, Node] = {}
+        self._pools = Pools()
 
     def decide(self, view: View) -> Mapping[str, Decision]:
         """About all addresses, by address."""
@@ -148,7 +150,8 @@ class Decider:
         if common != self._common[1:]:
             # What is compared by identity has to stay alive.
             self._common, self._known = (held, *common), {}
-        nodes, pools = view.nodes, settle(snapshot.address_pools.values())
+            self._nodes, self._pools = view.nodes, settle(snapshot.address_pools.values())
+        nodes, pools = self._nodes, self._pools
         before, self._known = self._known, {}
         for address, services in _sharers(snapshot).items():
             slices = [snapshot.slices.get(service.key) for service in services]

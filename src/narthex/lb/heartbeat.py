@@ -167,6 +167,8 @@ class Membership:
         self.counts = Counts()
         self.peers: dict[str, Peer] = {}
         self.leaving = False
+        self.changes = 0
+        """Grows with each change of what is known of a peer that others decide by."""
         self._run = run
         self._begun = self._steady_since = now
         self._young = True
@@ -208,6 +210,7 @@ class Membership:
         """Which nodes there are, and where; those that are gone from it are forgotten."""
         for name in self.peers.keys() - addresses.keys():
             del self.peers[name]
+        self.changes += 1
         for name, address in addresses.items():
             if name == self.name:
                 continue
@@ -282,6 +285,7 @@ class Membership:
             peer.state = State.LOST
             peer.losses = [*(at for at in peer.losses if now - at < self.times.remembered), now][-64:]
             self.counts.lost += 1
+            self.changes += 1
         # Of two that lose each other nobody knows who was cut off; of more, the one that loses all.
         self._alone = self._alone or (len(before) > 1 and len(lost) == len(before))
         return lost
@@ -315,6 +319,7 @@ class Membership:
         return []
 
     def _take(self, peer: Peer, beat: Beat, now: float) -> None:
+        before = peer.state, peer.told, peer.leaving, peer.standing_back
         if beat.run != peer.run:
             if peer.run:
                 peer.ended_runs = [*peer.ended_runs, peer.run][-_RUNS:]
@@ -336,6 +341,7 @@ class Membership:
         peer.leaving, peer.standing_back = beat.leaving, beat.standing_back
         peer.reported_losses = beat.losses
         peer.state = State.LEFT if beat.gone else State.ALIVE
+        self.changes += (peer.state, peer.told, peer.leaving, peer.standing_back) != before
 
     def _answer(self, peer: Peer, beat: Beat, now: float) -> list[Datagram]:
         """Make this run known to a peer that does not know it, or that has lost us. Nothing that it says is believed until

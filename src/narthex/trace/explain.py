@@ -78,6 +78,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     agree: bool
     differences: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    announced: tuple[str, ...] = ()
+    """Which node answers on the link for a load balancer's address, and why; for packets from outside."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

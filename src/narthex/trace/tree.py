@@ -27,6 +27,8 @@ def text(explanation: Explanation) -> str:
     if e.lookup:
         below.append(Line("name", [Line(f"{met.what}: {met.why}") for met in e.lookup]))
     below.append(Line(f"to: {e.destination}"))
+    if e.announced:
+        below.append(Line("on the link", [Line(line) for line in e.announced]))
     if e.frontend is None:
         below.append(Line("frontend: none; no Service port answers here"))
     else:

@@ -10,6 +10,7 @@ from narthex.sources.configuration import ConfigurationError, ProxyConfiguration
 from narthex.sources.configuration_text import file_text
 from narthex.sources.proxy_configuration import (
     IPVS,
+    AnnouncerConfiguration,
     ClientConnection,
     CniSettings,
     Conntrack,
@@ -343,6 +344,7 @@ def test_our_own_document():
         "  interfaceCanReach: 192.0.2.9, publicIPs: [198.51.100.1], masquerade: false, forwardRules: false,\n"
         "  annotationPrefix: my.example/net, networkCondition: false, repairChecksums: false}\n"
         "dns: {addresses: [10.96.0.10], listen: [192.0.2.1], zones: [Cluster.Local], upstreams: []}\n"
+        "announcer: {keyFile: /etc/key, port: 7000, poolsFile: /etc/pools, excludeInterfaces: [], ignoreExcludeLabel: true}\n"
     )
     configuration, problems = parse(text.encode(), "proxy.yaml")
     assert problems == ()
@@ -366,6 +368,13 @@ def test_our_own_document():
             network_condition=False,
             repair_checksums=False,
         ),
+        announcer=AnnouncerConfiguration(
+            key_file="/etc/key",
+            port=7000,
+            pools_file="/etc/pools",
+            exclude_interfaces=(),
+            ignore_exclude_label=True,
+        ),
         dns=DnsConfiguration(addresses=("10.96.0.10",), listen=("192.0.2.1",), zones=("cluster.local.",), upstreams=()),
     )
     assert node_config(configuration, "", "a").strict_source_ranges
@@ -388,6 +397,12 @@ def test_our_own_document():
         ("dns: {zones: ['a b']}", "dns.zones"),
         ("dns: {upstreams: ['1.1.1.1 }']}", "neither an address nor the path of a resolv.conf"),
         ("dns: {corefile: Corefile}", "dns.corefile: 'Corefile' is not an absolute path"),
+        ("announcer: {keyFile: key}", "announcer.keyFile: 'key' is not an absolute path"),
+        ("announcer: {port: 0}", "announcer.port: 0 is not a number in range (1-65535)"),
+        (
+            "announcer: {excludeInterfaces: ['']}",
+            "announcer.excludeInterfaces[0]: '' is not a pattern of interface names",
+        ),
         ("overlay: {netConf: a.json}", "overlay.netConf: 'a.json' is not an absolute path"),
         ("overlay: {interfacePatterns: ['(']}", "'(' is not a regular expression: missing )"),
         ("overlay: {publicIPs: [node-1]}", "overlay.publicIPs"),

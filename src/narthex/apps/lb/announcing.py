@@ -117,6 +117,9 @@ class Announcing:
         self._said: dict[str, float] = {}
         self._refused = Counter[str]()
         self._had_links = True
+        self._changes = 0
+        """Of objects, pools and links."""
+        self._decided_of: tuple[object, ...] = ()
         self._doubts: deque[tuple[float, HostLink, l2.Message]] = deque()
         """Claims by nodes of ours, and when to look at them."""
         self._given: tuple[IPAddressPool | L2Advertisement, ...] | None = None
@@ -139,17 +142,19 @@ class Announcing:
 
     def take(self, events: Sequence[Event]) -> None:
         """What is new about objects."""
-        nodes = self._store.snapshot.nodes
+        before = self._store.snapshot
         for event in events:
             self._store.apply(event)
         snapshot = self._store.snapshot
-        if snapshot.nodes is not nodes:
+        self._changes += snapshot is not before
+        if snapshot.nodes is not before.nodes:
             ways = {key.name: (*node.internal_ips, *node.external_ips, "")[0] for key, node in snapshot.nodes.items()}
             self.membership.know(ways)
 
     def use_pools(self, pools: Sequence[IPAddressPool], advertisements: Sequence[L2Advertisement]) -> None:
         """Pools of a file; those that are objects do not count then."""
         if (*pools, *advertisements) != self._given:
+            self._changes += 1
             self._given = (*pools, *advertisements)
             self._pools = Map((each.key, each) for each in pools), Map((each.key, each) for each in advertisements)
 
@@ -180,6 +185,7 @@ class Announcing:
         """See which links there are; True when they changed."""
         changed = self._air.rescan()
         if changed:
+            self._changes += 1
             names = ", ".join(f"{name} ({l2.mac_text(link.mac)})" for name, link in sorted(self.links.items()))
             LOGGER.info("announcer: answers on %s", names or "no link: none is up and can broadcast")
             # A new link has heard nothing yet.
@@ -196,6 +202,7 @@ class Announcing:
         for _ in self._air.frames():
             pass
         self._repeats.end(self.holdings.drop_all())
+        self._decided_of = ()
         self.membership.tell(self._told())
         self.membership.restart_listening(now)
 
@@ -207,7 +214,10 @@ class Announcing:
             patience = self.membership.peers[name].patience
             LOGGER.warning("announcer: node %s is lost: not heard for %.2f s", name, patience)
         if self._store.snapshot.synced and not self.membership.listening(now):
-            self._decide(now, orphans)
+            made_of = self._made_of(now)
+            if made_of != self._decided_of or now >= self.holdings.next_due():
+                self._decide(now, orphans)
+                self._decided_of = made_of
         self._dispatch(self.membership.due(now))
         for address in self._repeats.announcements(now):
             self._announce(address, now)
@@ -300,6 +310,16 @@ class Announcing:
             standing_back=self.membership.standing_back(now),
         )
         return found
+
+    def _made_of(self, now: float) -> tuple[object, ...]:
+        """What decisions depend on, without what is the same each time: there is a turn for each beat that comes."""
+        return (
+            self._changes,
+            self.membership.changes,
+            self.membership.leaving,
+            self.membership.standing_back(now),
+            self.membership.lost(now),
+        )
 
     def _decide(self, now: float, orphans: Collection[str]) -> None:
         view = View(

@@ -81,4 +81,5 @@ def of_an_announcer(*, pools: bool = True) -> tuple[Resource, ...]:
 
 def of_a_cluster(*, pods: bool = False) -> tuple[Resource, ...]:
     """What a look at a cluster from any of its nodes needs."""
-    return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, *([PODS] if pods else [])
+    pools = msgspec.structs.replace(ADDRESS_POOLS, optional=True)
+    return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, pools, L2_ADVERTISEMENTS, *([PODS] if pods else [])

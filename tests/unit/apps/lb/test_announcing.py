@@ -5,26 +5,31 @@ import json
 
 import pytest
 
+from narthex.apps.inputs import Inputs
 from narthex.apps.lb import announcer_status
 from narthex.apps.lb.announcing import Announcing
 from narthex.apps.lb.conditions import ConditionWriter
 from narthex.apps.lb.key import NoKey, read_keys
 from narthex.apps.lb.why import WhyError, why_service
+from narthex.apps.trace import Places, answer, ask, question
 from narthex.host.lb.links import Link
 from narthex.lb import l2, why
+from narthex.lb.announce import Announcer, View, decide
 from narthex.lb.heartbeat import Membership
 from narthex.lb.status import Condition
 from narthex.model.events import Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement
+from narthex.plan.planner import NodeConfig
 from narthex.sources.kube.access import Access
 from narthex.testing.apiserver import ApiServer
-from narthex.testing.build import endpoint, endpoint_slice, node, service
+from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
 from narthex.testing.load import until
 from narthex.testing.segment import endpoints as slice_manifest
 from narthex.testing.segment import node as node_manifest
 from narthex.testing.segment import pool as pool_manifest
 from narthex.testing.segment import service as service_manifest
+from narthex.trace.tree import text
 
 IP, SIX = "192.0.2.200", "2001:db8::200"
 OWN, CLIENT, STRANGER = (bytes((2, 0, 0, 0, 0, last)) for last in (1, 2, 3))
@@ -67,7 +72,7 @@ class Alone:
         self.now = 100.0
         self.air = Air(*names)
         self.member = Membership("a", 1, (b"k" * 32,), self.now)
-        self.announcing = Announcing("a", self.member, self.air, lambda address, data: None)
+        self.announcing = Announcing("a", self.member, self.air, lambda *_: None)
         self.announcing.look_at_links(self.now)
         self.take(node("a"), node("b", internal_ips=("192.0.2.2",)), *(objects or OBJECTS))
         self.announcing.take([Synced()])
@@ -102,7 +107,7 @@ def asked(address=IP, to=b"\xff" * 6):
 def test_nothing_is_said_while_it_listens():
     made = Alone.__new__(Alone)
     made.now, made.air = 0.0, Air("lan0")
-    made.announcing = Announcing("a", Membership("a", 1, (b"k" * 32,), 0.0), made.air, lambda address, data: None)
+    made.announcing = Announcing("a", Membership("a", 1, (b"k" * 32,), 0.0), made.air, lambda *_: None)
     made.announcing.look_at_links(0.0)
     made.take(node("a"), *OBJECTS)
     made.announcing.take([Synced()])
@@ -317,3 +322,17 @@ def test_why_by_the_objects_alone(tmp_path):
     assert "its status has no address" in why_service("shop/none", manifests=where, status_port=0).notes[0]
     with pytest.raises(WhyError, match="there is no Service shop/nothing"):
         why_service("shop/nothing", manifests=where, status_port=0)
+
+
+def test_a_trace_from_outside_names_the_node_that_answers():
+    objects = (*OBJECTS, node("a"), node("b", internal_ips=("192.0.2.2",)))
+    given = snapshot(*objects)
+    first, second = decide(View(snapshot=given, announcers={"a": Announcer(), "b": Announcer()}))[IP].order
+    for here, more in ((first, ""), (second, f", so packets come to {first} and not to {second}")):
+        inputs = Inputs(snapshot=given, config=NodeConfig(node_name=here), mode="nftables")
+        places = Places(given)
+        source, target, wanted = ask(places, "outside", f"{IP}:80")
+        asked_ = question(places, source, target, wanted, inputs, inputs.host, None)
+        explained = answer(asked_, inputs, inputs.host)
+        assert explained.announced[0] == f"{first} answers for {IP}{more}"
+        assert "on the link\n" in text(explained) and f"{first}: Announces" in text(explained)

@@ -255,3 +255,12 @@ def test_what_is_shown_can_be_read_again(file, tmp_path):
     again = tmp_path / "again.yaml"
     again.write_text(json.dumps(told.configuration, default=list))
     assert of(path=again).node == told.node
+
+
+def test_a_file_and_flags_that_name_other_fields_of_one_section_of_ours(file):
+    own = "---\napiVersion: narthex/v1alpha1\nkind: NarthexConfiguration\nparts: {proxy: false}\nannouncer: {port: 7000}\n"
+    flags = {"narthex": {"parts": {"announcer": True, "proxy": True}, "announcer": {"keyFile": "/etc/key"}}}
+    told = of(flags, file(own))
+    assert told.own.parts.announcer and not told.own.parts.proxy
+    assert (told.own.announcer.port, told.own.announcer.key_file) == (7000, "/etc/key")
+    assert [warning for warning in told.warnings if "proxy" in warning]
