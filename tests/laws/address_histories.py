@@ -140,9 +140,9 @@ class History:
         self.time += 2 * UNANSWERED_SECONDS
         for _ in range(8):
             self.see(len(self.unseen))
-            before = self.version
+            before = self.version, self.ledger.promised
             self.turn(["done"])
-            if self.version == before:
+            if (self.version, self.ledger.promised) == before:
                 break
         else:
             raise AssertionError("it does not come to rest")
@@ -157,20 +157,23 @@ class History:
     def decide(self):
         accepted = settle(self.pools.values())
         self.ledger.see(self.seen.values(), accepted, self.time)
+        shown = self.ledger.shown(self.seen.values())
         situation = Situation(
-            services=list(self.seen.values()),
+            services=list(shown.values()),
             pools=accepted,
             promised=self.ledger.promised,
+            withheld=self.ledger.withheld,
             settled=self.ledger.settled,
             overwritten=self.ledger.overwritten,
         )
         decisions = allocate(situation)
-        mirrored = msgspec.structs.replace(situation, services=list(self.seen.values())[::-1])
+        mirrored = msgspec.structs.replace(situation, services=list(shown.values())[::-1])
         assert allocate(mirrored) == decisions, "the order of Services decides"
+        self.ledger.decided(decisions)
         return decisions
 
     def write(self, key, decision, fate):
-        seen, there = self.seen[key], self.services.get(key)
+        seen, there = self.ledger.shown([self.seen[key]])[key], self.services.get(key)
         todo = changes(seen, decision)
         if todo.status is None and todo.pool is None:
             self.ledger.confirm(seen, decision)

@@ -4,7 +4,7 @@ none away without a cause."""
 import random
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -78,7 +78,11 @@ Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestHistories = Histories.TestCase
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
+@example(3)
+@example(891)
+@example(5005)
+@example(9102)
 @given(st.integers(0, 2**32))
 def test_long_histories(seed):
     """Longer than a property test can draw: many small changes between few looks."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.lb.decision import Decision, Refusal, pool_of
-from narthex.lb.pools import Pool, Pools, holding, text_of
+from narthex.lb.pools import Pool, Pools, holding, may_hold, text_of
 from narthex.lb.resources import serves
 from narthex.lb.sharing import Share, clash, share_of
 from narthex.lb.status import held_by, is_ours
@@ -41,6 +41,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """There are pools that nobody can read: what no other pool explains may be from them."""
     promised: Mapping[NamespacedName, tuple[str, ...]] = {}
     """What was written, or perhaps written, and has not been seen in the status yet."""
+    withheld: Mapping[NamespacedName, tuple[str, ...]] = {}
+    """What else may be in a status by now."""
     settled: frozenset[NamespacedName] = frozenset()
     """Services that have been seen to have what they have; in a quarrel over an address they come first."""
     overwritten: frozenset[NamespacedName] = frozenset()
@@ -108,7 +110,8 @@ class _Allocation:
 
     def _record(self) -> None:
         for service in self._services.values():
-            for address in (*held_by(service), *self._now.promised.get(service.key, ())):
+            unseen = (*self._now.promised.get(service.key, ()), *self._now.withheld.get(service.key, ()))
+            for address in (*held_by(service), *unseen):
                 self._hold(address, service.key)
         for key, addresses in self._now.unreadable.items():
             self._shares[key] = Share(key, "", frozenset(), None, ours=False)
@@ -169,7 +172,10 @@ class _Allocation:
         if name:
             found = self._now.pools.refusal_of(name)
             return f"pool {name}, which is refused ({found.reason})" if found is not None else ""
-        return f"a pool that is refused ({refused[0].reason})" if refused and any(addresses) else ""
+        for each in refused:
+            if any(may_hold(each.object, address) for address in addresses):
+                return f"pool {each.object.name}, which is refused ({each.reason})"
+        return ""
 
     def _keep(self, service: Service, held: tuple[str, ...], wishes: Wishes | None) -> _Kept:
         """Which of the addresses stay. Without wishes, that is, when these make no sense, all that nothing else forbids."""
@@ -195,7 +201,10 @@ class _Allocation:
 
     def _must_go(self, service: Service, address: str, kept: Iterable[str], wishes: Wishes | None) -> str:
         """Why a Service cannot keep an address, apart from its pool being gone; empty when it can."""
-        if other := self._clash(service, self._confirmed_or_foreign(address)):
+        # What is only promised may be in nobody's way; what a status holds has to get on with those before it.
+        seen = address in held_by(service)
+        others = self._confirmed_or_foreign(address) if seen else self._holders.get(address, set())
+        if other := self._clash(service, others):
             return other
         if wishes is None:
             return ""

@@ -15,7 +15,7 @@ from narthex.lb.decision import Decision
 from narthex.lb.pools import Pools
 from narthex.lb.status import held_by
 from narthex.model.names import NamespacedName
-from narthex.model.objects import Service
+from narthex.model.objects import LoadBalancerIngress, Service
 
 UNANSWERED_SECONDS = 60.0
 """A write that nobody answered has not arrived when it is not seen after so long; it was given up long before."""
@@ -37,6 +37,8 @@ class _Promise(msgspec.Struct, frozen=True):
     fate: _Fate = _Fate.WISH
     until: float = 0.0
     """After this SENT is WISH."""
+    perhaps: tuple[str, ...] = ()
+    """What was sent before from the same version, and may be there instead."""
 
 
 class Ledger:
@@ -53,6 +55,11 @@ class Ledger:
         return {key: promise.addresses for key, promise in self._promises.items()}
 
     @property
+    def withheld(self) -> Mapping[NamespacedName, tuple[str, ...]]:
+        """What else may be in a status by now, though something else was decided since."""
+        return {key: promise.perhaps for key, promise in self._promises.items() if promise.perhaps}
+
+    @property
     def settled(self) -> frozenset[NamespacedName]:
         """Services that have been seen to have what was decided."""
         return frozenset(self._settled)
@@ -64,16 +71,33 @@ class Ledger:
 
     def promise(self, service: Service, addresses: tuple[str, ...], now: float) -> None:
         """A status is about to be written. Whatever becomes of that, the addresses are meant for this Service."""
+        base, before = service.resource_version, self._promises.get(service.key)
+        perhaps: tuple[str, ...] = ()
+        if before is not None and before.base == base and before.fate is not _Fate.WISH:
+            perhaps = tuple(dict.fromkeys((*before.perhaps, *before.addresses)))
+        # From here on any of these may be what is seen next, and none of them is somebody else's.
+        self._settled.pop(service.key, None)
         until = now + UNANSWERED_SECONDS
-        self._promises[service.key] = _Promise(service.uid, addresses, service.resource_version, _Fate.SENT, until)
+        self._promises[service.key] = _Promise(service.uid, addresses, base, _Fate.SENT, until, perhaps)
 
     def done(self, service: Service) -> None:
         """The server has taken what was promised."""
         self._learn(service, _Fate.DONE)
 
     def refused(self, service: Service) -> None:
-        """The server has not taken what was promised."""
-        self._learn(service, _Fate.WISH)
+        """The server has not taken what was promised. What was sent before it may be the very reason for that."""
+        promise = self._promises.get(service.key)
+        if promise is not None and promise.fate is _Fate.SENT and not promise.perhaps:
+            self._learn(service, _Fate.WISH)
+
+    def shown(self, services: Iterable[Service]) -> dict[NamespacedName, Service]:
+        """The Services as they are by now: with the statuses that the server has taken, though no watch has shown them."""
+        found = {service.key: service for service in services}
+        for key, promise in self._promises.items():
+            if promise.fate is _Fate.DONE and key in found:
+                ingress = tuple(LoadBalancerIngress(ip=address) for address in promise.addresses)
+                found[key] = msgspec.structs.replace(found[key], ingress=ingress, ingress_names=())
+        return found
 
     def see(self, services: Iterable[Service], pools: Pools, now: float) -> None:
         """Compare with what there is now."""
@@ -83,15 +107,19 @@ class Ledger:
                 del memory[key]
         for key, promise in self._promises.items():
             if promise.fate is _Fate.SENT and now >= promise.until:
-                self._promises[key] = msgspec.structs.replace(promise, fate=_Fate.WISH)
+                self._promises[key] = msgspec.structs.replace(promise, fate=_Fate.WISH, perhaps=())
         for key in {*self._promises, *self._settled, *self._overwritten}:
             self._compare(key, there[key], pools)
 
+    def decided(self, decisions: Mapping[NamespacedName, Decision]) -> None:
+        """Wishes that did not come true keep no address from others any more."""
+        for key, promise in list(self._promises.items()):
+            decision = decisions.get(key)
+            if promise.fate is _Fate.WISH and (decision is None or decision.addresses != promise.addresses):
+                del self._promises[key]
+
     def confirm(self, service: Service, decision: Decision) -> None:
         """The status is as decided, and nothing is to be written."""
-        promise = self._promises.get(service.key)
-        if promise is not None and promise.fate is _Fate.WISH and promise.addresses != decision.addresses:
-            del self._promises[service.key]
         if decision.addresses and not decision.foreign:
             self._settled[service.key] = _Promise(service.uid, decision.addresses)
         else:
@@ -112,7 +140,7 @@ class Ledger:
             del self._promises[key]
             if promise.fate is _Fate.DONE:
                 self._changed(key, service, promise, pools)
-        elif settled is not None and held != settled.addresses:
+        elif promise is None and settled is not None and held != settled.addresses:
             del self._settled[key]
             self._changed(key, service, settled, pools)
         if not held and not service.ingress_names:

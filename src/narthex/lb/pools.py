@@ -169,6 +169,12 @@ def holding(pools: Iterable[IPAddressPool], address: str) -> IPAddressPool | Non
     return None
 
 
+def may_hold(pool: IPAddressPool, address: str) -> bool:
+    """Whether an address may be meant to be in a pool: it is in what is written there, or some of that nobody can read."""
+    ranges, key = _readable(pool.addresses), address_key(address)
+    return len(ranges) < len(pool.addresses) or any(_inside(range_, key) for range_ in ranges)
+
+
 def text_of(family: IPFamily, number: int) -> str:
     """The canonical address of a number."""
     return str(ipaddress.IPv4Address(number) if family is IPFamily.IPV4 else ipaddress.IPv6Address(number))

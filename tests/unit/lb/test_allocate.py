@@ -243,8 +243,15 @@ def test_addresses_of_a_refused_pool_stay(notes):
     web = service("shop/web", "172.6.6.6", notes=notes)
     decision = one(web, LAN, pool("bad", "172.6.6.0/29", "172.6.6.9/24"))
     assert decision.addresses == ("172.6.6.6",)
-    assert "which is refused" in decision.note or "that is refused" in decision.note
+    assert "which is refused" in decision.note
     assert changes(web, decision).status is None
+
+
+def test_a_refused_pool_does_not_make_foreign_addresses_ours():
+    overlapping = pool("z", "192.168.15.9/32")
+    assert one(service("shop/web", "198.51.100.7"), LAN, overlapping).foreign
+    # Here nobody can tell: some of the pool cannot be read.
+    assert one(service("shop/web", "198.51.100.7"), LAN, pool("z", "nonsense")).note.startswith("198.51.100.7 stays")
 
 
 def test_addresses_stay_while_a_pool_cannot_be_read():

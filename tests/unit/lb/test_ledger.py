@@ -44,7 +44,7 @@ def test_a_write_that_nobody_answered_is_promised_as_long_as_it_may_arrive():
     ledger = promised(done=False)
     for now in (1.0, 1000.0):
         ledger.see([WEB], POOLS, now)
-        ledger.confirm(WEB, Decision(service=WEB.key))
+        ledger.decided({})
         assert bool(ledger.promised) is (now < UNANSWERED_SECONDS)
     ledger = promised(done=False)
     # From another version it cannot arrive any more.
@@ -56,8 +56,9 @@ def test_a_write_that_was_refused_is_a_wish():
     ledger = promised(done=False)
     ledger.refused(WEB)
     ledger.see([WEB], POOLS, 1.0)
+    ledger.decided({WEB.key: Decision(service=WEB.key, addresses=GIVEN)})
     assert ledger.promised == {WEB.key: GIVEN}
-    ledger.confirm(WEB, Decision(service=WEB.key))
+    ledger.decided({WEB.key: Decision(service=WEB.key)})
     assert ledger.promised == {}
 
 
@@ -96,3 +97,14 @@ def test_what_is_as_decided_is_settled():
     assert ledger.settled == {WEB.key}
     ledger.confirm(WEB, Decision(service=WEB.key))
     assert ledger.settled == frozenset()
+
+
+def test_a_conflict_with_what_was_sent_before_says_nothing():
+    """The write that nobody answered may be the one that was faster."""
+    ledger = promised(done=False)
+    ledger.promise(WEB, ("192.168.15.5",), 1.0)
+    ledger.refused(WEB)
+    ledger.decided({})
+    assert (ledger.promised, ledger.withheld) == ({WEB.key: ("192.168.15.5",)}, {WEB.key: GIVEN})
+    ledger.see([with_status(*GIVEN)], POOLS, 2.0)
+    assert (ledger.promised, ledger.withheld) == ({}, {})

@@ -8,6 +8,7 @@ written. Nothing is remembered that matters (`lb/ledger.py`), so it may end at a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -168,39 +169,45 @@ class _Term:
         self._seen, self._idle_until = (snapshot, objects), 0.0
         pools = self._pools(snapshot, objects)
         self._ledger.see(snapshot.services.values(), pools, self._clock.now())
+        services = self._ledger.shown(snapshot.services.values())
         unreadable = self._unreadable(snapshot)
         if unreadable is None:
             return _AGAIN_SECONDS
         decisions = allocate(
             Situation(
-                services=snapshot.services.values(),
+                services=services.values(),
                 pools=pools,
                 namespaces=namespace_labels(snapshot),
                 balancer_class=self._settings.balancer_class,
                 unreadable=unreadable,
                 pools_unreadable=self._broken("IPAddressPool") > 0,
                 promised=self._ledger.promised,
+                withheld=self._ledger.withheld,
                 settled=self._ledger.settled,
                 overwritten=self._ledger.overwritten,
             )
         )
-        self._count(snapshot, pools, decisions)
+        self._ledger.decided(decisions)
+        self._count(services, pools, decisions)
         self._writer.forget(lambda key: key in snapshot.services)
         self._told = {key: told for key, told in self._told.items() if key in decisions}
         try:
-            wait = min([LOOK_SECONDS, *self._write(snapshot, decisions, allowance)])
+            wait = min([LOOK_SECONDS, *self._write(services, decisions, allowance)])
         except Unanswered:
             return _AGAIN_SECONDS
         self._idle_until = self._clock.now() + wait
         return min(self._patience, wait)
 
     def _write(
-        self, snapshot: Snapshot, decisions: Mapping[NamespacedName, Decision], allowance: Callable[[], float]
+        self,
+        services: Mapping[NamespacedName, Service],
+        decisions: Mapping[NamespacedName, Decision],
+        allowance: Callable[[], float],
     ) -> list[float]:
         """Write what differs; for how long some of it has to wait."""
         waits = []
         for key, decision in decisions.items():
-            service = snapshot.services[key]
+            service = services[key]
             todo = changes(service, decision)
             self._say(service, todo.standing)
             if todo.status is None and todo.pool is None:
@@ -213,13 +220,12 @@ class _Term:
                 raise Unanswered
             if todo.status is not None:
                 self._ledger.promise(service, decision.addresses, self._clock.now())
-            outcome = self._writer.write(service, todo, allowance)
+            outcome = self._writer.write(service, todo, allowance, partial(self._ledger.done, service))
             if outcome is not Outcome.DONE:
                 if outcome is Outcome.REFUSED:
                     self._ledger.refused(service)
                 waits.append(self._writer.waits(service))
                 continue
-            self._ledger.done(service)
             for told in todo.events:
                 self._tell(service, told)
                 self._counts.allocations += told.reason == "IPAllocated"
@@ -293,9 +299,14 @@ class _Term:
             )
         )
 
-    def _count(self, snapshot: Snapshot, pools: Pools, decisions: Mapping[NamespacedName, Decision]) -> None:
+    def _count(
+        self,
+        services: Mapping[NamespacedName, Service],
+        pools: Pools,
+        decisions: Mapping[NamespacedName, Decision],
+    ) -> None:
         counts = self._counts
-        counts.uses = usage(pools, snapshot.services.values(), decisions)
+        counts.uses = usage(pools, services.values(), decisions)
         counts.foreign = sum(each.foreign for each in decisions.values())
         counts.waiting = sum(each.refusal is not None for each in decisions.values())
         counts.given = sum(

@@ -87,12 +87,16 @@ class StatusWriter:
         for key in [key for key in self._attempts if not there(key)]:
             del self._attempts[key]
 
-    def write(self, service: Service, changes: Changes, allowance: Callable[[], float]) -> Outcome:
-        """Write what is to be written. `allowance`: seconds for which writing is allowed. Raises Unanswered."""
+    def write(
+        self, service: Service, changes: Changes, allowance: Callable[[], float], taken: Callable[[], object]
+    ) -> Outcome:
+        """Write what is to be written. `allowance`: seconds for which writing is allowed. `taken` is called when the server
+        has the status, whatever becomes of the rest. Raises Unanswered."""
         path, version = service_path(service), service.resource_version
         try:
             if changes.status is not None:
                 stored = self._patch(path, changes.status, "status", allowance)
+                taken()
                 version = str((stored.get("metadata") or {}).get("resourceVersion") or "")
             if changes.pool is not None:
                 self._patch(path, pool_patch(changes.pool, version), "", allowance)

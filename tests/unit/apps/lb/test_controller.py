@@ -230,7 +230,7 @@ def test_a_write_from_an_old_version_changes_nothing(cluster):
 
 
 def test_two_controllers_and_a_server_that_goes_away(cluster):
-    """Each write is by the one that has the Lease at that moment, as the server saw it."""
+    """Whoever leads afterwards goes on with what there is."""
     cluster.pool("lan", "192.168.15.0/24")
 
     with running(cluster, "one") as one, running(cluster, "two") as two:
