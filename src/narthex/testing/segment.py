@@ -99,11 +99,12 @@ class Segment:
             fresh.write_text(json.dumps(each))
             fresh.rename(path)
 
-    def start(self, *names: str, options: Sequence[str] = ()) -> None:
-        """Start announcers."""
+    def start(self, *names: str, origin: Sequence[str] = ()) -> None:
+        """Start announcers. `origin`: options that name another origin than the directory of manifests."""
         for name in names or self.nodes:
             argv = [sys.executable, "-m", "narthex", "node", "--no-proxy", "--announcer", "--hostname-override", name]
-            argv += ["--announcer-key-file", str(self.directory / "key"), "--manifests", str(self.manifests), *options]
+            argv += ["--announcer-key-file", str(self.directory / "key")]
+            argv += origin or ("--manifests", str(self.manifests))
             with netns.entered(self.ns(name)), (self.directory / f"log-{name}").open("ab") as log:
                 self.processes[name] = subprocess.Popen(argv, stdout=log, stderr=log)
 

@@ -18,6 +18,7 @@ from narthex.apps.lb.conditions import ConditionWriter
 from narthex.apps.lb.key import NoKey, read_keys
 from narthex.apps.lb.pools_file import PoolsFile
 from narthex.apps.logs import LOGGER
+from narthex.apps.problems import Problems
 from narthex.apps.proxy.feed import Feed
 from narthex.host.lb.beats import BeatSockets
 from narthex.host.lb.links import LinkChanges
@@ -66,6 +67,7 @@ class Loop:
         self._watched: set[int] = set()
         self._look_at = 0.0
         """When to look at links, pools and keys."""
+        self._problems = Problems()
         self._say_at = 0.0
         self.turned = time.monotonic()
         """When the last turn was taken."""
@@ -113,6 +115,7 @@ class Loop:
             self._look_at = now + RESCAN_SECONDS
             self._look(now)
         self._announcing.take(self._feed.take())
+        self._problems.tell(self._feed.problems)
         self._announcing.hear(list(self._beats.received()), list(self._beats.refusals()), now)
 
     def _look(self, now: float) -> None:
