@@ -218,6 +218,8 @@ class _Term:
                 continue
             if allowance() <= 0:
                 raise Unanswered
+            # A first run with very many Services takes minutes.
+            self._counts.turn_at = self._clock.now()
             if todo.status is not None:
                 self._ledger.promise(service, decision.addresses, self._clock.now())
             outcome = self._writer.write(service, todo, allowance, partial(self._ledger.done, service))
