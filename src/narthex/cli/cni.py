@@ -63,16 +63,14 @@ def agent(socket: str, state_dir: str) -> None:
 
     Without it the plugins do the same work themselves, only slower. Rules that somebody removes are put back.
     """
-    import signal
-
     from narthex.apps.cni.agent import Agent
+    from narthex.apps.signals import ended_by_signal
 
     service = Agent(socket, state_dir)
     try:
         service.open()
     except OSError as error:
         raise click.ClickException(f"cannot listen at {socket}: {error}") from None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.stop())
-    click.echo(f"listening at {socket}")
-    service.serve()
+    with ended_by_signal(service.stop):
+        click.echo(f"listening at {socket}")
+        service.serve()

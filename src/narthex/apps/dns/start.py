@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from narthex.apps import logs
 from narthex.apps.dns.elsewhere import PRIVATE
 from narthex.apps.dns.serve import DnsPart, DnsSettings
 from narthex.apps.logs import LOGGER
+from narthex.apps.signals import ended_by_signal
 from narthex.dns.corefile import Corefile, CorefileError, parse
 from narthex.dns.settings import ServerBlock
 from narthex.host.dns.files import stamp
@@ -158,15 +157,10 @@ def serve(
         raise SourceError(f"--recursion-for: {error}") from error
     settings = DnsSettings(blocks=configuration.blocks, workers=workers, recursion=networks)
     part = made(settings, manifests, kubeconfig, master, configuration)
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        part.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
     # The first lists leave no garbage that would be worth a look; the part switches it on again when it answers.
     gc.disable()
-    part.run()
+    with ended_by_signal(part.stop):
+        part.run()
     LOGGER.info("stopped")
 
 

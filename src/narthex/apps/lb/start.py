@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -19,6 +16,7 @@ from narthex.apps.logs import LOGGER
 from narthex.apps.proxy.api_server import EventPoster
 from narthex.apps.proxy.events import EventWriter
 from narthex.apps.proxy.status import BindError, Listener, StatusServer
+from narthex.apps.signals import ended_by_signal
 from narthex.host.clock import Clock, SystemClock
 from narthex.lb.lease import TIMES, Times
 from narthex.sources.kube.access import Access
@@ -57,7 +55,7 @@ def serve(access: Access, settings: Settings, place: Place) -> None:
     status = StatusServer(http)
     try:
         status.serve(_listeners(controller, leader, metrics, clock, place), hard_fail=True)
-        with events.running(), _ended_by_signal(controller.stop):
+        with events.running(), ended_by_signal(controller.stop):
             LOGGER.info("standing for election: Lease %s/%s", place.lease_namespace, place.lease_name)
             controller.run()
     except BindError as error:
@@ -83,13 +81,3 @@ def _listeners(
         Listener("health", place.address, place.healthz_port, {"/healthz": healthz, "/livez": healthz}),
         Listener("metrics", place.address, place.metrics_port, {"/metrics": exposition, "/healthz": healthz}),
     )
-
-
-@contextmanager
-def _ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-
 import msgspec
 
 from narthex.apps.httpd import HttpServer, Reply, Slow
@@ -17,6 +12,7 @@ from narthex.apps.overlay.figures import Figures
 from narthex.apps.overlay.part import OverlayOrigin, OverlayPart
 from narthex.apps.overlay.settings import OverlaySettings
 from narthex.apps.proxy.status import BindError, Listener, Routes, StatusServer
+from narthex.apps.signals import ended_by_signal
 
 
 def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tuple[str, int] | None) -> None:
@@ -27,7 +23,7 @@ def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tup
     try:
         if healthz is not None:
             StatusServer(http).serve([Listener("health", *healthz, routes(part))], hard_fail=True)
-        with _ended_by_signal(part):
+        with ended_by_signal(part.stop):
             part.run()
     except BindError as error:
         raise StartError(str(error)) from error
@@ -59,16 +55,3 @@ def exposition(figures: Figures) -> bytes:
     registry = CollectorRegistry()
     registry.register(figures)
     return generate_latest(registry)
-
-
-@contextmanager
-def _ended_by_signal(part: OverlayPart) -> Iterator[None]:
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        part.stop()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

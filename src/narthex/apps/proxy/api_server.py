@@ -12,9 +12,9 @@ from narthex.apps.proxy.start import Origin
 from narthex.model.problem import quoted
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.client import Api, Unreachable
+from narthex.sources.kube.exchange import TIMES
 from narthex.sources.kube.resources import of_a_proxy
 from narthex.sources.kube.source import Followed, KubeSource
-from narthex.sources.kube.exchange import TIMES
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
@@ -47,6 +45,7 @@ from narthex.apps.proxy.settings import Settings, family_warnings
 from narthex.apps.proxy.status import BindError
 from narthex.apps.proxy.sync import FamilySync, Sync
 from narthex.apps.proxy.unserved import Unserved
+from narthex.apps.signals import ended_by_signal
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.host.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.host.clock import Clock, SystemClock
@@ -317,7 +316,7 @@ def run_until_told(
 
     edits = file.followed(settings, take_over, work.stop) if file else nullcontext()
     try:
-        with _ended_by_signal(work.stop), edits:
+        with ended_by_signal(work.stop), edits:
             work.run()
     finally:
         status.stop()
@@ -334,18 +333,3 @@ def _protect(score: int) -> None:
         set_oom_score(score)
     except OSError as error:
         LOGGER.info("oomScoreAdj %d could not be set: %s; it stays as it is", score, error.strerror)
-
-
-@contextmanager
-def _ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the loop after the present turn; a second one is not needed and changes nothing."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        stop()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
