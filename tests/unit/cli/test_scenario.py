@@ -55,7 +55,7 @@ def test_an_invalid_file_is_named_and_the_others_go_on(run, tmp_path):
 
 
 def test_nothing_checked_is_no_success(run, monkeypatch):
-    monkeypatch.delitem(BACKENDS, "ipvs")
+    monkeypatch.delitem(BACKENDS._makers, "ipvs")
     result = run(str(FOLDER / "ipvs-virtual-servers.yaml"))
     assert result.exit_code == 1 and "nothing was checked" in result.stderr
 
@@ -74,6 +74,6 @@ def test_usage_errors(run, argv, said):
 
 
 def test_a_mode_without_backend_is_a_usage_error(run, monkeypatch):
-    monkeypatch.delitem(BACKENDS, "ipvs")
+    monkeypatch.delitem(BACKENDS._makers, "ipvs")
     result = run(GOOD, "--mode", "ipvs")
     assert result.exit_code == 2 and "mode ipvs has no backend here" in result.stderr
