@@ -1,7 +1,5 @@
 """An announcer with an API server: its lists, what it says without pools, and the condition that it writes."""
 
-import os
-
 import pytest
 
 from narthex.host import netns
@@ -38,4 +36,3 @@ def test_with_an_api_server(tmp_path):
         finally:
             segment.kill("a")
             server.__exit__(None, None, None)
-    assert f"{os.getpid()}" not in "".join(name for name in netns.names() if name.startswith("nxb"))
