@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narthex.apps.trace import Place, Places, TraceError
+from narthex.apps.places import Place, Places, TraceError
 from narthex.dns.search import Asked, NameWay, look_up, pod_search
 from narthex.trace.explain import Met
 

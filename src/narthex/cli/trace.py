@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from narthex.apps.inputs import InputError, Inputs
-from narthex.apps.trace import CLUSTER_DOMAIN, OUTSIDE, Places, Question, TraceError, answer, ask, question
+from narthex.apps.places import OUTSIDE, Places, TraceError
+from narthex.apps.trace import CLUSTER_DOMAIN, Question, answer, ask, question
 from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
 from narthex.netfilter.dump import DumpError, read
 from narthex.trace.explain import Explanation, as_data

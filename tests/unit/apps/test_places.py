@@ -3,7 +3,8 @@
 import pytest
 
 from narthex.apps.inputs import Cluster, Inputs, Wishes, view
-from narthex.apps.trace import Destination, Places, Question, TraceError, ask, question, split_destination
+from narthex.apps.places import Destination, Places, TraceError, split_destination
+from narthex.apps.trace import Question, ask, question
 from narthex.model.net import Protocol
 from narthex.model.objects import Node, Pod, PodSpec, ServicePort
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot

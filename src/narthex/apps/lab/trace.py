@@ -7,7 +7,8 @@ from typing import Any
 from narthex.apps.inputs import Wishes, read_cluster, view
 from narthex.apps.lab.labs import Lab, open_lab
 from narthex.apps.lab.state import LabError, StateDirectory
-from narthex.apps.trace import Place, Places, TraceError, answer, ask, question
+from narthex.apps.places import Place, Places, TraceError
+from narthex.apps.trace import answer, ask, question
 from narthex.host import netns
 from narthex.host.addresses import own_addresses
 from narthex.host.routes import Hop, next_hop

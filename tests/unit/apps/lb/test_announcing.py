@@ -11,7 +11,8 @@ from narthex.apps.lb.announcing import Announcing
 from narthex.apps.lb.conditions import ConditionWriter
 from narthex.apps.lb.key import NoKey, read_keys
 from narthex.apps.lb.why import WhyError, why_service
-from narthex.apps.trace import Places, answer, ask, question
+from narthex.apps.places import Places
+from narthex.apps.trace import answer, ask, question
 from narthex.host.lb.links import Link
 from narthex.lb import l2, why
 from narthex.lb.announce import Announcer, View, decide
