@@ -66,16 +66,27 @@ def command() -> None:
     type=click.Choice(OVERLAYS),
     help="How pods of other nodes are reached; none: by plain routes, as in a cloud's network.",
 )
+@click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="CIDR",
+    help="Addresses for Services of type LoadBalancer (192.168.15.0/28, or FIRST-LAST); repeatable. IPAddressPools among "
+    "the manifests count, too.",
+)
 @_name
 @_output
 @_plain_errors
-def up(directory: Path | None, nodes: int, mode: str, overlay: str, name: str, output: str) -> None:
+def up(
+    directory: Path | None, nodes: int, mode: str, overlay: str, pools: tuple[str, ...], name: str, output: str
+) -> None:
     """Bring a lab up over the manifests in DIRECTORY, which it follows from then on: edits take effect at once.
 
     Deployments and Pods become pods with a server on each containerPort; Services get addresses and endpoints.
-    Without DIRECTORY the lab makes an empty one and says where.
+    Without DIRECTORY the lab makes an empty one and says where. With a pool, the nodes answer for load balancers' addresses,
+    and `outside` reaches them.
     """
-    started = labs.up(name, directory, nodes, mode, overlay)
+    started = labs.up(name, directory, nodes, mode, overlay, pools)
     if output == "json":
         _print_json({**labs.to_builtins(started.state), "seconds": round(started.seconds, 3)})
     else:
@@ -147,6 +158,24 @@ def scale(target: str, replicas: int, namespace: str, name: str, output: str) ->
     else:
         click.echo(f"Deployment {namespace}/{deployment} has {replicas} replicas now:\n")
         click.echo(lab_output.pods(state))
+
+
+@command.command()
+@click.argument("node")
+@_name
+@_output
+@_plain_errors
+def kill(node: str, name: str, output: str) -> None:
+    """Let NODE die: its process is killed and its cable goes dead, both without a word to the others.
+
+    Returns at once. Load balancers' addresses move to other nodes within a second; after 2 seconds (Kubernetes takes 40)
+    the cluster counts the node and its pods as not ready. A dead node stays dead until `lab down`.
+    """
+    state = labs.kill(name, node)
+    if output == "json":
+        _print_json(labs.to_builtins(state))
+    else:
+        click.echo(f"{node} is dead: its process is killed and its cable is cut.")
 
 
 @command.command()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from narthex.apps.lab.labs import DEFAULT_NAME, LabStatus, Started
+from narthex.apps.lab.labs import DEFAULT_NAME, LabStatus, NodeStatus, Started
 from narthex.apps.lab.state import FrontendRecord, LabState, ServiceRecord
 from narthex.apps.logs import printable
+from narthex.lab.cluster_dns import SERVICE as DNS
 from narthex.model.net import join_port
 
 
@@ -38,15 +39,16 @@ def status(found: LabStatus) -> str:
     state = found.state
     running = "runs" if found.running else "has CRASHED: its process is gone; only `narthex lab down` helps"
     head = f"Lab {state.name!r} {running} ({state.mode} mode, since {state.since}, following {state.source})"
-    health = [
-        (node.node, "healthy" if node.healthy else "running, NOT healthy" if node.running else "NOT RUNNING")
-        for node in found.nodes
-    ]
+    health = [(node.node, "DEAD, killed" if node.killed else _health(node)) for node in found.nodes]
     scales = "\n".join(
         f"Deployment {scale.namespace}/{scale.name} is scaled to {scale.replicas}" for scale in state.scales
     )
     parts = [head, problems(state), _nodes(state, dict(health)), pods(state), _services(state), scales]
     return "\n\n".join(part for part in parts if part)
+
+
+def _health(node: NodeStatus) -> str:
+    return "healthy" if node.healthy else "running, NOT healthy" if node.running else "NOT RUNNING"
 
 
 def labs(found: Sequence[LabStatus]) -> str:
@@ -139,10 +141,14 @@ def _next_steps(state: LabState, option: str) -> str:
     steps = []
     node_port = _first(state, "node port")
     cluster_ip = _first(state, "cluster IP")
+    balancer = _first(state, "load balancer IP")
     pod = next((f"{pod.namespace}/{pod.name}" for pod in state.pods if pod.ready), None)
     if node_port:
         place = join_port(node_port.address, node_port.port)
         steps.append((f"{lab.format(' exec')} outside -- curl -s http://{place}/", "a client beyond the cluster"))
+    if balancer and state.balancing:
+        place = join_port(balancer.address, balancer.port)
+        steps.append((f"{lab.format(' exec')} outside -- curl -s http://{place}/", "the same, by load balancer IP"))
     if cluster_ip and pod:
         place = join_port(cluster_ip.address, cluster_ip.port)
         steps.append((f"{lab.format(' exec')} {pod} -- curl -s http://{place}/", "a pod, by cluster IP"))
@@ -161,7 +167,10 @@ def _first(state: LabState, kind: str) -> FrontendRecord | None:
             frontend
             for service in state.services
             for frontend in service.frontends
-            if service.endpoints and frontend.kind == kind and frontend.protocol == "TCP"
+            if (service.namespace, service.name) != DNS
+            and service.endpoints
+            and frontend.kind == kind
+            and frontend.protocol == "TCP"
         ),
         None,
     )

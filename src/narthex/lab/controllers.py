@@ -6,7 +6,7 @@ pod has changed, makes the pods that are new, and calls `objects` for what its p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -15,7 +15,7 @@ from narthex.lab.slices import slices_of, without_selector
 from narthex.lab.topology import SERVICE_CIDRS, LabNode
 from narthex.lab.workloads import LabPod, Scales, describe_nodes, reconcile_pods
 from narthex.model.names import NamespacedName
-from narthex.model.objects import AnyObject, Service, ServiceCIDR
+from narthex.model.objects import AnyObject, IPAddressPool, Service, ServiceCIDR
 from narthex.model.problem import Problem
 from narthex.state.store import Snapshot
 
@@ -29,14 +29,25 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """With everything allocated."""
     problems: tuple[Problem, ...] = ()
     """What of the user's manifests cannot be had."""
+    lost: frozenset[str] = frozenset()
+    """Names of the nodes that the cluster knows to be dead."""
+
+
+def with_pools(wanted: Snapshot, pools: Iterable[IPAddressPool]) -> Snapshot:
+    """The user's objects with these pools beside them."""
+    held = wanted.address_pools
+    for pool in pools:
+        held = held.set(pool.key, pool)
+    return msgspec.structs.replace(wanted, address_pools=held)
 
 
 def reconcile(wanted: Snapshot, scales: Scales, present: Cluster, now: str) -> Cluster:
     """The cluster as it must be next; `now` is RFC 3339. New pods are not ready, pods to remove are marked."""
     services, service_problems = allocate(wanted.services, present.services)
-    pods, pod_problems = reconcile_pods(wanted, scales, present.pods, present.nodes, now)
+    living = tuple(node for node in present.nodes if node.name not in present.lost)
+    pods, pod_problems = reconcile_pods(wanted, scales, present.pods, living, now)
     problems = (*service_problems, *pod_problems, *_ignored(wanted, present.nodes))
-    return Cluster(nodes=present.nodes, pods=pods, services=services, problems=problems)
+    return Cluster(nodes=present.nodes, pods=pods, services=services, problems=problems, lost=present.lost)
 
 
 def with_pod(cluster: Cluster, pod: LabPod) -> Cluster:
@@ -50,9 +61,18 @@ def without_pods(cluster: Cluster, gone: frozenset[NamespacedName]) -> Cluster:
     return msgspec.structs.replace(cluster, pods=tuple(pod for pod in cluster.pods if pod.key not in gone))
 
 
+def shown_pods(cluster: Cluster) -> tuple[LabPod, ...]:
+    """The pods as the cluster knows them: those of a lost node are not ready, whatever they are."""
+    return tuple(_unready(pod) if pod.pod.spec.node_name in cluster.lost else pod for pod in cluster.pods)
+
+
+def _unready(pod: LabPod) -> LabPod:
+    return msgspec.structs.replace(pod, pod=msgspec.structs.replace(pod.pod, ready=False))
+
+
 def objects(wanted: Snapshot, cluster: Cluster) -> tuple[AnyObject, ...]:
     """Everything that the API of a real cluster would hold for a proxy, in a steady order."""
-    nodes = describe_nodes(wanted, cluster.nodes)
+    nodes = describe_nodes(wanted, cluster.nodes, cluster.lost)
     ranges = [ServiceCIDR(name="kubernetes", cidrs=SERVICE_CIDRS)]
     ranges += [own for _, own in sorted(wanted.service_cidrs.items()) if own.name != "kubernetes"]
     by_hand = [
@@ -62,9 +82,12 @@ def objects(wanted: Snapshot, cluster: Cluster) -> tuple[AnyObject, ...]:
         if without_selector(cluster.services, slice_)
     ]
     services = [service for _, service in sorted(cluster.services.items())]
-    made = slices_of(services, cluster.pods, {node.name: node.labels for node in nodes})
-    pods = [pod.pod for pod in sorted(cluster.pods, key=lambda pod: pod.key)]
-    return (*nodes, *ranges, *services, *made, *by_hand, *pods)
+    shown = shown_pods(cluster)
+    made = slices_of(services, shown, {node.name: node.labels for node in nodes})
+    pods = [pod.pod for pod in sorted(shown, key=lambda pod: pod.key)]
+    given = [pool for _, pool in sorted(wanted.address_pools.items())]
+    announced = [advertisement for _, advertisement in sorted(wanted.l2_advertisements.items())]
+    return (*nodes, *ranges, *services, *made, *by_hand, *pods, *given, *announced)
 
 
 def _ignored(wanted: Snapshot, nodes: tuple[LabNode, ...]) -> list[Problem]:

@@ -11,16 +11,22 @@ from narthex.model.objects import (
     AnyObject,
     Container,
     EndpointSlice,
+    IPAddressPool,
+    L2Advertisement,
     Namespace,
     Node,
     Object,
     Pod,
+    Selector,
     Service,
     ServiceCIDR,
     SliceEndpoint,
 )
 
 Manifest = dict[str, Any]
+
+_METALLB = "metallb.io/v1beta1"
+_OPERATORS = {"in": "In", "notin": "NotIn", "exists": "Exists", "absent": "DoesNotExist"}
 
 
 def manifest_list(objects: Iterable[AnyObject]) -> bytes:
@@ -30,8 +36,8 @@ def manifest_list(objects: Iterable[AnyObject]) -> bytes:
 
 
 def encode(obj: AnyObject) -> Manifest:
-    """One object as Kubernetes writes it, without fields that say nothing. Raises TypeError for what only people write:
-    Deployments, pools, advertisements."""
+    """One object as Kubernetes writes it, without fields that say nothing. Raises TypeError for Deployments, which only
+    people write."""
     if isinstance(obj, Service):
         return _service(obj)
     if isinstance(obj, EndpointSlice):
@@ -44,6 +50,10 @@ def encode(obj: AnyObject) -> Manifest:
         return _head("v1", "Namespace", obj)
     if isinstance(obj, ServiceCIDR):
         return {**_head("networking.k8s.io/v1", "ServiceCIDR", obj), "spec": {"cidrs": list(obj.cidrs)}}
+    if isinstance(obj, IPAddressPool):
+        return _pool(obj)
+    if isinstance(obj, L2Advertisement):
+        return _advertisement(obj)
     raise TypeError(f"{type(obj).__name__} is not written to manifests")
 
 
@@ -181,3 +191,40 @@ def _container(container: Container) -> Manifest:
         args=list(container.args),
         ports=ports,
     )
+
+
+def _pool(obj: IPAddressPool) -> Manifest:
+    spec: Manifest = {"addresses": list(obj.addresses), **_filled(avoidBuggyIPs=obj.avoid_buggy)}
+    if not obj.auto_assign:
+        spec["autoAssign"] = False
+    if obj.allocation is not None:
+        spec["serviceAllocation"] = _filled(
+            priority=obj.allocation.priority,
+            namespaces=list(obj.allocation.namespaces),
+            namespaceSelectors=_selectors(obj.allocation.namespace_selectors),
+            serviceSelectors=_selectors(obj.allocation.service_selectors),
+        )
+    return {**_head(_METALLB, "IPAddressPool", obj), "spec": spec}
+
+
+def _advertisement(obj: L2Advertisement) -> Manifest:
+    spec = _filled(
+        ipAddressPools=list(obj.pools),
+        ipAddressPoolSelectors=_selectors(obj.pool_selectors),
+        nodeSelectors=_selectors(obj.node_selectors),
+        serviceSelectors=_selectors(obj.service_selectors),
+        interfaces=list(obj.interfaces),
+    )
+    return {**_head(_METALLB, "L2Advertisement", obj), "spec": spec}
+
+
+def _selectors(selectors: Iterable[Selector]) -> list[Manifest]:
+    return [
+        {
+            "matchExpressions": [
+                {"key": each.key, "operator": _OPERATORS[each.operator], **_filled(values=list(each.values))}
+                for each in selector
+            ]
+        }
+        for selector in selectors
+    ]

@@ -8,18 +8,21 @@
 Every box is a network namespace, made here but for the pods' cables and their bridge `cni0`, which the CNI plugins make
 (`pod_network.py`). The fabric is a namespace, too, so several labs use the same addresses side by side. The
 fabric and `outside` have no route to pods or to Services: they know the nodes' addresses only, as a network around a
-real cluster does.
+real cluster does. Of load balancers' addresses they know no more than that they are on the nodes' link: which node has one
+the fabric finds out as a router does, by asking on the link.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from narthex.lab.pod_network import NONE
 from narthex.model.names import NamespacedName
+from narthex.model.net import family_of
 
 MAX_NODES = 200
 MAX_PODS_PER_NODE = 250
@@ -32,8 +35,11 @@ SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
 OUTSIDE = "outside"
 OUTSIDE_ADDRESSES = ("192.0.2.2", "fd00:192:0:2::2")
 _FABRIC = "fabric"
+_UNDERLAY = "underlay"
 _FABRIC_ADDRESSES = ("192.168.49.1/24", "fd00:192:168:49::1/64")
 _UNDERLAY_CIDRS = ("192.168.49.0/24", "fd00:192:168:49::/64")
+_OUTSIDE_CIDRS = ("192.0.2.0/24", "fd00:192:0:2::/64")
+_OUTSIDE_GATEWAYS = ("192.0.2.1", "fd00:192:0:2::1")
 
 _LAB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?", re.ASCII)
 _PREFIX = "nx-"
@@ -153,20 +159,20 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...]) -> tuple[Wiring, ...]:
         for node in members
         for command in (
             f"link add {node.name} type veth peer name eth0 netns {node.namespace}",
-            f"link set {node.name} master underlay up",
+            f"link set {node.name} master {_UNDERLAY} up",
         )
     ]
     fabric = Wiring(
         namespace=fabric_namespace(lab),
         sysctls=_ROUTER,
         commands=(
-            "link add underlay type bridge mcast_snooping 0",
-            *(f"address add {address} dev underlay nodad" for address in _FABRIC_ADDRESSES),
-            "link set underlay up",
+            f"link add {_UNDERLAY} type bridge mcast_snooping 0",
+            *(f"address add {address} dev {_UNDERLAY} nodad" for address in _FABRIC_ADDRESSES),
+            f"link set {_UNDERLAY} up",
             *cables,
             f"link add {OUTSIDE} type veth peer name eth0 netns {outside_namespace(lab)}",
-            f"address add 192.0.2.1/24 dev {OUTSIDE}",
-            f"address add fd00:192:0:2::1/64 dev {OUTSIDE} nodad",
+            f"address add {_OUTSIDE_GATEWAYS[0]}/24 dev {OUTSIDE}",
+            f"address add {_OUTSIDE_GATEWAYS[1]}/64 dev {OUTSIDE} nodad",
             f"link set {OUTSIDE} up",
         ),
     )
@@ -177,8 +183,10 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...]) -> tuple[Wiring, ...]:
             f"address add {OUTSIDE_ADDRESSES[0]}/24 dev eth0",
             f"address add {OUTSIDE_ADDRESSES[1]}/64 dev eth0 nodad",
             "link set eth0 up",
-            f"route add {_UNDERLAY_CIDRS[0]} via 192.0.2.1",
-            f"route add {_UNDERLAY_CIDRS[1]} via fd00:192:0:2::1",
+            *(
+                f"route add {cidr} via {gateway}"
+                for cidr, gateway in zip(_UNDERLAY_CIDRS, _OUTSIDE_GATEWAYS, strict=True)
+            ),
         ),
     )
     return fabric, outside
@@ -205,3 +213,39 @@ def wire_node(node: LabNode, members: tuple[LabNode, ...], overlay: str = NONE) 
             *routes,
         ),
     )
+
+
+def taken_networks() -> dict[str, str]:
+    """Networks of which no load balancer may have an address, and what they are."""
+    return {
+        **dict.fromkeys(CLUSTER_CIDRS, "where the lab's pods are"),
+        **dict.fromkeys(SERVICE_CIDRS, "where the lab's cluster IPs are"),
+        **dict.fromkeys(_OUTSIDE_CIDRS, "where `outside` is"),
+    }
+
+
+def taken_addresses(members: Sequence[LabNode]) -> dict[str, str]:
+    """Single addresses that are somebody's, and whose."""
+    routers = {address.partition("/")[0]: "the router's" for address in _FABRIC_ADDRESSES}
+    return {**routers, **{ip: f"an address of {node.name}" for node in members for ip in node.addresses}}
+
+
+def wire_balancers(lab: str, gone: Iterable[str], new: Iterable[str]) -> tuple[Wiring, ...]:
+    """What changes when load balancers' addresses are in other networks: the fabric has these on the nodes' link, and
+    `outside` reaches them by the fabric. No node gets an address."""
+    words = [("del", cidr) for cidr in gone] + [("replace", cidr) for cidr in new]
+    gateway = {family_of(address): address for address in _OUTSIDE_GATEWAYS}
+    ways = [f"route {word} {cidr} via {gateway[family_of(cidr.partition('/')[0])]}" for word, cidr in words]
+    return (
+        Wiring(
+            namespace=fabric_namespace(lab),
+            sysctls={},
+            commands=tuple(f"route {word} {cidr} dev {_UNDERLAY}" for word, cidr in words),
+        ),
+        Wiring(namespace=outside_namespace(lab), sysctls={}, commands=tuple(ways)),
+    )
+
+
+def wire_dead(lab: str, node: LabNode) -> Wiring:
+    """What happens to the network when a node dies: its cable has no power at the other end."""
+    return Wiring(namespace=fabric_namespace(lab), sysctls={}, commands=(f"link set {node.name} down",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -202,11 +202,20 @@ def _node_labels(manifests: Iterable[Node], nodes: tuple[LabNode, ...]) -> dict[
     }
 
 
-def describe_nodes(wanted: Snapshot, nodes: tuple[LabNode, ...]) -> tuple[Node, ...]:
-    """The lab's nodes as Kubernetes describes them, with the labels of a Node manifest of the same name."""
+def describe_nodes(
+    wanted: Snapshot, nodes: tuple[LabNode, ...], lost: Collection[str] = frozenset()
+) -> tuple[Node, ...]:
+    """The lab's nodes as Kubernetes describes them, with the labels of a Node manifest of the same name. Those that are
+    `lost` are not Ready."""
     labels = _node_labels(wanted.nodes.values(), nodes)
     return tuple(
-        Node(name=node.name, labels=labels[node.name], pod_cidrs=node.pod_cidrs, internal_ips=node.addresses)
+        Node(
+            name=node.name,
+            labels=labels[node.name],
+            pod_cidrs=node.pod_cidrs,
+            internal_ips=node.addresses,
+            ready=node.name not in lost,
+        )
         for node in nodes
     )
 

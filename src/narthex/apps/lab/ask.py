@@ -60,6 +60,45 @@ def synced_since(namespace: str, moment: float) -> bool:
     return bool(seen) and all(moment <= time and time <= written.get(family, 0.0) for family, time in seen.items())
 
 
+class Answering(msgspec.Struct, frozen=True):
+    """What a node's announcer says of one address."""
+
+    address: str
+    turn: str
+    """The node whose turn it is; empty when none can answer."""
+    answers: bool
+
+
+class AnnouncerState(msgspec.Struct, frozen=True):
+    """What a node's announcer says, as much of it as matters here."""
+
+    listening: bool
+    """It decides nothing yet."""
+    entries: tuple[Answering, ...] = msgspec.field(name="addresses")
+
+    @property
+    def addresses(self) -> dict[str, Answering]:
+        """By address."""
+        return {each.address: each for each in self.entries}
+
+
+def announcer_says(namespace: str) -> bytes:
+    """The status of the node's announcer, JSON (`docs/reference/announcer.md`); empty when none runs."""
+    try:
+        status, body = get(namespace, METRICS_PORT, "/announcer")
+    except OSError:
+        return b""
+    return body if status == 200 else b""
+
+
+def announcer(namespace: str) -> AnnouncerState | None:
+    """What the node's announcer says; None when none runs, or it has just begun."""
+    try:
+        return msgspec.json.decode(announcer_says(namespace), type=AnnouncerState)
+    except msgspec.DecodeError:
+        return None
+
+
 def request(state: StateDirectory, content: dict[str, Any], timeout: float) -> dict[str, Any]:
     """Ask the lab process for something and wait for its answer. Raises LabError with what it says is wrong."""
     try:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -65,6 +65,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     healthy: bool
     """It says that all its parts do their work."""
+    killed: bool = False
+    """By `lab kill`."""
 
 
 class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,8 @@ def look(name: str) -> LabStatus:
     for node in state.nodes:
         running = node.name in recorded and processes.alive(recorded[node.name])
         healthy = running and ask.healthy(node.namespace)
-        nodes.append(NodeStatus(node=node.name, running=running, healthy=healthy))
+        killed = node.name in state.killed
+        nodes.append(NodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
     runs = is_running(state)
     return LabStatus(
         running=runs,
@@ -141,8 +144,11 @@ def all_names() -> list[str]:
     return sorted({*remaining(), *(name for name in left if name is not None)})
 
 
-def up(name: str, source: Path | None, nodes: int, mode: str, overlay: str = NONE) -> Started:
-    """Bring a lab up; returns when every node has done its first sync. `source`: None makes an empty directory.
+def up(
+    name: str, source: Path | None, nodes: int, mode: str, overlay: str = NONE, pools: Sequence[str] = ()
+) -> Started:
+    """Bring a lab up; returns when every node has done its first sync. `source`: None makes an empty directory. `pools`:
+    ranges of addresses for load balancers.
 
     Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
     """
@@ -152,14 +158,18 @@ def up(name: str, source: Path | None, nodes: int, mode: str, overlay: str = NON
     if source is not None and not source.exists():
         raise LabError(f"there is no directory {str(source)!r} to read manifests from")
     try:
-        topology.nodes(name, nodes)
+        members = topology.nodes(name, nodes)
+        if pools:
+            from narthex.apps.lab import balancers
+
+            balancers.pools_of(pools, members)
     except ValueError as error:
         raise LabError(str(error)) from None
     lock, cleared = _take_name(directory)
     try:
         _make_directories(directory)
         manifests = directory.input if source is None else source.resolve()
-        message = _start_process(directory, partial(_lab_process, directory, manifests, nodes, mode, overlay))
+        message = _start_process(directory, partial(_lab_process, directory, manifests, nodes, mode, overlay, pools))
     except BaseException:
         os.close(lock)
         down(name)
@@ -178,6 +188,12 @@ def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState
     state = read(name)
     content = {"scale": {"namespace": namespace, "name": deployment, "replicas": replicas}}
     ask.request(StateDirectory(state.name), content, _REQUEST_SECONDS)
+    return read(name)
+
+
+def kill(name: str, node: str) -> LabState:
+    """Let a node die: its process is killed and its cable is dead; returns at once. Raises LabError."""
+    ask.request(StateDirectory(read(name).name), {"kill": {"node": node}}, _REQUEST_SECONDS)
     return read(name)
 
 
@@ -328,11 +344,13 @@ def _start_process(directory: StateDirectory, make: Callable[[], LabProcess]) ->
         os.close(reader)
 
 
-def _lab_process(directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str) -> LabProcess:
+def _lab_process(
+    directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str]
+) -> LabProcess:
     # Loaded after the fork: who only asks need not wait for it.
     from narthex.apps.lab.process import LabProcess
 
-    return LabProcess(directory, source, nodes, mode, overlay)
+    return LabProcess(directory, source, nodes, mode, overlay, pools)
 
 
 def _be_the_lab(directory: StateDirectory, make: Callable[[], LabProcess], writer: int) -> NoReturn:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import narthex
-from narthex.apps.lab.ask import HEALTH_PORT, METRICS_PORT, healthy, synced_since
+from narthex.apps.lab.ask import HEALTH_PORT, METRICS_PORT, announcer, healthy, synced_since
 from narthex.apps.lab.state import LabError, NodeRecord, StateDirectory
 from narthex.host import netns
 from narthex.host.processes import identify
@@ -38,9 +38,11 @@ class Nodes:
         self._overlay = overlay
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self) -> tuple[NodeRecord, ...]:
-        """Start all of them. Raises OSError."""
+    def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
+        """Start all of them. `announce`: they answer for load balancers' addresses. Raises OSError."""
         records = []
+        if announce:
+            self._make_key()
         environment = _environment(os.environ)
         self._directory.corefile.write_text(cluster_dns.corefile())
         if self._overlay != NONE:
@@ -51,7 +53,7 @@ class Nodes:
             places.path.mkdir(mode=0o700)
             places.network.parent.mkdir(mode=0o700)
             places.network.write_bytes(msgspec.json.format(msgspec.json.encode(self._network(node))))
-            places.configuration.write_bytes(_documents(self._configuration(node)))
+            places.configuration.write_bytes(_documents(self._configuration(node, announce)))
             argv = [
                 *(sys.executable, "-P", "-m", "narthex", "node"),
                 *("--manifests", str(self._directory.manifests)),
@@ -67,6 +69,17 @@ class Nodes:
             if identity is not None:
                 records.append(NodeRecord(node=node.name, process=identity))
         return tuple(records)
+
+    def _make_key(self) -> None:
+        handle = os.open(self._directory.announcer_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as key:
+            key.write(f"{os.urandom(32).hex()}\n")
+
+    def kill(self, name: str) -> None:
+        """End a node's process at once, as a crash would."""
+        process = self._processes[name]
+        process.kill()
+        process.wait()
 
     def collect(self) -> None:
         """Let the kernel forget those that have ended."""
@@ -97,10 +110,30 @@ class Nodes:
 
     def await_sync(self, moment: float) -> None:
         """Return when all that run have written what has changed at this moment (seconds since 1970). Raises LabError."""
-        running = [node for node in self._nodes if self._processes[node.name].poll() is None]
         self._await(
-            lambda node: synced_since(node.namespace, moment), _SYNC_SECONDS, "has not taken the change in", running
+            lambda node: synced_since(node.namespace, moment),
+            _SYNC_SECONDS,
+            "has not taken the change in",
+            self._running,
         )
+
+    def await_answers(self, addresses: frozenset[str]) -> None:
+        """Return when all that run know of these addresses, and one answers for each that any node can answer for. Raises
+        LabError."""
+
+        def settled(_: LabNode) -> bool:
+            told = [announcer(node.namespace) for node in self._running]
+            entries = [each.addresses for each in told if each is not None and not each.listening]
+            if len(entries) < len(told) or any(not addresses <= entry.keys() for entry in entries):
+                return False
+            turns = {ip for entry in entries for ip, each in entry.items() if each.turn and ip in addresses}
+            return all(any(entry[ip].answers for entry in entries) for ip in turns)
+
+        self._await(settled, _SYNC_SECONDS, "sees nobody answer for a load balancer's address", self._running[:1])
+
+    @property
+    def _running(self) -> list[LabNode]:
+        return [node for node in self._nodes if self._processes[node.name].poll() is None]
 
     def _await(
         self,
@@ -131,7 +164,7 @@ class Nodes:
             return pod_network.bridged(node.pod_cidrs, str(places.reservations))
         return pod_network.overlaid(str(places.subnet_file), str(places.delegated), str(places.reservations))
 
-    def _configuration(self, node: LabNode) -> list[dict[str, Any]]:
+    def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
         places = self._directory.node(node.name)
         proxy = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -147,7 +180,13 @@ class Nodes:
         own = {
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
-            "parts": {"proxy": True, "cni": True, "overlay": self._overlay != NONE, "dns": True},
+            "parts": {
+                "proxy": True,
+                "cni": True,
+                "overlay": self._overlay != NONE,
+                "dns": True,
+                "announcer": announce,
+            },
             "cni": {"socket": str(places.socket), "stateDirectory": str(places.records)},
             "dns": {
                 "addresses": cluster_dns.own_addresses(self._mode),
@@ -156,6 +195,10 @@ class Nodes:
             },
             "overlay": {"netConf": str(self._directory.net_conf), "subnetFile": str(places.subnet_file)},
         }
+        if announce:
+            own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
+            # In mode ipvs every node has the addresses itself, and only one may say so.
+            proxy["ipvs"] = {"strictARP": True}
         return [proxy, own]
 
 

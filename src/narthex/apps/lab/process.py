@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ import msgspec
 
 from narthex.apps.lab.echo import EchoServer
 from narthex.apps.lab.nodes import Nodes
-from narthex.apps.lab.pods import PodRunner, make_network
+from narthex.apps.lab.pods import PodRunner, make_network, wire
 from narthex.apps.lab.report import describe
 from narthex.apps.lab.state import LabError, LabState, StateDirectory
 from narthex.cni.errors import CniError
@@ -30,11 +30,14 @@ from narthex.host.links import LinkError
 from narthex.host.processes import identify
 from narthex.lab import controllers, topology
 from narthex.lab.cluster_dns import with_dns
-from narthex.lab.controllers import Cluster
+from narthex.lab.controllers import Cluster, with_pools
 from narthex.lab.encode import manifest_list
 from narthex.lab.pod_network import NONE
+from narthex.lab.topology import LabNode
 from narthex.lab.workloads import LabPod, Scale
 from narthex.model.names import NamespacedName
+from narthex.model.objects import IPAddressPool, Service
+from narthex.model.problem import Problem
 from narthex.sources.manifests import ManifestSource
 from narthex.state.store import Snapshot, Store
 
@@ -45,6 +48,8 @@ TERMINATION_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 _ERROR_PAUSE_SECONDS = 0.2
 _SETTLE_SECONDS = 10.0
+LOST_SECONDS = 2.0
+"""So long after a node's death the cluster learns of it, where Kubernetes takes 40 s (`node-monitor-grace-period`)."""
 _AT_ONCE = 4
 """So many nodes' pods are made at once: a plugin waits for the kernel now and then."""
 
@@ -52,7 +57,10 @@ _AT_ONCE = 4
 class LabProcess:
     """One lab. `start` makes it, `run` keeps it."""
 
-    def __init__(self, state: StateDirectory, source: Path, nodes: int, mode: str, overlay: str) -> None:
+    def __init__(
+        self, state: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str] = ()
+    ) -> None:
+        """`pools`: ranges of addresses for load balancers, besides the pools among the manifests."""
         self._directory = state
         self._source = ManifestSource(source)
         self._store = Store()
@@ -62,6 +70,11 @@ class LabProcess:
         self._cluster = Cluster(nodes=members)
         self._runner = PodRunner(state, members, self._echo)
         self._nodes = Nodes(state, members, mode, overlay)
+        self._pools = _pools(pools, members)
+        self._pool_networks: tuple[str, ...] = ()
+        """Of load balancers, as the network has them."""
+        self._dead_until: dict[str, float] = {}
+        """Nodes that have died, and when the cluster learns of it."""
         self._pod_problems: dict[NamespacedName, str] = {}
         self._gone_at: dict[NamespacedName, float] = {}
         self._retry_at: float | None = None
@@ -86,8 +99,11 @@ class LabProcess:
         self._directory.write(self.state)
         make_network(self._directory.name, self._cluster.nodes, self.state.overlay)
         self._runner.install()
+        self._scan()
+        balancing = bool(self._wanted.address_pools)
         # Without an overlay they have nothing to read before all pods are there, so their first sync is the one to wait for.
-        self.state = msgspec.structs.replace(self.state, processes=self._nodes.start())
+        processes = self._nodes.start(announce=balancing)
+        self.state = msgspec.structs.replace(self.state, processes=processes, balancing=balancing)
         self._directory.write(self.state)
         threading.Thread(target=self._echo.serve, name="echo", daemon=True).start()
         if self.state.overlay != NONE:
@@ -98,6 +114,7 @@ class LabProcess:
         self._nodes.await_first()
         if self.state.overlay != NONE:
             self._nodes.await_sync(self._written_at)
+        self._await_answers()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._listen()
         self.state = msgspec.structs.replace(self.state, running=True)
@@ -125,23 +142,31 @@ class LabProcess:
         answer: dict[str, Any] = {}
         if request is not None and "scale" in request.content:
             answer = self._scale(**request.content["scale"])
+        if request is not None and "kill" in request.content:
+            answer = self._kill(**request.content["kill"])
         self._turn()
-        if request is not None and "error" not in answer:
+        # Who kills a node wants to see what follows, and not wait until it is over.
+        if request is not None and "error" not in answer and "kill" not in request.content:
             self._settle()
         return answer
 
     @property
     def _wanted(self) -> Snapshot:
         """What the user wants, and what every cluster has."""
-        return with_dns(self._store.snapshot, self._cluster.nodes)
+        return with_pools(with_dns(self._store.snapshot, self._cluster.nodes), self._pools)
 
     # One turn: what is wanted, what there is, what the nodes read.
 
-    def _turn(self) -> None:
+    def _scan(self) -> None:
         for event in self._source.scan():
             self._store.apply(event)
-        wanted = self._wanted
-        self._cluster = controllers.reconcile(wanted, self._scales, self._cluster, _now())
+
+    def _turn(self) -> None:
+        self._scan()
+        wanted, before = self._wanted, self._cluster.services
+        self._cluster = controllers.reconcile(wanted, self._scales, self._see_dead(), _now())
+        if wanted.address_pools:
+            self._cluster = self._balanced(wanted, before)
         self._retry_at = None
         self._start_pods()
         self._remove_pods()
@@ -150,6 +175,36 @@ class LabProcess:
             self._written, self._written_at = content, time.time()
             self._directory.write_manifests(content)
         self._publish()
+
+    def _see_dead(self) -> Cluster:
+        """The cluster, which by now knows of the nodes that died a while ago."""
+        now = time.monotonic()
+        known = frozenset(name for name, moment in self._dead_until.items() if moment <= now)
+        for name in known:
+            del self._dead_until[name]
+        return msgspec.structs.replace(self._cluster, lost=self._cluster.lost | known)
+
+    def _balanced(self, wanted: Snapshot, before: Mapping[NamespacedName, Service]) -> Cluster:
+        """The cluster with addresses for its load balancers, after the network leads to them."""
+        from narthex.apps.lab import balancers
+
+        problems = self._cluster.problems
+        if not self.state.balancing:
+            return msgspec.structs.replace(
+                self._cluster, problems=(*problems, *map(_too_late, wanted.address_pools.values()))
+            )
+        made = balancers.balance(wanted, self._cluster, before)
+        if made.networks != self._pool_networks:
+            have, want = set(self._pool_networks), set(made.networks)
+            for wiring in topology.wire_balancers(self.state.name, sorted(have - want), sorted(want - have)):
+                wire(wiring)
+            self._pool_networks = made.networks
+        return msgspec.structs.replace(self._cluster, services=made.services, problems=(*problems, *made.problems))
+
+    def _await_answers(self) -> None:
+        if self.state.balancing:
+            held = (entry.ip for service in self._cluster.services.values() for entry in service.ingress)
+            self._nodes.await_answers(frozenset(held))
 
     def _start_pods(self) -> None:
         new = [pod for pod in self._cluster.pods if pod.placed and not pod.pod.ready and not pod.terminating]
@@ -196,16 +251,35 @@ class LabProcess:
 
     def _next_due(self) -> float | None:
         """Seconds until a turn is due by itself; None: only when something happens."""
-        due = [*self._gone_at.values(), *([self._retry_at] if self._retry_at is not None else [])]
+        due = [
+            *self._gone_at.values(),
+            *self._dead_until.values(),
+            *([self._retry_at] if self._retry_at is not None else []),
+        ]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _settle(self) -> None:
-        """Return when no pod comes or goes and all nodes that run have written the present."""
+        """Return when no pod comes or goes, the cluster knows of every dead node, and all that run have written the present."""
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while self._gone_at and time.monotonic() < deadline:
+        while (self._gone_at or self._dead_until) and time.monotonic() < deadline:
             time.sleep(self._next_due() or 0.0)
             self._turn()
         self._nodes.await_sync(self._written_at)
+        self._await_answers()
+
+    def _kill(self, node: str) -> dict[str, Any]:
+        found = next((each for each in self._cluster.nodes if each.name == node), None)
+        if found is None:
+            return {
+                "error": f"there is no node {node!r}; there are: {', '.join(each.name for each in self._cluster.nodes)}"
+            }
+        if node in self.state.killed:
+            return {"error": f"{node} is dead already"}
+        wire(topology.wire_dead(self.state.name, found))
+        self._nodes.kill(node)
+        self._dead_until[node] = time.monotonic() + LOST_SECONDS
+        self.state = msgspec.structs.replace(self.state, killed=(*self.state.killed, node))
+        return {}
 
     def _scale(self, namespace: str, name: str, replicas: int) -> dict[str, Any]:
         key = NamespacedName(namespace, name)
@@ -279,6 +353,19 @@ def _tried(do: Callable[[LabPod], _Done], pod: LabPod) -> _Done | Exception:
         return do(pod)
     except (OSError, LinkError, CniError) as error:
         return error
+
+
+def _pools(ranges: Sequence[str], members: Sequence[LabNode]) -> tuple[IPAddressPool, ...]:
+    if not ranges:
+        return ()
+    from narthex.apps.lab.balancers import pools_of
+
+    return pools_of(ranges, members)
+
+
+def _too_late(pool: IPAddressPool) -> Problem:
+    message = "came when the nodes ran without announcers, so nothing is given from it: take the lab down and bring it up again"
+    return Problem(origin=pool.origin, object=f"IPAddressPool {pool.key}", message=message, severity="warning")
 
 
 def _now() -> str:

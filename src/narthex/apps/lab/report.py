@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from narthex.apps.lab.state import FrontendRecord, LabState, PodRecord, ScaleRecord, ServiceRecord
-from narthex.lab.controllers import Cluster
+from narthex.lab.controllers import Cluster, shown_pods
 from narthex.lab.slices import slices_of
 from narthex.lab.workloads import LabPod, Scales, describe_nodes
 from narthex.model.names import NamespacedName
@@ -40,7 +40,7 @@ def describe(
             terminating=pod.terminating,
             problem=pod_problems.get(pod.key, "" if pod.placed else "no node takes it"),
         )
-        for pod in sorted(cluster.pods, key=lambda pod: pod.key)
+        for pod in sorted(shown_pods(cluster), key=lambda pod: pod.key)
     )
     in_force = tuple(
         ScaleRecord(namespace=key.namespace, name=key.name, replicas=scale.replicas)
@@ -55,7 +55,7 @@ def describe(
 def _services(wanted: Snapshot, cluster: Cluster) -> tuple[ServiceRecord, ...]:
     labels = {node.name: node.labels for node in describe_nodes(wanted, cluster.nodes)}
     made: dict[NamespacedName, list[EndpointSlice]] = {}
-    for slice_ in slices_of(cluster.services.values(), cluster.pods, labels):
+    for slice_ in slices_of(cluster.services.values(), shown_pods(cluster), labels):
         made.setdefault(slice_.service, []).append(slice_)
     return tuple(
         _service(service, cluster, made.get(key, list(wanted.slices.get(key, {}).values())))

@@ -4,6 +4,7 @@
                          /manifests/cluster.json  what the nodes read
                          /net-conf.json           the overlay's configuration, where there is one
                          /Corefile                what the nodes' DNS answers
+                         /announcer.key           the key of the nodes' announcers, where there is a pool
                          /control.sock            requests to the lab process
                          /log/                    one file for each process
                          /dns/                    resolv.conf of the pods, one for each Kubernetes namespace
@@ -108,6 +109,10 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     outside: str
     """Network namespace of the client beyond the cluster."""
     processes: tuple[NodeRecord, ...] = ()
+    balancing: bool = False
+    """Nodes answer for load balancers' addresses: there was a pool when the lab came up."""
+    killed: tuple[str, ...] = ()
+    """Nodes that `lab kill` has ended."""
     pods: tuple[PodRecord, ...] = ()
     services: tuple[ServiceRecord, ...] = ()
     scales: tuple[ScaleRecord, ...] = ()
@@ -152,6 +157,8 @@ class StateDirectory:
         """Of the nodes' overlay."""
         self.corefile = self.path / "Corefile"
         """Of the nodes' DNS."""
+        self.announcer_key = self.path / "announcer.key"
+        """What the nodes' announcers sign with."""
         self.logs = self.path / "log"
         self.input = self.path / "input"
         self.programs = PROGRAMS / name
