@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,9 @@ from narthex.netfilter.walk import walk
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import Case, Explanation, explain
 from narthex.trace.names import Named, Names
+
+if TYPE_CHECKING:
+    from narthex.lb.announce import Announcer
 
 CLUSTER_DOMAIN = "cluster.local"
 """What a cluster's names end in when nobody says otherwise."""
@@ -113,9 +116,11 @@ def answer(
     live_rules: Callable[[IPFamily], Any] | None = None,
     dump: Callable[[IPFamily], Dump] | None = None,
     live_route: Callable[[str], str] | None = None,
+    announcers: Mapping[str, Announcer] | None = None,
 ) -> Explanation:
     """Follow the packet through plan and rules. Instead of the rules that the plan would become, `live_rules` reads those
-    of a running node, and `dump` what its tools have printed; `live_route` asks its routes. Raises TraceError."""
+    of a running node, and `dump` what its tools have printed; `live_route` asks its routes. `announcers`: what is known of
+    each node's; None: each is taken to be alive. Raises TraceError."""
     from narthex.backends import BACKENDS
     from narthex.backends.userspace import UserspaceBackend
 
@@ -150,16 +155,16 @@ def answer(
     explanation = explain(case, names, route)
     if asked.source.kind not in ("outside", "address") or packet.from_host:
         return explanation
-    return msgspec.structs.replace(explanation, announced=_announced(inputs, packet.destination))
+    return msgspec.structs.replace(explanation, announced=_announced(inputs, packet.destination, announcers))
 
 
-def _announced(inputs: Inputs, address: str) -> tuple[str, ...]:
-    """Which node answers for a load balancer's address, by the objects alone; nothing for other addresses."""
+def _announced(inputs: Inputs, address: str, known: Mapping[str, Announcer] | None) -> tuple[str, ...]:
+    """Which node answers for a load balancer's address; nothing for other addresses."""
     from narthex.lb.announce import Announcer, View, decide
 
     if not inputs.snapshot.address_pools:
         return ()
-    nodes = {key.name: Announcer() for key in inputs.snapshot.nodes}
+    nodes = known or {key.name: Announcer() for key in inputs.snapshot.nodes}
     decision = decide(View(snapshot=inputs.snapshot, announcers=nodes)).get(address)
     if decision is None:
         return ()

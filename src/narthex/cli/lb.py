@@ -147,24 +147,32 @@ def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **
     help="Where the announcers of nodes are asked (metricsBindAddress); 0: nowhere.",
     show_default=True,
 )
+@click.option("--lab", metavar="NAME", help="A running lab, whose announcers are asked.")
 @output_option
-def why(service: str, config: Path | None, status_port: int, output: str, **where: Any) -> None:
+def why(service: str, config: Path | None, status_port: int, lab: str | None, output: str, **where: Any) -> None:
     """Say for each address of a Service and each node why it is answered for there, or is not.
 
     Each node's reason follows from the objects. What an announcer itself says, the link, the last question, and who else
     answers, is added where its status port can be reached.
     """
-    if not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
+    if lab is not None and (config is not None or has_source(where)):
+        raise click.UsageError("a lab has its own objects: leave out --manifests, --kubeconfig, --master and --config")
+    if lab is None and not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
     from narthex.apps.lb.look import LookError
     from narthex.apps.lb.why import WhyError, why_service
     from narthex.apps.logs import printable
     from narthex.lb.why import lines
 
     manifests = where["manifests"]
-    access = None if manifests is not None else _access(where)
     try:
-        said = why_service(service, manifests=manifests, access=access, config=config, status_port=status_port)
+        if lab is not None:
+            from narthex.apps.lab.announcers import why_lab
+
+            said = why_lab(lab, service)
+        else:
+            access = None if manifests is not None else _access(where)
+            said = why_service(service, manifests=manifests, access=access, config=config, status_port=status_port)
     except (LookError, WhyError) as error:
         raise click.ClickException(printable(str(error))) from error
     if output == "json":

@@ -56,6 +56,8 @@ class Lab(NamedTuple):
     """Network namespace of the client beyond the cluster."""
     pods: tuple[PodRecord, ...]
     """With `namespace`, `name`, `node`, `network_namespace`, `addresses`, `ready`."""
+    balancing: bool = False
+    """Nodes answer for load balancers' addresses."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +96,8 @@ def open_lab(name: str) -> Lab:
     state = read(name)
     if not state.running or not is_running(state):
         raise LabError(f"lab {name!r} does not run; `narthex lab down --name {name}` removes what is left of it")
-    return Lab(state.name, state.mode, StateDirectory(name).manifests, state.nodes, state.outside, state.pods)
+    manifests = StateDirectory(name).manifests
+    return Lab(state.name, state.mode, manifests, state.nodes, state.outside, state.pods, state.balancing)
 
 
 def read(name: str) -> LabState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from narthex.apps.inputs import Wishes, read_cluster, view
 from narthex.apps.lab.labs import Lab, open_lab
@@ -15,8 +15,12 @@ from narthex.host.routes import Hop, next_hop
 from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host
+from narthex.state.store import Snapshot
 from narthex.trace.explain import Explanation
 from narthex.trace.names import Named, Names
+
+if TYPE_CHECKING:
+    from narthex.lb.announce import Announcer
 
 
 def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif: str | None = None) -> Explanation:
@@ -28,7 +32,8 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
     cluster = read_cluster(lab.manifests)
     places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, _pods(lab))
     sender, target, wanted = ask(places, source, destination)
-    node = _node(lab, node_name or sender.node or target.node)
+    announcing = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
+    node = _node(lab, node_name or sender.node or target.node or (announcing.holder if announcing else ""))
     config_file = StateDirectory(lab.name).node(node.name).configuration
     inputs = view(
         cluster,
@@ -46,7 +51,25 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
         others=others,
         live_rules=lambda family: _rules(lab.mode, family, node.namespace),
         live_route=lambda ip: route_text(next_hop(ip, node.namespace), names),
+        announcers=announcing.known if announcing else None,
     )
+
+
+class _Announcing(NamedTuple):
+    """Who answers for load balancers' addresses."""
+
+    holder: str
+    """The node that answers for the packet's destination; empty when none does."""
+    known: dict[str, Announcer]
+
+
+def _announcing(lab: Lab, snapshot: Snapshot, target: Place) -> _Announcing:
+    from narthex.apps.lab.announcers import holder, states
+    from narthex.apps.lb.why import announcers
+
+    told = states(lab)
+    found = next(filter(None, (holder(told, ip) for ip in target.addresses)), "")
+    return _Announcing(found, announcers(snapshot, told))
 
 
 def _rules(mode: str, family: IPFamily, namespace: str) -> Any:

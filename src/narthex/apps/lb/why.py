@@ -26,6 +26,9 @@ _AT_ONCE = 32
 _MOST_BYTES = 16 << 20
 STATUS_PORT = 10249
 
+States = Mapping[str, Mapping[str, Any]]
+"""What announcers say of themselves, by node."""
+
 
 class WhyError(ValueError):
     """The question cannot be answered; the message says why and what to do."""
@@ -38,21 +41,34 @@ def why_service(
     access: Access | None = None,
     config: Path | None = None,
     status_port: int = STATUS_PORT,
+    states: States | None = None,
 ) -> why.ServiceSays:
     """Everything about a Service, named `NAMESPACE/NAME`, or `NAME` in the namespace `default`. `config`: pools of a file.
-    `status_port`: where nodes' announcers are asked; 0: they are not. Raises WhyError, LookError."""
+    `status_port`: where nodes' announcers are asked; 0: they are not. `states`: what they have said, by node, where they
+    were asked already. Raises WhyError, LookError."""
     found = look(manifests=manifests, access=access, config=config, endpoints=True)
     snapshot = found.snapshot
     key = _named(snapshot, text)
-    states = _states(snapshot, status_port) if status_port else {}
+    asked = states is not None or bool(status_port)
+    if states is None:
+        states = _states(snapshot, status_port) if status_port else {}
     view = View(snapshot=snapshot, announcers=announcers(snapshot, states))
     decisions = [decision for decision in decide(view).values() if key in decision.services]
     seen = {node: why.read_state(state) for node, state in states.items()}
     said = why.says(str(key), decisions, seen)
-    return msgspec.structs.replace(said, notes=tuple(_notes(found, key, states, asked=bool(status_port))))
+    return msgspec.structs.replace(said, notes=tuple(_notes(found, key, states, asked=asked)))
 
 
-def announcers(snapshot: Snapshot, states: Mapping[str, Mapping[str, Any]]) -> dict[str, Announcer]:
+def read_status(data: bytes) -> Mapping[str, Any] | None:
+    """What an announcer's status port said (`docs/reference/announcer.md`); None when it is not that."""
+    try:
+        found: Mapping[str, Any] = msgspec.to_builtins(msgspec.json.decode(data, type=_State))
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    return found
+
+
+def announcers(snapshot: Snapshot, states: States) -> dict[str, Announcer]:
     """What is known of each node's announcer: by itself, else by another one, else nothing, and then it is taken to be
     alive."""
     told: dict[str, Announcer] = {}
@@ -100,7 +116,7 @@ def _notes(found: Look, key: NamespacedName, states: Mapping[str, Any], *, asked
     return notes
 
 
-def _states(snapshot: Snapshot, port: int) -> dict[str, Mapping[str, Any]]:
+def _states(snapshot: Snapshot, port: int) -> States:
     """What the announcers say that answer, by node."""
     ways = {key.name: (*node.internal_ips, *node.external_ips) for key, node in sorted(snapshot.nodes.items())}
     reachable = {name: addresses[0] for name, addresses in ways.items() if addresses}
@@ -116,8 +132,8 @@ def _ask(address: str, port: int) -> Mapping[str, Any] | None:
         connection.request("GET", PATH)
         answer = connection.getresponse()
         data = answer.read(_MOST_BYTES)
-        return msgspec.to_builtins(msgspec.json.decode(data, type=_State)) if answer.status == 200 else None
-    except (OSError, http.client.HTTPException, msgspec.DecodeError, msgspec.ValidationError):
+        return read_status(data) if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
