@@ -10,6 +10,7 @@ import pytest
 from narthex.host import netns
 from narthex.host.run import run
 from narthex.model.net import IPFamily
+from narthex.testing import kernel
 from narthex.testing.findings import Finding
 from narthex.testing.kernel import Stand, listen
 from narthex.testing.kernel_probe import Ears, Tap
@@ -160,7 +161,8 @@ def test_hairpin_with_and_without_masquerade(version: int, proto: str, pods: dic
     assert got(judged(case, nat(version, at(pod)))) == [{"dnat": [at(pod)], "masq": False}]
 
 
-def test_an_answer_that_cannot_come_back_is_reported() -> None:
+def test_an_answer_that_cannot_come_back_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "PATIENCE", 2.5)
     flow = {
         "from": CLIENT[4],
         "to": VIP[4],
