@@ -12,7 +12,9 @@ from narthex.dns.settings import Kubernetes
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice, Namespace, Pod, Service
 from narthex.model.selector import meets
-from narthex.state.store import Snapshot
+from narthex.state.store import Slices, Snapshot
+
+_NO_SLICES: Slices = Map()
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +90,7 @@ class Recorder:
         service = snapshot.services.get(key)
         made = None
         if service is not None and self._shows(service):
-            slices = snapshot.slices.get(key, Map[str, EndpointSlice]())
+            slices = snapshot.slices.get(key, _NO_SLICES)
             held = [each for each in slices.values() if self._takes(each)] if self._settings.endpoints else []
             made = self._make(
                 service,

@@ -159,8 +159,7 @@ def _coherent(fields: dict[str, Any], node: Node, outline: Outline) -> None:
         elif kubernetes.pods != "verified":
             outline.warning(
                 node.where,
-                "autopath @kubernetes does nothing without pods verified of plugin kubernetes, unless this node's own "
-                "CNI plugins know the pod",
+                "autopath @kubernetes does nothing without pods verified of plugin kubernetes",
             )
     if "external" in fields and kubernetes is None:
         outline.error(node.where, "k8s_external needs plugin kubernetes in the same server block")

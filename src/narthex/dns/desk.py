@@ -73,6 +73,8 @@ class Ask(NamedTuple):
     resolver: Resolver
     zone: str
     outside: Outside
+    alone: Compiled | None = None
+    """What those get for whom nobody else is asked; None: they are refused."""
 
 
 class Made(NamedTuple):
@@ -223,7 +225,7 @@ class Desk:
                 if isinstance(found, Compiled):
                     searcher = block.searcher
                     if found.code == wire.NXDOMAIN and searcher is not None and searcher.takes(query):
-                        return Ask(query, searcher, zone, outside)
+                        return Ask(query, searcher, zone, outside, found)
                     return _counted(found, query, zone, KUBERNETES)
                 outside = found
         if block.resolver is not None:

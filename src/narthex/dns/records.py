@@ -16,7 +16,7 @@ import msgspec
 
 from narthex.dns import names
 from narthex.dns.wire import AAAA, CNAME, SRV, A
-from narthex.model.objects import EndpointSlice, Service, SliceEndpoint
+from narthex.model.objects import EndpointPort, EndpointSlice, Service, ServicePort, SliceEndpoint
 
 Records = tuple[tuple[int, tuple[bytes, ...]], ...]
 """Data of records by type, each once. A name in the data of SRV lacks the part that `Entry` tells."""
@@ -121,13 +121,18 @@ def _hosts(slices: Iterable[EndpointSlice], pod_names: bool) -> list[_Host]:
     for held in sorted(slices, key=lambda each: each.name):
         if held.family is None:
             continue
-        ports = tuple((port.name, port.protocol.lower, port.port) for port in held.ports if port.port is not None)
+        ports = _slice_ports(held.ports)
         found += [
             _Host(label(host_name(endpoint, pod_names)), packed(endpoint.address), ports)
             for endpoint in held.endpoints
             if endpoint.ready
         ]
     return found
+
+
+@lru_cache(maxsize=1024)
+def _slice_ports(ports: tuple[EndpointPort, ...]) -> _Ports:
+    return tuple((port.name, port.protocol.lower, port.port) for port in ports if port.port is not None)
 
 
 def host_name(endpoint: SliceEndpoint, pod_names: bool) -> str:
@@ -201,10 +206,16 @@ def _made(own: Records, below: dict[bytes, Records], hosts: Iterable[_Host], clu
 
 def _cluster(service: Service, hosts: list[_Host]) -> Entry:
     ips = tuple(packed(ip) for ip in service.cluster_ips)
-    # One pair for each address, although the record is the same (row D7).
-    pairs = [(port.name, port.protocol.lower, port.port, b"") for port in service.ports for _ in ips]
-    own = (*_addresses(ips), *_srv([(port, target) for _, _, port, target in pairs]))
-    return _made(own, {**_by_port(pairs), **_hosts_below(hosts)}, hosts, ips)
+    srv, by_port = _service_ports(service.ports, len(ips))
+    return _made((*_addresses(ips), *srv), {**by_port, **_hosts_below(hosts)}, hosts, ips)
+
+
+@lru_cache(maxsize=1024)
+def _service_ports(ports: tuple[ServicePort, ...], times: int) -> tuple[Records, dict[bytes, Records]]:
+    """The SRV records of a Service with so many addresses, and those by port: thousands of Services have the same ones.
+    One pair for each address, although the record is the same (row D7)."""
+    pairs = [(port.name, port.protocol.lower, port.port, b"") for port in ports for _ in range(times)]
+    return _srv([(port, target) for _, _, port, target in pairs]), _by_port(pairs)
 
 
 def _headless(hosts: list[_Host]) -> Entry | None:

@@ -7,7 +7,7 @@ a few microseconds more, no more than that.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from narthex.dns.compiled import Compiled, Turn
 from narthex.dns.wire import NXDOMAIN
@@ -23,8 +23,9 @@ Counter = list[int]
 """One number that counts, shared by all entries that are counted alike."""
 
 
-class Kept(NamedTuple):
-    """What a known question gets."""
+class Kept(msgspec.Struct, gc=False):
+    """What a known question gets. It is in no cycle, so the collector, which would hold up all questions to look through
+    thousands of these, need not know of it."""
 
     tail: bytes
     """The response behind its id."""

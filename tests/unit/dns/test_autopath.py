@@ -4,12 +4,14 @@ import dns.message
 import pytest
 
 from narthex.apps.dns.autopath import AutopathResolver, listed
+from narthex.apps.dns.elsewhere import Elsewhere
 from narthex.dns import names, wire
 from narthex.dns.autopath import search_list, steps
 from narthex.dns.desk import Ask, Block, Desk, Made
 from narthex.dns.response import made
 from narthex.dns.seam import Client
 from narthex.dns.settings import Autopath
+from narthex.host.dns.tally import Tally
 from narthex.model.objects import Pod
 from unit.dns.cluster import OBJECTS, Served
 
@@ -150,6 +152,18 @@ def test_without_verified_pods_nothing_is_known():
 def test_only_addresses_are_searched_for(type_):
     message, asked = Walker().walk("kube-dns.kube-system.shop.svc.cluster.local", type_)
     assert not asked and message.rcode() == 3
+
+
+def test_who_may_not_ask_others_hears_that_there_is_no_such_name():
+    walker = Walker()
+    query = dns.message.make_query("known.example.shop.svc.cluster.local", "A")
+    ask = walker.desk.handle(query.to_wire(), "udp")
+    assert isinstance(ask, Ask)
+    tally, told = Tally(lambda: None), []
+    Elsewhere(("192.0.2.0/24",), tally, lambda: 7.0)(ask, Client(POD), told.append)
+    (said,) = map(dns.message.from_wire, told)
+    assert said.id == query.id and said.rcode() == 3 and said.authority and not walker.outside.asked
+    assert tally.take().answers == {("udp", 1, ".", "A", "NXDOMAIN", "kubernetes"): 1}
 
 
 def test_names_that_exist_are_answered_at_once():

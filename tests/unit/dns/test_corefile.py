@@ -376,5 +376,6 @@ def test_warnings():
     text = ". {\n loop\n kubernetes\n autopath @kubernetes\n}\n"
     corefile = parse(text)
     assert [problem.severity for problem in corefile.problems] == ["warning", "warning"]
+    assert "autopath @kubernetes does nothing without pods verified" in "".join(map(str, corefile.problems))
     tls = parse(". {\n forward . tls://9.9.9.9\n}")
     assert "no tls_servername" in str(tls.problems[0])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from narthex.dns import wire
 from narthex.dns.compiled import cut, response
-from narthex.dns.desk import Ask, Labels, code_text, type_text
+from narthex.dns.desk import KUBERNETES, Ask, Labels, code_text, type_text
 from narthex.dns.external_name import asked_for, joined
 from narthex.dns.seam import Client, limit
 from narthex.host.dns.tally import Tally
@@ -54,9 +54,9 @@ class Elsewhere:
             reply(message)
 
         if not self.allowed(client.address):
-            refused = response(ask.query, wire.REFUSED, most).tail
-            message = ask.query.packet[:2] + refused
-            self._count(ask, client, message, "acl")
+            made = ask.alone or response(ask.query, wire.REFUSED, most)
+            message = ask.query.packet[:2] + made.tail
+            self._count(ask, client, message, "acl" if ask.alone is None else KUBERNETES)
             reply(message)
             return
         query = asked_for(ask.query, ask.outside) if ask.outside.links else ask.query

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -101,6 +102,9 @@ class DnsPart:
         self._programmed = Programmed()
         self._metrics = Metrics(self._counts, self._programmed, self._state, collectors)
         self._ports = Ports(self._metrics, self._readiness)
+        self._lock = threading.Lock()
+        """Held by whoever takes events in or exchanges workers."""
+        self._fault: Exception | None = None
         self._stopping = False
         self._ending = False
         self._opened = False
@@ -117,7 +121,7 @@ class DnsPart:
         try:
             self._begin(self._settings.blocks)
             self._ports.open(self._settings.blocks)
-            with self._feed.running(self._clock.wake):
+            with self._feed.running(self._heard):
                 self._turns()
         finally:
             self._ports.close()
@@ -129,34 +133,51 @@ class DnsPart:
         self._stopping = True
         self._clock.wake()
 
+    def _heard(self) -> None:
+        """Called by the thread that watches. It passes changes on itself: to wake the other one, which has to wait for
+        Python's lock, would take as long as all the rest."""
+        try:
+            self._take_in()
+        except Exception as error:
+            self._fault = error
+        if self._fault is not None or not self._opened:
+            self._clock.wake()
+
     def _turns(self) -> None:
         patience = max((block.kubernetes.startup_timeout for block in self._blocks if block.kubernetes), default=0.0)
         latest = self._clock.now() + patience
         look = self._clock.now() + _LOOK
         reload_at = self._clock.now() + self._reload_after()
+        self._take_in()
         while not self._stopping:
-            self._take_in()
             now = self._clock.now()
             if not self._opened and (self._store.snapshot.synced or now >= latest):
                 self._open()
             if now >= look:
                 assert self._workers is not None
-                self._workers.look()
+                with self._lock:
+                    self._workers.look()
                 look = now + _LOOK
             if now >= reload_at:
                 self._reload()
                 reload_at = now + self._reload_after()
             self._clock.sleep(max(0.0, min(look, reload_at, latest if not self._opened else look) - self._clock.now()))
+            self._check()
         self._end()
+
+    def _check(self) -> None:
+        """Raises what went wrong in the thread that watches."""
+        if self._fault is not None:
+            raise self._fault
 
     def _end(self) -> None:
         self._ending = True
         lameduck = max((block.health.lameduck for block in self._blocks if block.health), default=0.0)
         until = self._clock.now() + lameduck
         while (left := until - self._clock.now()) > 0:
-            # What changes meanwhile still counts.
+            # What changes meanwhile still counts, and is taken in by the thread that watches.
             self._clock.sleep(left)
-            self._take_in()
+            self._check()
 
     def _begin(self, blocks: tuple[ServerBlock, ...]) -> None:
         """Start workers for these server blocks, in the sockets of those before where they are the same."""
@@ -202,6 +223,10 @@ class DnsPart:
         )
 
     def _take_in(self) -> None:
+        with self._lock:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
         before = self._store.snapshot
         since: dict[NamespacedName, float] = {}
         for event in self._feed.take():
@@ -244,7 +269,8 @@ class DnsPart:
         if blocks is None:
             return
         try:
-            self._begin(blocks)
+            with self._lock:
+                self._begin(blocks)
             self._ports.open(blocks)
         except (ListenError, OSError) as error:
             LOGGER.error("the new Corefile is not in force: %s", error)

@@ -73,9 +73,9 @@ class Worker:
             self._zones[told.block].apply(told.change)
             self._forget()
         elif isinstance(told, Open):
-            # What is there now stays; nobody need look through it again.
-            gc.collect()
+            # What is there now stays; nobody need look through it for cycles again.
             gc.freeze()
+            gc.enable()
             for resolver in self._resolvers.values():
                 resolver.open()
             for server in self._servers:
@@ -167,6 +167,8 @@ def main(argv: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     start_log(sys.stderr)
+    # What comes before the first question leaves no garbage that would be worth a look.
+    gc.disable()
     os.set_inheritable(int(argv[0]), False)
     Worker(socket.socket(fileno=int(argv[0]))).run()
 

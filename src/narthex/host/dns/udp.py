@@ -76,10 +76,9 @@ class UdpServer:
             key = view[at : begin + length].tobytes()
             kept = get(key)
             if kept is not None:
-                tail, counter, turn = kept
-                counter[0] += 1
-                if turn is not None:
-                    tail = turn.next()
+                kept.counter[0] += 1
+                turn = kept.turn
+                tail = kept.tail if turn is None else turn.next()
             else:
                 made = self._other(slot, key)
                 if made is None:
