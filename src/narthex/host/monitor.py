@@ -23,6 +23,7 @@ import msgspec
 
 from narthex.backends.base import Target
 from narthex.host import bpf, netns
+from narthex.host.beside import beside
 from narthex.host.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
 from narthex.host.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily
@@ -187,16 +188,9 @@ class Monitor:
             self._touched.clear()
         return found
 
-    @contextmanager
-    def listening(self, notice: Callable[[], None]) -> Iterator[None]:
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Listen, and call `notice` when there is something to look at."""
-        thread = threading.Thread(target=self._listen, args=(notice,), name="nftables-monitor", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            os.eventfd_write(self._stop, 1)
-            thread.join()
+        return beside("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def close(self) -> None:
         """Close the sockets. Not while `listening`."""

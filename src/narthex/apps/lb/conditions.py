@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
 from narthex.apps.logs import LOGGER, printable
+from narthex.host.beside import beside
 from narthex.lb.status import Condition, condition_patch
 from narthex.model.names import NamespacedName
 from narthex.sources.kube.access import Access
@@ -53,17 +54,13 @@ class ConditionWriter:
             self._wanted = conditions
             self._changed.set()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Write until the block ends."""
-        thread = threading.Thread(target=self._run, name="conditions", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            self._changed.set()
-            thread.join(_REQUEST_SECONDS)
+        return beside("conditions", self._run, self._end, patience=_REQUEST_SECONDS)
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._changed.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 
 from narthex.apps.logs import LOGGER, printable
+from narthex.host.beside import beside
 from narthex.lb.lease import TIMES, Elector, Now, Read, Record, Rest, Times, Write, record_of, spec_of
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.writes import ApiError, Conflict, Exists, Missing, Writer, writing
@@ -46,17 +47,10 @@ class Leader:
         """Seconds for which something may be written in a term; not positive: nothing may."""
         return self._elector.allowance(moment()) if self._elector.term == term else 0.0
 
-    @contextmanager
-    def running(self, notice: Callable[[], None]) -> Iterator[None]:
+    def running(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Stand for election while the block lasts; `notice` is called when this may have begun or ended to lead. At the
         end the Lease is released: nothing may be written any more then."""
-        thread = threading.Thread(target=self._run, args=(notice,), name="leader", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
+        return beside("leader", lambda: self._run(notice), self._stop.set)
 
     def _run(self, notice: Callable[[], None]) -> None:
         with asyncio.Runner() as runner:

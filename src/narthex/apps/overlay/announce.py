@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import datetime
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from narthex.apps.logs import LOGGER
+from narthex.host.beside import beside
 from narthex.host.clock import Clock, SystemClock
 from narthex.model.objects import Node
 from narthex.overlay.annotations import differing
@@ -70,17 +71,13 @@ class Announcer:
         if self._body() is not None:
             self._clock.wake()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Inside, what is wanted is written."""
-        thread = threading.Thread(target=self._run, name="overlay-announcer", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stopping = True
-            self._clock.wake()
-            thread.join(_PATIENCE)
+        return beside("overlay-announcer", self._run, self._stop, patience=_PATIENCE)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._clock.wake()
 
     def _run(self) -> None:
         rest, not_before = 0.0, 0.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from narthex.apps.logs import LOGGER
 from narthex.apps.overlay.figures import Figures
+from narthex.host.beside import beside
 from narthex.host.clock import Clock, SystemClock
 from narthex.host.overlay import checksums
 from narthex.overlay.probe import Verdict
@@ -18,6 +18,8 @@ _MOST_PEERS = 3
 """Asked in one test: the first that says anything decides."""
 
 Tunnels = tuple[tuple[str, str, tuple[str, ...]], ...]
+_PATIENCE = 5.0
+"""Seconds that a test which is under way has to end in."""
 
 
 class SelfTest:
@@ -34,17 +36,13 @@ class SelfTest:
         self._stopping = False
         self._refused = False
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Inside, devices are tested."""
-        thread = threading.Thread(target=self._run, name="overlay-selftest", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stopping = True
-            self._clock.wake()
-            thread.join(5.0)
+        return beside("overlay-selftest", self._run, self._stop, patience=_PATIENCE)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._clock.wake()
 
     def _run(self) -> None:
         rest = FIRST

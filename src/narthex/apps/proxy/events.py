@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from narthex.apps.logs import LOGGER
+from narthex.host.beside import beside
 from narthex.host.clock import Clock
 from narthex.model.names import NamespacedName
 
@@ -87,19 +87,15 @@ class EventWriter:
         except queue.Full:
             LOGGER.warning("the event %s is not told: %d wait already", happening.reason, self._waiting.maxsize)
 
-    @contextmanager
-    def running(self, seconds: float = 2.0) -> Iterator[None]:
+    def running(self, seconds: float = 2.0) -> AbstractContextManager[None]:
         """Write while the block lasts. At its end what still waits is tried once more, for so many seconds at most."""
-        thread = threading.Thread(target=self._run, name="events", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            # Where the queue is full the API server is away, and the thread ends with the process.
-            with suppress(queue.Full):
-                self._waiting.put_nowait(None)
-            thread.join(seconds)
+        return beside("events", self._run, self._end, patience=seconds)
+
+    def _end(self) -> None:
+        self._stop.set()
+        # Where the queue is full the API server is away, and the thread ends with the process.
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)
 
     def _run(self) -> None:
         while (one := self._waiting.get()) is not None:

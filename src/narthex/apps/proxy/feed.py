@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from narthex.apps.logs import LOGGER
+from narthex.host.beside import beside
 from narthex.model.events import Event
 
 _AGAIN_SECONDS = 5.0
@@ -49,13 +50,8 @@ class Feed:
     def running(self, notice: Callable[[], None]) -> Iterator[None]:
         """Look once, then watch in a thread until the block ends. `notice` is called for each change."""
         self._put(self._source.scan())
-        thread = threading.Thread(target=self._watch, args=(notice,), name="watch", daemon=True)
-        thread.start()
-        try:
+        with beside("watch", lambda: self._watch(notice), self._stop.set):
             yield
-        finally:
-            self._stop.set()
-            thread.join()
 
     def _put(self, events: Sequence[Event]) -> None:
         self._waiting.extend(events)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from narthex.apps.logs import LOGGER
 from narthex.apps.proxy.settings import Settings, SettingsError
+from narthex.host.beside import beside
 
 LOOK_SECONDS = 0.25
 """A look is one stat(2). Unlike a watch it also sees a file behind links that are exchanged, as a ConfigMap is."""
@@ -40,16 +41,9 @@ class ConfigurationFile:
         self.replace = False
         """The process is to replace itself when the proxy has stopped."""
 
-    @contextmanager
-    def followed(self, present: Settings, take: Take, stop: Callable[[], object]) -> Iterator[None]:
+    def followed(self, present: Settings, take: Take, stop: Callable[[], object]) -> AbstractContextManager[None]:
         """Inside the block, edits take effect: by `take` where that can be, else by `stop` and `replace`."""
-        thread = threading.Thread(target=self._follow, args=(present, take, stop), name="config", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
+        return beside("config", lambda: self._follow(present, take, stop), self._stop.set)
 
     def _follow(self, present: Settings, take: Take, stop: Callable[[], object]) -> None:
         while not self.replace and not self._stop.wait(LOOK_SECONDS):

@@ -7,10 +7,10 @@ import os
 import select
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+from narthex.host.beside import beside
 from narthex.host.netlink import HEADER, PORTS, PORTS_MASK, bind_own_port
 
 _NETLINK_ROUTE = 0
@@ -52,16 +52,9 @@ class Notices:
         self._socket.close()
         os.close(self._stop)
 
-    @contextmanager
-    def listening(self, notice: Callable[[], None]) -> Iterator[None]:
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Inside, `notice` is called from another thread when something may have changed."""
-        thread = threading.Thread(target=self._listen, args=(notice,), name="overlay-notices", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            os.eventfd_write(self._stop, 1)
-            thread.join()
+        return beside("overlay-notices", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def _listen(self, notice: Callable[[], None]) -> None:
         poll, rest = select.poll(), select.poll()
