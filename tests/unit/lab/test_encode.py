@@ -7,7 +7,16 @@ from narthex.lab.controllers import objects
 from narthex.lab.encode import encode, manifest_list
 from narthex.model.decode import load
 from narthex.model.net import IPFamily, Protocol
-from narthex.model.objects import LoadBalancerIngress, Node, Service, ServicePort
+from narthex.model.objects import (
+    IPAddressPool,
+    L2Advertisement,
+    LoadBalancerIngress,
+    Node,
+    Service,
+    ServiceAllocation,
+    ServicePort,
+)
+from narthex.model.selector import Requirement
 from narthex.testing.build import endpoint, endpoint_slice
 
 from .clusters import LABELS, deployment, service, snapshot, start, template
@@ -79,3 +88,36 @@ def test_deployments_are_not_for_proxies():
 def test_one_object_a_line():
     lines = manifest_list([service("a"), service("b")]).splitlines()
     assert [b'"name":"a"' in lines[1], b'"name":"b"' in lines[2]] == [True, True]
+
+
+def test_pools_and_advertisements():
+    selector = (Requirement("app", "in", ("a", "b")), Requirement("old", "absent"), Requirement("x", "exists"))
+    pool = IPAddressPool(
+        name="lan",
+        namespace="metallb-system",
+        labels=LABELS,
+        addresses=("192.168.15.0/28", "192.168.15.20-192.168.15.29"),
+        auto_assign=False,
+        avoid_buggy=True,
+        allocation=ServiceAllocation(
+            priority=3,
+            namespaces=("shop",),
+            namespace_selectors=(selector,),
+            service_selectors=(selector[:1], selector),
+        ),
+    )
+    advertisement = L2Advertisement(
+        name="on-the-lan",
+        namespace="metallb-system",
+        pools=("lan",),
+        pool_selectors=(selector,),
+        node_selectors=((Requirement("zone", "notin", ("east",)),),),
+        service_selectors=(selector,),
+        interfaces=("eth0",),
+    )
+    plain = IPAddressPool(name="plain", namespace="x", addresses=("192.168.16.0/28",))
+    everyone = L2Advertisement(name="all", namespace="x")
+    things = [pool, plain, advertisement, everyone]
+    assert round_trip(*things) == things
+    wanted = snapshot(*things)
+    assert list(objects(wanted, start())[-4:]) == things

@@ -102,3 +102,27 @@ def test_container_ids_are_names_for_plugins_and_stay_apart():
         assert is_name(topology.container_id(pod)) and len(topology.container_id(pod)) <= 63
     first, second = (topology.container_id(NamespacedName("default", "p" * 200 + end)) for end in "ab")
     assert first != second
+
+
+def test_the_network_leads_to_load_balancers_without_any_node_having_their_addresses():
+    fabric, outside = topology.wire_balancers("t", ["172.6.6.6/32"], ["192.168.15.0/28", "fd00:15::/124"])
+    assert fabric.commands == (
+        "route del 172.6.6.6/32 dev underlay",
+        "route replace 192.168.15.0/28 dev underlay",
+        "route replace fd00:15::/124 dev underlay",
+    )
+    assert outside.commands == (
+        "route del 172.6.6.6/32 via 192.0.2.1",
+        "route replace 192.168.15.0/28 via 192.0.2.1",
+        "route replace fd00:15::/124 via fd00:192:0:2::1",
+    )
+
+
+def test_what_is_taken_is_all_that_the_lab_uses_itself():
+    members = topology.nodes("t", 2)
+    networks, addresses = topology.taken_networks(), topology.taken_addresses(members)
+    for node in members:
+        assert {addresses[ip] for ip in node.addresses} == {f"an address of {node.name}"}
+    assert addresses["192.168.49.1"] == addresses["fd00:192:168:49::1"] == "the router's"
+    for ip in (*topology.OUTSIDE_ADDRESSES, members[0].gateways[0], "10.96.0.10"):
+        assert any(contains(cidr, ip) for cidr in networks)

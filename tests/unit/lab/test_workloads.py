@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 
 from narthex.lab import topology
-from narthex.lab.controllers import Cluster, reconcile, without_pods
+from narthex.lab.controllers import Cluster, objects, reconcile, without_pods
 from narthex.lab.workloads import Scale
-from narthex.model.objects import Node, Pod
+from narthex.model.objects import EndpointSlice, Node, Pod
 
-from .clusters import LABELS, NODES, NOW, WEB, deployment, on_nodes, snapshot, start, step, template
+from .clusters import LABELS, NODES, NOW, WEB, deployment, on_nodes, service, snapshot, start, step, template
 
 
 def names(cluster):
@@ -141,3 +141,15 @@ def test_nodes_that_the_lab_does_not_have_are_reported():
     cluster = start(Node(name="elsewhere"))
     assert "elsewhere" in cluster.problems[0].object
     assert cluster.problems[0].severity == "warning"
+
+
+def test_a_lost_node_and_its_pods_are_not_ready_and_it_gets_no_more():
+    wanted = (deployment(2), service())
+    cluster = replace(start(*wanted), lost=frozenset({"node-1"}))
+    things = objects(snapshot(*wanted), cluster)
+    assert {each.name: each.ready for each in things if isinstance(each, Node)} == {"node-1": False, "node-2": True}
+    pods = {each.spec.node_name: each.ready for each in things if isinstance(each, Pod)}
+    ends = {end.node_name: end.ready for each in things if isinstance(each, EndpointSlice) for end in each.endpoints}
+    assert pods == ends == {"node-1": False, "node-2": True}
+    grown = step(cluster, deployment(4), service())
+    assert (on_nodes(grown), grown.lost) == ({"node-1": 1, "node-2": 3}, {"node-1"})
