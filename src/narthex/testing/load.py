@@ -129,16 +129,17 @@ class Line:
         self.way = way
         with netns.entered(way.namespace):
             self._socket = socket.socket(ADDRESS_FAMILY[family_of(way.source)], socket.SOCK_STREAM)
+        # A socket is closed when its file is, too.
+        self._answers = self._socket.makefile("rb")
         try:
             self._socket.settimeout(patience)
             self._socket.bind((way.source, 0))
             self._socket.connect((way.destination, way.port))
-            self._answers = self._socket.makefile("rb")
             self.endpoint = self._answers.readline().decode().strip()
             if not self.endpoint:
                 raise ConnectionError("closed before the first word")
         except OSError:
-            self._socket.close()
+            self.close()
             raise
 
     def exchange(self) -> None:
