@@ -5,9 +5,9 @@ from __future__ import annotations
 from narthex.backends import iptables_names as shared
 from narthex.model.net import IPFamily
 from narthex.netfilter.ipset import MAX_NAME
+from narthex.netfilter.links import IPVS_LINK
 
-LINK = "kube-ipvs0"
-"""The dummy link that has the Services' addresses."""
+LINK = IPVS_LINK
 
 SERVICES = shared.SERVICES
 POSTROUTING = shared.POSTROUTING

@@ -53,6 +53,8 @@ class ApiServer:
         self.requests: list[Seen] = []
         self.writes: list[tuple[Seen, int]] = []
         """What was written or refused, with the status, in the order in which it was done."""
+        self.sent_at = 0.0
+        """When a watcher was last told of something, as `time.monotonic` counts."""
         self._data = Data()
         self._bookmark_seconds = bookmark_seconds
         self._tls = tls
@@ -213,6 +215,8 @@ class ApiServer:
                 if self.abilities.bookmarks and loop.time() >= bookmark:
                     bookmark = loop.time() + self._bookmark_seconds
                     lines += [line] if (line := cursor.bookmark()) else []
+            if lines:
+                self.sent_at = loop.time()
             # Each event is a chunk of its own upstream, too.
             await connection.chunks(lines)
             if connection.gone:

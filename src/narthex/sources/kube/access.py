@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from narthex import __version__
-from narthex.model import documents
 from narthex.model.problem import quoted
 from narthex.sources.proxy_configuration import ClientConnection
 
@@ -134,6 +133,8 @@ def _environment_names_proxies() -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    from narthex.model import documents
+
     try:
         found = next(documents.read(file.read_text("utf-8-sig"), bear_doubled=True), None)
     except (OSError, UnicodeDecodeError) as error:
