@@ -154,7 +154,8 @@ class Cache:
         return self._halves["denial"].items.get(wanted) or self._halves["success"].items.get(wanted)
 
     def _usable(self, item: Item, now: float) -> Found | None:
-        ttl = math.ceil(item.ends - now)
+        # Sums of a clock's seconds are not exact: seven seconds may be a little more.
+        ttl = min(math.ceil(item.ends - now), item.lifetime)
         if ttl > 0:
             shown = item.lifetime if self._settings.keep_ttl else ttl
             return Found(item, shown, stale=False, refresh=self._popular(item, ttl, now))

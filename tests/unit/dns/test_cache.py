@@ -86,6 +86,15 @@ def test_ttls_count_down_in_the_message_and_the_case_is_the_clients():
     assert held.find(key(query()), 10.0).ttl == 60
 
 
+def test_no_ttl_is_longer_than_it_was():
+    """A clock's seconds do not add up exactly: here 7 s more are a little more than 7 s."""
+    now = 1021.3577132326949
+    assert now + 7 - now > 7
+    held = cache()
+    assert held.keep(key(query()), answer(7), now) == 7
+    assert held.find(key(query()), now).ttl == 7
+
+
 def test_questions_that_differ():
     held = cache()
     held.keep(key(query()), answer(60), 0.0)

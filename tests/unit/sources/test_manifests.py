@@ -270,7 +270,9 @@ def test_a_directory_below_that_cannot_be_read_keeps_its_objects(source, tmp_pat
     assert source.problems == ()
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example", sorted({path.parent for path in EXAMPLES.glob("*/*.yaml")}), ids=lambda path: path.name
+)
 def test_the_examples_are_good(example):
     source = ManifestSource(example)
     assert any(isinstance(event, Upsert) for event in source.scan())
