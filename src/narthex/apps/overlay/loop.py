@@ -51,8 +51,9 @@ class Overlay:
         look_at_rules: Callable[[], bool],
         problems: Callable[[], Iterable[Any]],
     ) -> None:
-        """`take` gives what is new of the Nodes, `problems` what is wrong with their source. `announce` tells others of this node; None: nobody can be told, and
-        they work out what they need. `look_at_rules`: whether masquerading rules may have changed."""
+        """`take` gives what is new of the Nodes, `problems` what is wrong with their source. `announce` tells others of this
+        node; None: nobody can be told, and they work out what they need. `look_at_rules`: whether masquerading rules may
+        have changed."""
         self._settings = settings
         self._take = take
         self._kernel = kernel
@@ -235,11 +236,9 @@ class Overlay:
 
 
 def _of_nodes(problem: Any) -> bool:
-    """Whether a problem of the source matters here: of a Node, or of the source itself."""
-    return getattr(problem, "severity", "error") == "error" and getattr(problem, "object", "").partition(" ")[0] in (
-        "",
-        "Node",
-    )
+    """Whether a problem of the source matters here: of a Node, or of the source itself (an API server has a name there)."""
+    whose = getattr(problem, "object", "")
+    return getattr(problem, "severity", "error") == "error" and (not whose or whose.startswith(("Node ", "API server")))
 
 
 def _within(way: Way, networks: Iterable[str]) -> bool:
