@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
-from narthex.apps.lab import labs
+from narthex.apps.lab import inside, labs
 from narthex.apps.lab.state import LabError
 from narthex.cli import lab_output
 
@@ -130,11 +130,11 @@ def exec_(name: str, target: str, argv: tuple[str, ...]) -> NoReturn:
 
     Only the network is another one, and in a pod /etc/resolv.conf; other files and programs are this machine's.
     """
-    inside = labs.where(labs.read(name), target)
-    if inside.resolv_conf is not None:
-        labs.show(inside.resolv_conf, Path("/etc/resolv.conf"))
+    place = inside.where(labs.read(name), target)
+    if place.resolv_conf is not None:
+        inside.show(place.resolv_conf, Path("/etc/resolv.conf"))
     # `ip netns exec` also puts the namespace's own view of /sys in place.
-    os.execvp("ip", ["ip", "netns", "exec", inside.network_namespace, *argv])
+    os.execvp("ip", ["ip", "netns", "exec", place.network_namespace, *argv])
 
 
 @command.command()

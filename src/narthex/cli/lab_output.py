@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from narthex.apps.lab.labs import DEFAULT_NAME, LabStatus, NodeStatus, Started
-from narthex.apps.lab.state import FrontendRecord, LabState, ServiceRecord
+from narthex.apps.lab.state import LabState, ServiceRecord
 from narthex.apps.logs import printable
 from narthex.lab.cluster_dns import SERVICE as DNS
 from narthex.model.net import join_port
@@ -140,40 +141,46 @@ def _next_steps(state: LabState, option: str) -> str:
     lab = f"narthex lab{{}}{option}"
     steps = []
     node_port = _first(state, "node port")
+    balancer = _first(state, "load balancer IP") if state.balancing else None
     cluster_ip = _first(state, "cluster IP")
-    balancer = _first(state, "load balancer IP")
     pod = next((f"{pod.namespace}/{pod.name}" for pod in state.pods if pod.ready), None)
+    outside = f"{lab.format(' exec')} outside -- curl -s"
     if node_port:
-        place = join_port(node_port.address, node_port.port)
-        steps.append((f"{lab.format(' exec')} outside -- curl -s http://{place}/", "a client beyond the cluster"))
-    if balancer and state.balancing:
-        place = join_port(balancer.address, balancer.port)
-        steps.append((f"{lab.format(' exec')} outside -- curl -s http://{place}/", "the same, by load balancer IP"))
+        steps.append((f"{outside} http://{node_port.place}/", "a client beyond the cluster"))
+    if balancer:
+        steps.append((f"{outside} http://{balancer.place}/", "the same, by load balancer IP"))
+        steps.append((f"narthex lb why {balancer.service} --lab {state.name}", "who answers for it"))
     if cluster_ip and pod:
-        place = join_port(cluster_ip.address, cluster_ip.port)
-        steps.append((f"{lab.format(' exec')} {pod} -- curl -s http://{place}/", "a pod, by cluster IP"))
-        option_of_trace = f"--lab {state.name}"
-        steps.append((f"narthex trace {pod} {place} {option_of_trace}", "why it went where it went"))
-    if not state.services:
+        steps.append((f"{lab.format(' exec')} {pod} -- curl -s http://{cluster_ip.place}/", "a pod, by cluster IP"))
+        steps.append((f"narthex trace {pod} {cluster_ip.place} --lab {state.name}", "why it went where it went"))
+    if not _own_services(state):
         steps.append((f"cp -r examples/hello-world/. {state.source}", "manifests take effect at once"))
     steps += [(lab.format(" status"), "all there is"), (lab.format(" down"), "leaves nothing behind")]
     width = max(len(step) for step, _ in steps)
     return "Try:\n" + "\n".join(f"  {printable(step).ljust(width)}   # {why}" for step, why in steps)
 
 
-def _first(state: LabState, kind: str) -> FrontendRecord | None:
+class _Way(NamedTuple):
+    service: str
+    place: str
+    """Address and port."""
+
+
+def _first(state: LabState, kind: str) -> _Way | None:
     return next(
         (
-            frontend
-            for service in state.services
+            _Way(f"{service.namespace}/{service.name}", join_port(frontend.address, frontend.port))
+            for service in _own_services(state)
             for frontend in service.frontends
-            if (service.namespace, service.name) != DNS
-            and service.endpoints
-            and frontend.kind == kind
-            and frontend.protocol == "TCP"
+            if service.endpoints and frontend.kind == kind and frontend.protocol == "TCP"
         ),
         None,
     )
+
+
+def _own_services(state: LabState) -> list[ServiceRecord]:
+    """The user's, without the lab's DNS."""
+    return [service for service in state.services if (service.namespace, service.name) != DNS]
 
 
 def _option(state: LabState) -> str:

@@ -98,3 +98,30 @@ def test_control_characters_cannot_forge_lines():
     text = lab_output.status(LabStatus(running=True, healthy=True, nodes=(), state=state(pods=(hostile,))))
     assert "\x1b" not in text
     assert "x\\n\\x1b[2J" in text
+
+
+def test_a_balancers_address_is_the_way_in_and_why():
+    frontend = FrontendRecord(kind="load balancer IP", address="fd00:15::1", port=80, protocol="TCP")
+    web = ServiceRecord(namespace="shop", name="web", type="LoadBalancer", endpoints=1, frontends=(frontend,))
+    text = lab_output.started(Started(state(services=(web,), balancing=True), 0.5, cleared=False))
+    assert "narthex lab exec outside -- curl -s http://[fd00:15::1]:80/ " in text
+    assert "narthex lb why shop/web --lab default" in text
+    # Where nobody answers for it, it would be no advice.
+    text = lab_output.started(Started(state(services=(web,)), 0.5, cleared=False))
+    assert "curl" not in text and "lb why" not in text
+
+
+def test_a_killed_node_is_told_from_one_that_fell():
+    nodes = (
+        NodeStatus(node="node-1", running=False, healthy=False, killed=True),
+        NodeStatus(node="node-2", running=False, healthy=False),
+    )
+    text = lab_output.status(LabStatus(running=True, healthy=False, nodes=nodes, state=state(killed=("node-1",))))
+    assert [text.count(word) for word in ("DEAD, killed", "NOT RUNNING")] == [1, 1]
+
+
+def test_nobody_is_sent_to_the_clusters_dns():
+    frontend = FrontendRecord(kind="cluster IP", address="10.96.0.10", port=53, protocol="TCP")
+    dns = ServiceRecord(namespace="kube-system", name="kube-dns", type="ClusterIP", endpoints=2, frontends=(frontend,))
+    text = lab_output.started(Started(state(services=(dns,)), 0.5, cleared=False))
+    assert "curl" not in text and "examples/hello-world/. /manifests" in text

@@ -16,6 +16,7 @@ from narthex.lab import topology
 from narthex.lab.controllers import Cluster
 from narthex.lab.topology import LabNode
 from narthex.lb.allocate import Situation, allocate
+from narthex.lb.announce import announced
 from narthex.lb.decision import Decision, pool_of
 from narthex.lb.pools import Pools, Range, Surroundings, read_range, settle, text_of
 from narthex.lb.scene import namespace_labels
@@ -73,6 +74,11 @@ def balance(wanted: Snapshot, cluster: Cluster, before: Services) -> Balance:
         *(each for key in sorted(decisions) for each in _said(services[key], decisions[key])),
     ]
     return Balance(services, tuple(_networks(pools, given)), tuple(problems))
+
+
+def to_answer(services: Iterable[Service]) -> frozenset[str]:
+    """All addresses that a node may have to answer for."""
+    return frozenset(address for service in services for address in announced(service))
 
 
 def _settled(

@@ -21,7 +21,7 @@ import msgspec
 
 from narthex.apps.lab import ask
 from narthex.apps.lab.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
-from narthex.host import mounts, netns, processes
+from narthex.host import netns, processes
 from narthex.lab import topology
 from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
@@ -33,14 +33,6 @@ DEFAULT_NAME = "default"
 _NEEDED = {"ip": "iproute2", "nft": "nftables"}
 _REQUEST_SECONDS = 60.0
 _LOCK_SECONDS = 5.0
-
-
-class Inside(NamedTuple):
-    """What a command sees that runs somewhere in a lab."""
-
-    network_namespace: str
-    resolv_conf: Path | None = None
-    """Its /etc/resolv.conf; None: the machine's own, as for nodes and what shares their network."""
 
 
 class Lab(NamedTuple):
@@ -204,35 +196,6 @@ def settle(name: str) -> LabState:
     """Wait until the lab has taken in the manifests as they are now and all proxies know. Raises LabError."""
     ask.request(StateDirectory(read(name).name), {"settle": True}, _REQUEST_SECONDS)
     return read(name)
-
-
-def where(state: LabState, target: str) -> Inside:
-    """Inside of a node, of `outside`, or of a pod (`name` or `namespace/name`). Raises LabError."""
-    if target == topology.OUTSIDE:
-        return Inside(state.outside)
-    for node in state.nodes:
-        if node.name == target:
-            return Inside(node.namespace)
-    pods = [pod for pod in state.pods if target in (pod.name, f"{pod.namespace}/{pod.name}") and pod.network_namespace]
-    if len(pods) > 1:
-        choices = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
-        raise LabError(f"there are several pods {target!r}: {choices}")
-    if not pods:
-        known = [topology.OUTSIDE, *(node.name for node in state.nodes), *(pod.name for pod in state.pods)]
-        raise LabError(f"lab {state.name!r} has no {target!r}; there are: {', '.join(known)}")
-    (pod,) = pods
-    if pod.network_namespace in (node.namespace for node in state.nodes):
-        return Inside(pod.network_namespace)
-    resolv_conf = StateDirectory(state.name).resolv_conf(pod.namespace)
-    return Inside(pod.network_namespace, resolv_conf if resolv_conf.exists() else None)
-
-
-def show(source: Path, at: Path) -> None:
-    """Let this process, and what it starts, see another file at a path. Raises LabError."""
-    try:
-        mounts.show(source, at)
-    except OSError as error:
-        raise LabError(f"{at} cannot be the pod's: {error}") from error
 
 
 def down(name: str) -> bool:

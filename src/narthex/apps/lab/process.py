@@ -203,8 +203,9 @@ class LabProcess:
 
     def _await_answers(self) -> None:
         if self.state.balancing:
-            held = (entry.ip for service in self._cluster.services.values() for entry in service.ingress)
-            self._nodes.await_answers(frozenset(held))
+            from narthex.apps.lab.balancers import to_answer
+
+            self._nodes.await_answers(to_answer(self._cluster.services.values()))
 
     def _start_pods(self) -> None:
         new = [pod for pod in self._cluster.pods if pod.placed and not pod.pod.ready and not pod.terminating]

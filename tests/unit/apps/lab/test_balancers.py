@@ -4,7 +4,7 @@ import pytest
 from immutables import Map
 from msgspec.structs import replace
 
-from narthex.apps.lab.balancers import balance, pools_of
+from narthex.apps.lab.balancers import balance, pools_of, to_answer
 from narthex.lab.controllers import Cluster, reconcile, with_pools
 from narthex.lab.topology import nodes
 from narthex.model.net import FAMILIES
@@ -104,6 +104,14 @@ def test_pools_of_manifests_count_and_a_bad_one_is_said_and_takes_nothing_away()
     assert any("Service shop/more" in each for each in said)
     lab.turn(ServiceCIDR(name="more", cidrs=("192.168.15.0/24",)), good, balancer("web"))
     assert lab.addresses() == {"web": ["192.168.15.8"]}
+
+
+def test_nobody_waits_for_an_answer_for_what_no_node_announces():
+    proxied = balancer(
+        "a", ingress=(LoadBalancerIngress(ip="203.0.113.9", proxy=True), LoadBalancerIngress(ip="203.0.113.1"))
+    )
+    was = balancer("b", type="ClusterIP", ingress=(LoadBalancerIngress(ip="203.0.113.2"),))
+    assert to_answer([proxied, was]) == {"203.0.113.1"}
 
 
 def test_no_room_is_said():
