@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from narthex.apps.dns.start import Flags
 
 
 @click.command("dns", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -59,6 +63,7 @@ import click
     help="Whose questions may be forwarded; repeatable. Default: private networks.",
 )
 @click.option("--check", is_flag=True, help="Read the Corefile, tell what is wrong with it, and end.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), help="With --check: form of the output.")
 def command(
     conf: Path | None,
     zones: tuple[str, ...],
@@ -71,6 +76,7 @@ def command(
     workers: int,
     recursion: tuple[str, ...],
     check: bool,
+    output: str | None,
 ) -> None:
     """Be the cluster's DNS server: names of Services and pods, and by others those of the world.
 
@@ -83,14 +89,33 @@ def command(
 
     if conf is not None and (zones or listen or upstreams):
         raise click.UsageError("--zone, --listen and --forward say what a Corefile says: give --conf alone")
+    if output and not check:
+        raise click.UsageError("-o is for --check: a server has no output")
     flags = Flags(zones=zones, listen=listen, upstreams=upstreams, ttl=ttl)
     try:
+        if output == "json":
+            _as_data(conf, flags)
+            return
         configuration = Configuration(conf, flags)
         if check:
             for problem in configuration.problems:
                 click.echo(problem, err=True)
-            click.echo(f"{conf or 'the flags'}: {len(configuration.blocks)} server blocks, nothing is wrong")
+            number = len(configuration.blocks)
+            verdict = "usable with the warnings above" if configuration.problems else "nothing is wrong"
+            click.echo(f"{conf or 'the flags'}: {number} server block{'s' * (number != 1)}, {verdict}")
             return
         serve(configuration, manifests, kubeconfig, master, workers, recursion)
     except (ListenError, SourceError) as error:
         raise click.ClickException("\n".join(map(logs.printable, str(error).splitlines()))) from error
+
+
+def _as_data(conf: Path | None, flags: Flags) -> None:
+    """Print what a check finds as JSON, and end with status 1 when the Corefile cannot be used."""
+    import msgspec
+
+    from narthex.apps.dns.check import check
+
+    found = check(conf, flags)
+    click.echo(msgspec.json.format(msgspec.json.encode(found)))
+    if not found.usable:
+        raise click.exceptions.Exit(1)

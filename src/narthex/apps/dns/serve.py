@@ -21,7 +21,7 @@ from narthex.apps.dns.workers import Workers
 from narthex.apps.logs import LOGGER
 from narthex.apps.problems import Problems
 from narthex.apps.proxy.feed import Feed, Watched
-from narthex.apps.proxy.programming import trigger_time
+from narthex.apps.proxy.programming import ANNOTATION, trigger_time
 from narthex.dns.changes import Change, Recorder
 from narthex.dns.loop import Secrets
 from narthex.dns.settings import ServerBlock
@@ -230,8 +230,8 @@ class DnsPart:
         before = self._store.snapshot
         since: dict[NamespacedName, float] = {}
         for event in self._feed.take():
-            self._store.apply(event)
             self._note(event, since)
+            self._store.apply(event)
         self._problems.tell(self._feed.problems)
         snapshot = self._store.snapshot
         services, pods = self._store.take_changed(), self._store.take_changed_pods()
@@ -250,11 +250,18 @@ class DnsPart:
             self._programmed.took(_kind(snapshot, key), told - when)
 
     def _note(self, event: Event, since: dict[NamespacedName, float]) -> None:
-        """When the change happened that an endpoint's event is about, if that was while we were here."""
-        if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice):
-            when = trigger_time(event.object)
-            if when is not None and when > self._started:
-                since[event.object.service] = when
+        """When the change happened that an endpoint's event is about, if that was while we were here. The same time twice
+        is the same change."""
+        if not (isinstance(event, Upsert) and isinstance(event.object, EndpointSlice)):
+            return
+        after = event.object
+        when = trigger_time(after)
+        if when is None or when <= self._started:
+            return
+        held = self._store.snapshot.slices.get(after.service)
+        before = held.get(after.name) if held is not None else None
+        if before is None or before.annotation(ANNOTATION) != after.annotation(ANNOTATION):
+            since[after.service] = when
 
     def _reload_after(self) -> float:
         # Many servers with one Corefile are not to read it all at once.

@@ -19,6 +19,7 @@ from narthex.dns.settings import ServerBlock
 from narthex.host.dns.files import stamp
 from narthex.host.privileges import allow_many_files
 from narthex.model.net import network
+from narthex.model.problem import Problem
 from narthex.sources import corefile
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ class Configuration:
         self._imported: tuple[str, ...] = ()
         try:
             self._read = self._parse()
-        except (CorefileError, OSError) as error:
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except CorefileError as error:
             raise SourceError(str(error)) from error
 
     @property
@@ -92,9 +95,9 @@ class Configuration:
         return self._read.blocks
 
     @property
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """Warnings."""
-        return tuple(map(str, self._read.problems))
+        return self._read.problems
 
     def reread(self) -> tuple[ServerBlock, ...] | None:
         """Other server blocks, when there are. What is wrong with the file is logged, once for each edit."""

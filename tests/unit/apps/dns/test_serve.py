@@ -1,12 +1,15 @@
-"""The server's own process: who takes events in, and what becomes of faults there."""
+"""The server's own process: who takes events in, what becomes of faults there, and how long changes took."""
 
 import threading
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from narthex.apps.dns.serve import DnsPart, DnsSettings
+from narthex.apps.proxy.programming import ANNOTATION
 from narthex.model.events import Synced, Upsert
-from narthex.testing.build import service
+from narthex.testing.build import endpoint, endpoint_slice, service
 from narthex.testing.load import until
 
 PATIENCE = 30.0
@@ -88,3 +91,52 @@ def test_a_fault_there_ends_the_run(before):
         part.stop()
         thread.join(PATIENCE)
     assert [type(error) for error in raised] == [AttributeError]
+
+
+def changed(text, address, seconds):
+    """A slice whose change happened so many seconds from now."""
+    when = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+    one = endpoint_slice(text, endpoint(address))
+    return msgspec.structs.replace(one, annotations=((ANNOTATION, when),))
+
+
+@pytest.mark.row("S16")
+def test_how_long_each_kind_of_service_waited():
+    """Not only headless Services with a selector count. What changed before the start is nobody's delay here, and neither is a
+    change that has been counted."""
+    kinds = {
+        "a": ("cluster_ip", service("shop/a", "10.110.0.1")),
+        "b": ("headless_with_selector", service("shop/b", "None", selector=(("app", "b"),))),
+        "c": ("headless_without_selector", service("shop/c", "None")),
+    }
+    known = [Upsert(object=one) for _, one in kinds.values()]
+    old = [Upsert(object=changed(f"shop/{name}", "10.64.0.1", -3600)) for name in kinds]
+    source = Source([*known, *old, Synced()], news := [], again := [])
+    part = DnsPart(DnsSettings(blocks=(), workers=1), source)
+    thread, raised = started(part)
+
+    def counted():
+        text = part._metrics.text().decode()
+        return {
+            kind: f'coredns_kubernetes_dns_programming_duration_seconds_count{{service_kind="{kind}"}} 1.0' in text
+            for kind, _ in kinds.values()
+        }
+
+    try:
+        source.go_on.release()
+        until(lambda: part.healthy, "the first answers", PATIENCE)
+        assert not any(counted().values())
+        news.extend(Upsert(object=changed(f"shop/{name}", "10.64.0.2", 0)) for name in kinds)
+        source.go_on.release()
+        until(lambda: all(counted().values()), "the times", PATIENCE)
+        again.extend(
+            Upsert(object=msgspec.structs.replace(event.object, endpoints=(endpoint("10.64.0.3"),))) for event in news
+        )
+        again.append(Upsert(object=service("shop/last", "10.110.0.9")))
+        source.go_on.release()
+        until(lambda: len(part._store.snapshot.services) == 4, "what comes behind", PATIENCE)
+    finally:
+        part.stop()
+        thread.join(PATIENCE)
+    assert not thread.is_alive() and not raised
+    assert all(counted().values())

@@ -1,5 +1,8 @@
 """Settings of the server: flags, places to listen, where objects come from."""
 
+import json
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -86,10 +89,51 @@ def test_workers():
     ("arguments", "said"),
     [
         (["--zone", "a", "--conf", "x"], "give --conf alone"),
-        (["--conf", "/nonexistent/Corefile"], "/nonexistent/Corefile"),
+        (
+            ["--conf", "/nonexistent/Corefile"],
+            "Error: /nonexistent/Corefile: cannot be read: No such file or directory\n",
+        ),
         (["--listen", "x:y", "--check"], "--listen"),
-        (["--check"], "1 server blocks, nothing is wrong"),
+        (["--check"], "the flags: 1 server block, nothing is wrong\n"),
+        (["-o", "json"], "-o is for --check"),
     ],
 )
 def test_the_command(arguments, said):
     assert said in CliRunner().invoke(main, ["dns", *arguments]).output
+
+
+KUBEADM = Path(__file__).parents[4] / "examples" / "dns" / "Corefile"
+
+
+def test_a_check_as_data(tmp_path):
+    def checked(path):
+        done = CliRunner().invoke(main, ["dns", "--conf", str(path), "--check", "-o", "json"])
+        found = json.loads(done.stdout)
+        assert done.exit_code == (0 if found["usable"] else 1)
+        return found
+
+    assert checked(KUBEADM) == {"usable": True, "servers": [{"zones": ["."], "port": 53}], "problems": []}
+    faulty = tmp_path / "Corefile"
+    faulty.write_text(".:53 {\n    log\n    no\x1bne\n    rewrite name a b\n}\n")
+    found = checked(faulty)
+    assert (found["usable"], found["servers"]) == (False, [])
+    assert [(each["origin"], each["severity"]) for each in found["problems"]] == [
+        (f"{faulty}:2", "warning"),
+        (f"{faulty}:3", "error"),
+        (f"{faulty}:4", "error"),
+    ]
+    assert "\\x1b" in found["problems"][1]["message"]
+    faulty.write_text(".:53 .:54 {\n    log\n}\n")
+    found = checked(faulty)
+    assert [(each["zones"], each["port"]) for each in found["servers"]] == [(["."], 53), (["."], 54)]
+    assert {each["severity"] for each in found["problems"]} == {"warning"}
+    (fault,) = checked(tmp_path / "nowhere")["problems"]
+    assert fault["message"] == f"{tmp_path}/nowhere: cannot be read: No such file or directory"
+
+
+def test_a_file_that_can_be_used_with_warnings(tmp_path):
+    path = tmp_path / "Corefile"
+    path.write_text(".:53 .:54 {\n    log\n}\n")
+    done = CliRunner().invoke(main, ["dns", "--conf", str(path), "--check"])
+    assert done.stdout == f"{path}: 2 server blocks, usable with the warnings above\n"
+    assert "log: has no effect" in done.stderr
