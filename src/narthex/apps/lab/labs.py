@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -160,14 +161,17 @@ def up(
             balancers.pools_of(pools, members)
     except ValueError as error:
         raise LabError(str(error)) from None
-    lock, cleared = _take_name(directory)
+    lock = None
     try:
+        with _no_interrupt():
+            lock, cleared = _take_name(directory)
         _make_directories(directory)
         manifests = directory.input if source is None else source.resolve()
         message = _start_process(directory, partial(_lab_process, directory, manifests, nodes, mode, overlay, pools))
     except BaseException:
-        os.close(lock)
-        down(name)
+        if lock is not None:
+            os.close(lock)
+            down(name)
         raise
     os.close(lock)
     if message != b"ready":
@@ -287,12 +291,24 @@ def _make_directories(directory: StateDirectory) -> None:
     directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """An interrupt is raised at the end of this, and not in it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_process(directory: StateDirectory, make: Callable[[], LabProcess]) -> bytes:
     """Fork the lab's process and wait for its word: `ready`, or what went wrong; empty when it died."""
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
-    child = os.fork()
+    # Raised in the hooks that libraries run around a fork, an interrupt would be lost.
+    with _no_interrupt():
+        child = os.fork()
     if child == 0:
         # Forked twice, so that the caller has no child to collect when the lab ends.
         if os.fork() == 0:
