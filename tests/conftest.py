@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ settings.register_profile(
 )
 settings.load_profile("narthex")
 HERE = Path(__file__).parent
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the tests in the background lets them ignore it, and so would all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_make_parametrize_id(val, argname):

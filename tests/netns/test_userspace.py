@@ -208,7 +208,8 @@ def test_a_relay_that_dies_is_started_again(cluster, load):
     for family in IPFamily:
         said = [line for line in cluster.log.splitlines() if f"the {family.label} relay " in line]
         for what in ("has died: signal 9 (Killed)", "is started again"):
-            assert sum(what in line for line in said) == 1, said
+            # A sync that was about to use it tells of it, too.
+            assert any(what in line for line in said), said
 
 
 @pytest.mark.row("25.9")

@@ -324,7 +324,8 @@ def test_from_anywhere_one_look_is_enough(devices, neighbours, forwards, routes,
     """The law: after the steps nothing is left to do, all that is wanted is there, and nothing foreign is touched."""
     have = Have(
         devices=devices,
-        neighbours=frozenset(one for one in neighbours if one.device in devices),
+        # A kernel has one neighbour for an address.
+        neighbours=frozenset({(one.device, one.address): one for one in neighbours if one.device in devices}.values()),
         forwards=frozenset(one for one in forwards if one.device in devices),
         routes=frozenset(one for one in routes if one.device in devices) | FOREIGN - WANT.routes,
     )
