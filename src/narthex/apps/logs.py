@@ -61,6 +61,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def printable_lines(text: str) -> str:
+    """The same for a text that may have several lines, such as one for each fault of a file."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
 def stamp(seconds: float) -> str:
     """RFC 3339 in UTC with milliseconds."""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"

@@ -106,7 +106,7 @@ def command(
             return
         serve(configuration, manifests, kubeconfig, master, workers, recursion)
     except (ListenError, SourceError) as error:
-        raise click.ClickException("\n".join(map(logs.printable, str(error).splitlines()))) from error
+        raise click.ClickException(logs.printable_lines(str(error))) from error
 
 
 def _as_data(conf: Path | None, flags: Flags) -> None:

@@ -59,7 +59,10 @@ def command(
             prepare(told)
         else:
             serve(told, source(told, manifests, master)(), file)
-    except (SettingsError, StartError) as error:
+    except SettingsError as error:
+        # A line for each fault of the file.
+        raise click.ClickException(logs.printable_lines(str(error))) from error
+    except StartError as error:
         raise click.ClickException(logs.printable(str(error))) from error
 
 

@@ -98,3 +98,16 @@ def test_what_keeps_it_from_starting_is_said(monkeypatch, served, tmp_path):
     assert result.exit_code == 1
     assert r"Error: the port is\ntaken" in result.output
     assert served == []
+
+
+@pytest.mark.parametrize("command", ["node", "proxy"])
+def test_each_fault_of_the_file_has_a_line(served, tmp_path, command):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{HEAD}{OWN}dns: {{addresses: [foo]}}\noverlay: {{publicIPs: [x]}}\n")
+    result = CliRunner().invoke(main, [command, f"--manifests={tmp_path}", f"--config={file}"])
+    assert result.exit_code == 1 and not served
+    lines = result.stderr.splitlines()
+    assert [line.rpartition(": NarthexConfiguration: ")[2].partition(":")[0] for line in lines] == [
+        "overlay.publicIPs[0]",
+        "dns.addresses[0]",
+    ]
