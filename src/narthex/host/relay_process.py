@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import struct
 import sys
-from pathlib import Path
 
 import msgspec
 
 from narthex.host.privileges import allow_many_files
 from narthex.host.relay import UDP_IDLE_SECONDS, Relay
 from narthex.host.relay_wire import Answer, Order, frame, receive, shown_at
-from narthex.host.run import Started, TimeoutExpired, start
+from narthex.host.run import Started, TimeoutExpired, start_module
 
 _PATIENCE = 60.0
 """Seconds to wait for an answer: thousands of ports take a moment, a machine that is busy longer."""
@@ -46,13 +44,12 @@ class RelayProcess:
         """Start it in a named network namespace, None for the present one. Raises OSError."""
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE)
-        package = str(Path(__file__).parents[2])
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
-            self._process: Started[bytes] = start(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), msgspec.json.encode(setup).decode()],
+            self._process: Started[bytes] = start_module(
+                __name__,
+                str(theirs.fileno()),
+                msgspec.json.encode(setup).decode(),
                 keep=[theirs.fileno()],
-                environment={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 namespace=namespace,
             )
         self._socket = ours

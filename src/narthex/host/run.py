@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import narthex
 from narthex.host import netns
 
 Started = subprocess.Popen
@@ -23,21 +27,25 @@ class CommandError(RuntimeError):
         self.said = said
 
 
-def start(
-    argv: Sequence[str], *, keep: Sequence[int], environment: Mapping[str, str], namespace: str | None = None
-) -> Started[bytes]:
-    """Start a program that stays, without a shell, and return its handle. `keep` are the files that it inherits besides
+def with_package(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a Python finds the package that this process runs from, installed or not."""
+    others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**environment, "PYTHONPATH": os.pathsep.join([str(Path(narthex.__file__).parents[1]), *others])}
+
+
+def start_module(module: str, *arguments: str, keep: Sequence[int], namespace: str | None = None) -> Started[bytes]:
+    """Start a module of ours as a program that stays, and return its handle. `keep` are the files that it inherits besides
     the standard error stream.
 
     `namespace` is a named network namespace, None for the present one. Raises OSError when it cannot be started.
     """
     with netns.entered(namespace):
         return subprocess.Popen(
-            argv,
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=tuple(keep),
-            env=dict(environment),
+            env=with_package(os.environ),
             # Signals for the foreground group, as Ctrl-C, are for whoever started it.
             process_group=0,
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -18,7 +15,7 @@ from narthex.dns.settings import ServerBlock
 from narthex.host.dns.meter import ResolverCounts
 from narthex.host.dns.speech import Count, Counted, Listener, News, Open, Setup, frame, receive_counted
 from narthex.host.dns.tally import Counts
-from narthex.host.run import Started, TimeoutExpired, start
+from narthex.host.run import Started, TimeoutExpired, start_module
 
 _PATIENCE = 20.0
 """Seconds for a worker to take in or say something. One that is silent for longer is ended."""
@@ -35,13 +32,9 @@ class _Process:
     def __init__(self, setup: Setup, sockets: Sequence[socket.socket]) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE)
-        package = str(Path(__file__).parents[3])
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
-            self._process: Started[bytes] = start(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
-                keep=[theirs.fileno(), *(sock.fileno() for sock in sockets)],
-                environment={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            self._process: Started[bytes] = start_module(
+                _MODULE, str(theirs.fileno()), keep=[theirs.fileno(), *(sock.fileno() for sock in sockets)]
             )
         self._socket = ours
         self._lock = threading.Lock()

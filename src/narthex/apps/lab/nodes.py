@@ -7,17 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-import narthex
 from narthex.apps.lab.ask import HEALTH_PORT, METRICS_PORT, announcer, healthy, synced_since
 from narthex.apps.lab.state import LabError, NodeRecord, StateDirectory
 from narthex.host import netns
 from narthex.host.processes import identify
+from narthex.host.run import with_package
 from narthex.lab import cluster_dns, pod_network, topology
 from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
@@ -43,7 +42,7 @@ class Nodes:
         records = []
         if announce:
             self._make_key()
-        environment = _environment(os.environ)
+        environment = with_package(os.environ)
         self._directory.corefile.write_text(cluster_dns.corefile())
         if self._overlay != NONE:
             conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
@@ -208,10 +207,3 @@ def _how(status: int) -> str:
 
 def _documents(documents: list[dict[str, Any]]) -> bytes:
     return b"\n---\n".join(msgspec.json.format(msgspec.json.encode(each)) for each in documents) + b"\n"
-
-
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """So that a node finds the same package that this process runs from, installed or not."""
-    package_home = str(Path(narthex.__file__).parent.parent)
-    others = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return {**inherited, "PYTHONPATH": os.pathsep.join([package_home, *others])}
