@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from narthex.apps.lb.announcing import Account, Announcing
+from narthex.apps.lb.account import Account
+from narthex.apps.lb.announcing import Announcing
 from narthex.lb.heartbeat import State
 from narthex.lb.l2 import mac_text
 
