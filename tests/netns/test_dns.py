@@ -81,6 +81,21 @@ def test_dig_comes_back_by_tcp_for_what_is_long(server):
     assert len(server.dig(f"crowd.{Z}", "A", "+noedns")) == 200
 
 
+def test_questions_are_written_down(fresh):
+    """Plugin `log`: each question has its line, also one that was asked before, over UDP and TCP."""
+    fresh.corefile.write_text(
+        COREFILE.replace("    errors\n", "    errors\n    log\n    hosts {\n        192.0.2.9 far.example\n    }\n")
+    )
+    write(fresh, *OBJECTS)
+    fresh.start().ready()
+    asked = [(WEB, "+notcp"), (WEB, "+notcp"), (WEB, "+tcp"), (f"nope.{Z}", "+notcp"), ("far.example", "+notcp")]
+    for name, transport in asked:
+        fresh.dig(name, "A", transport)
+    for name, times in ((WEB, 3), (f"nope.{Z}", 1), ("far.example", 1)):
+        fresh.wait(lambda name=name, times=times: fresh.log.count(f'"A IN {name}. ') == times, f"lines for {name}")
+    assert f"A IN {WEB}. tcp " in fresh.log and "NXDOMAIN qr,aa,rd" in fresh.log
+
+
 def test_dig_search_list(server):
     said = server.run(
         "dig", f"@{ADDRESSES[0]}", "web.shop", "+search", "+short", "+domain=svc.cluster.local", "+ndots=5"

@@ -86,7 +86,6 @@ def _pattern(option: Line, pattern: str) -> bool:
 
 
 def _log(line: Line, _of_block: Zones) -> Log:
-    line.warning("has no effect: questions are counted (metrics) and not written down one by one")
     *names, last = line.words or ("",)
     if "{" not in last:
         names, last = list(line.words), "{common}"

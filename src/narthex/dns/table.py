@@ -32,6 +32,8 @@ class Kept(msgspec.Struct, gc=False):
     counter: Counter
     turn: Turn | None
     """Where each answer has an order of its own."""
+    zone: str = ""
+    """The server block's, where questions are written down."""
 
 
 class Table:
@@ -42,13 +44,13 @@ class Table:
         self._room = self._most = most_bytes
         self._seen = [0] * _SEEN
 
-    def keep(self, key: bytes, made: Compiled, counter: Counter) -> None:
+    def keep(self, key: bytes, made: Compiled, counter: Counter, zone: str = "") -> None:
         """Answer this question without thinking from now on."""
         self._room -= len(key) + len(made.tail) * (3 if made.turn else 1) + _ENTRY_BYTES
         if self._room < 0:
             self.clear()
         else:
-            self.held[key] = Kept(made.tail, counter, made.turn)
+            self.held[key] = Kept(made.tail, counter, made.turn, zone)
 
     def keep_unknown(self, key: bytes, tail: bytes, counter: Counter) -> None:
         """The same for a name that does not exist, but only from the second time: there is no end of them."""

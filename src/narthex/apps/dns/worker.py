@@ -18,6 +18,7 @@ from narthex.apps.logs import start as start_log
 from narthex.dns.answer import Cluster
 from narthex.dns.desk import Block, Desk, Searcher
 from narthex.dns.external import ExternalZone
+from narthex.dns.query_log import QueryLog
 from narthex.dns.seam import Resolver
 from narthex.dns.settings import ServerBlock
 from narthex.dns.zone import Zone
@@ -88,17 +89,21 @@ class Worker:
     def _set_up(self, setup: Setup) -> None:
         elsewhere = Elsewhere(setup.recursion, self._tally, self.loop.now)
         blocks = [self._block(number, block, setup) for number, block in enumerate(setup.blocks)]
+        logs = {zone: block.log for block in setup.blocks for zone in block.zones}
+        log = QueryLog(logs, LOGGER.info) if any(logs.values()) else None
         desks: dict[tuple[int, ...], Desk] = {}
         for listener in setup.listeners:
             desk = desks.setdefault(listener.blocks, Desk([blocks[number] for number in listener.blocks]))
-            self._servers.append(self._server(listener, desk, elsewhere))
+            self._servers.append(self._server(listener, desk, elsewhere, log))
         self._desks = list(desks.values())
 
-    def _server(self, listener: Listener, desk: Desk, elsewhere: Elsewhere) -> UdpServer | TcpServer:
+    def _server(
+        self, listener: Listener, desk: Desk, elsewhere: Elsewhere, log: QueryLog | None
+    ) -> UdpServer | TcpServer:
         sock = socket.socket(fileno=listener.fd)
         if listener.transport == "udp":
-            return UdpServer(sock, desk, self._tally, self.loop, elsewhere, _UDP_BYTES)
-        return TcpServer(sock, desk, self._tally, self.loop, elsewhere, _TCP_BYTES)
+            return UdpServer(sock, desk, self._tally, self.loop, elsewhere, _UDP_BYTES, log)
+        return TcpServer(sock, desk, self._tally, self.loop, elsewhere, _TCP_BYTES, log)
 
     def _block(self, number: int, block: ServerBlock, setup: Setup) -> Block:
         cluster = external = None

@@ -7,8 +7,8 @@ import socket
 import time
 from collections import Counter
 
-from narthex.dns.compiled import Compiled
 from narthex.dns.desk import Ask, Desk, Labels, Made
+from narthex.dns.query_log import QueryLog
 from narthex.dns.seam import Client, Loop
 from narthex.dns.table import Table
 from narthex.host.dns.tally import Tally
@@ -32,7 +32,14 @@ class TcpServer:
     """Serves one listening socket in the loop's thread."""
 
     def __init__(
-        self, sock: socket.socket, desk: Desk, tally: Tally, loop: Loop, elsewhere: Elsewhere, most_bytes: int
+        self,
+        sock: socket.socket,
+        desk: Desk,
+        tally: Tally,
+        loop: Loop,
+        elsewhere: Elsewhere,
+        most_bytes: int,
+        log: QueryLog | None = None,
     ) -> None:
         """`most_bytes` bounds what known questions may take."""
         self._sock = sock
@@ -42,6 +49,7 @@ class TcpServer:
         self.elsewhere = elsewhere
         self.family = 1 if sock.family == socket.AF_INET else 2
         self.table = Table(most_bytes)
+        self.log = log
         self._connections: dict[int, _Connection] = {}
         self._by_client: Counter[str] = Counter()
 
@@ -82,7 +90,7 @@ class TcpServer:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._by_client[address] += 1
-        self._connections[sock.fileno()] = _Connection(self, sock, address)
+        self._connections[sock.fileno()] = _Connection(self, sock, address, peer[1])
 
     def _look(self) -> None:
         """Close what has been idle for too long."""
@@ -96,11 +104,12 @@ class TcpServer:
 
 
 class _Connection:
-    def __init__(self, server: TcpServer, sock: socket.socket, address: str) -> None:
+    def __init__(self, server: TcpServer, sock: socket.socket, address: str, port: int) -> None:
         self._server = server
         self._sock = sock
         self._fd = sock.fileno()
         self._client = Client(address, "tcp")
+        self._port = port
         self._in = bytearray()
         self._out = bytearray()
         self._waiting = 0
@@ -190,39 +199,50 @@ class _Connection:
     def _answer(self, packet: bytes) -> None:
         server = self._server
         key = packet[2:]
+        began = time.perf_counter()
         kept = server.table.held.get(key)
         if kept is not None:
             kept.counter[0] += 1
-            self._put(packet[:2] + (kept.tail if kept.turn is None else kept.turn.next()))
+            message = packet[:2] + (kept.tail if kept.turn is None else kept.turn.next())
+            self._note(kept.zone, packet, message, began)
+            self._put(message)
             return
         made = server.desk.handle(packet, "tcp")
         if isinstance(made, Made):
             counter = self._count(made.labels, packet, len(made.compiled.tail) + 2)
-            self._keep(key, made.compiled, counter)
-            self._put(packet[:2] + made.compiled.tail)
+            message = packet[:2] + made.compiled.tail
+            self._keep(key, made, counter)
+            self._note(made.labels.zone, packet, message, began)
+            self._put(message)
         elif isinstance(made, Ask):
             self._waiting += 1
-            server.elsewhere(made, self._client, self._replied)
+            server.elsewhere(made, self._client, lambda message: self._replied(made, message, began))
         elif made is not None:
             self._count(made.labels, packet, len(made.message))
             self._put(made.message)
 
-    def _keep(self, key: bytes, made: Compiled, counter: list[int]) -> None:
-        if made.code:
-            self._server.table.keep_unknown(key, made.tail, counter)
+    def _keep(self, key: bytes, made: Made, counter: list[int]) -> None:
+        if made.compiled.code and self._server.log is None:
+            self._server.table.keep_unknown(key, made.compiled.tail, counter)
         else:
-            self._server.table.keep(key, made, counter)
+            self._server.table.keep(key, made.compiled, counter, made.labels.zone)
+
+    def _note(self, zone: str, packet: bytes, message: bytes, began: float) -> None:
+        log = self._server.log
+        if log is not None and log.covers(zone):
+            log.note(zone, packet, message, self._client, self._port, time.perf_counter() - began)
 
     def _count(self, labels: Labels, packet: bytes, size: int) -> list[int]:
         counter = self._server.tally.counter(("tcp", self._server.family, labels, len(packet), size))
         counter[0] += 1
         return counter
 
-    def _replied(self, message: bytes | None) -> None:
+    def _replied(self, ask: Ask, message: bytes | None, began: float) -> None:
         self._waiting -= 1
         if self._sock.fileno() < 0:
             return
         if message is not None:
+            self._note(ask.zone, ask.query.packet, message, began)
             self._put(message)
         if not self._answering:
             self._go_on()

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 from narthex.dns.desk import Ask, Desk, Labels, Made
+from narthex.dns.query_log import QueryLog
 from narthex.dns.seam import Client, Loop
-from narthex.dns.table import Table
+from narthex.dns.table import Kept, Table
 from narthex.host.dns.batch import SIZE, SLOTS, Batch
 from narthex.host.dns.tally import Tally
 
@@ -23,7 +24,14 @@ class UdpServer:
     """Serves one socket in the loop's thread."""
 
     def __init__(
-        self, sock: socket.socket, desk: Desk, tally: Tally, loop: Loop, elsewhere: Elsewhere, most_bytes: int
+        self,
+        sock: socket.socket,
+        desk: Desk,
+        tally: Tally,
+        loop: Loop,
+        elsewhere: Elsewhere,
+        most_bytes: int,
+        log: QueryLog | None = None,
     ) -> None:
         """`most_bytes` bounds what known questions may take."""
         self._sock = sock
@@ -34,6 +42,9 @@ class UdpServer:
         self._elsewhere = elsewhere
         self._family = 1 if sock.family == socket.AF_INET else 2
         self._table = Table(most_bytes)
+        self._log = log
+        self._logged = Table(most_bytes)
+        """Known questions that are written down, which the others' quick way must not find."""
         self._batch = Batch(sock.family)
         self._places = [(slot * SIZE, slot * SIZE + 2) for slot in range(SLOTS)]
 
@@ -49,6 +60,7 @@ class UdpServer:
     def forget(self) -> None:
         """A zone has changed, or counters are taken away."""
         self._table.clear()
+        self._logged.clear()
 
     def _readable(self) -> None:
         batch = self._batch
@@ -98,6 +110,9 @@ class UdpServer:
 
     def _other(self, slot: int, key: bytes) -> bytes | None:
         """The response behind its id to a question that is not in the table; None: nothing now."""
+        kept = self._logged.held.get(key)
+        if kept is not None:
+            return self._note_kept(slot, key, kept)
         quick = self._desk.unknown(key)
         if quick is not None:
             tail, shape = quick
@@ -107,13 +122,16 @@ class UdpServer:
         if len(key) >= SIZE - 2:
             # Longer than any question; what did not fit is not even here.
             return None
-        begin = slot * SIZE
-        packet = bytes(self._batch.view[begin : begin + 2]) + key
+        began = time.perf_counter()
+        packet = self._packet(slot, key)
         made = self._desk.handle(packet, "udp")
         if isinstance(made, Made):
             tail = made.compiled.tail
             counter = self._count(made.labels, packet, len(tail) + 2)
-            if made.compiled.code:
+            if self._log is not None and self._log.covers(made.labels.zone):
+                self._logged.keep(key, made.compiled, counter, made.labels.zone)
+                self._note(made.labels.zone, slot, packet, packet[:2] + tail, began)
+            elif made.compiled.code:
                 self._desk.learn(key, made, counter)
                 self._table.keep_unknown(key, tail, counter)
             else:
@@ -125,6 +143,23 @@ class UdpServer:
             return self._ask(slot, made)
         self._count(made.labels, packet, len(made.message))
         return made.message[2:]
+
+    def _packet(self, slot: int, key: bytes) -> bytes:
+        begin = slot * SIZE
+        return bytes(self._batch.view[begin : begin + 2]) + key
+
+    def _note_kept(self, slot: int, key: bytes, kept: Kept) -> bytes:
+        began = time.perf_counter()
+        kept.counter[0] += 1
+        tail = kept.tail if kept.turn is None else kept.turn.next()
+        packet = self._packet(slot, key)
+        self._note(kept.zone, slot, packet, packet[:2] + tail, began)
+        return tail
+
+    def _note(self, zone: str, slot: int, packet: bytes, message: bytes, began: float) -> None:
+        address, port, _ = self._batch.client(slot)
+        assert self._log is not None
+        self._log.note(zone, packet, message, Client(address, "udp"), port, time.perf_counter() - began)
 
     def _count(self, labels: Labels, packet: bytes, size: int) -> list[int]:
         counter = self._tally.counter(("udp", self._family, labels, len(packet), size))
@@ -138,10 +173,14 @@ class UdpServer:
         to = (address, port) if self._family == 1 else (address, port, 0, scope)
         now: list[bytes] = []
         waiting = False
+        began, log = time.perf_counter(), self._log
 
         def reply(message: bytes | None) -> None:
             if message is None:
                 return
+            if log is not None and log.covers(ask.zone):
+                seconds = time.perf_counter() - began
+                log.note(ask.zone, ask.query.packet, message, Client(address, "udp"), port, seconds)
             if waiting:
                 self._send_later(message, asked, to)
             else:

@@ -114,7 +114,7 @@ def test_a_check_as_data(tmp_path):
 
     assert checked(KUBEADM) == {"usable": True, "servers": [{"zones": ["."], "port": 53}], "problems": []}
     faulty = tmp_path / "Corefile"
-    faulty.write_text(".:53 {\n    log\n    no\x1bne\n    rewrite name a b\n}\n")
+    faulty.write_text(".:53 {\n    debug\n    no\x1bne\n    rewrite name a b\n}\n")
     found = checked(faulty)
     assert (found["usable"], found["servers"]) == (False, [])
     assert [(each["origin"], each["severity"]) for each in found["problems"]] == [
@@ -123,7 +123,7 @@ def test_a_check_as_data(tmp_path):
         (f"{faulty}:4", "error"),
     ]
     assert "\\x1b" in found["problems"][1]["message"]
-    faulty.write_text(".:53 .:54 {\n    log\n}\n")
+    faulty.write_text(".:53 .:54 {\n    debug\n}\n")
     found = checked(faulty)
     assert [(each["zones"], each["port"]) for each in found["servers"]] == [(["."], 53), (["."], 54)]
     assert {each["severity"] for each in found["problems"]} == {"warning"}
@@ -133,7 +133,7 @@ def test_a_check_as_data(tmp_path):
 
 def test_a_file_that_can_be_used_with_warnings(tmp_path):
     path = tmp_path / "Corefile"
-    path.write_text(".:53 .:54 {\n    log\n}\n")
+    path.write_text(".:53 .:54 {\n    debug\n}\n")
     done = CliRunner().invoke(main, ["dns", "--conf", str(path), "--check"])
     assert done.stdout == f"{path}: 2 server blocks, usable with the warnings above\n"
-    assert "log: has no effect" in done.stderr
+    assert "debug: has no effect" in done.stderr
