@@ -27,6 +27,7 @@ from narthex.host.dns.speech import Count, Counted, Listener, News, Open, Reader
 from narthex.host.dns.tally import Tally
 from narthex.host.dns.tcp import TcpServer
 from narthex.host.dns.udp import UdpServer
+from narthex.host.priority import go_first
 
 if TYPE_CHECKING:
     from narthex.apps.dns.resolver import BlockResolver
@@ -174,6 +175,8 @@ def main(argv: list[str]) -> None:
     start_log(sys.stderr)
     # What comes before the first question leaves no garbage that would be worth a look.
     gc.disable()
+    # Behind a program that calculates an answer of microseconds waits for milliseconds.
+    go_first()
     os.set_inheritable(int(argv[0]), False)
     Worker(socket.socket(fileno=int(argv[0]))).run()
 
