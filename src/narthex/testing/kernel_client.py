@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import struct
+from contextlib import suppress
 
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
 
@@ -108,6 +109,14 @@ class Client:
                 self.refusal = "refused"
             return
         raise ProbeError(f"cannot send to {join_port(destination, port)}: {os.strerror(number)}")
+
+    def send_again(self) -> None:
+        """Send the same packet once more, as whoever uses a datagram does that is not answered. TCP does it by itself."""
+        if self.protocol is Protocol.TCP:
+            return
+        with suppress(OSError):
+            self.socket.send(self._first(self._to[1]) if self.protocol is Protocol.SCTP else self._token)
+        self.look()
 
     def _first(self, port: int) -> bytes:
         source_port = 32768 + int.from_bytes(self._token[:2], "big") % 28000

@@ -22,6 +22,8 @@ from narthex.host import netns
 from narthex.model.net import IPFamily, Protocol, address, family_of
 from narthex.testing.kernel_client import ADDRESS_FAMILY, SOCKET_KIND, Client, first_packet, sctp_packet
 
+_AGAIN = 1.0
+"""Seconds until a packet that nobody has heard of is sent again, which may be lost on a machine that is busy."""
 _SETTLE = 0.002
 """Seconds in which what is on its way inside this kernel must have arrived after a refusal came back."""
 
@@ -116,16 +118,21 @@ class Ears:
         with ExitStack() as stack:
             client = self._send(call, stack)
             deadline = time.monotonic() + patience
+            again = time.monotonic() + _AGAIN
             while True:
                 result = self._result(client)
-                left = deadline - time.monotonic()
+                now = time.monotonic()
+                left = deadline - now
                 if left <= 0 or self._settled(client, result):
                     return result
                 if client.refusal and not result.arrivals:
                     # The refusal may be read before the packet's arrival, though it never happens before it.
                     self._listen(_SETTLE)
                     return self._result(client)
-                self._listen(left)
+                if now >= again and not result.arrivals:
+                    client.send_again()
+                    again = now + _AGAIN
+                self._listen(min(left, max(again - now, 0.0)) if not result.arrivals else left)
 
     def silent(self, calls: Iterable[Call], patience: float) -> bool:
         """Send several connections at once; whether nothing at all is heard of any within `patience` seconds.
