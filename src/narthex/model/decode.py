@@ -25,7 +25,18 @@ from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem, Report, kind_of, one_of, quoted, steps, wrong_type
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 
-__all__ = ["MOST_BYTES", "Decoded", "Identity", "Loaded", "Problem", "decode", "decode_json", "decode_shape", "load", "shape_of"]
+__all__ = [
+    "MOST_BYTES",
+    "Decoded",
+    "Identity",
+    "Loaded",
+    "Problem",
+    "decode",
+    "decode_json",
+    "decode_shape",
+    "load",
+    "shape_of",
+]
 
 MOST_BYTES = 64 * 1024 * 1024
 """Size of a file."""

@@ -239,7 +239,8 @@ class Load:
             self.made += 1
 
     def _use(self, line: Line) -> None:
-        with self._noting(f"open connection {line.way.label} to {line.endpoint}"):
+        # One at a time: a buffered reader drops what it has read ahead when two threads want a line of it at once.
+        with self._lock, self._noting(f"open connection {line.way.label} to {line.endpoint}"):
             line.exchange()
 
     @contextmanager
