@@ -20,6 +20,8 @@ from netns.small_cluster import HERE, THERE, SmallCluster, service, slices
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("21.8", "21.17", "29.9")]
 
+AT_ONCE = 10.0
+"""Seconds, as a limit: a change that nobody noticed is only mended by the next full sync, 30 s later."""
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]
 FOREIGN = "*nat\n-A POSTROUTING -s 192.0.2.0/24 -j RETURN\nCOMMIT\n*filter\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\nCOMMIT\n"
 
@@ -108,7 +110,7 @@ def test_nftables_damage_of_all_kinds_is_mended(nftables):
         ("nft", "flush", "ruleset"),
     ]
     seconds = [damage(nftables, *argv) for argv in damages]
-    assert sorted(seconds)[len(seconds) // 2] < 1.0
+    assert sorted(seconds)[len(seconds) // 2] < AT_ONCE
     # A flush of everything is one for each family.
     assert len(damages) <= counted(nftables, "narthex_drift_healed") - before <= len(damages) + 2
     assert "somebody else had changed our IPv4 rules" in nftables.log
@@ -126,7 +128,7 @@ def test_iptables_damage_of_all_kinds_is_mended(iptables):
     seconds = [damage(iptables, *argv) for argv in damages]
     # A firewall is reloaded: it puts back its own rules and flushes all others (rke2 10469).
     seconds.append(damage(iptables, "iptables-restore", stdin=FOREIGN))
-    assert sorted(seconds)[len(seconds) // 2] < 1.0
+    assert sorted(seconds)[len(seconds) // 2] < AT_ONCE
     assert "-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT" in iptables.rules()
 
 
@@ -224,7 +226,8 @@ def test_a_storm_in_other_tables_costs_nothing(nftables):
 def test_a_storm_in_chains_of_others_is_passed_over(iptables):
     node = iptables.world.node
     run(["iptables", "-t", "nat", "-N", "DOCKER"], namespace=node)
-    until(lambda: counted(iptables, "narthex_foreign_changes") in (0, 1), "the count")
+    # Changes while the proxy writes are counted for all families and tables: let it have written all it wants.
+    damage(iptables, "iptables", "-t", "nat", "-F", "KUBE-SERVICES")
     reads, before = read_backs(iptables), counted(iptables, "narthex_foreign_changes")
     with storm(node, "flush chain ip nat DOCKER; add rule ip nat DOCKER counter\n") as made:
         until(lambda: len(made) >= 200, "the storm")

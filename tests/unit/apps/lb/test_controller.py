@@ -187,7 +187,7 @@ def test_a_foreign_writer_is_not_fought(cluster):
         cluster.wait(lambda: cluster.note("shop/web") == "lan")
         cluster.wait(lambda: controller.counts.given == 1)
         cluster.edit("shop/web", overwrite)
-        cluster.wait(lambda: controller.told.reasons("shop/web")[-1] == "ForeignStatus")
+        cluster.wait(lambda: controller.told.reasons("shop/web")[-1:] == ["ForeignStatus"])
         cluster.server.put(service("shop/more", "10.110.0.2", type="LoadBalancer"))
         cluster.wait(lambda: cluster.held("shop/more"))
         assert cluster.held("shop/web") == ["198.51.100.7"]
