@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -17,6 +18,18 @@ HERE = Path(__file__).parent
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background lets them ignore it, and so would all that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Thousands of tests are made while they are collected, and all of them stay: looking for garbage among them over and over
+# takes half of that time.
+gc.disable()
+
+
+def pytest_collection_finish():
+    """From here on garbage is looked for, but not among the tests."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_make_parametrize_id(val, argname):
