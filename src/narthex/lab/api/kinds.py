@@ -1,0 +1,205 @@
+"""Which kinds of objects the API has, and where.
+
+Follows Kubernetes 1.34: names, short names, categories and verbs as `kubectl api-resources -o wide` prints them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind."""
+
+    kind: str
+    group: str = ""
+    version: str = "v1"
+    """The one in which its objects are stored, and that clients prefer."""
+    plural: str
+    namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = ALL_VERBS
+    subresources: frozenset[str] = frozenset()
+    served: tuple[str, ...] = ()
+    """All versions that are served, the preferred one first; none named: `version` alone."""
+    generation: bool = False
+    """`metadata.generation` counts the changes of what is neither metadata nor status."""
+    unconditional: bool = True
+    """It may be written without a resourceVersion."""
+    custom: bool = False
+    """It comes from a CustomResourceDefinition."""
+    columns: Mapping[str, tuple[Mapping[str, Any], ...]] = {}
+    """`additionalPrinterColumns` of a custom kind, by version."""
+    scale: Mapping[str, str] = {}
+    """`subresources.scale` of a custom kind: specReplicasPath and so on."""
+    schemas: Mapping[str, Mapping[str, Any]] = {}
+    """`schema.openAPIV3Schema` of a custom kind, by version."""
+
+    @property
+    def name(self) -> str:
+        """What the registry calls it: its kind, and for custom kinds the group behind it."""
+        return f"{self.kind}.{self.group}" if self.custom else self.kind
+
+    @property
+    def singular(self) -> str:
+        """One of them, in lower case."""
+        return self.kind.lower()
+
+    @property
+    def api_version(self) -> str:
+        """As objects write it."""
+        return group_version(self.group, self.version)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """All versions that are served."""
+        return self.served or (self.version,)
+
+    @property
+    def has_status(self) -> bool:
+        """Its status is written through a path of its own."""
+        return "status" in self.subresources
+
+
+def group_version(group: str, version: str) -> str:
+    """As `apiVersion` has it."""
+    return f"{group}/{version}" if group else version
+
+
+_STATUS = frozenset({"status"})
+_ALL = ("all",)
+
+
+def _table(kinds: Iterable[Kind]) -> dict[str, Kind]:
+    return {kind.name: kind for kind in kinds}
+
+
+KINDS: Mapping[str, Kind] = _table(
+    [
+        Kind(kind="ConfigMap", plural="configmaps", short_names=("cm",)),
+        Kind(kind="Endpoints", plural="endpoints", short_names=("ep",)),
+        Kind(kind="Event", plural="events", short_names=("ev",)),
+        Kind(kind="Namespace", plural="namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
+        Kind(kind="Node", plural="nodes", namespaced=False, short_names=("no",), subresources=_STATUS),
+        Kind(
+            kind="Pod",
+            plural="pods",
+            short_names=("po",),
+            categories=_ALL,
+            subresources=frozenset(
+                {"status", "binding", "eviction", "log", "exec", "attach", "portforward", "ephemeralcontainers"}
+            ),
+            generation=True,
+        ),
+        Kind(kind="Secret", plural="secrets"),
+        Kind(kind="Service", plural="services", short_names=("svc",), categories=_ALL, subresources=_STATUS),
+        Kind(kind="ServiceAccount", plural="serviceaccounts", short_names=("sa",)),
+        Kind(
+            kind="Deployment",
+            group="apps",
+            plural="deployments",
+            short_names=("deploy",),
+            categories=_ALL,
+            subresources=frozenset({"status", "scale"}),
+            generation=True,
+        ),
+        Kind(
+            kind="ReplicaSet",
+            group="apps",
+            plural="replicasets",
+            short_names=("rs",),
+            categories=_ALL,
+            subresources=frozenset({"status", "scale"}),
+            generation=True,
+        ),
+        Kind(kind="Lease", group="coordination.k8s.io", plural="leases", unconditional=False),
+        Kind(kind="EndpointSlice", group="discovery.k8s.io", plural="endpointslices", generation=True),
+        Kind(
+            kind="ServiceCIDR",
+            group="networking.k8s.io",
+            plural="servicecidrs",
+            namespaced=False,
+            subresources=_STATUS,
+        ),
+        Kind(
+            kind="IPAddress",
+            group="networking.k8s.io",
+            plural="ipaddresses",
+            namespaced=False,
+            short_names=("ip",),
+        ),
+        Kind(
+            kind="CustomResourceDefinition",
+            group="apiextensions.k8s.io",
+            plural="customresourcedefinitions",
+            namespaced=False,
+            short_names=("crd", "crds"),
+            categories=("api-extensions",),
+            subresources=_STATUS,
+            generation=True,
+        ),
+        Kind(
+            kind="IPAddressPool",
+            group="metallb.io",
+            version="v1beta1",
+            plural="ipaddresspools",
+            subresources=_STATUS,
+            generation=True,
+            unconditional=False,
+        ),
+        Kind(
+            kind="L2Advertisement",
+            group="metallb.io",
+            version="v1beta1",
+            plural="l2advertisements",
+            generation=True,
+            unconditional=False,
+        ),
+    ]
+)
+"""The built-in kinds, by name."""
+
+
+def of_definition(crd: Mapping[str, Any]) -> Kind | None:
+    """The kind that a CustomResourceDefinition defines, None when it serves no version or lacks what is needed."""
+    spec = crd.get("spec") or {}
+    names = spec.get("names") or {}
+    versions = [each for each in spec.get("versions") or [] if each.get("served") and each.get("name")]
+    group, plural, kind = spec.get("group"), names.get("plural"), names.get("kind")
+    if not (versions and group and plural and kind):
+        return None
+    stored = next((each for each in spec["versions"] if each.get("storage")), versions[0])
+    preferred = sorted((each["name"] for each in versions), key=_age, reverse=True)
+    parts = stored.get("subresources") or {}
+    return Kind(
+        kind=kind,
+        group=group,
+        version=stored["name"],
+        plural=plural,
+        namespaced=spec.get("scope") != "Cluster",
+        short_names=tuple(names.get("shortNames") or ()),
+        categories=tuple(names.get("categories") or ()),
+        subresources=frozenset(name for name in ("status", "scale") if name in parts),
+        served=tuple(preferred),
+        generation=True,
+        unconditional=False,
+        custom=True,
+        columns={each["name"]: tuple(each.get("additionalPrinterColumns") or ()) for each in versions},
+        scale=parts.get("scale") or {},
+        schemas={each["name"]: (each.get("schema") or {}).get("openAPIV3Schema") or {} for each in versions},
+    )
+
+
+def _age(version: str) -> tuple[int, int, int]:
+    """Newer is greater: v2, v1, v1beta2, v1alpha1, others (apimachinery's version.CompareKubeAwareVersionStrings)."""
+    found = re.fullmatch(r"v(\d+)(?:(alpha|beta)(\d+))?", version)
+    if found is None:
+        return -1, 0, 0
+    return {"alpha": 0, "beta": 1, None: 2}[found[2]], int(found[1]), int(found[3] or 0)

@@ -1,0 +1,306 @@
+"""All objects of the lab, and the rules that hold for writing any of them: versions, conflicts, names, generations, deletion.
+
+Objects are JSON as the API has it, in the version in which their kind is stored. What `get` and `list` return is shared:
+nobody changes it. What is handed in must not be changed afterwards. Not safe for threads: whoever serves it holds one lock.
+
+Follows apiserver's registry/generic/registry/store.go and registry/rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from narthex.lab.api import faults
+from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.kinds import KINDS, Kind, of_definition
+from narthex.lab.api.store import Change, Raw, Store
+
+Admit = Callable[["Registry", Kind, Mapping[str, Any] | None, Raw, str], Raw]
+"""Completes and checks what is about to be written: kind, what is held (None: it is made), what shall be, the subresource.
+Raises ApiFault."""
+
+_Raws = list[Raw]
+_SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
+"""Letters of generated names (apimachinery's util/rand)."""
+_POD_GRACE = 30
+_FIXED = (
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+)
+
+
+def admit_all(registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
+    """Anything may be written as it is."""
+    del registry, kind, held, subresource
+    return new
+
+
+class Registry:
+    """The objects, over a Store."""
+
+    def __init__(
+        self,
+        clock: Callable[[], datetime],
+        entropy: Callable[[int], bytes],
+        *,
+        admit: Admit = admit_all,
+        store: Store | None = None,
+    ) -> None:
+        """`clock` gives the time with its zone; `entropy(n)` gives n random bytes, for uids and generated names."""
+        self.store = store if store is not None else Store()
+        self.kinds: dict[str, Kind] = dict(KINDS)
+        """By name; a CustomResourceDefinition adds to it."""
+        self._clock = clock
+        self._entropy = entropy
+        self._admit = admit
+        self._changed_kinds()
+
+    @property
+    def version(self) -> int:
+        """The version of the last change."""
+        return self.store.version
+
+    def get(self, kind: str, namespace: str, name: str) -> Raw | None:
+        """One object, None when it is not there."""
+        held = self.store.get(kind, (namespace, name))
+        return None if held is None else held.raw
+
+    def list(self, kind: str, namespace: str = "") -> _Raws:
+        """The objects of a kind, of all namespaces or one, by namespace and name."""
+        return [stored.raw for _, stored in self.store.entries(kind, namespace)]
+
+    def changes_since(self, version: int) -> Iterable[Change]:
+        """What changed after a version, in order. Raises ApiFault 410 when that has been forgotten."""
+        if version < self.store.oldest:
+            raise faults.expired()
+        return self.store.changes(version)
+
+    def now(self) -> datetime:
+        """The time."""
+        return self._clock()
+
+    def stamp(self) -> str:
+        """The time as metav1.Time."""
+        return stamp(self._clock())
+
+    def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
+        """Make an object; returns it as it is held. Raises ApiFault (AlreadyExists, and what admission says)."""
+        of = self._kind(kind)
+        meta = {
+            name: value for name, value in (obj.get("metadata") or {}).items() if name not in ("resourceVersion", "uid")
+        }
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = self._generated(of, meta)
+        # A deletion can only be asked for.
+        meta.pop("deletionTimestamp", None)
+        meta.pop("deletionGracePeriodSeconds", None)
+        meta |= {"uid": self._uid(), "creationTimestamp": self.stamp()}
+        if of.generation:
+            meta["generation"] = 1
+        if not of.namespaced:
+            meta.pop("namespace", None)
+        new = self._admit(self, of, None, {"apiVersion": of.api_version, "kind": of.kind, **obj, "metadata": meta}, "")
+        key = (new["metadata"].get("namespace", ""), new["metadata"].get("name", ""))
+        if self.store.get(of.name, key) is not None:
+            raise faults.already_exists(of.plural, of.group, key[1])
+        if dry_run:
+            return new
+        self.store.put(of.name, new)
+        self._changed_kinds(of.name)
+        return self._held(of.name, key)
+
+    def update(self, kind: str, obj: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False) -> Raw:
+        """Write an object, or one part of it; returns it as it is held.
+
+        Raises ApiFault: NotFound; Conflict when it carries a resourceVersion that is not the present one, or another uid.
+        What changes nothing makes no version. An object that is being deleted goes with its last finalizer.
+        """
+        of = self._kind(kind)
+        given = obj.get("metadata") or {}
+        key = (str(given.get("namespace") or "") if of.namespaced else "", str(given.get("name") or ""))
+        held = self.get(of.name, *key)
+        if held is None:
+            raise faults.not_found(of.plural, of.group, key[1])
+        self._check(of, held, given.get("resourceVersion"), given.get("uid"))
+        new = self._merged(of, held, obj, subresource)
+        new = self._admit(self, of, held, new, subresource)
+        if of.generation and _spec(new) != _spec(held):
+            new["metadata"]["generation"] = int(held["metadata"].get("generation") or 0) + 1
+        if new == held or dry_run:
+            return new
+        self.store.put(of.name, new)
+        self._changed_kinds(of.name)
+        written = self._held(of.name, key)
+        meta = written["metadata"]
+        waits = of.name == "Pod" and meta.get("deletionGracePeriodSeconds") not in (None, 0)
+        if meta.get("deletionTimestamp") and not meta.get("finalizers") and not waits and of.name != "Namespace":
+            self._remove(of, key)
+        return written
+
+    def delete(
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        *,
+        grace: int | None = None,
+        preconditions: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+    ) -> Raw | None:
+        """Delete an object. Returns it as it still is there, None when it is gone.
+
+        A Pod on a node gets `grace` seconds (None: its own), in which only `deletionTimestamp` says so; the kubelet then
+        deletes it with 0. One with finalizers stays until they are gone. Raises ApiFault: NotFound, Conflict.
+        """
+        of = self._kind(kind)
+        key = (namespace if of.namespaced else "", name)
+        held = self.get(of.name, *key)
+        if held is None:
+            raise faults.not_found(of.plural, of.group, name)
+        wanted = preconditions or {}
+        self._check(of, held, wanted.get("resourceVersion"), wanted.get("uid"))
+        meta = held["metadata"]
+        if of.name == "Namespace" and not dry_run:
+            return self._end_namespace(held)
+        seconds = _grace(of, held, grace)
+        if not seconds and not meta.get("finalizers"):
+            if not dry_run:
+                self._remove(of, key)
+            return None
+        before = meta.get("deletionGracePeriodSeconds")
+        if dry_run or (meta.get("deletionTimestamp") and (before is None or seconds >= before)):
+            # Grace can only be shortened.
+            return held
+        begun = self._clock() if before is None else _moment(meta["deletionTimestamp"]) - timedelta(seconds=before)
+        marked = {
+            **meta,
+            "deletionTimestamp": stamp(begun + timedelta(seconds=seconds)),
+            "deletionGracePeriodSeconds": seconds,
+        }
+        if of.generation:
+            marked["generation"] = int(meta.get("generation") or 0) + 1
+        self.store.put(of.name, {**held, "metadata": marked})
+        return self._held(of.name, key)
+
+    def _held(self, kind: str, key: tuple[str, str]) -> Raw:
+        stored = self.store.get(kind, key)
+        if stored is None:
+            raise LookupError(f"{kind} {key} was written and is not there")
+        return stored.raw
+
+    def _kind(self, name: str) -> Kind:
+        try:
+            return self.kinds[name]
+        except KeyError:
+            raise ApiFault(404, "NotFound", f"the server has no kind {name}") from None
+
+    def _check(self, of: Kind, held: Mapping[str, Any], version: Any, uid: Any) -> None:
+        meta = held["metadata"]
+        if uid and uid != meta.get("uid"):
+            why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {meta.get('uid', '')}"
+            raise faults.conflict(of.plural, of.group, meta["name"], why)
+        if version and version != meta["resourceVersion"]:
+            raise faults.conflict(of.plural, of.group, meta["name"])
+
+    def _merged(self, of: Kind, held: Raw, obj: Mapping[str, Any], subresource: str) -> Raw:
+        """What shall be held: the part that is written out of `obj`, what cannot be changed as it was."""
+        fixed = {name: held["metadata"].get(name) for name in (*_FIXED, "resourceVersion")}
+        meta = {name: value for name, value in (obj.get("metadata") or {}).items() if name not in fixed}
+        meta |= {name: value for name, value in fixed.items() if value is not None}
+        new: Raw = {"apiVersion": held.get("apiVersion"), "kind": held.get("kind")}
+        if new["kind"] is None:
+            new = {}
+        rest = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind", "metadata")}
+        if subresource == "status":
+            # A status path changes annotations and labels, too, of the kinds that upstream does not guard there.
+            kept = {name: value for name, value in held.items() if name not in ("metadata", "status")}
+            rest = {**kept, "status": rest.get("status") or {}}
+            if of.custom or of.group == "apps":
+                meta = {
+                    **held["metadata"],
+                    **({"managedFields": meta["managedFields"]} if "managedFields" in meta else {}),
+                }
+        elif of.has_status:
+            rest.pop("status", None)
+            if "status" in held:
+                rest["status"] = held["status"]
+        return {**new, **rest, "metadata": meta}
+
+    def _remove(self, of: Kind, key: tuple[str, str]) -> None:
+        self.store.delete(of.name, *key)
+        self._changed_kinds(of.name)
+        home = self.get("Namespace", "", key[0]) if key[0] else None
+        if home is not None and home["metadata"].get("deletionTimestamp"):
+            self._end_namespace(home)
+
+    def _end_namespace(self, held: Raw) -> Raw | None:
+        """Delete what is in a namespace, and the namespace when nothing is. None: it is gone."""
+        name, meta = held["metadata"]["name"], held["metadata"]
+        if not meta.get("deletionTimestamp"):
+            ending = {**held.get("status", {}), "phase": "Terminating"}
+            self.store.put(
+                "Namespace", {**held, "metadata": {**meta, "deletionTimestamp": self.stamp()}, "status": ending}
+            )
+        for kind in self.kinds.values():
+            for (_, each), stored in self.store.entries(kind.name, name) if kind.namespaced else ():
+                if not stored.raw["metadata"].get("deletionTimestamp"):
+                    self.delete(kind.name, name, each)
+        if self.get("Namespace", "", name) is None:
+            return None
+        if any(self.store.entries(kind.name, name) for kind in self.kinds.values() if kind.namespaced):
+            return self.get("Namespace", "", name)
+        self.store.delete("Namespace", "", name)
+        return None
+
+    def _changed_kinds(self, changed: str = "CustomResourceDefinition") -> None:
+        if changed != "CustomResourceDefinition":
+            return
+        found = [of_definition(each) for each in self.list("CustomResourceDefinition")]
+        self.kinds = {**KINDS, **{each.name: each for each in found if each is not None}}
+
+    def _uid(self) -> str:
+        digits = bytearray(self._entropy(16))
+        digits[6], digits[8] = digits[6] & 0x0F | 0x40, digits[8] & 0x3F | 0x80
+        text = digits.hex()
+        return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+    def _generated(self, of: Kind, meta: Mapping[str, Any]) -> str:
+        base = str(meta["generateName"])[:58]
+        for _ in range(8):
+            name = base + "".join(_SUFFIX[byte % len(_SUFFIX)] for byte in self._entropy(5))
+            if self.store.get(of.name, (meta.get("namespace", "") if of.namespaced else "", name)) is None:
+                break
+        return name
+
+
+def stamp(moment: datetime) -> str:
+    """A time as metav1.Time: UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def _spec(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name not in ("metadata", "status", "apiVersion", "kind")}
+
+
+def _grace(of: Kind, held: Mapping[str, Any], asked: int | None) -> int:
+    """Seconds that are left to it: only Pods that run on a node have any."""
+    if of.name != "Pod":
+        return 0
+    spec = held.get("spec") or {}
+    if not spec.get("nodeName") or (held.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return 0
+    if asked is not None:
+        return max(0, asked)
+    own = spec.get("terminationGracePeriodSeconds")
+    return _POD_GRACE if own is None else int(own)

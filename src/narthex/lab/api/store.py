@@ -1,0 +1,191 @@
+"""Objects, their versions, and as much of the past as has not been compacted.
+
+Like etcd behind kube-apiserver: one counter of versions for all kinds, and what is too old is gone. It decides nothing about
+what may be written. Not safe for threads; whoever serves it locks.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+Key = tuple[str, str]
+"""Namespace (empty for kinds without) and name."""
+Raw = dict[str, Any]
+Selects = Callable[[Mapping[str, Any]], bool]
+
+MOST_CHANGES = 50_000
+"""So many changes are remembered at least; twice as many at most."""
+
+
+class Stored:
+    """One state of one object. Nobody changes it."""
+
+    __slots__ = ("_data", "raw", "version")
+
+    def __init__(self, version: int, raw: Raw) -> None:
+        self.version = version
+        self.raw = raw
+        """As it was written, with its resourceVersion; apiVersion and kind may be absent."""
+        self._data: bytes | None = None
+
+    @property
+    def data(self) -> bytes:
+        """It as JSON, without apiVersion and kind, as lists hold it."""
+        if self._data is None:
+            body = {name: value for name, value in self.raw.items() if name not in ("apiVersion", "kind")}
+            self._data = msgspec.json.encode(body)
+        return self._data
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What happened to one object."""
+
+    version: int
+    kind: str
+    key: Key
+    was: Stored | None
+    now: Stored | None
+
+    @property
+    def before(self) -> Raw | None:
+        """The object before it, None when it was not there."""
+        return None if self.was is None else self.was.raw
+
+    @property
+    def after(self) -> Raw | None:
+        """The object after it, None when it is gone."""
+        return None if self.now is None else self.now.raw
+
+
+class Store:
+    """All objects by kind, and the changes since the last compaction."""
+
+    def __init__(self, version: int = 1000) -> None:
+        self.version = version
+        self.oldest = version
+        """Watches from before this version are refused."""
+        self._objects: dict[str, dict[Key, Stored]] = {}
+        self._order: dict[str, list[Key]] = {}
+        self._changes: list[Change] = []
+        self._by_kind: dict[str, list[Change]] = {}
+        self._pages: dict[int, dict[str, list[tuple[Key, Stored]]]] = {}
+
+    def put(self, kind: str, raw: Mapping[str, Any]) -> int:
+        """Make or change an object; returns its version. What is inside of `raw` must not be changed afterwards."""
+        meta = dict(raw.get("metadata") or {})
+        key = (str(meta.get("namespace") or ""), str(meta.get("name") or ""))
+        held = self._objects.setdefault(kind, {})
+        before = held.get(key)
+        self.version += 1
+        meta["resourceVersion"] = str(self.version)
+        stored = Stored(self.version, {**raw, "metadata": meta})
+        held[key] = stored
+        if before is None:
+            bisect.insort(self._order.setdefault(kind, []), key)
+        self._remember(Change(self.version, kind, key, before, stored))
+        return self.version
+
+    def delete(self, kind: str, namespace: str, name: str) -> bool:
+        """Take an object away; False when it is not there."""
+        key = (namespace, name)
+        before = self._objects.get(kind, {}).pop(key, None)
+        if before is None:
+            return False
+        order = self._order[kind]
+        del order[bisect.bisect_left(order, key)]
+        self.version += 1
+        self._remember(Change(self.version, kind, key, before, None))
+        return True
+
+    def load(self, version: int, entries: Iterator[tuple[str, Raw]]) -> None:
+        """Hold what was held before, of these kinds, at this version; the past is forgotten."""
+        for kind, raw in entries:
+            meta = raw["metadata"]
+            key = (meta.get("namespace", ""), meta["name"])
+            self._objects.setdefault(kind, {})[key] = Stored(int(meta["resourceVersion"]), raw)
+        self._order = {kind: sorted(held) for kind, held in self._objects.items()}
+        self.version = max(version, self.version)
+        self.compact()
+
+    def get(self, kind: str, key: Key) -> Stored | None:
+        """One object."""
+        held = self._objects.get(kind)
+        return None if held is None else held.get(key)
+
+    def kinds(self) -> list[str]:
+        """The kinds that there are objects of."""
+        return [kind for kind, held in self._objects.items() if held]
+
+    def keys(self, kind: str) -> list[Key]:
+        """Names of the objects of a kind, sorted."""
+        return list(self._order.get(kind, ()))
+
+    def entries(self, kind: str, namespace: str = "") -> list[tuple[Key, Stored]]:
+        """The objects of a kind, by name; those of one namespace when one is given."""
+        held, order = self._objects.get(kind, {}), self._order.get(kind, [])
+        if namespace:
+            first = bisect.bisect_left(order, (namespace, ""))
+            order = order[first : bisect.bisect_left(order, (namespace + "\0", ""), first)]
+        return [(key, held[key]) for key in order]
+
+    def now(self, kind: str, selects: Selects, namespace: str = "") -> list[tuple[Key, Stored]]:
+        """The objects of a kind that are selected, by name."""
+        return [(key, held) for key, held in self.entries(kind, namespace) if selects(held.raw)]
+
+    def changes(self, version: int, kind: str = "") -> list[Change]:
+        """What changed after a version, of all kinds or of one."""
+        past = self._by_kind.get(kind, []) if kind else self._changes
+        return past[bisect.bisect_right(past, version, key=lambda change: change.version) :]
+
+    def since(self, version: int, kind: str, selects: Selects) -> Iterator[tuple[str, int, Stored]]:
+        """Type, version and object of the events after a version, as a watch with the selector sees them.
+
+        A change of its labels moves an object in or out of a selector as ADDED or DELETED.
+        """
+        for change in self.changes(version, kind):
+            was = change.was is not None and selects(change.was.raw)
+            now = change.now is not None and selects(change.now.raw)
+            if now and change.now is not None:
+                yield ("MODIFIED" if was else "ADDED"), change.version, change.now
+            elif was and change.was is not None:
+                yield "DELETED", change.version, at_version(change.was, change.version)
+
+    def compact(self, upto: int | None = None) -> None:
+        """Forget the past, and with it the continuation of lists that are being read."""
+        self.oldest = self.version if upto is None else upto
+        self._changes = self.changes(self.oldest)
+        self._by_kind = {kind: self.changes(self.oldest, kind) for kind in self._by_kind}
+        self._pages.clear()
+
+    def keep_page(self, version: int, kind: str, rest: list[tuple[Key, Stored]]) -> None:
+        """Remember what the following pages of a list will hold."""
+        self._pages.setdefault(version, {})[kind] = rest
+
+    def kept_page(self, version: int, kind: str) -> list[tuple[Key, Stored]] | None:
+        """What `keep_page` got, None when it has been compacted."""
+        return self._pages.get(version, {}).get(kind)
+
+    def backup(self) -> Store:
+        """A copy, to come back to later."""
+        other = Store(self.version)
+        other.oldest = self.oldest
+        other._objects = {kind: dict(held) for kind, held in self._objects.items()}
+        other._order = {kind: list(order) for kind, order in self._order.items()}
+        other._changes = list(self._changes)
+        other._by_kind = {kind: list(changes) for kind, changes in self._by_kind.items()}
+        return other
+
+    def _remember(self, change: Change) -> None:
+        self._changes.append(change)
+        self._by_kind.setdefault(change.kind, []).append(change)
+        if len(self._changes) > 2 * MOST_CHANGES:
+            self.compact(self._changes[-MOST_CHANGES].version)
+
+
+def at_version(stored: Stored, version: int) -> Stored:
+    """A state under another version: the last one of a deleted object carries the version of the deletion."""
+    return Stored(version, {**stored.raw, "metadata": {**stored.raw["metadata"], "resourceVersion": str(version)}})
