@@ -56,7 +56,14 @@ class Matcher:
     """Answers for one packet on one host."""
 
     def __init__(
-        self, packet: Packet, host: Host, index: IndexedRuleset, memory: Memory | None, now: float, beside: Beside
+        self,
+        packet: Packet,
+        host: Host,
+        index: IndexedRuleset,
+        memory: Memory | None,
+        now: float,
+        beside: Beside,
+        state: str = "new",
     ) -> None:
         self.packet = packet
         self.family = family_of(packet.destination)
@@ -66,6 +73,7 @@ class Matcher:
         self._memory = memory
         self._now = now
         self._beside = beside
+        self._state = state
         ports = packet.protocol.value != "ICMP"
         self._protocol: tuple[Atom, ...] = (
             (packet.protocol.lower, packet.protocol.number) if ports else _ICMP[self.family]
@@ -172,9 +180,9 @@ class Matcher:
         if field is Field.L4PROTO:
             return self._protocol[0]
         if field is Field.SADDR:
-            if branch.masquerade:
-                raise NotKnown("the source after masquerading depends on the outgoing link")
-            return self.packet.source
+            if branch.saddr or (branch.saddr is None and not branch.masquerade):
+                return branch.saddr or self.packet.source
+            raise NotKnown("the source after masquerading depends on the outgoing link")
         if field is Field.IIFNAME:
             return place.iif
         if field is Field.OIFNAME:
@@ -229,7 +237,7 @@ class Matcher:
         return self.local(branch.daddr) is not e.negate
 
     def _ct_state(self, e: CtState, _branch: Branch, _place: Place, _table: Table) -> Answer:
-        return ("new" in e.states) is not e.negate
+        return (self._state in e.states) is not e.negate
 
     def _ct_status(self, e: CtStatus, branch: Branch, _place: Place, _table: Table) -> Answer:
         strange = [bit for bit in e.bits if bit not in _OWN_STATUS and bit not in _NEVER_ON_FIRST_PACKET]

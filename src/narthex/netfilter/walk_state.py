@@ -7,6 +7,7 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.packet import Disposition, Step
+from narthex.netfilter.ast import Chain, Rule, Table
 from narthex.netfilter.ipvs import ServerKey
 
 _ONE = Fraction(1)
@@ -33,14 +34,32 @@ class End(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class Met:
+    """The rule that a step tells of, None for a base chain's policy, and the packet as it came to it."""
+
+    __slots__ = ("chain", "daddr", "dport", "mark", "place", "rule", "saddr", "table")
+
+    def __init__(self, place: Place, table: Table, chain: Chain, rule: Rule | None, branch: Branch) -> None:
+        self.place = place
+        self.table = table
+        self.chain = chain
+        self.rule = rule
+        self.daddr = branch.daddr
+        self.dport = branch.dport
+        self.mark = branch.mark
+        self.saddr = branch.saddr
+
+
 class Trail:
     """Steps so far, newest first. Branches share the part of the way that they have in common."""
 
-    __slots__ = ("before", "step")
+    __slots__ = ("before", "met", "step")
 
-    def __init__(self, step: Step, before: Trail | None) -> None:
+    def __init__(self, step: Step, before: Trail | None, met: object = None) -> None:
         self.step = step
         self.before = before
+        self.met = met
+        """A `Met`; or what somebody wishes to remember who walks hook by hook and notes steps of his own."""
 
 
 class Branch:
@@ -55,6 +74,7 @@ class Branch:
         "masquerade",
         "probability",
         "remembers",
+        "saddr",
         "served",
         "trail",
     )
@@ -65,6 +85,9 @@ class Branch:
         self.mark = 0
         self.dnat = False
         self.masquerade = False
+        self.saddr: str | None = None
+        """The source after rewriting; None while it is the packet's own. Empty: an address of the outgoing link, which
+        nobody has told."""
         self.served: ServerKey | None = None
         """The virtual server for which IPVS has sent it on."""
         self.probability = _ONE
@@ -77,7 +100,7 @@ class Branch:
         """Split off a part of this branch's probability; what is left stays here."""
         part = Branch(self.daddr, self.dport)
         part.mark, part.dnat, part.masquerade = self.mark, self.dnat, self.masquerade
-        part.served = self.served
+        part.served, part.saddr = self.served, self.saddr
         part.remembers, part.trail = self.remembers, self.trail
         part.probability = self.probability if share == 1 else _manageable(self.probability * share)
         part.chance = self.chance if share == 1 else _manageable(self.chance * share)
@@ -85,15 +108,15 @@ class Branch:
         self.chance -= part.chance
         return part
 
-    def note(self, where: str, what: str, why: str = "") -> None:
+    def note(self, where: str, what: str, why: str = "", met: object = None) -> None:
         """Record a step."""
-        self.trail = Trail(Step(where=where, what=what, why=why, chance=self.chance), self.trail)
+        self.trail = Trail(Step(where=where, what=what, why=why, chance=self.chance), self.trail, met)
         self.chance = _ONE
 
     @property
     def state(self) -> tuple[object, ...]:
         """All that decides how this branch goes on."""
-        return self.daddr, self.dport, self.mark, self.dnat, self.masquerade, self.served, self.remembers
+        return self.daddr, self.dport, self.saddr, self.mark, self.dnat, self.masquerade, self.served, self.remembers
 
     def steps(self) -> tuple[Step, ...]:
         """The way, first step first."""
