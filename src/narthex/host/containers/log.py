@@ -1,0 +1,143 @@
+"""A container's log file, in the form of the Container Runtime Interface: time, stream, whole or part, text.
+
+    2016-10-06T00:17:09.669794202Z stdout F The content of the log entry
+
+`F` ends a line, `P` does not (`k8s.io/cri-client/pkg/logs`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+_LONGEST = 16 * 1024
+"""So much of a line is one entry."""
+_MOST_BYTES = 10 * 1024 * 1024
+"""Then the file is set aside, and the one that was set aside before is lost: a kubelet's `containerLogMaxSize`."""
+
+
+class LogWriter:
+    """Takes what the two streams of one container say."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._open()
+        self._rest = {"stdout": b"", "stderr": b""}
+
+    def _open(self) -> None:
+        self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(self._handle).st_size
+
+    def take(self, stream: str, data: bytes) -> None:
+        """More of a stream; what ends no line waits for the rest. Raises OSError."""
+        now = _time()
+        *lines, rest = (self._rest[stream] + data).split(b"\n")
+        entries = [entry for line in lines for entry in _entries(now, stream, line, whole=True)]
+        while len(rest) >= _LONGEST:
+            entries += _entries(now, stream, rest[:_LONGEST], whole=False)
+            rest = rest[_LONGEST:]
+        self._rest[stream] = rest
+        self._write(b"".join(entries))
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        for stream, rest in self._rest.items():
+            if rest:
+                self._write(b"".join(_entries(_time(), stream, rest, whole=False)))
+        os.close(self._handle)
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        if self._size + len(data) > _MOST_BYTES:
+            os.close(self._handle)
+            Path(self._path).replace(f"{self._path}.1")
+            self._open()
+        self._size += os.write(self._handle, data)
+
+
+def _entries(now: str, stream: str, line: bytes, *, whole: bool) -> list[bytes]:
+    parts = [line[at : at + _LONGEST] for at in range(0, len(line), _LONGEST)] or [b""]
+    tags = [b"P"] * (len(parts) - 1) + [b"F" if whole else b"P"]
+    head = f"{now} {stream} ".encode()
+    return [head + tag + b" " + part + b"\n" for tag, part in zip(tags, parts, strict=True)]
+
+
+def _time() -> str:
+    seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+class LogReader:
+    """What is in a log file, and what comes to it."""
+
+    def __init__(self, path: Path, *, timestamps: bool = False, since: str = "") -> None:
+        """`since`: RFC 3339 in UTC with nanoseconds, as in the file; earlier entries are left out."""
+        self._path = path
+        self._timestamps = timestamps
+        self._since = since
+        self._file = None if not path.exists() else path.open("rb")
+
+    def tail(self, lines: int | None) -> list[bytes]:
+        """What there is, the last so many lines of it; None: all."""
+        found = list(self.more())
+        if lines is None:
+            return found
+        if lines <= 0:
+            return []
+        ends = [at for at, entry in enumerate(found) if entry.endswith(b"\n")]
+        open_end = bool(found) and not found[-1].endswith(b"\n")
+        wanted = lines - 1 if open_end else lines
+        first = 0 if len(ends) <= wanted else ends[-wanted - 1] + 1 if wanted else ends[-1] + 1
+        return found[first:]
+
+    def more(self) -> Iterator[bytes]:
+        """What has come since the last call."""
+        if self._file is None:
+            if not self._path.exists():
+                return
+            self._file = self._path.open("rb")
+        while True:
+            begin = self._file.tell()
+            line = self._file.readline()
+            if not line.endswith(b"\n"):
+                self._file.seek(begin)
+                if not line and self._set_aside():
+                    self._file.close()
+                    self._file = self._path.open("rb")
+                    continue
+                return
+            entry = self._read(line)
+            if entry is not None:
+                yield entry
+
+    def _set_aside(self) -> bool:
+        assert self._file is not None
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _read(self, line: bytes) -> bytes | None:
+        when, _, rest = line.partition(b" ")
+        _, _, rest = rest.partition(b" ")
+        tag, _, text = rest.partition(b" ")
+        if self._since and when.decode("ascii", "replace") < self._since:
+            return None
+        said = text if tag == b"F" else text[:-1]
+        return when + b" " + said if self._timestamps else said
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the file back."""
+        if self._file is not None:
+            self._file.close()
