@@ -1,0 +1,1 @@
+"""What benchmarks share: the machine, its speed at the moment, tables beside a floor, and their files."""

@@ -1,0 +1,98 @@
+"""A cluster of any size as objects, and a proxy's way from them to a kernel, in each mode that this machine's kernel has.
+
+Services are spread over nothing (all in namespace `shop`), endpoints over 100 nodes, one of which is ours, as in a cluster
+where this would be felt.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from narthex.apps.proxy.sync import FamilySync
+from narthex.backends import BACKENDS
+from narthex.host import netns
+from narthex.host.clock import SystemClock
+from narthex.host.nft import NftablesTarget
+from narthex.host.userspace import UserspaceTarget
+from narthex.host.xtables import IptablesTarget
+from narthex.model.events import Synced, Upsert
+from narthex.model.net import IPFamily
+from narthex.model.objects import EndpointSlice
+from narthex.plan.planner import Planner
+from narthex.state.store import Store
+from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
+
+FAMILY = IPFamily.IPV4
+NODES = 100
+TARGETS: dict[str, Callable[[str], Any]] = {
+    "nftables": lambda namespace: NftablesTarget(FAMILY, namespace),
+    "iptables-nft": lambda namespace: IptablesTarget(FAMILY, namespace),
+    "iptables-legacy": lambda namespace: IptablesTarget(FAMILY, namespace, legacy=True),
+    "userspace": lambda namespace: UserspaceTarget(FAMILY, namespace),
+}
+"""By mode, and flavour where there are two."""
+
+
+def slice_of(number: int, endpoints: int) -> EndpointSlice:
+    """The endpoints of one Service; no two Services share one."""
+    first = number * 128
+    ends = (first + index for index in range(endpoints))
+    made = [
+        endpoint(
+            f"10.{64 + (end >> 16)}.{end >> 8 & 255}.{end & 255}",
+            node=NODE if end % NODES == 0 else f"worker-{end % NODES}",
+        )
+        for end in ends
+    ]
+    return endpoint_slice(f"shop/service-{number}", *made, port=8080)
+
+
+def events(services: int, endpoints: int) -> Iterator[Upsert | Synced]:
+    """What a source tells at its start. `services` up to 65,536, `endpoints` of each up to 128 (16 with all of those)."""
+    yield Upsert(node())
+    for number in range(services):
+        yield Upsert(service(f"shop/service-{number}", f"10.110.{number >> 8}.{number & 255}"))
+        yield Upsert(slice_of(number, endpoints))
+    yield Synced()
+
+
+def store_of(services: int, endpoints: int) -> Store:
+    """A Store that holds them."""
+    store = Store()
+    for event in events(services, endpoints):
+        store.apply(event)
+    return store
+
+
+def sync_of(mode: str, namespace: str) -> tuple[FamilySync[Any, Any], Any]:
+    """A family's sync from snapshot to kernel, and its Target."""
+    target = TARGETS[mode](namespace)
+    backend = BACKENDS[mode.partition("-")[0]]
+    return FamilySync(FAMILY, Planner(CONFIG, FAMILY), backend, target, SystemClock()), target
+
+
+@contextmanager
+def fresh(label: str) -> Iterator[str]:
+    """A network namespace for one measurement."""
+    name = f"nxbench-{os.getpid()}-{label}"
+    netns.create(name)
+    try:
+        yield name
+    finally:
+        netns.delete(name)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """As in a proxy before its first sync: no search for garbage. Afterwards what is there now is not looked through."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

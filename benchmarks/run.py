@@ -1,0 +1,148 @@
+"""All benchmarks, one after the other: `make bench`.
+
+    sudo python benchmarks/run.py [--quick] [--only NAME ...] [--into FOLDER] [--compare FOLDER] [--list]
+
+Each runs as a process of its own and prints as it goes. Afterwards FOLDER (benchmarks/results) holds NAME.json for each, an
+SVG picture for each table, and index.html with all of them. What a benchmark needs and is not there is named, and the others run.
+`--compare` prints what became slower or quicker since another FOLDER was written. Ends with 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from frame.plot import plot
+from frame.report import Saved, number
+
+HERE = Path(__file__).parent
+_CHANGED = 0.15
+"""A median that moved by less is chance."""
+
+
+class Benchmark(NamedTuple):
+    """One program beside this one."""
+
+    name: str
+    about: str
+    needs: tuple[str, ...] = ()
+    """Programs of others."""
+
+
+BENCHMARKS = (
+    Benchmark("cold_sync", "first load and one change by size, in every mode", ("nft", "iptables-restore")),
+    Benchmark("nft_load", "nftables elements beside nft -f", ("nft",)),
+    Benchmark("one_change", "one endpoint of a big cluster, beside the bare tools", ("nft", "iptables-restore")),
+    Benchmark("api_list", "lists, decode and first sync from an API server", ("nft",)),
+    Benchmark("connect", "connect latency through a Service by size", ("nft",)),
+    Benchmark("throughput", "bytes through a Service beside the direct path", ("nft",)),
+    Benchmark("churn", "an hour of changes, sped up: processor and memory", ("nft",)),
+    Benchmark("userspace_relay", "the relay beside the direct path"),
+    Benchmark("dns", "answers a second beside an echo loop and knot", ("dnsperf", "knotd")),
+    Benchmark("cni_add_del", "a pod's network beside the reference plugins", ("/usr/lib/cni/bridge",)),
+    Benchmark("failover", "a load balancer's address moves to another node"),
+    Benchmark("trace_dump", "a dump of 200,000 rules read and walked"),
+    Benchmark("lab_start", "a lab until its first answer"),
+    Benchmark("cost_model", "what grows with what, on paper and measured"),
+)
+
+
+def main() -> int:
+    """Run what was asked for."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true", help="small sizes and few rounds; only ratios are judged")
+    options.add_argument("--only", nargs="+", metavar="NAME", choices=[each.name for each in BENCHMARKS])
+    options.add_argument("--into", type=Path, default=HERE / "results", metavar="FOLDER")
+    options.add_argument("--compare", type=Path, metavar="FOLDER")
+    options.add_argument("--list", action="store_true", help="say what there is")
+    asked = options.parse_args()
+    chosen = [each for each in BENCHMARKS if not asked.only or each.name in asked.only]
+    if asked.list:
+        print("\n".join(f"{each.name:18}{each.about}" for each in chosen))
+        return 0
+    asked.into.mkdir(parents=True, exist_ok=True)
+    began, ended = time.monotonic(), {}
+    for place, each in enumerate(chosen, 1):
+        print(
+            f"\n=== {place} of {len(chosen)}, {time.monotonic() - began:.0f} s: {each.name}: {each.about}", flush=True
+        )
+        ended[each.name] = _run(each, asked.into, asked.quick)
+    write_pictures(asked.into)
+    print(f"\n{asked.into / 'index.html'} shows all of it, after {time.monotonic() - began:.0f} s")
+    if asked.compare:
+        print("\n".join(compare(read(asked.compare), read(asked.into))) or "nothing changed by more than chance")
+    for name, how in ended.items():
+        if how:
+            print(f"{name}: {how}", file=sys.stderr)
+    return 1 if any(ended.values()) else 0
+
+
+def _run(each: Benchmark, into: Path, quick: bool) -> str:
+    """Run one; what went wrong, empty when nothing did."""
+    missing = [program for program in each.needs if not shutil.which(program)]
+    if missing:
+        return f"was not run: it needs {', '.join(missing)}"
+    argv = [sys.executable, str(HERE / f"{each.name}.py"), "--json", str(into / f"{each.name}.json")]
+    source = str(HERE.parent / "src")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")])}
+    status = subprocess.run([*argv, *(["--quick"] if quick else [])], env=environment, check=False).returncode
+    return {0: "", 1: "missed a bar"}.get(status, f"ended with status {status}")
+
+
+def read(folder: Path) -> dict[str, Saved]:
+    """What a folder holds, by benchmark."""
+    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Saved) for path in sorted(folder.glob("*.json"))}
+
+
+def write_pictures(folder: Path) -> None:
+    """An SVG for each table, and a page of all."""
+    page = [
+        "<!doctype html><html lang='en'><meta charset='utf-8'><title>Narthex: benchmarks</title>",
+        "<meta name='viewport' content='width=device-width'>",
+        "<style>:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;"
+        "padding:0 1rem}img{width:100%;height:auto}</style><h1>Narthex: benchmarks</h1>",
+    ]
+    for name, saved in read(folder).items():
+        machine = saved.machine
+        about = f"{machine.processors} processors ({machine.model}), Linux {machine.kernel}, Python {machine.python}"
+        page.append(f"<h2>{escape(name)}</h2><p>{escape(about)}, speed {1 / saved.slowness:.2f} of the reference</p>")
+        for place, table in enumerate(saved.tables, 1):
+            file = f"{name}-{place}.svg"
+            (folder / file).write_text(plot(table))
+            told = "; ".join(f"{row.label}: {number(row.median)} {table.unit}" for row in table.rows)
+            page.append(f"<p><img src='{escape(file)}' alt='{escape(table.title)}: {escape(told)}'></p>")
+    (folder / "index.html").write_text("\n".join(page) + "</html>\n")
+
+
+def compare(before: dict[str, Saved], now: dict[str, Saved]) -> list[str]:
+    """A line for each figure that moved by more than chance: ratios where there is a floor, else times by the machines' speed."""
+    lines = []
+    for name in before.keys() & now.keys():
+        was = _figures(before[name])
+        for key, figure in _figures(now[name]).items():
+            if key in was and was[key] and abs(figure / was[key] - 1) > _CHANGED:
+                lines.append(f"{name}: {key}: {was[key]:.3g} -> {figure:.3g} ({figure / was[key]:.2f} x)")
+    return sorted(lines)
+
+
+def _figures(saved: Saved) -> dict[str, float]:
+    made = {}
+    for table in saved.tables:
+        for row in table.rows:
+            slow = saved.slowness if re.fullmatch("s|ms|us", table.unit) else 1.0
+            made[f"{table.title}: {row.label}"] = row.ratio or row.median / slow
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
