@@ -1,6 +1,6 @@
 """ADD and DEL of a pod: bridge with host-local and ipMasq, then portmap with one host port, beside the reference plugins.
 
-    sudo python benchmarks/cni_add_del.py [--rounds 30] [--pods 200] [--reference /usr/lib/cni]
+    sudo python benchmarks/cni_add_del.py [--quick] [--rounds 30] [--pods 200] [--reference /usr/lib/cni]
 
 Each plugin is started as a container runtime starts it. There are two nodes for each of the reference, ours with the agent,
 ours without, and a floor: one is empty, the other keeps `--pods` pods. In every round all eight take turns. The floor is what
@@ -13,7 +13,6 @@ Needs root, and the package containernetworking-plugins. Works in network namesp
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from frame.report import Report, parser
 from narthex.apps.cni.install import install
 from narthex.host import links, netns
 
@@ -113,7 +113,7 @@ def pod(kind: Kind, number: int) -> str:
     return f"{kind.node}p{number}"
 
 
-def measure(kinds: list[Kind], rounds: int) -> dict[str, dict[bool, Medians]]:
+def measure(kinds: list[Kind], rounds: int) -> dict[str, dict[bool, Times]]:
     """ADD and DEL of each kind on its empty and its full node, in turns."""
     times: dict[str, tuple[list[float], list[float]]] = {kind.node: ([], []) for kind in kinds}
     for _ in range(rounds):
@@ -124,14 +124,13 @@ def measure(kinds: list[Kind], rounds: int) -> dict[str, dict[bool, Medians]]:
             times[kind.node][0].append(seconds)
             times[kind.node][1].append(kind.delete(number, result))
             netns.delete(pod(kind, number))
-    medians: dict[str, dict[bool, Medians]] = {}
+    found: dict[str, dict[bool, Times]] = {}
     for kind in kinds:
-        add, delete = times[kind.node]
-        medians.setdefault(kind.name, {})[kind.pods > 0] = statistics.median(add), statistics.median(delete)
-    return medians
+        found.setdefault(kind.name, {})[kind.pods > 0] = times[kind.node]
+    return found
 
 
-Medians = tuple[float, float]
+Times = tuple[list[float], list[float]]
 """Of ADD and of DEL, seconds."""
 
 
@@ -143,23 +142,32 @@ def fill(kind: Kind, pods: int) -> None:
         kind.pods += 1
 
 
-def show(medians: dict[str, dict[bool, Medians]], rounds: int, pods: int) -> None:
-    """Print medians and ratios."""
+def show(report: Report, found: dict[str, dict[bool, Times]], pods: int) -> None:
+    """Tables of ADD and DEL, without pods and with some kept, and of what they make of an ADD."""
     for full, title in ((False, "no pods on the node"), (True, f"{pods} pods kept on the node")):
-        base = medians["reference"][full]
-        print(f"\nmedian of {rounds}, {title}")
-        print(f"{'':24}{'ADD ms':>8}{'ratio':>8}{'DEL ms':>8}{'ratio':>8}")
-        for name, both in medians.items():
-            add, delete = both[full]
-            print(f"{name:24}{add * 1e3:8.1f}{add / base[0]:8.2f}{delete * 1e3:8.1f}{delete / base[1]:8.2f}")
-    print("\nADD with pods kept, beside without: ratio, ms more")
-    for name, both in medians.items():
-        print(f"{name:24}{both[True][0] / both[False][0]:8.2f}{(both[True][0] - both[False][0]) * 1e3:8.1f}")
+        for what, place in (("ADD", 0), ("DEL", 1)):
+            table = report.table(f"{what}, {title}", unit="ms", floor="the reference plugins")
+            base = table.row("reference", _ms(found["reference"][full][place]))
+            for name, both in found.items():
+                if name != "reference":
+                    bar = 1.0 if name.startswith("narthex") else None
+                    table.row(name, _ms(both[full][place]), floor=base, most_ratio=bar)
+    table = report.table(f"What {pods} pods kept add to an ADD", unit="ms")
+    add = {name: [statistics.median(both[full][0]) for full in (False, True)] for name, both in found.items()}
+    kernel = max(0.0, add[FLOOR][1] - add[FLOOR][0])
+    for name, (without, kept) in add.items():
+        told = f"{kept / without:.2f} times as long, {(kept - kernel) / without:.2f} without the kernel's part"
+        table.row(name, (kept - without) * 1e3, note=told)
 
 
-def start_times(ours: Path, rounds: int) -> None:
-    """Print how long the program takes to answer VERSION without doing anything, beside /bin/true and the reference."""
-    print(f"\n{'start, VERSION':24}{'ms':>8}")
+def _ms(seconds: list[float]) -> list[float]:
+    return [each * 1e3 for each in seconds]
+
+
+def start_times(report: Report, ours: Path, rounds: int) -> None:
+    """How long the program takes to answer VERSION without doing anything, beside /bin/true and the interpreter."""
+    table = report.table("Start, VERSION", unit="ms", floor="python -ISE -c pass")
+    floor = None
     for name, argv in (
         ("/bin/true", ["/bin/true"]),
         ("python -ISE -c pass", [sys.executable, "-ISE", "-c", "pass"]),
@@ -169,26 +177,9 @@ def start_times(ours: Path, rounds: int) -> None:
         for _ in range(rounds):
             begin = time.perf_counter()
             subprocess.run(argv, env={"CNI_COMMAND": "VERSION"}, stdout=subprocess.DEVNULL, check=True)
-            times.append(time.perf_counter() - begin)
-        print(f"{name:24}{statistics.median(times) * 1e3:8.1f}")
-
-
-def judged(medians: dict[str, dict[bool, Medians]]) -> list[str]:
-    """What misses its bar."""
-    missed = []
-    ours = {name: both for name, both in medians.items() if name.startswith("narthex")}
-    floor = medians[FLOOR][True][0] - medians[FLOOR][False][0]
-    for name, both in ours.items():
-        for full in (False, True):
-            for what, mine, theirs in zip(("ADD", "DEL"), both[full], medians["reference"][full], strict=True):
-                if mine >= theirs:
-                    missed.append(f"{what}, {name}: {mine * 1e3:.1f} ms, reference {theirs * 1e3:.1f} ms")
-    growth = {name: (both[True][0] - max(floor, 0.0)) / both[False][0] for name, both in ours.items()}
-    return missed + [
-        f"ADD, {name}: {one:.2f} times as long with pods kept, without the kernel's part"
-        for name, one in growth.items()
-        if one > 1.1
-    ]
+            times.append((time.perf_counter() - begin) * 1e3)
+        row = table.row(name, times, floor=floor)
+        floor = row if argv[0] == sys.executable else floor
 
 
 def agent(kind: Kind) -> subprocess.Popen[str]:
@@ -202,12 +193,15 @@ def agent(kind: Kind) -> subprocess.Popen[str]:
     return started
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--pods", type=int, default=200)
-    parser.add_argument("--reference", type=Path, default=Path("/usr/lib/cni"))
-    arguments = parser.parse_args()
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=0)
+    options.add_argument("--pods", type=int, default=0)
+    options.add_argument("--reference", type=Path, default=Path("/usr/lib/cni"))
+    arguments = options.parse_args()
+    rounds = arguments.rounds or (5 if arguments.quick else 30)
+    pods = arguments.pods or (20 if arguments.quick else 200)
+    report = Report("cni_add_del", arguments)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         kinds = []
@@ -231,14 +225,9 @@ def main() -> None:
                     agents.append(agent(kind))
             measure(kinds, 2)
             for kind in kinds[len(kinds) // 2 :]:
-                fill(kind, arguments.pods)
-            medians = measure(kinds, arguments.rounds)
-            show(medians, arguments.rounds, arguments.pods)
-            start_times(kinds[2].programs, arguments.rounds)
-            missed = judged(medians)
-            print("\n" + ("\n".join(f"MISSED {line}" for line in missed) or "All bars are met."))
-            if missed:
-                raise SystemExit(1)
+                fill(kind, pods)
+            show(report, measure(kinds, rounds), pods)
+            start_times(report, kinds[2].programs, rounds)
         finally:
             for one in agents:
                 one.send_signal(signal.SIGTERM)
@@ -246,7 +235,8 @@ def main() -> None:
             for name in netns.names():
                 if name.startswith(PREFIX):
                     netns.delete(name)
+    return report.end()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

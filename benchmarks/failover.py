@@ -1,18 +1,18 @@
 """How long an address of a load balancer is without an answer: when its node dies, and when it leaves as planned.
 
-    PYTHONPATH=src python benchmarks/failover.py [--rounds 10]
+    sudo python benchmarks/failover.py [--quick] [--rounds 10] [--json FILE]
 
 Nodes, a switch and a client are network namespaces; see `narthex.testing.segment`. Needs root.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from frame.report import Report, parser
 from narthex.testing.load import until
 from narthex.testing.segment import VIP, VIP_SIX, Segment, Stream
 
@@ -54,27 +54,27 @@ def left(segment: Segment, address: str, *, fresh: bool) -> tuple[int, int]:
     return len(stream.seen), sum(not name for _, name, _ in stream.seen)
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=10)
-    rounds = parser.parse_args().rounds
+def main() -> int:
+    """Measure and print; 1 when a request is lost at a planned end."""
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=0)
+    asked = options.parse_args()
+    rounds = asked.rounds or (3 if asked.quick else 10)
+    report = Report("failover", asked)
+    deaths = report.table("A node dies: until another answers for its address", unit="s")
+    ends = report.table("A node ends as planned: requests without an answer", unit="requests")
     for address in (VIP, VIP_SIX):
         for fresh in (False, True):
             with tempfile.TemporaryDirectory() as folder, Segment(Path(folder), "nxf", NODES) as segment:
                 segment.start()
                 segment.steady()
-                how = "asks who has it each time" if fresh else "remembers who has it"
-                times = sorted(killed(segment, address, fresh=fresh) for _ in range(rounds))
-                print(
-                    f"{address}, client {how}: dead node: median {statistics.median(times):.2f} s, "
-                    f"{times[0]:.2f} to {times[-1]:.2f} s",
-                    flush=True,
-                )
+                how = f"{address}, {'asks each time' if fresh else 'remembers'}"
+                deaths.row(how, [killed(segment, address, fresh=fresh) for _ in range(rounds)], most=1.0)
                 counts = [left(segment, address, fresh=fresh) for _ in range(max(1, rounds // 3))]
                 total, lost = (sum(each[place] for each in counts) for place in (0, 1))
-                print(f"{address}, client {how}: planned end: {lost} of {total} requests lost", flush=True)
+                ends.row(how, lost, most=0, note=f"of {total:,}")
+    return report.end()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """The relay of mode userspace beside a direct connection: one bulk stream, new connections, a dead endpoint, company.
 
-    sudo python benchmarks/userspace_relay.py [--megabytes 4000] [--connections 3000] [--seconds 5]
+    sudo python benchmarks/userspace_relay.py [--quick] [--megabytes 4000] [--connections 3000] [--seconds 5]
 
 Three network namespaces: client, node, endpoints. "Direct" is the same client and endpoint with the node only routing; "relayed" goes to a cluster IP on the node, through its rules and its
 relay. Ratios are of one run on one machine. A dead endpoint among the live ones must cost no error: the exit status is
@@ -11,17 +11,18 @@ thread. Needs root. Works in network namespaces of its own and removes them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import selectors
 import socket
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from frame.report import Report, parser
 from narthex.backends.userspace import UserspaceBackend
 from narthex.host import netns
 from narthex.host.relay import Relay
@@ -245,47 +246,47 @@ def company(make: Callable[[Entry], tuple[Callable[[], None], int]], seconds: fl
 
 
 def main() -> int:
-    """Measure and print; 1 when a client met an error."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--megabytes", type=int, default=4000)
-    options.add_argument("--connections", type=int, default=3000)
-    options.add_argument("--seconds", type=float, default=5.0)
+    """Measure and print; 1 when a client met an error or a bar is missed."""
+    options = parser(__doc__)
+    options.add_argument("--megabytes", type=int, default=0)
+    options.add_argument("--connections", type=int, default=0)
+    options.add_argument("--seconds", type=float, default=0.0)
     asked = options.parse_args()
+    megabytes = asked.megabytes or (400 if asked.quick else 4000)
+    connections = asked.connections or (500 if asked.quick else 3000)
+    report = Report("userspace_relay", asked)
     with world():
         endpoints = Endpoints(FAR)
         endpoints.start()
         target = relayed(ENDPOINTS)
-        direct = bulk((ENDPOINTS[0], BULK), asked.megabytes)
-        through = bulk((CLUSTER_IP, 80), asked.megabytes)
-        print(
-            f"one bulk stream, MB/s         direct {direct:9.0f}   relayed {through:9.0f}   ratio {through / direct:.2f}"
-        )
-        plain, plain_99, failed = short((ENDPOINTS[0], SHORT), asked.connections)
-        made, made_99, errors = short(("10.110.0.6", 80), asked.connections)
-        errors += failed
-        print(f"new connections per second    direct {plain:9.0f}   relayed {made:9.0f}   ratio {made / plain:.2f}")
-        print(f"  99th percentile, ms         direct {plain_99:9.2f}   relayed {made_99:9.2f}")
+        table = report.table("One bulk stream", unit="MB/s", floor="direct")
+        direct = table.row("direct", bulk((ENDPOINTS[0], BULK), megabytes))
+        table.row("relayed", bulk((CLUSTER_IP, 80), megabytes), floor=direct)
+        plain, plain_99, failed = short((ENDPOINTS[0], SHORT), connections)
+        made, made_99, errors = short(("10.110.0.6", 80), connections)
         target.clean()
         target = relayed([*ENDPOINTS, DEAD])
-        rate, slowest, dead_errors = short(("10.110.0.6", 80), asked.connections)
+        rate, slowest, dead_errors = short(("10.110.0.6", 80), connections)
         retries = target.counts.retries
-        print(
-            f"one of three endpoints dead   {rate:.0f} per second, 99th percentile {slowest:.2f} ms, "
-            f"retries: {retries}, errors: {dead_errors}"
-        )
         target.clean()
         target.close()
-        for label, make in (("process", in_process), ("thread", in_thread)):
-            times, rounds = company(make, asked.seconds)
-            points = statistics.quantiles(times, n=100)
-            print(
-                f"beside a busy proxy, relay in a {label:8} connect to close: p50 {points[49]:7.2f} ms  "
-                f"p99 {points[98]:7.2f} ms  ({len(times)} connections); the proxy's round {statistics.median(rounds):.0f} ms"
-            )
+        table = report.table("New connections", unit="per s", floor="direct")
+        direct = table.row("direct", plain, note=f"99th percentile {plain_99:.2f} ms")
+        table.row("relayed", made, floor=direct, note=f"99th percentile {made_99:.2f} ms")
+        table.row("one of three endpoints dead", rate, floor=direct, note=f"{slowest:.2f} ms, {retries} retries")
+        report.table("Errors that clients met", unit="errors").row(
+            "all of these", failed + errors + dead_errors, most=0
+        )
+        table = report.table("Connect to close beside a proxy that renders", unit="ms", floor="relay in a thread of it")
+        times = {}
+        for label, make in (("relay in a thread of it", in_thread), ("relay in a process of its own", in_process)):
+            times[label], rounds = company(make, asked.seconds or (1.0 if asked.quick else 5.0))
+            told = f"the proxy's round {statistics.median(rounds):.0f} ms"
+            table.row(label, times[label], floor=table.data.rows[0] if table.data.rows else None, note=told)
         endpoints.end()
         endpoints.join()
-    return 1 if errors or dead_errors or not retries else 0
+    return report.end() or (0 if retries else 1)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
