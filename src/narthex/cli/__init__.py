@@ -22,6 +22,7 @@ _COMMANDS = {
     "render": ("narthex.cli.render", "Print the rules that a plan becomes in a mode."),
     "scenario": ("narthex.cli.scenario", "Check packet-flow scenarios against plan, rules and kernel."),
     "trace": ("narthex.cli.trace", "Explain a packet's way through Services, step by step."),
+    "ui": ("narthex.cli.ui", "Show a cluster as a picture in a browser."),
 }
 
 

@@ -14,6 +14,7 @@ import msgspec
 from narthex.apps.lab import inside, labs
 from narthex.apps.lab.state import LabError
 from narthex.cli import lab_output
+from narthex.cli.ui import port_option, show
 
 OVERLAYS = ("none", "vxlan", "host-gw")
 MODES = ("nftables", "iptables", "ipvs", "userspace")
@@ -189,6 +190,20 @@ def wait(name: str, output: str) -> None:
         _print_json(labs.to_builtins(state))
     else:
         click.echo(lab_output.problems(state) or "Everything is in force.")
+
+
+@command.command()
+@port_option
+@_name
+@_plain_errors
+def ui(name: str, port: int) -> None:
+    """Show the lab as a picture in a browser: nodes, pods, Services, live connection counts, and the way of a packet.
+
+    The page is for this machine alone: it listens on 127.0.0.1 and asks for the token in the address that is printed.
+    """
+    from narthex.apps.lab.shown import board_of
+
+    show(*board_of(name), port)
 
 
 @command.command()

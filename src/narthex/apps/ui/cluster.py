@@ -1,0 +1,39 @@
+"""Any cluster for the page: objects of an API server or of manifests, ways by the rules they would become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from narthex.apps.ui.board import Board
+from narthex.apps.ui.path import Tracer, planned
+from narthex.sources.manifests import ManifestSource
+from narthex.trace.explain import Explanation
+
+
+def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:
+    """What the page shows of a directory, and how it traces there."""
+    board = Board(str(path), ManifestSource(path))
+    return board, _tracer(board, mode)
+
+
+def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tracer]:
+    """What the page shows of a cluster: its API server is followed, its nodes are not asked."""
+    # They take a third of a second to load.
+    from narthex.sources.kube.access import Access
+    from narthex.sources.kube.resources import ALL_SERVICES, ENDPOINT_SLICES, NODES, PODS
+    from narthex.sources.kube.source import KubeSource
+    from narthex.sources.proxy_configuration import ClientConnection
+
+    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
+    board = Board(access.origin, KubeSource(access, (ALL_SERVICES, slices, NODES, PODS)))
+    return board, _tracer(board, mode)
+
+
+def _tracer(board: Board, mode: str) -> Tracer:
+    def trace(source: str, destination: str) -> Explanation:
+        return planned(board.snapshot, source, destination, mode)
+
+    return trace

@@ -1,0 +1,118 @@
+"""Debian's Chromium, driven as WebDriver says (https://www.w3.org/TR/webdriver2/): just what the tests of the page need."""
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+KEYS = {
+    "Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "Space": "\ue00d", "ArrowLeft": "\ue012", "ArrowUp": "\ue013",
+    "ArrowRight": "\ue014", "ArrowDown": "\ue015", "End": "\ue010", "Home": "\ue011", "Shift": "\ue008",
+}  # fmt: skip
+SWITCHES = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
+    "--no-proxy-server", "--window-size=1280,900",
+)  # fmt: skip
+
+
+class Browser:
+    """One session; commands in the words of the tests."""
+
+    def __init__(self, port, profile):
+        self.port = port
+        chrome = {"binary": shutil.which("chromium"), "args": [*SWITCHES, f"--user-data-dir={profile}"]}
+        self.base = ""
+        wanted = {"alwaysMatch": {"goog:chromeOptions": chrome, "timeouts": {"script": 60000, "pageLoad": 60000}}}
+        self.base = f"/session/{self.ask('POST', '/session', {'capabilities': wanted})['sessionId']}"
+
+    def ask(self, method, path, body=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        with contextlib.closing(connection):
+            connection.request(method, self.base + path, None if body is None else json.dumps(body))
+            value = json.loads(connection.getresponse().read())["value"]
+        if isinstance(value, dict) and "error" in value:
+            raise AssertionError(f"{value['error']}: {value['message']}")
+        return value
+
+    def open(self, address):
+        self.ask("POST", "/url", {"url": address})
+
+    def run(self, script, *args):
+        """The value of a JavaScript function's body."""
+        return self.ask("POST", "/execute/sync", {"script": script, "args": list(args)})
+
+    def until(self, script, *args):
+        """Wait until an expression is true, a minute at most; its value."""
+        waiting = (
+            "const done = arguments[arguments.length - 1], args = arguments; const end = Date.now() + 55000;"
+            f"const look = () => {{ let found; try {{ found = (() => {{ return {script}; }})(); }} catch (e) {{ found = null; }}"
+            " if (found || Date.now() > end) done(found); else setTimeout(look, 30); }; look();"
+        )
+        found = self.ask("POST", "/execute/async", {"script": waiting, "args": list(args)})
+        assert found, f"not within a minute: {script}\nthe page says: {self.run('return document.body.innerText')}"
+        return found
+
+    def press(self, *names):
+        """Keys, by name or as text, one after the other, to whatever has the focus."""
+        actions = []
+        for name in names:
+            for key in [KEYS[name]] if name in KEYS else list(name):
+                actions += [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+        self.ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def click(self, selector):
+        found = self.ask("POST", "/element", {"using": "css selector", "value": selector})
+        self.ask("POST", f"/element/{found[ELEMENT]}/click", {})
+
+    def devtools(self, command, **parameters):
+        return self.ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def prefer(self, **features):
+        """What the system prefers: `color_scheme="dark"`, `reduced_motion="reduce"`."""
+        told = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
+        self.devtools("Emulation.setEmulatedMedia", features=told)
+
+    def size(self, width, height):
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+
+    def screenshot(self, path):
+        path.write_bytes(base64.b64decode(self.ask("GET", "/screenshot")))
+
+    def quit(self):
+        self.ask("DELETE", "")
+
+
+@contextlib.contextmanager
+def browser(folder):
+    """A browser with a profile of its own below `folder`."""
+    driver = subprocess.Popen(
+        ["chromedriver", "--port=0", f"--log-path={folder / 'driver.log'}", "--log-level=WARNING"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)},
+    )  # fmt: skip
+    try:
+        for line in driver.stdout:
+            if found := re.search(r"started successfully on port (\d+)", line):
+                break
+        else:
+            raise AssertionError("chromedriver has not begun")
+        session = Browser(int(found[1]), folder / "profile")
+        try:
+            yield session
+        finally:
+            session.quit()
+    finally:
+        # The browser belongs to the driver's session, should it not have ended with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGTERM)
+        driver.stdout.close()
+        driver.wait(30)
