@@ -51,6 +51,22 @@ def start_module(module: str, *arguments: str, keep: Sequence[int], namespace: s
         )
 
 
+def start_program(argv: Sequence[str], *, namespace: str | None = None) -> Started[bytes]:
+    """Start a program that tells what it sees, and return its handle: its standard output, with what it says of errors
+    among it, is a pipe.
+
+    `namespace` is a named network namespace, None for the present one. Raises OSError when it cannot be started.
+    """
+    with netns.entered(namespace):
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+
+
 def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, timeout: float = 300) -> str:
     """Run a program without a shell and return what it printed.
 
