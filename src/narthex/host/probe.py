@@ -209,7 +209,9 @@ class _Monitor:
 
     def __enter__(self) -> _Monitor:
         try:
-            self._program: Started[bytes] = start_program(["nft", "-a", "-n", "monitor", "trace"], namespace=self._namespace)
+            self._program: Started[bytes] = start_program(
+                ["nft", "-a", "-n", "monitor", "trace"], namespace=self._namespace
+            )
         except FileNotFoundError:
             raise ProbeError("nft is not installed: the package is called nftables") from None
         try:

@@ -244,8 +244,8 @@ def _seen_log(text: str) -> Seen:
     )
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else 0
 
 
 def conversations(traces: Iterable[KernelTrace], table: str) -> Iterator[KernelTrace]:
