@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import msgspec
-from immutables import Map
 
 from narthex.dns.records import Entry, entry, label, packed, service_key
 from narthex.dns.settings import Kubernetes
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice, Namespace, Pod, Service
 from narthex.model.selector import meets
-from narthex.state.store import Slices, Snapshot
+from narthex.state.slices import Slices
+from narthex.state.store import Snapshot
 
-_NO_SLICES: Slices = Map()
+_NO_SLICES = Slices()
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):

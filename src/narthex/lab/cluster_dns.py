@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from immutables import Map
 
 from narthex.lab.slices import SERVICE_LABEL
 from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
 from narthex.model.net import FAMILIES, Protocol, family_of
 from narthex.model.objects import EndpointPort, EndpointSlice, Service, ServicePort, SliceEndpoint
+from narthex.state.slices import Slices
 from narthex.state.store import Snapshot
 
 DOMAIN = "cluster.local"
@@ -58,7 +58,7 @@ def with_dns(wanted: Snapshot, nodes: Sequence[LabNode]) -> Snapshot:
     return msgspec.structs.replace(
         wanted,
         services=wanted.services.set(SERVICE, service),
-        slices=wanted.slices.set(SERVICE, Map({each.name: each for each in slices})),
+        slices=wanted.slices.set(SERVICE, Slices(*sorted(slices, key=lambda each: each.name))),
     )
 
 

@@ -9,33 +9,23 @@ from immutables import Map
 
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, address, address_key, contains, family_of, host_network, is_zero_prefix, network
-from narthex.model.objects import EndpointSlice, Node, Service
-from narthex.plan.decide import Context, cluster_ip, decide, health_check
+from narthex.model.objects import Node, Service
+from narthex.plan.claims import Claims
+from narthex.plan.decide import Context, decide, health_check
 from narthex.plan.ir import (
-    Conflict,
     Frontend,
-    FrontendKind,
     HealthCheck,
     Lineage,
-    Match,
     NodePorts,
     Plan,
     PodDetector,
     ServicePlan,
 )
 from narthex.plan.select import Place
+from narthex.state.slices import Slices
 from narthex.state.store import Snapshot
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
-
-_RANK = {
-    FrontendKind.CLUSTER_IP: 0,
-    FrontendKind.LOAD_BALANCER: 1,
-    FrontendKind.EXTERNAL_IP: 2,
-    FrontendKind.NODE_PORT: 3,
-}
-"""Who wins an address and port that two Services claim: what the control plane allocated beats what a Service's author
-wrote down, so that `externalIPs` cannot take over another Service's ClusterIP (CVE-2020-8554)."""
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,19 +55,13 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """See `Plan.drop_invalid`."""
 
 
-class _Source(msgspec.Struct, frozen=True):
-    """What one Service was last decided from, kept to see by identity that nothing changed."""
+class _Decided(msgspec.Struct, frozen=True):
+    """One Service: what it was last decided from, kept to see by identity that nothing changed, and what it would get if no
+    other were there."""
 
-    service: Service | None
-    slices: Map[str, EndpointSlice] | None
-
-
-class _Claim(msgspec.Struct, frozen=True, order=True):
-    """A wish for one match; the smallest claim has it."""
-
-    rank: int
-    key: tuple[str, str, str, str]
-    name: ServicePortName
+    service: Service
+    slices: Slices | None
+    wishes: tuple[ServicePlan, ...]
 
 
 class Planner:
@@ -90,114 +74,122 @@ class Planner:
         self._config = config
         self._family = family
         self._context: Context | None = None
-        self._sources: dict[NamespacedName, _Source] = {}
-        self._wishes: dict[NamespacedName, tuple[ServicePlan, ...]] = {}
-        """What each Service would get if no other were there."""
+        self._decided: dict[NamespacedName, _Decided] = {}
         self._health: Map[NamespacedName, HealthCheck] = Map()
-        self._claims: dict[Match, tuple[_Claim, ...]] = {}
-        self._contested: set[Match] = set()
+        self._claims = Claims()
         self._plan: Plan | None = None
 
     def plan(self, snapshot: Snapshot, changed: frozenset[NamespacedName] | None = None) -> Plan:
         """The plan for a snapshot. `changed` names the Services that may differ since the last call; None: look at
         all. Returns the identical Plan when nothing is different."""
         context = _context(self._config, self._family, snapshot)
-        if changed is None or context != self._context:
-            changed = frozenset(self._sources) | frozenset(snapshot.services)
         fresh = context != self._context
         self._context = context
-        touched: set[ServicePortName] = set()
-        matches: set[Match] = set()
-        for name in changed:
-            self._redecide(name, snapshot, fresh, touched, matches)
-        for match in matches:
-            touched.update(self._settle(match))
-        return self._assemble(snapshot, touched)
+        services, slices = snapshot.services, snapshot.slices
+        ports: dict[ServicePortName, ServicePlan | None] = {}
+        if changed is None or fresh:
+            for name in [name for name in self._decided if name not in services]:
+                self._forget(name, ports)
+            for name, service in services.items():
+                self._redecide(name, service, slices.get(name), fresh, ports)
+        else:
+            for name in changed:
+                if (present := services.get(name)) is None:
+                    self._forget(name, ports)
+                else:
+                    self._redecide(name, present, slices.get(name), fresh, ports)
+        # All wishes are known now, so what others claim, too, can be settled.
+        for port in self._claims.take_doubtful():
+            ports[port] = self._granted(port)
+        return self._assemble(snapshot, ports)
 
     def _redecide(
         self,
         name: NamespacedName,
-        snapshot: Snapshot,
+        service: Service,
+        slices: Slices | None,
         fresh: bool,
-        touched: set[ServicePortName],
-        matches: set[Match],
+        ports: dict[ServicePortName, ServicePlan | None],
     ) -> None:
-        """Decide one Service again and note which ports and matches that may concern."""
+        """Decide one Service again, and note which of its ports have another plan now, or none."""
         assert self._context is not None
-        service, slices = snapshot.services.get(name), snapshot.slices.get(name)
-        source = self._sources.get(name)
-        if not fresh and source and source.service is service and source.slices is slices:
+        last = self._decided.get(name)
+        if last is not None and not fresh and last.service is service and last.slices is slices:
             return
-        before = self._wishes.get(name, ())
-        after: tuple[ServicePlan, ...] = ()
-        check = None
-        if service is not None and cluster_ip(service, self._family):
-            ordered = [slices[key] for key in sorted(slices)] if slices else []
-            after = decide(service, ordered, self._context)
-            check = health_check(service, ordered, self._context)
-        self._note_health(name, check)
-        if service is None:
-            self._sources.pop(name, None)
-        else:
-            self._sources[name] = _Source(service, slices)
-        if after == before:
-            return
-        if after:
-            self._wishes[name] = after
-        else:
-            self._wishes.pop(name, None)
-        if before:
-            known = set(before)
-            touched.update(plan.name for plan in after if plan not in known)
-            touched.update({plan.name for plan in before} - {plan.name for plan in after})
-        else:
-            touched.update([plan.name for plan in after])
-        self._reclaim(before, after, matches)
+        ordered = slices.ordered if slices is not None else ()
+        wishes = decide(service, ordered, self._context)
+        if service.health_check_node_port or name in self._health:
+            self._note_health(name, health_check(service, ordered, self._context))
+        before = last.wishes if last is not None else ()
+        if before and wishes:
+            # What is as before stays the identical object.
+            known = {wish.name: wish for wish in before}
+            wishes = tuple([held if (held := known.get(wish.name)) == wish else wish for wish in wishes])
+        self._decided[name] = _Decided(service, slices, wishes)
+        self._note_wishes(before, wishes, ports)
+
+    def _forget(self, name: NamespacedName, ports: dict[ServicePortName, ServicePlan | None]) -> None:
+        """A Service is gone, if it was ever there."""
+        last = self._decided.pop(name, None)
+        if last is not None:
+            self._note_health(name, None)
+            self._note_wishes(last.wishes, (), ports)
 
     def _note_health(self, name: NamespacedName, check: HealthCheck | None) -> None:
         if self._health.get(name) == check:
             return
         self._health = self._health.delete(name) if check is None else self._health.set(name, check)
 
-    def _reclaim(self, before: tuple[ServicePlan, ...], after: tuple[ServicePlan, ...], matches: set[Match]) -> None:
-        old, new = _claims(before), _claims(after)
-        for match in {**old, **new}:
-            if old.get(match) == new.get(match):
-                continue
-            matches.add(match)
-            held = {claim for claim in self._claims.get(match, ()) if claim not in old.get(match, ())}
-            held.update(new.get(match, ()))
-            if held:
-                self._claims[match] = tuple(sorted(held))
-            else:
-                self._claims.pop(match, None)
+    def _note_wishes(
+        self,
+        before: tuple[ServicePlan, ...],
+        after: tuple[ServicePlan, ...],
+        ports: dict[ServicePortName, ServicePlan | None],
+    ) -> None:
+        if before:
+            kept = set(map(id, after))
+            for wish in before:
+                if id(wish) not in kept:
+                    ports[wish.name] = None
+                    self._claims.release(wish)
+            known = set(map(id, before))
+            after = tuple([wish for wish in after if id(wish) not in known])
+        for wish in after:
+            ports[wish.name] = wish
+            self._claims.claim(wish)
 
-    def _settle(self, match: Match) -> set[ServicePortName]:
-        """Note whether a match is contested; return all ports that claim it."""
-        claims = self._claims.get(match, ())
-        names = {claim.name for claim in claims}
-        if len(names) > 1:
-            self._contested.add(match)
-        else:
-            self._contested.discard(match)
-        return names
+    def _granted(self, name: ServicePortName) -> ServicePlan | None:
+        """The port's plan without the frontends that others won; None when nothing is left."""
+        decided = self._decided.get(name.service)
+        wish = next((wish for wish in decided.wishes if wish.name == name), None) if decided is not None else None
+        if wish is None:
+            return None
+        frontends = tuple([front for front in wish.frontends if self._claims.has(wish, front.match)])
+        if len(frontends) == len(wish.frontends):
+            return wish
+        return msgspec.structs.replace(wish, frontends=frontends) if frontends else None
 
-    def _assemble(self, snapshot: Snapshot, touched: set[ServicePortName]) -> Plan:
+    def _assemble(self, snapshot: Snapshot, ports: dict[ServicePortName, ServicePlan | None]) -> Plan:
+        """A plan in which some ports are other than in the last one, or the last one when none is."""
         assert self._context is not None
         last = self._plan
         services: Map[ServicePortName, ServicePlan] = last.services if last else Map()  # type: ignore[assignment]
-        differing: set[ServicePortName] = set()
-        with services.mutate() as mutation:
-            for name in touched:
-                held, now = services.get(name), self._granted(name)
-                if held == now:
-                    continue
-                differing.add(name)
-                if now is None:
-                    del mutation[name]
-                else:
-                    mutation[name] = now
-            services = mutation.finish()
+        differing: Iterable[ServicePortName]
+        if not services:
+            services = Map({name: now for name, now in ports.items() if now is not None})
+            differing = services
+        elif ports:
+            differing = [name for name, now in ports.items() if services.get(name) != now]
+            with services.mutate() as mutation:
+                for name in differing:
+                    now = ports[name]
+                    if now is None:
+                        del mutation[name]
+                    else:
+                        mutation[name] = now
+                services = mutation.finish()
+        else:
+            differing = ()
         plan = Plan(
             family=self._family,
             node_name=self._config.node_name,
@@ -208,54 +200,19 @@ class Planner:
             service_cidrs=_service_cidrs(snapshot, self._family),
             masquerade_mark=1 << self._config.masquerade_bit,
             drop_invalid=self._config.drop_invalid,
-            conflicts=self._conflicts(),
+            conflicts=self._claims.conflicts(),
             health_checks=self._health,
             lineage=Lineage(last.lineage if last else None, frozenset(differing)),
         )
-        if last is not None and not differing and _frame(plan) == _frame(last):
+        if last is not None and not plan.lineage.changed and _frame(plan) == _frame(last):
             return last
         self._plan = plan
         return plan
-
-    def _granted(self, name: ServicePortName) -> ServicePlan | None:
-        """The port's plan without the frontends that others won; None when nothing is left."""
-        for wish in self._wishes.get(name.service, ()):
-            if wish.name == name:
-                break
-        else:
-            return None
-        frontends = tuple([front for front in wish.frontends if self._claims[front.match][0].name == name])
-        if len(frontends) == len(wish.frontends):
-            return wish
-        return msgspec.structs.replace(wish, frontends=frontends) if frontends else None
-
-    def _conflicts(self) -> tuple[Conflict, ...]:
-        found = []
-        for match in self._contested:
-            winner, *others = self._claims[match]
-            found += [
-                Conflict(match=match, kind=_KIND_OF_RANK[loser.rank], winner=winner.name, loser=loser.name)
-                for loser in others
-                if loser.name != winner.name
-            ]
-        return tuple(sorted(found, key=lambda c: (c.match[0] or "", c.match[1].value, c.match[2], c.loser.sort_key)))
-
-
-_KIND_OF_RANK = {rank: kind for kind, rank in _RANK.items()}
 
 
 def plan_once(snapshot: Snapshot, config: NodeConfig, family: IPFamily) -> Plan:
     """The plan for one snapshot, from scratch."""
     return Planner(config, family).plan(snapshot)
-
-
-def _claims(plans: Iterable[ServicePlan]) -> dict[Match, tuple[_Claim, ...]]:
-    claims: dict[Match, tuple[_Claim, ...]] = {}
-    for plan in plans:
-        for frontend in plan.frontends:
-            claim = _Claim(_RANK[frontend.kind], plan.name.sort_key, plan.name)
-            claims[frontend.match] = (*claims.get(frontend.match, ()), claim)
-    return claims
 
 
 def _frame(plan: Plan) -> tuple[object, ...]:

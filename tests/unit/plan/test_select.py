@@ -36,7 +36,7 @@ class TestCandidates:
             endpoint_slice("shop/web", endpoint("10.64.1.9"), port=8080),
             endpoint_slice("shop/web", endpoint("10.64.1.10"), port=80, suffix="2"),
         )
-        assert [(each.endpoint.address, each.endpoint.port) for each in got] == [
+        assert [(each.address, each.port) for each in got.endpoints] == [
             ("10.64.1.10", 80),
             ("10.64.1.9", 8080),
         ]
@@ -50,22 +50,21 @@ class TestCandidates:
         ],
     )
     def test_ports_match_by_name_and_protocol_and_have_a_number(self, port):
-        assert not found(endpoint_slice("shop/web", endpoint("10.64.1.10"), ports=(port,)))
+        assert not found(endpoint_slice("shop/web", endpoint("10.64.1.10"), ports=(port,))).endpoints
 
     def test_other_families_fqdn_and_headless_slices_do_not_count(self):
-        assert not found(endpoint_slice("shop/web", endpoint("fd64::1")))
-        assert not found(
-            EndpointSlice(namespace="shop", name="x", service_name="web", ports=(EndpointPort(name="http", port=80),))
-        )
-        assert not found(
-            endpoint_slice("shop/web", endpoint("10.64.1.10"), labels=(("service.kubernetes.io/headless", ""),))
-        )
+        assert not found(endpoint_slice("shop/web", endpoint("fd64::1"))).endpoints
+        for other in (
+            EndpointSlice(namespace="shop", name="x", service_name="web", ports=(EndpointPort(name="http", port=80),)),
+            endpoint_slice("shop/web", endpoint("10.64.1.10"), labels=(("service.kubernetes.io/headless", ""),)),
+        ):
+            assert not found(other).endpoints
 
     def test_of_two_entries_the_living_one_counts(self):
         one, two = endpoint("10.64.1.10"), dying("10.64.1.10")
         for order in ((one, two), (two, one)):
-            (got,) = found(endpoint_slice("shop/web", *order))
-            assert not got.state.terminating
+            (got,) = found(endpoint_slice("shop/web", *order)).states
+            assert not got.terminating
 
     @pytest.mark.row("2.9", "15.9")
     def test_local_needs_the_exact_node_name(self):
@@ -76,8 +75,8 @@ class TestCandidates:
                 endpoint("10.64.1.2", node=""),
                 endpoint("10.64.1.3", node="Worker-A"),
             )
-        )
-        assert (here.endpoint.local, nowhere.endpoint.local, there.endpoint.local) == (True, False, False)
+        ).endpoints
+        assert (here.local, nowhere.local, there.local) == (True, False, False)
 
 
 class TestReadiness:

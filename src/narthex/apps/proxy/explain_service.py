@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from immutables import Map
-
 from narthex.apps.logs import LOGGER, data
 from narthex.apps.proxy.sync import Sync
 from narthex.model.names import NamespacedName
@@ -16,7 +14,8 @@ from narthex.model.net import IPFamily, join_port
 from narthex.model.objects import EndpointSlice, Service, SliceEndpoint
 from narthex.plan.ir import Endpoint, Frontend, Plan, Pool, Scope, ServicePlan
 from narthex.plan.show import decision_text, frontend_text
-from narthex.state.store import Slices, Snapshot
+from narthex.state.slices import Slices
+from narthex.state.store import Snapshot
 
 
 class Explainer:
@@ -54,11 +53,11 @@ def lines(key: NamespacedName, ports: tuple[ServicePlan, ...], plan: Plan, snaps
         return
     if not ports:
         yield f"Service {key} has no way in: {_why_none(service, plan)}"
-    slices: Slices = snapshot.slices.get(key, Map())
+    slices = snapshot.slices.get(key, Slices())
     for one in sorted(ports, key=lambda port: port.name.sort_key):
         yield from (f"{one.name}: {line}" for line in _port_lines(one))
-    for name in sorted(slices):
-        yield from _slice_lines(slices[name], plan.family, ports)
+    for each in slices.ordered:
+        yield from _slice_lines(each, plan.family, ports)
     for conflict in plan.conflicts:
         if key in (conflict.winner.service, conflict.loser.service):
             address, protocol, port = conflict.match

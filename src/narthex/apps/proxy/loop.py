@@ -26,7 +26,7 @@ from narthex.host.monitor import Foreign
 from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
-from narthex.model.objects import EndpointSlice
+from narthex.model.objects import AnyObject, EndpointSlice
 from narthex.plan.ir import Plan
 from narthex.state.store import Snapshot, Store
 
@@ -159,10 +159,8 @@ class Proxy:
 
     def _take_in(self) -> None:
         before = self._store.snapshot
-        for event in self._inbox.take():
-            self._count(event)
+        snapshot = self._store.apply_all(self._inbox.take(), self._count)
         self._report.problems(self._inbox.problems)
-        snapshot = self._store.snapshot
         changed = self._store.take_changed()
         if snapshot is before:
             return
@@ -174,13 +172,12 @@ class Proxy:
             self.health.queued(half.sync.family)
             self.metrics.queued(half.sync.family, self._clock.wall())
 
-    def _count(self, event: Event) -> None:
-        before = self._store.snapshot
-        if self._store.apply(event) is before or isinstance(event, Synced):
+    def _count(self, event: Event, before: AnyObject | None) -> None:
+        """Something is other than before."""
+        if isinstance(event, Synced):
             return
         if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice):
-            slices = before.slices.get(event.object.service)
-            self._programming.saw(slices.get(event.object.name) if slices else None, event.object)
+            self._programming.saw(before if isinstance(before, EndpointSlice) else None, event.object)
         kind = event.kind if isinstance(event, Delete) else type(event.object).__name__
         self.metrics.changed(kind)
 
