@@ -11,7 +11,8 @@ from typing import Any
 
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice, Node, Pod, Service
-from narthex.state.store import Slices, Snapshot
+from narthex.state.slices import Slices
+from narthex.state.store import Snapshot
 
 Picture = dict[str, Any]
 """`nodes`, `pods`, `services`, `slices`: lists of mappings, sorted by name."""
