@@ -1,0 +1,68 @@
+"""All controllers of the lab, in the order of their turn, and writing what they want."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Protocol
+
+from narthex.lab.api.faults import ApiFault
+from narthex.lab.control.deployments import Deployments
+from narthex.lab.control.endpoint_slices import EndpointSlices
+from narthex.lab.control.replicasets import ReplicaSets
+from narthex.lab.control.scheduler import Scheduler
+from narthex.lab.control.turn import Control
+from narthex.lab.control.view import Create, Object, Update, View, Write
+
+_MOST_TURNS = 10_000
+"""A cluster that is not at rest after so many turns at one moment never will be: some two controllers disagree."""
+
+
+def all_controllers() -> Control:
+    """The controllers of a new lab."""
+    return Control([Deployments(), ReplicaSets(), Scheduler(), EndpointSlices()])
+
+
+class Written(View, Protocol):
+    """A view that can be written: `narthex.lab.api.registry.Registry`. Each raises ApiFault."""
+
+    def create(self, kind: str, obj: Object) -> Any:
+        """Make an object."""
+
+    def update(self, kind: str, obj: Object, *, subresource: str = "") -> Any:
+        """Replace an object."""
+
+    def delete(self, kind: str, namespace: str, name: str, *, grace: int | None = None) -> Any:
+        """End an object."""
+
+
+def settle(control: Control, registry: Written, now: datetime) -> list[tuple[Write, ApiFault]]:
+    """Turn and write until nothing is left to do at this moment. Returns what was refused for good, to be told; each such
+    write is tried again later. Whoever serves the registry holds its lock meanwhile."""
+    refused: list[tuple[Write, ApiFault]] = []
+    for _ in range(_MOST_TURNS):
+        writes = control.turn(registry, now)
+        if not writes:
+            return refused
+        for write in writes:
+            try:
+                _do(registry, write)
+            except ApiFault as fault:
+                if fault.code == 404 and not isinstance(write, Create):
+                    # What is gone needs nothing any more.
+                    continue
+                conflict = fault.reason == "Conflict"
+                control.refused(write, now, conflict=conflict)
+                if not conflict:
+                    refused.append((write, fault))
+            else:
+                control.done(write)
+    raise RuntimeError(f"the controllers do not come to rest; the last of them wanted {writes[:3]}")
+
+
+def _do(registry: Written, write: Write) -> None:
+    if isinstance(write, Create):
+        registry.create(write.kind, write.obj)
+    elif isinstance(write, Update):
+        registry.update(write.kind, write.obj, subresource=write.subresource)
+    else:
+        registry.delete(write.kind, write.namespace, write.name, grace=write.grace)

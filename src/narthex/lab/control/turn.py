@@ -1,0 +1,94 @@
+"""One turn of all controllers: what changed wakes who is concerned, and each says what it wants written.
+
+    control = all_controllers()                    # cluster.py
+    while writes := control.turn(registry, now):   # settle() there does this
+        ...
+
+Each controller looks at single objects (its keys). A change in the view, a moment that has come and a write that was
+refused make a key due; nothing else is looked at. Nothing that comes out of a turn depends on anything but the view's
+history and the times given, so a recorded history replays alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+
+import msgspec
+
+from narthex.lab.control.present import Present, Seen
+from narthex.lab.control.view import Again, Answer, Key, View, Work, Write
+
+_FIRST_PAUSE = timedelta(seconds=0.25)
+_LONGEST_PAUSE = timedelta(seconds=30)
+
+
+class Controller(Protocol):
+    """One kind of care. Its state between turns may be counters and observed times only."""
+
+    name: str
+
+    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+        """The keys that a change makes due."""
+
+    def look(self, keys: Sequence[Key], present: Present, now: datetime) -> Iterable[tuple[Key, Answer]]:
+        """What is to be done for these keys."""
+
+
+class Control:
+    """The controllers of one cluster."""
+
+    def __init__(self, controllers: Sequence[Controller]) -> None:
+        self._controllers = tuple(controllers)
+        self._present = Present()
+        self._due: dict[str, set[Key]] = {each.name: set() for each in self._controllers}
+        self._later: dict[Work, datetime] = {}
+        self._refusals: dict[Work, int] = {}
+
+    def turn(self, view: View, now: datetime) -> Sequence[Write]:
+        """What all controllers want written now. Empty: the cluster is as it must be until `next_due`."""
+        for seen in self._present.follow(view):
+            for controller in self._controllers:
+                self._due[controller.name].update(controller.concerned(seen, self._present))
+        for work in [work for work, at in self._later.items() if at <= now]:
+            del self._later[work]
+            self._due[work.controller].add(work.key)
+        writes: list[Write] = []
+        for controller in self._controllers:
+            keys = sorted(self._due[controller.name])
+            self._due[controller.name].clear()
+            if not keys:
+                continue
+            for key, answer in controller.look(keys, self._present, now):
+                work = Work(controller.name, key)
+                if isinstance(answer, Again):
+                    self._wait(work, answer.at)
+                else:
+                    writes.append(msgspec.structs.replace(answer, by=work))
+        return writes
+
+    def refused(self, write: Write, now: datetime, *, conflict: bool = False) -> None:
+        """Tell that a write of the last turn was not done: it is decided again, at once after a conflict, else after a
+        pause that doubles each time."""
+        if write.by is None:
+            return
+        if conflict:
+            self._due[write.by.controller].add(write.by.key)
+            return
+        count = self._refusals[write.by] = self._refusals.get(write.by, 0) + 1
+        self._wait(write.by, now + min(_FIRST_PAUSE * 2 ** min(count - 1, 10), _LONGEST_PAUSE))
+
+    def done(self, write: Write) -> None:
+        """Tell that a write was done, so that the next refusal of its kind counts as the first."""
+        if write.by is not None:
+            self._refusals.pop(write.by, None)
+
+    def next_due(self, view: View, now: datetime) -> float | None:
+        """Seconds until a turn is due although nothing happens; 0: now; None: never."""
+        if view.version != self._present.version or any(self._due.values()):
+            return 0.0
+        return max(0.0, (min(self._later.values()) - now).total_seconds()) if self._later else None
+
+    def _wait(self, work: Work, at: datetime) -> None:
+        self._later[work] = min(at, self._later.get(work, at))
