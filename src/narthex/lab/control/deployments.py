@@ -50,13 +50,10 @@ class Deployments:
                 return _owners(replica_set, present) if replica_set is not None else []
         return []
 
-    def look(self, keys: Sequence[Key], present: Present, now: datetime) -> Iterable[tuple[Key, Answer]]:
-        """What each Deployment needs next."""
-        for key in keys:
-            deployment = present.get("Deployment", key)
-            if deployment is not None:
-                for answer in _Look(deployment, present, now, self.name).answers():
-                    yield key, answer
+    def look(self, key: Key, present: Present, now: datetime) -> Iterable[Answer]:
+        """What the Deployment needs next."""
+        deployment = present.get("Deployment", key)
+        return _Look(deployment, present, now, self.name).answers() if deployment is not None else ()
 
 
 def _owners(replica_set: Object, present: Present) -> set[Key]:

@@ -57,14 +57,9 @@ class EndpointSlices:
             }
         return []
 
-    def look(self, keys: Sequence[Key], present: Present, now: datetime) -> Iterable[tuple[Key, Answer]]:
-        """What each Service's slices need to become."""
+    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+        """What the Service's slices need to become."""
         del now
-        for key in keys:
-            for answer in self._look(key, present):
-                yield key, answer
-
-    def _look(self, key: Key, present: Present) -> Iterator[Answer]:
         service = present.get("Service", key)
         mine = [each for each in present.slices_of(key) if labels_of(each).get(MANAGED_BY) == MANAGER]
         if service is None or leaving(service):

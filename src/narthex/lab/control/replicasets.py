@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from narthex.lab.control.events import event
@@ -59,13 +59,10 @@ class ReplicaSets:
                 found.add(Key(seen.key.namespace, owner["name"]))
         return found
 
-    def look(self, keys: Sequence[Key], present: Present, now: datetime) -> Iterable[tuple[Key, Answer]]:
+    def look(self, key: Key, present: Present, now: datetime) -> Iterable[Answer]:
         """Adopt and release, make and end pods, tell the status."""
-        for key in keys:
-            replica_set = present.get("ReplicaSet", key)
-            if replica_set is not None:
-                for answer in self._look(key, replica_set, present, now):
-                    yield key, answer
+        replica_set = present.get("ReplicaSet", key)
+        return self._look(key, replica_set, present, now) if replica_set is not None else ()
 
     def _look(self, key: Key, replica_set: Object, present: Present, now: datetime) -> Iterator[Answer]:
         claims = list(_claims(replica_set, present))

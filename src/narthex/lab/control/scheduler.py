@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.control import fitness
@@ -35,6 +35,8 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._waiting: set[Key] = set()
+        self._room: tuple[int, _Room] | None = None
+        """Of one version of the cluster, with what pods have been promised since: all of a turn see the same version."""
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """A pod that needs a node or has just got one; all that wait, when a node changes or a pod makes room."""
@@ -49,14 +51,14 @@ class Scheduler:
             return self._waiting
         return []
 
-    def look(self, keys: Sequence[Key], present: Present, now: datetime) -> Iterable[tuple[Key, Answer]]:
-        """A node for each pod, in the order in which they came to be."""
-        pods = [(key, pod) for key in keys if (pod := present.get("Pod", key)) is not None]
-        pods.sort(key=lambda pair: (pair[1]["metadata"].get("creationTimestamp") or "", pair[0]))
-        room = _Room(present)
-        for key, pod in pods:
-            for answer in self._look(key, pod, room, now):
-                yield key, answer
+    def look(self, key: Key, present: Present, now: datetime) -> Iterable[Answer]:
+        """A node for the pod."""
+        pod = present.get("Pod", key)
+        if pod is None:
+            return ()
+        if self._room is None or self._room[0] != present.version:
+            self._room = present.version, _Room(present)
+        return self._look(key, pod, self._room[1], now)
 
     def _look(self, key: Key, pod: Object, room: _Room, now: datetime) -> Iterator[Answer]:
         if leaving(pod) or not _unsettled(pod):

@@ -22,6 +22,8 @@ from narthex.lab.control.view import Again, Answer, Key, View, Work, Write
 
 _FIRST_PAUSE = timedelta(seconds=0.25)
 _LONGEST_PAUSE = timedelta(seconds=30)
+_MADE_OTHERWISE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading an object of another shape than Kubernetes' ends in."""
 
 
 class Controller(Protocol):
@@ -32,8 +34,8 @@ class Controller(Protocol):
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The keys that a change makes due."""
 
-    def look(self, keys: Sequence[Key], present: Present, now: datetime) -> Iterable[tuple[Key, Answer]]:
-        """What is to be done for these keys."""
+    def look(self, key: Key, present: Present, now: datetime) -> Iterable[Answer]:
+        """What is to be done for a key, whose object may be gone."""
 
 
 class Control:
@@ -45,12 +47,14 @@ class Control:
         self._due: dict[str, set[Key]] = {each.name: set() for each in self._controllers}
         self._later: dict[Work, datetime] = {}
         self._refusals: dict[Work, int] = {}
+        self.problems: dict[Work, str] = {}
+        """Objects that a controller could not make out, in a sentence."""
 
     def turn(self, view: View, now: datetime) -> Sequence[Write]:
         """What all controllers want written now. Empty: the cluster is as it must be until `next_due`."""
         for seen in self._present.follow(view):
             for controller in self._controllers:
-                self._due[controller.name].update(controller.concerned(seen, self._present))
+                self._wake(controller, seen, now)
         for work in [work for work, at in self._later.items() if at <= now]:
             del self._later[work]
             self._due[work.controller].add(work.key)
@@ -58,14 +62,34 @@ class Control:
         for controller in self._controllers:
             keys = sorted(self._due[controller.name])
             self._due[controller.name].clear()
-            if not keys:
-                continue
-            for key, answer in controller.look(keys, self._present, now):
-                work = Work(controller.name, key)
+            for key in keys:
+                writes += self._look(controller, key, now)
+        return writes
+
+    def _wake(self, controller: Controller, seen: Seen, now: datetime) -> None:
+        try:
+            self._due[controller.name].update(controller.concerned(seen, self._present))
+        except _MADE_OTHERWISE:
+            # The look will say what is wrong with it.
+            self._wait(Work(controller.name, seen.key), now)
+
+    def _look(self, controller: Controller, key: Key, now: datetime) -> list[Write]:
+        work = Work(controller.name, key)
+        # What is looked at says anew when it wants to be looked at again.
+        self._later.pop(work, None)
+        writes: list[Write] = []
+        try:
+            for answer in controller.look(key, self._present, now):
                 if isinstance(answer, Again):
                     self._wait(work, answer.at)
                 else:
                     writes.append(msgspec.structs.replace(answer, by=work))
+        except _MADE_OTHERWISE as error:
+            # One object that nobody understands must not stop the others.
+            self.problems[work] = f"{controller.name} cannot make out {key}: {type(error).__name__}: {error}"
+            self._wait(work, now + _LONGEST_PAUSE)
+            return []
+        self.problems.pop(work, None)
         return writes
 
     def refused(self, write: Write, now: datetime, *, conflict: bool = False) -> None:
