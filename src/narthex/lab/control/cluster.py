@@ -47,6 +47,9 @@ def settle(control: Control, registry: Written, now: datetime) -> list[tuple[Wri
             try:
                 _do(registry, write)
             except ApiFault as fault:
+                if isinstance(write, Create) and write.kind == "Event":
+                    # It is words only; nothing follows from them.
+                    continue
                 if fault.code == 404 and not isinstance(write, Create):
                     # What is gone needs nothing any more.
                     continue

@@ -9,13 +9,14 @@ from narthex.lab.control.view import Create, Object
 
 
 def event(about: Object, reason: str, message: str, now: datetime, *, source: str, warning: bool = False) -> Create:
-    """An Event about an object; the same words at the same second are one Event."""
+    """An Event about an object as it is now."""
     key = key_of(about)
     # Events about what has no namespace are in this one.
     namespace = key.namespace or "default"
     moment = stamp(now)
+    version = about["metadata"].get("resourceVersion") or ""
     # Upstream's ends are nanoseconds in hexadecimal digits; ours follow from what is said.
-    name = f"{key.name[:230]}.{letters(f'{uid_of(about)} {reason} {message} {now.isoformat()}', 16)}"
+    name = f"{key.name[:230]}.{letters(f'{uid_of(about)} {version} {reason} {message} {now.isoformat()}', 16)}"
     return Create(
         "Event",
         {
@@ -28,7 +29,7 @@ def event(about: Object, reason: str, message: str, now: datetime, *, source: st
                 **({"namespace": key.namespace} if key.namespace else {}),
                 "name": key.name,
                 "uid": uid_of(about),
-                "resourceVersion": about["metadata"].get("resourceVersion") or "",
+                "resourceVersion": version,
             },
             "reason": reason,
             "message": message[:1024],
