@@ -21,6 +21,7 @@ from narthex.netfilter.bytecode import needs_bytecode
 from narthex.netfilter.elements import is_config_set
 from narthex.netfilter.nft import chain_text, set_text
 from narthex.netfilter.nft_print import element_text, name_text
+from narthex.netfilter.slotted import Slotted
 
 Elements = Mapping[str, Mapping[ElementKey, ElementData]]
 """By set."""
@@ -215,6 +216,8 @@ def _differing_sets(have: Mapping[str, Set], want: Iterable[Set]) -> Iterable[Se
 def _element_difference(
     have: Mapping[ElementKey, ElementData], want: Mapping[ElementKey, ElementData]
 ) -> tuple[dict[ElementKey, ElementData], dict[ElementKey, ElementData]]:
+    if isinstance(have, Slotted) and isinstance(want, Slotted):
+        return have.without(want), want.without(have)
     missing = object()
     leaving = {key: data for key, data in have.items() if want.get(key, missing) != data}
     coming = {key: data for key, data in want.items() if have.get(key, missing) != data}

@@ -16,9 +16,10 @@ from immutables import Map
 from narthex.backends.nftables_changes import NftChanges, between, with_elements
 from narthex.backends.nftables_frame import TABLE, Settings, frame_chains, shared_sets
 from narthex.backends.nftables_rows import Count, Row, count_sets, draw_chains, row_chains
-from narthex.backends.nftables_service import Fragment, Part, Shared, add, fragment
+from narthex.backends.nftables_service import SHARED, Fragment, Part, add, fragment
 from narthex.model.names import ServicePortName
 from narthex.netfilter.ast import Ruleset, Set, Table
+from narthex.netfilter.slotted import Slotted
 from narthex.plan.ir import Plan
 
 
@@ -28,8 +29,8 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     settings: Settings | None = None
     """None: read from a kernel, or patched; then `spelled` holds all."""
     fragments: Map[ServicePortName, Fragment] = Map()
-    shared: Map[Shared, int] = Map()
-    """How many Service ports need an element that several may need."""
+    shared: Mapping[str, Map[str, int]] = {}
+    """How often each address is needed in sets where several Service ports may need the same (`SHARED`)."""
     rows: frozenset[Row] = frozenset()
     """Rows in use, and those that were: a chain is kept while rules are rendered one from the other, so that a count
     that comes back finds it. Rules rendered without predecessor have only what they use."""
@@ -66,7 +67,7 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return self.spelled[0]
         if self.spelled:
             return self.spelled.pop()
-        part = add(Part(), self.fragments.values(), self.settings)
+        part = add(Part(self.settings), self.fragments.values())
         return _spelled(self.settings, part, self.rows, self.counts)
 
     def ruleset(self) -> Ruleset:
@@ -95,12 +96,12 @@ def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragm
     fragments: Map[ServicePortName, Fragment] = Map(
         {name: fragment(service, before.get(name)) for name, service in plan.services.items()}
     )
-    part = add(Part(), fragments.values(), settings)
+    part = add(Part(settings), fragments.values())
     rows, counts = frozenset(part.rows), frozenset(part.counts)
     return NftRules(
         settings=settings,
         fragments=fragments,
-        shared=Map(part.shared),
+        shared={name: Map(counts) for name, counts in part.shared.items()},
         rows=rows,
         counts=counts,
         lineage=plan.lineage.number,
@@ -126,7 +127,7 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
                 mutation[name] = now
                 coming.append(now)
     fragments = mutation.finish()
-    old, new = add(Part(), leaving, settings), add(Part(), coming, settings)
+    old, new = add(Part(settings), leaving), add(Part(settings), coming)
     shared = _counted(previous.shared, old, new)
     rows, counts = previous.rows | new.rows, previous.counts | new.counts
     # A shared set that only one side touches is not a set that comes or goes; the set of a new count does come.
@@ -135,6 +136,9 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
         new.of(touched)
         if touched not in coming_sets:
             old.of(touched)
+    for touched in old.endpoints.keys() | new.endpoints.keys():
+        new.endpoints.setdefault(touched, Slotted())
+        old.endpoints.setdefault(touched, Slotted())
     # Rows and counts share chains, so a new one has to be seen beside all the others.
     grown = rows != previous.rows or counts != previous.counts
     have = _partial(settings, old, previous.rows, previous.counts, with_shared=grown)
@@ -150,22 +154,28 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
     )
 
 
-def _counted(counts: Map[Shared, int], old: Part, new: Part) -> Map[Shared, int]:
-    """Shared elements counted anew; those that come or go are put into the parts as elements."""
-    with counts.mutate() as mutation:
-        one: Shared
-        for one in old.shared.keys() | new.shared.keys():
-            before = mutation.get(one, 0)
-            after = before - old.shared[one] + new.shared[one]
-            name, key = one
-            if after:
-                mutation[one] = after
-            elif before:
-                del mutation[one]
-            if before:
-                old.of(name)[key] = None
-            if after:
-                new.of(name)[key] = None
+def _counted(before: Mapping[str, Map[str, int]], old: Part, new: Part) -> Mapping[str, Map[str, int]]:
+    """Addresses counted anew; those that come or go are put into the parts as elements."""
+    return {name: _counted_in(name, before.get(name, Map()), old, new) for name in SHARED}
+
+
+def _counted_in(name: str, counts: Map[str, int], old: Part, new: Part) -> Map[str, int]:
+    leaving, coming, key = old.shared[name], new.shared[name], SHARED[name]
+    touched = leaving.keys() | coming.keys()
+    if not touched:
+        return counts
+    mutation = counts.mutate()
+    for address in touched:
+        before = mutation.get(address, 0)
+        after = before - leaving.get(address, 0) + coming.get(address, 0)
+        if after:
+            mutation[address] = after
+        elif before:
+            del mutation[address]
+        if before:
+            old.of(name)[key(address)] = None
+        if after:
+            new.of(name)[key(address)] = None
     return mutation.finish()
 
 
@@ -180,7 +190,7 @@ def _partial(
         chains.update((chain.name, chain) for chain in draw_chains(counts))
         sets.update(count_sets(counts))
     declared = _declared(settings, counts)
-    for name, elements in part.elements.items():
+    for name, elements in (*part.elements.items(), *part.endpoints.items()):
         sets[name] = with_elements(declared[name], elements)
     return Table(family=settings.family, name=TABLE, chains=chains, sets=sets)
 
@@ -192,8 +202,9 @@ def _declared(settings: Settings, counts: frozenset[Count]) -> Mapping[str, Set]
 
 def _spelled(settings: Settings, part: Part, rows: frozenset[Row], counts: frozenset[Count]) -> Table:
     """The whole table."""
-    for name, key in part.shared:
-        part.of(name)[key] = None
+    for name, addresses in part.shared.items():
+        if addresses:
+            part.of(name).update(dict.fromkeys(map(SHARED[name], addresses)))
     partial = _partial(settings, part, rows, counts, with_shared=True)
     return Table(
         family=settings.family,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -35,14 +34,13 @@ from narthex.backends.nftables_rows import (
     send_cell,
 )
 from narthex.backends.nftables_sticky import sticky_chains, sticky_row, sticky_sets
+from narthex.model.net import Protocol
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Goto, Return, Set
+from narthex.netfilter.slotted import Slots, Slotted
 from narthex.plan.ir import Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
 
-Slots = tuple[tuple[str, int], ...]
-"""Addresses and ports by slot number; no number is free."""
-
-Shared = tuple[str, ElementKey]
-"""An element that several Service ports may need: set and key."""
+SHARED: Mapping[str, Callable[[str], ElementKey]] = {CLUSTER_IPS: lambda ip: (ip,), HAIRPIN: lambda ip: (ip, ip)}
+"""Sets of which several Service ports may need the same element, and that element for an address."""
 
 
 class Fragment(msgspec.Struct, frozen=True):
@@ -57,21 +55,87 @@ class Fragment(msgspec.Struct, frozen=True):
         return self.cluster if scope is Scope.CLUSTER else self.local
 
 
+class _Way(msgspec.Struct, frozen=True):
+    """What frontends with the same decisions add: whose elements, and which data."""
+
+    refusals: dict[ElementKey, ElementData] | None
+    """Where those stand that somebody is refused at."""
+    refused: ElementData
+    services: dict[ElementKey, ElementData] | None
+    """Where those stand that end the walk in nat."""
+    verdict: ElementData
+    cells: Cells | None
+    """Set where the Service has affinity, and so chains of its own."""
+    sends: tuple[tuple[Count, Slotted], ...] = ()
+    """The endpoint maps that may be drawn from, each with a count of none."""
+
+
 class Part:
     """What several Service ports add together. Filled by `add`, then only read."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.elements: dict[str, dict[ElementKey, ElementData]] = {}
-        self.shared: Counter[Shared] = Counter()
-        """How many Service ports need the element."""
+        self.endpoints: dict[str, Slotted] = {}
+        """Elements of the endpoint maps."""
+        self.shared: dict[str, dict[str, int]] = {name: {} for name in SHARED}
+        """How often each address is needed in these sets."""
         self.rows: set[Row] = set()
         self.counts: set[Count] = set()
         self.chains: dict[str, Chain] = {}
         self.sets: dict[str, Set] = {}
+        self._ways: dict[tuple[object, ...], _Way] = {}
+        self._counted: dict[tuple[Count, int], dict[ElementKey, ElementData]] = {}
 
     def of(self, name: str) -> dict[ElementKey, ElementData]:
         """The elements of one set, to be filled."""
         return self.elements.setdefault(name, {})
+
+    def way(self, frontend: Frontend, sticky: bool) -> _Way:
+        """What the decisions of a frontend come to; nearly all have the same few."""
+        key = frontend.address is None, sticky, frontend.pod, frontend.node, frontend.other
+        way = self._ways.get(key)
+        if way is None:
+            way = self._ways[key] = self._made(frontend, sticky)
+        return way
+
+    def counted(self, kind: Count, number: int) -> dict[ElementKey, ElementData]:
+        """The elements of the set of frontends that draw from so many endpoints."""
+        found = self._counted.get((kind, number))
+        if found is None:
+            count = kind._replace(number=number)
+            self.counts.add(count)
+            found = self._counted[kind, number] = self.of(count.frontends)
+        return found
+
+    def _made(self, frontend: Frontend, sticky: bool) -> _Way:
+        node_port = frontend.address is None
+        row = decisions(frontend, self.settings)
+        sends = [decision for decision in row if isinstance(decision, Forward)]
+        refusals, refused = None, None
+        if len(sends) < 3:
+            refusing = Row(REFUSE, (refuse_cell(row[0]), refuse_cell(row[1]), refuse_cell(row[2])))
+            self.rows.add(refusing)
+            refusals = self.of(NO_ENDPOINT_NODEPORTS if node_port else NO_ENDPOINT_SERVICES)
+            refused = refuse_verdict(refusing)
+        if not sends and node_port:
+            return _Way(refusals, refused, None, None, None)
+        services = self.of(NODEPORT_SERVICES if node_port else SERVICES)
+        if not sends:
+            # An exact address wins over node ports, also when it refuses: the walk in nat must end here.
+            return _Way(refusals, refused, services, Return(), None)
+        cells = (send_cell(row[0]), send_cell(row[1]), send_cell(row[2]))
+        if sticky:
+            return _Way(refusals, refused, services, None, cells)
+        kind = NODEPORT if node_port else SEND
+        way = Row(kind, cells)
+        self.rows.add(way)
+        scopes = sorted({decision.scope for decision in sends}, key=lambda scope: scope.value)
+        drawn = [(Count(kind, scope, 0), self._slotted(ENDPOINT_MAPS[kind, scope])) for scope in scopes]
+        return _Way(refusals, refused, services, Goto(way.chain), None, tuple(drawn))
+
+    def _slotted(self, name: str) -> Slotted:
+        return self.endpoints.setdefault(name, Slotted())
 
 
 def fragment(service: ServicePlan, before: Fragment | None) -> Fragment:
@@ -109,38 +173,45 @@ def arrange(before: Slots, pool: Pool | None) -> Slots:
     return tuple(dense)
 
 
-def add(part: Part, fragments: Iterable[Fragment], settings: Settings) -> Part:
+def add(part: Part, fragments: Iterable[Fragment]) -> Part:
     """Put what the Service ports need into `part`, and return it."""
     for one in fragments:
-        _add_service(part, one, settings)
+        _add_service(part, one)
     return part
 
 
-def _add_service(part: Part, one: Fragment, settings: Settings) -> None:
+def _add_service(part: Part, one: Fragment) -> None:
     service = one.service
-    shared: set[Shared] = set()
     sticky: set[Cells] = set()
     for frontend in service.frontends:
         if frontend.kind is FrontendKind.CLUSTER_IP and frontend.address is not None:
-            shared.add((CLUSTER_IPS, (frontend.address,)))
+            _count(part, CLUSTER_IPS, frontend.address)
         if frontend.allow_from is not None:
             _add_ranges(part, frontend, frontend.allow_from)
-        cells = _add_frontend(part, one, frontend, settings)
+        cells = _add_frontend(part, one, frontend)
         if cells is not None:
             sticky.add(cells)
     for pool in (service.cluster, service.local):
         if pool is not None:
-            shared.update((HAIRPIN, (end.address, end.address)) for end in pool.endpoints if end.local)
-    part.shared.update(shared)
+            for end in pool.endpoints:
+                if end.local:
+                    _count(part, HAIRPIN, end.address)
     if sticky:
-        part.chains.update((chain.name, chain) for chain in sticky_chains(service, frozenset(sticky), settings))
+        part.chains.update((chain.name, chain) for chain in sticky_chains(service, frozenset(sticky), part.settings))
         part.sets.update((clients.name, clients) for clients in sticky_sets(service))
 
 
+def _count(part: Part, name: str, address: str) -> None:
+    counts = part.shared[name]
+    counts[address] = counts.get(address, 0) + 1
+
+
+_WORDS = {protocol: protocol.lower for protocol in Protocol}
+
+
 def _key(frontend: Frontend) -> ElementKey:
-    if frontend.address is None:
-        return frontend.protocol.lower, frontend.port
-    return frontend.address, frontend.protocol.lower, frontend.port
+    protocol = _WORDS[frontend.protocol]
+    return (protocol, frontend.port) if frontend.address is None else (frontend.address, protocol, frontend.port)
 
 
 def _add_ranges(part: Part, frontend: Frontend, ranges: tuple[str, ...]) -> None:
@@ -152,35 +223,16 @@ def _add_ranges(part: Part, frontend: Frontend, ranges: tuple[str, ...]) -> None
         allowed[(*key, element_network(cidr))] = None
 
 
-def _add_frontend(part: Part, one: Fragment, frontend: Frontend, settings: Settings) -> Cells | None:
+def _add_frontend(part: Part, one: Fragment, frontend: Frontend) -> Cells | None:
     """Elements of one frontend. Returns its cells when it needs chains for affinity."""
-    row = decisions(frontend, settings)
-    sends = [decision for decision in row if isinstance(decision, Forward)]
+    way = part.way(frontend, one.service.affinity_seconds is not None)
     key = _key(frontend)
-    node_port = frontend.address is None
-    if len(sends) < 3:
-        refused = Row(REFUSE, (refuse_cell(row[0]), refuse_cell(row[1]), refuse_cell(row[2])))
-        part.rows.add(refused)
-        part.of(NO_ENDPOINT_NODEPORTS if node_port else NO_ENDPOINT_SERVICES)[key] = refuse_verdict(refused)
-    if not sends:
-        if not node_port:
-            # An exact address wins over node ports, also when it refuses: the walk in nat must end here.
-            part.of(SERVICES)[key] = Return()
-        return None
-    services = part.of(NODEPORT_SERVICES if node_port else SERVICES)
-    cells = (send_cell(row[0]), send_cell(row[1]), send_cell(row[2]))
-    if one.service.affinity_seconds is not None:
-        services[key] = Goto(sticky_row(one.service, cells))
-        return cells
-    kind = NODEPORT if node_port else SEND
-    way = Row(kind, cells)
-    part.rows.add(way)
-    services[key] = Goto(way.chain)
-    for scope in {decision.scope for decision in sends}:
-        slots = one.slots(scope)
-        count = Count(kind, scope, len(slots))
-        part.counts.add(count)
-        part.of(count.frontends)[key] = None
-        endpoints = part.of(ENDPOINT_MAPS[kind, scope])
-        endpoints.update(zip([(*key, slot) for slot in range(len(slots))], slots, strict=True))
-    return None
+    if way.refusals is not None:
+        way.refusals[key] = way.refused
+    if way.services is not None:
+        way.services[key] = Goto(sticky_row(one.service, way.cells)) if way.cells is not None else way.verdict
+    for kind, endpoints in way.sends:
+        slots = one.slots(kind.scope)
+        part.counted(kind, len(slots))[key] = None
+        endpoints.runs[key] = slots
+    return way.cells

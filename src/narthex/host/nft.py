@@ -31,11 +31,12 @@ from narthex.host.nfnetlink import (
     failed_element,
 )
 from narthex.model.net import IPFamily
-from narthex.netfilter import nft
+from narthex.netfilter import nft, slotted
 from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable
 from narthex.netfilter.bytecode import chain_payload, rule_payload
 from narthex.netfilter.elements import decode_list, encoder, is_config_set, key_encoder
 from narthex.netfilter.nft_print import element_text
+from narthex.netfilter.slotted import Slotted
 
 _READ_ATTEMPTS = 10
 _REMOVE_ATTEMPTS = 20
@@ -199,9 +200,13 @@ class NftablesTarget:
         for kind, elements in ((DELETE_ELEMENTS, changes.deletions), (NEW_ELEMENTS, changes.additions)):
             for name, pairs in elements.items():
                 one = changes.declarations[name]
-                encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)
+                if isinstance(pairs, Slotted) and kind == NEW_ELEMENTS:
+                    made = slotted.encode(one, self._family, pairs)
+                else:
+                    encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)
+                    made = encode(pairs.items())
                 first = 0
-                for payload, count in element_messages(TABLE, name, encode(pairs.items())):
+                for payload, count in element_messages(TABLE, name, made):
                     messages.append(_Message(kind, payload, name, first))
                     first += count
         return messages

@@ -57,8 +57,11 @@ _VERDICTS: dict[int, Callable[[str], Verdict]] = {
 _PROTOCOL_NUMBERS = {protocol.lower: protocol.number for protocol in Protocol}
 _PROTOCOL_NAMES = {number: name for name, number in _PROTOCOL_NUMBERS.items()}
 
-_MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
+MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
 """What atoms of the wrong kind or size raise on their way into a layout."""
+
+ENDPOINT: Key = (Field.DADDR, Field.DPORT)
+"""The data of a map to endpoints."""
 
 Encoder = Callable[[Iterable[tuple[ElementKey, ElementData]]], Iterator[bytes]]
 
@@ -110,30 +113,29 @@ def _encoder(name: str, key: Key, data: str, interval: bool, family: IPFamily) -
         return _interval_encoder(name, key, data, family)
     if data == "verdict":
         return _verdict_encoder(name, key, family)
-    return _plain_encoder(name, key, (Field.DADDR, Field.DPORT) if data == "endpoint" else (), family)
+    return plain_encoder(name, key, ENDPOINT if data == "endpoint" else (), family)
 
 
-def _plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) -> Encoder:
+def plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) -> Encoder:
     """Sets, and maps to an address and a port: one fixed layout."""
-    key_size, data_size = _size(key_parts, family), _size(data_parts, family)
-    headers = list(_nested_headers(key_size, data_size))
+    key_size, data_size = size_of(key_parts, family), size_of(data_parts, family)
+    headers = list(nested_headers(key_size, data_size))
     first, second = headers[:6], headers[6:]
     layout = struct.Struct(
-        "=" + "H" * len(first) + _format(key_parts, family) + "H" * len(second) + _format(data_parts, family)
+        "=" + "H" * len(first) + layout_of(key_parts, family) + "H" * len(second) + layout_of(data_parts, family)
     )
-    fill, aim = _fillers(key_parts, family), _fillers(data_parts, family)
+    fill, aim = fillers(key_parts, family), fillers(data_parts, family)
     before, between = [repeat(each) for each in first], [repeat(each) for each in second]
 
     def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
         keys, data = zip(*pairs, strict=True)
-        columns = [*before, *_columns(fill, keys), *between, *_columns(aim, data if aim else ())]
-        return list(map(layout.pack, *columns))
+        return list(map(layout.pack, *before, *columns(fill, keys), *between, *columns(aim, data if aim else ())))
 
     return partial(_encode, name, rows)
 
 
 Rows = Callable[[Sequence[tuple[ElementKey, ElementData]]], list[bytes]]
-"""Elements to attributes; raises one of _MISFITS when one of them does not fit."""
+"""Elements to attributes; raises one of MISFITS when one of them does not fit."""
 
 
 def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
@@ -142,7 +144,7 @@ def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ElementKey, ElementData
     while some := list(islice(rest, _AT_ONCE)):
         try:
             made = rows(some)
-        except _MISFITS:
+        except MISFITS:
             # One by one, to know which it is.
             made = [_encode_one(name, rows, pair) for pair in some]
         yield from made
@@ -154,19 +156,18 @@ _AT_ONCE = 1024
 def _encode_one(name: str, rows: Rows, pair: tuple[ElementKey, ElementData]) -> bytes:
     try:
         return rows([pair])[0]
-    except _MISFITS as error:
+    except MISFITS as error:
         raise Unprintable(f"element {pair[0]!r} does not fit the set {name}: {error}") from None
 
 
-def _columns(fillers: list[Filler], rows: Sequence[Any]) -> list[Iterable[bytes | int]]:
+def columns(put_of: list[Filler], rows: Sequence[Any]) -> list[Iterable[bytes | int]]:
     """The atoms of each place in the rows, as a `struct` wants them. Raises ValueError for rows of another length."""
-    if not fillers:
+    if not put_of:
         return []
-    columns = list(zip(*rows, strict=True))
-    return [put(column) for put, column in zip(fillers, columns, strict=True)]
+    return [put(column) for put, column in zip(put_of, list(zip(*rows, strict=True)), strict=True)]
 
 
-def _nested_headers(key_size: int, data_size: int) -> Iterator[int]:
+def nested_headers(key_size: int, data_size: int) -> Iterator[int]:
     """Lengths and kinds of the attributes around a key and its data, in the order they stand in the message."""
     total = 4 + 4 + 4 + key_size + (4 + 4 + data_size if data_size else 0)
     yield from (total, LIST_ELEM | NESTED, 8 + key_size, ELEM_KEY | NESTED, 4 + key_size, DATA_VALUE)
@@ -175,9 +176,9 @@ def _nested_headers(key_size: int, data_size: int) -> Iterator[int]:
 
 
 def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
-    size = _size(key_parts, family)
-    layout = struct.Struct("=6H" + _format(key_parts, family))
-    fill = _fillers(key_parts, family)
+    size = size_of(key_parts, family)
+    layout = struct.Struct("=6H" + layout_of(key_parts, family))
+    fill = fillers(key_parts, family)
     tail_of = cache(_verdict_attribute)
 
     def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
@@ -191,7 +192,7 @@ def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
             repeat(ELEM_KEY | NESTED),
             repeat(4 + size),
             repeat(DATA_VALUE),
-            *_columns(fill, keys),
+            *columns(fill, keys),
         )
         return list(map(operator.add, heads, tails))
 
@@ -210,13 +211,13 @@ def _verdict_attribute(verdict: ElementData) -> bytes:
 
 def _interval_encoder(name: str, key_parts: Key, data: str, family: IPFamily) -> Encoder:
     """Concatenations with networks: a first and a last key, both included."""
-    layout = struct.Struct("=" + _format(key_parts, family))
-    fill = _fillers(key_parts, family)
+    layout = struct.Struct("=" + layout_of(key_parts, family))
+    fill = fillers(key_parts, family)
     if data or len(key_parts) == 1:
         raise Unprintable(f"set {name}: only concatenated sets of networks have a form here")
 
     def packed(keys: Sequence[ElementKey]) -> list[bytes]:
-        return list(map(layout.pack, *_columns(fill, keys)))
+        return list(map(layout.pack, *columns(fill, keys)))
 
     def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
         ends = [[_ends(atom) for atom in key] for key, _ in pairs]
@@ -244,11 +245,11 @@ def _part_size(part: KeyPart, family: IPFamily) -> int:
     return family.host_bits // 8 if part in (Field.SADDR, Field.DADDR) else 4
 
 
-def _size(key: tuple[KeyPart, ...], family: IPFamily) -> int:
+def size_of(key: tuple[KeyPart, ...], family: IPFamily) -> int:
     return sum(_part_size(part, family) for part in key)
 
 
-def _format(key: tuple[KeyPart, ...], family: IPFamily) -> str:
+def layout_of(key: tuple[KeyPart, ...], family: IPFamily) -> str:
     """The `struct` letters of a key; ports are given as two bytes so that one struct can hold both byte orders."""
     letters = {Field.L4PROTO: "B3x", Field.SPORT: "2s2x", Field.DPORT: "2s2x"}
     text = ""
@@ -270,7 +271,7 @@ Filler = Callable[[Iterable[Any]], Iterable[bytes | int]]
 """The atoms of one place of many keys, as a `struct` wants them."""
 
 
-def _fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Filler]:
+def fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Filler]:
     """Nothing here is called for each atom that is not C."""
     af = AF_INET if family is IPFamily.IPV4 else AF_INET6
 
@@ -298,8 +299,8 @@ def decode_list(
     fit the set.
     """
     read_key = _reader(one.key, family)
-    read_data = _reader((Field.DADDR, Field.DPORT), family)
-    key_size, data_size = _size(one.key, family), _size((Field.DADDR, Field.DPORT), family)
+    read_data = _reader(ENDPOINT, family)
+    key_size, data_size = size_of(one.key, family), size_of(ENDPOINT, family)
     for _, first, behind in attributes(data, start, end):
         low: ElementKey = ()
         high: ElementKey | None = None
@@ -331,7 +332,7 @@ def _value_offset(at: int, stop: int, size: int) -> int:
 
 @lru_cache(maxsize=256)
 def _reader(key: tuple[KeyPart, ...], family: IPFamily) -> Callable[[bytes | memoryview, int], ElementKey]:
-    layout = struct.Struct("=" + _format(key, family))
+    layout = struct.Struct("=" + layout_of(key, family))
 
     def part_reader(part: KeyPart) -> Callable[[bytes | int], Atom]:
         if isinstance(part, Slot):
