@@ -127,8 +127,8 @@ def test_a_path_by_keyboard_alone(seen):
     ends = seen.run("return [...document.querySelectorAll('#ends li')].map(each => each.innerText.split('\\n')[0])")
     assert ends == ["50 %", "50 %"]
     assert "plan and rules agree" in seen.run("return document.getElementById('tree').textContent")
-    # Drawn over the picture: to the Service, and from there to two pods, each with its share.
-    assert seen.run("return document.querySelectorAll('svg .way').length") == 3
+    # Drawn over the picture: to the Service, its slice, and from there to two pods, each with its share.
+    assert seen.run("return document.querySelectorAll('svg .way').length") == 4
     for pod in ("shop/web-1", "shop/web-2"):
         assert seen.run(f"return document.querySelector('{box('pod', pod)} .share').textContent") == "50 %"
     # Whoever uses the keyboard sees where they are.

@@ -21,7 +21,7 @@ function draw() {
   const shown = chosen(picture, $("filter").value);
   const plan = layOut(shown, counts, Math.max($("scroll").clientWidth - 24 * unit, 300 * unit), unit);
   const byId = new Map(plan.items.map(each => [idOf(each.kind, each.key), each]));
-  const ways = waysOf(found, source, target, byId);
+  const ways = waysOf(found, source, target, byId, shown.slices);
   for (const [id, share] of sharesOf(ways)) byId.get(id).share = share;
   drawing.show(plan, unit);
   drawing.trace(ways, [source, target].filter(Boolean));
