@@ -14,6 +14,7 @@ import msgspec
 from narthex.apps.lab import inside, labs
 from narthex.apps.lab.state import LabError
 from narthex.cli import lab_output
+from narthex.cli.lab_history import replay
 from narthex.cli.ui import port_option, show
 
 OVERLAYS = ("none", "vxlan", "host-gw")
@@ -222,3 +223,6 @@ def down(name: str, all_labs: bool, output: str) -> None:
         click.echo(f"Lab {each['name']} is gone." if each["removed"] else f"There is no lab {each['name']}.")
     if not done:
         click.echo("There is no lab.")
+
+
+command.add_command(replay)

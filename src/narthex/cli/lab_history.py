@@ -1,0 +1,68 @@
+"""`narthex lab replay`: a recorded history once more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from narthex.apps.lab.state import LabError
+
+if TYPE_CHECKING:
+    from narthex.lab.replay import Replay
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0.001),
+    help="1: in the pace of then; 10: ten times as fast. Default: wait for nothing.",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of the output.")
+def replay(file: Path, speed: float | None, output: str) -> None:
+    """Go through the history in FILE once more, which `narthex lab record` wrote, without a network and without root.
+
+    What people and nodes had written is written again, and the controllers decide again. As they depend on nothing but that, the
+    objects at the end are the same: names, addresses, slices. JSON has all of them. A controller that decides otherwise, in
+    another version of Narthex for instance, ends the replay with the first thing that differs.
+    """
+    from narthex.apps.lab.replaying import replay as go
+
+    told = _Teller(quiet=output == "json" or speed is None)
+    try:
+        done = go(file, speed, told)
+    except LabError as error:
+        raise click.ClickException(str(error)) from error
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(done)))
+        return
+    seconds = (done.end - done.begin).total_seconds()
+    click.echo(f"Lab {done.lab!r}, {seconds:.1f} s from {done.begin:%Y-%m-%d %H:%M:%S} UTC on, replayed:")
+    click.echo(f"  {done.written} changes of people and nodes, written again")
+    click.echo(f"  {done.decided} changes of controllers in {done.turns} turns, each decided as then")
+    kinds = Counter(each["kind"] for each in done.objects)
+    click.echo("At the end: " + (", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "nothing"))
+
+
+class _Teller:
+    """Tells what happens while it happens."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._version = 0
+
+    def __call__(self, moment: datetime, again: Replay) -> None:
+        if self._quiet:
+            return
+        from narthex.apps.logs import printable
+
+        for change in again.registry.store.changes(self._version or again.begin.version):
+            word = "deleted" if change.now is None else "changed" if change.was is not None else "created"
+            name = "/".join(part for part in change.key if part)
+            click.echo(printable(f"{moment:%H:%M:%S.%f}"[:-3] + f" {change.kind} {name} {word}"))
+        self._version = again.registry.version

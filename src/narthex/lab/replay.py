@@ -1,0 +1,218 @@
+"""A history once more: what people and nodes wrote is written again, and the controllers decide again.
+
+Nothing that a turn of the controllers yields depends on anything but the objects and the time it is told, so they must decide the
+same; the first thing that differs is told. Names, addresses, uids, versions and times of the replay are the history's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api.registry import Admit, Registry
+from narthex.lab.api.store import Raw, Store
+from narthex.lab.control.cluster import all_controllers, settle
+from narthex.lab.control.turn import Control
+from narthex.lab.faults import Fault
+from narthex.lab.history import BadHistory, Begin, Broke, Changed, Entry, Held, Mended, Turned
+
+
+class Differs(ValueError):
+    """The controllers decide otherwise than in the history; the message says what."""
+
+
+class Replay:
+    """A cluster that goes through a history, entry by entry."""
+
+    def __init__(self, entries: Iterable[Entry], admit: Admit, controllers: Control | None = None) -> None:
+        """`admit`: the API's, for what the controllers write. Raises BadHistory."""
+        self._entries = iter(entries)
+        begin = next(self._entries, None)
+        if not isinstance(begin, Begin):
+            raise BadHistory("it is empty")
+        self.begin = begin
+        self._ahead: list[Changed] = []
+        """Changes of which is not known yet who made them."""
+        store = Store()
+        first = None
+        held = []
+        for entry in self._entries:
+            if not isinstance(entry, Held):
+                first = entry
+                break
+            held.append((entry.kind, entry.object))
+        store.load(begin.version, iter(held))
+        if first is not None:
+            self._entries = itertools.chain([first], self._entries)
+        self.registry = _Again(store, admit)
+        self._control = controllers or all_controllers()
+        self.faults: dict[int, Fault] = {}
+        """In force at this moment of the history, by number."""
+        self.turns = 0
+        self.decided = 0
+        """Changes that the controllers decided again."""
+        self.written = 0
+        """Changes that people and nodes had written."""
+
+    def step(self) -> datetime | None:
+        """Go on to the next change of somebody else, turn or fault; its time, None at the end. Raises Differs, BadHistory."""
+        for entry in self._entries:
+            if isinstance(entry, Changed):
+                # Whether the controllers made it says the next line that is none.
+                self._ahead.append(entry)
+            elif isinstance(entry, Turned):
+                self._turn(entry)
+                return entry.turn
+            elif isinstance(entry, Broke):
+                self._others()
+                self.faults[entry.fault.number] = entry.fault
+                return entry.at
+            elif isinstance(entry, Mended):
+                self._others()
+                self.faults.pop(entry.ended, None)
+                return entry.at
+            else:
+                raise BadHistory("objects of the begin stand before all else")
+        last = self._ahead[-1].at if self._ahead else None
+        self._others()
+        return last
+
+    def _others(self, upto: int | None = None) -> None:
+        """Write what people and nodes had written, up to a version."""
+        while self._ahead and (upto is None or self._ahead[0].change <= upto):
+            self.registry.write(self._ahead.pop(0))
+            self.written += 1
+
+    def _turn(self, entry: Turned) -> None:
+        self._others(entry.after)
+        told = {each.change: each for each in self._ahead if each.change <= entry.upto}
+        self._ahead = [each for each in self._ahead if each.change > entry.upto]
+        before = self.registry.version
+        if before != entry.after:
+            raise BadHistory(f"changes between version {before} and {entry.after} are missing")
+        self.registry.expect(told, entry.turn)
+        settle(self._control, self.registry, entry.turn)
+        self.registry.met()
+        self.turns += 1
+        self.decided += len(told)
+
+    def objects(self) -> list[Raw]:
+        """All objects now, by kind, namespace and name."""
+        return objects(self.registry.store)
+
+
+def objects(store: Store) -> list[Raw]:
+    """All objects, by kind, namespace and name: equal for equal clusters."""
+    return [
+        {"apiVersion": "", "kind": kind, **stored.raw}
+        for kind in sorted(store.kinds())
+        for _, stored in store.entries(kind)
+    ]
+
+
+class _Again(Registry):
+    """A registry that gives out the uids and times of a history, and holds what is written against it."""
+
+    def __init__(self, store: Store, admit: Admit) -> None:
+        self._moment = datetime.min
+        self._bytes = b""
+        self._told: dict[int, Changed] = {}
+        super().__init__(lambda: self._moment, self._drawn, admit=admit, store=store)
+
+    def _drawn(self, count: int) -> bytes:
+        return (self._bytes or bytes(16))[:count].ljust(count, b"\0")
+
+    def write(self, change: Changed) -> None:
+        """Make a change as it was."""
+        if change.object is None:
+            self.store.delete(change.kind, change.namespace, change.name)
+        else:
+            self.store.put(change.kind, change.object)
+        self._changed_kinds(change.kind)
+        if self.version != change.change:
+            raise BadHistory(f"version {change.change} follows {self.version - 1}: something is missing")
+
+    def expect(self, told: Mapping[int, Changed], now: datetime) -> None:
+        """From now on these changes must be made, and no others."""
+        self._told, self._moment = dict(told), now
+
+    def met(self) -> None:
+        """Raise Differs when a change was not made."""
+        if self._told:
+            first = self._told[min(self._told)]
+            raise Differs(f"version {first.change}: {_what(first)} was written then and is not now")
+
+    def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
+        """As in the history, with the same uid."""
+        told = self._told.get(self.version + 1)
+        meta = (told.object or {}).get("metadata", {}) if told is not None else {}
+        self._bytes = bytes.fromhex(str(meta.get("uid", "")).replace("-", ""))
+        self._take(meta.get("creationTimestamp"))
+        before = self.version
+        made = super().create(kind, obj, dry_run=dry_run)
+        self._compare(before)
+        return made
+
+    def update(self, kind: str, obj: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False) -> Raw:
+        """As in the history."""
+        before = self.version
+        made = super().update(kind, obj, subresource=subresource, dry_run=dry_run)
+        self._compare(before)
+        return made
+
+    def delete(
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        *,
+        grace: int | None = None,
+        preconditions: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+    ) -> Raw | None:
+        """As in the history, with the same time of deletion."""
+        told = self._told.get(self.version + 1)
+        meta = (told.object or {}).get("metadata", {}) if told is not None else {}
+        self._take(meta.get("deletionTimestamp"), int(meta.get("deletionGracePeriodSeconds") or 0))
+        before = self.version
+        left = super().delete(kind, namespace, name, grace=grace, preconditions=preconditions, dry_run=dry_run)
+        self._compare(before)
+        return left
+
+    def _take(self, stamp: object, seconds: int = 0) -> None:
+        if isinstance(stamp, str):
+            self._moment = datetime.fromisoformat(stamp) - timedelta(seconds=seconds)
+
+    def _compare(self, before: int) -> None:
+        for change in self.store.changes(before):
+            told = self._told.pop(change.version, None)
+            name = "/".join(part for part in change.key if part)
+            if told is None or (told.kind, (told.namespace, told.name)) != (change.kind, change.key):
+                then = f"{_what(told)} was written then" if told is not None else "nothing was written then"
+                raise Differs(f"version {change.version}: {change.kind} {name} is written now, {then}")
+            if told.object != change.after:
+                where = _difference(told.object, change.after)
+                raise Differs(f"version {change.version}: {change.kind} {name} differs at {where}")
+
+
+def _what(change: Changed) -> str:
+    name = f"{change.namespace}/{change.name}" if change.namespace else change.name
+    return f"{change.kind} {name}" + (" (deleted)" if change.object is None else "")
+
+
+def _difference(one: Any, other: Any, path: str = "") -> str:
+    """The first place where two objects differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted({*one, *other}):
+            if one.get(name) != other.get(name):
+                return _difference(one.get(name), other.get(name), f"{path}.{name}")
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (mine, yours) in enumerate(zip(one, other, strict=True)):
+            if mine != yours:
+                return _difference(mine, yours, f"{path}[{index}]")
+    said = [msgspec.json.encode(each).decode()[:80] for each in (one, other)]
+    return f"{path or 'whether it is there'}: {said[0]} then, {said[1]} now"
