@@ -1,14 +1,18 @@
 """A cluster's API server, a bad network and the clients of one proxy, in made-up time: an hour takes milliseconds."""
 
 import math
+from datetime import UTC, datetime
 
+from narthex.lab.api.api import Api, refusal
+from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.reads import PRESENT, Cursor
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.requests import Request
 from narthex.model.events import Synced
 from narthex.sources.kube.exchange import Body, Due, Ended, Heard, Lines, Opened, Refused, Start
 from narthex.sources.kube.messages import Splitter
 from narthex.sources.kube.watch import Watch
 from narthex.state.store import Store
-from narthex.testing.apiserver_data import Data
-from narthex.testing.apiserver_protocol import PRESENT, Cursor, answer, status
 
 BOOKMARK_SECONDS = 60.0
 
@@ -30,12 +34,12 @@ class Link:
         if what == "refuse":
             self.first = [Ended("connection refused")]
         elif what == "status":
-            self.first = [Refused(self.number, status(self.number, "", "fault").body, 7.0)]
+            self.first = [Refused(self.number, refusal(ApiFault(self.number, "", "fault")).body, 7.0)]
         else:
             self._answer(server, request, now)
 
     def _answer(self, server, request, now):
-        reply = answer(server.data, request.path, dict(request.query), server.abilities)
+        reply = server.answer(request)
         if isinstance(reply, Cursor):
             self.cursor = reply
             self.ends_at = now + reply.timeout
@@ -90,8 +94,26 @@ class Server:
     """Data, and what the server can do."""
 
     def __init__(self, abilities=PRESENT):
-        self.data = Data()
-        self.abilities = abilities
+        self.api = Api(Registry(lambda: datetime(2026, 1, 1, tzinfo=UTC), bytes), abilities)
+
+    @property
+    def data(self):
+        return self.api.registry.store
+
+    @data.setter
+    def data(self, data):
+        self.api.registry.store = data
+
+    @property
+    def abilities(self):
+        return self.api.abilities
+
+    @abilities.setter
+    def abilities(self, abilities):
+        self.api.abilities = abilities
+
+    def answer(self, request):
+        return self.api.answer(Request("GET", request.path, dict(request.query), {}))
 
 
 class Client:

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from laws.kube_simulation import Client, Server, World
+from narthex.lab.api.reads import Abilities
 from narthex.lab.encode import encode
 from narthex.model.net import IPFamily
 from narthex.plan.planner import plan_once
 from narthex.sources.kube.resources import of_a_proxy
-from narthex.testing.apiserver_protocol import Abilities
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
 
 NAMES = [f"ns-{number % 2}/svc-{number}" for number in range(6)]

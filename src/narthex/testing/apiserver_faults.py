@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
+
+from narthex.lab.api.requests import Request
 
 
 class Drop(msgspec.Struct, frozen=True):
@@ -35,16 +37,5 @@ class Silence(msgspec.Struct, frozen=True):
 Fault = Drop | Refuse | Garble | Silence
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """One request."""
-
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    """Names in lower case."""
-    body: bytes
-
-
-Faults = Callable[[Seen], Fault | None]
+Faults = Callable[[Request], Fault | None]
 """What goes wrong with the answer to a request; None: nothing."""

@@ -17,13 +17,13 @@ from narthex.apps.proxy.api_server import EventPoster
 from narthex.apps.proxy.events import EventWriter
 from narthex.cli.lb import command
 from narthex.host.clock import SystemClock
+from narthex.lab.api.reads import Abilities
 from narthex.model import documents, wire
 from narthex.model.decode import decode
 from narthex.model.objects import Object
 from narthex.sources.kube.access import Access
 from narthex.sources.proxy_configuration import ClientConnection
 from narthex.testing.apiserver import ApiServer
-from narthex.testing.apiserver_protocol import Abilities
 from narthex.testing.build import node, service
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "load-balancer"

@@ -17,12 +17,12 @@ from narthex.apps.proxy.events import event_object, starting
 from narthex.cli.node import command as node_command
 from narthex.cli.proxy import command as proxy_command
 from narthex.host import privileges
+from narthex.lab.api.reads import Abilities
 from narthex.model import documents
 from narthex.model.net import split_port
 from narthex.sources.configuration import read
 from narthex.sources.kube.access import Access
 from narthex.testing.apiserver import ApiServer
-from narthex.testing.apiserver_protocol import Abilities
 from narthex.testing.build import node
 
 ROOT = Path(__file__).parents[3]

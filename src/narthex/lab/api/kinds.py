@@ -33,6 +33,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """`metadata.generation` counts the changes of what is neither metadata nor status."""
     unconditional: bool = True
     """It may be written without a resourceVersion."""
+    stored_as: str = ""
+    """The name of the kind under which its objects are held, if it is another view of that."""
     custom: bool = False
     """It comes from a CustomResourceDefinition."""
     columns: Mapping[str, tuple[Mapping[str, Any], ...]] = {}
@@ -165,6 +167,10 @@ KINDS: Mapping[str, Kind] = _table(
     ]
 )
 """The built-in kinds, by name."""
+
+
+VIEWS = (Kind(kind="Event", group="events.k8s.io", plural="events", short_names=("ev",), stored_as="Event"),)
+"""Further places at which objects of a kind are served."""
 
 
 def of_definition(crd: Mapping[str, Any]) -> Kind | None:

@@ -11,12 +11,12 @@ from narthex.apps.lb.controller import Controller, Settings
 from narthex.apps.lb.leader import Leader
 from narthex.apps.lb.metrics import ControllerMetrics
 from narthex.host.clock import SystemClock
+from narthex.lab.api.reads import Abilities
 from narthex.lb.lease import Times
 from narthex.sources.kube.access import Access
 from narthex.sources.proxy_configuration import ClientConnection
 from narthex.testing.apiserver import ApiServer
 from narthex.testing.apiserver_faults import Drop, Refuse
-from narthex.testing.apiserver_protocol import Abilities
 from narthex.testing.build import node, service
 
 QUICK = Times(lease=3.0, renew=2.0, retry=0.2)
@@ -250,7 +250,7 @@ def test_metrics(cluster):
     cluster.pool("lan", "192.168.15.0/28")
     cluster.pool("bad", "::/0")
     with running(cluster) as controller:
-        cluster.wait(lambda: controller.counts.given == 1 and cluster.note("shop/web") == "lan")
+        cluster.wait(lambda: controller.counts.given == controller.counts.allocations == 1)
         text = controller.metrics.exposition().decode()
     for line in (
         'metallb_allocator_addresses_total{pool="lan"} 16.0',

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from narthex.lab.api.reads import Abilities
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.client import Unreachable
 from narthex.sources.kube.exchange import Lines
@@ -14,7 +15,6 @@ from narthex.sources.kube.source import KubeSource
 from narthex.sources.kube.watch import Watch
 from narthex.testing.apiserver import ApiServer
 from narthex.testing.apiserver_faults import Drop, Garble, Refuse, Silence
-from narthex.testing.apiserver_protocol import Abilities
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
 from unit.sources.kube.following import LIMIT, QUICK, UNPACED, Following, following
 

@@ -3,13 +3,15 @@
 import msgspec
 import pytest
 
+from narthex.lab.api.api import refusal
+from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.reads import expired
 from narthex.model import decode
 from narthex.model.events import Delete, Upsert
 from narthex.model.names import NamespacedName
 from narthex.sources.kube.exchange import TIMES, Body, Due, Ended, Heard, Lines, Opened, Refused, Start
 from narthex.sources.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
 from narthex.sources.kube.watch import Watch
-from narthex.testing.apiserver_protocol import expired, status
 
 MIDDLE = 0.5
 SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
@@ -70,12 +72,16 @@ def bookmark(version, end=False):
     return line("BOOKMARK", {"metadata": meta})
 
 
+def status(code, reason, message, **details):
+    return refusal(ApiFault(code, reason, message, details)).body
+
+
 def failure(code, **more):
-    return Refused(code, status(code, **{"reason": "", "message": ""} | more).body)
+    return Refused(code, status(code, **{"reason": "", "message": ""} | more))
 
 
-TOO_LARGE = Refused(504, status(504, "Timeout", "Too large resource version: 9, current: 5").body)
-GONE = Refused(410, status(410, "Expired", "too old").body)
+TOO_LARGE = Refused(504, status(504, "Timeout", "Too large resource version: 9, current: 5"))
+GONE = Refused(410, status(410, "Expired", "too old"))
 LOST = Ended("connection reset")
 
 
@@ -335,7 +341,7 @@ def test_watches_that_are_always_too_old_are_not_listed_without_rest():
 
 
 @pytest.mark.parametrize(
-    "words", [TOO_LARGE, Refused(504, status(504, "Timeout", "x", causes=[{"reason": "ResourceVersionTooLarge"}]).body)]
+    "words", [TOO_LARGE, Refused(504, status(504, "Timeout", "x", causes=[{"reason": "ResourceVersionTooLarge"}]))]
 )
 def test_a_version_that_the_server_does_not_have_yet_is_let_go(words):
     table = watching(41, cidr("a"))

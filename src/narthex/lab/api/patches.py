@@ -1,0 +1,186 @@
+"""The patches of the API but server-side apply: RFC 6902, RFC 7386, and strategic merge.
+
+Strategic merge knows the lists that are sets of entries from `types`. Follows apimachinery's util/strategicpatch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from narthex.lab.api.types import ANY, Type, field_type
+
+Raw = dict[str, Any]
+
+MERGE, STRATEGIC, JSON_PATCH, APPLY = (
+    f"application/{name}"
+    for name in ("merge-patch+json", "strategic-merge-patch+json", "json-patch+json", "apply-patch+yaml")
+)
+
+
+class BadPatch(ValueError):
+    """It cannot be applied."""
+
+
+class NotAPatch(ValueError):
+    """The media type is of no patch."""
+
+
+def apply(content_type: str, target: Mapping[str, Any], patch: Any, of: Type = ANY) -> Raw:
+    """The object after a patch. `of` is the object's type. Raises BadPatch, NotAPatch."""
+    try:
+        how = _KINDS[content_type.partition(";")[0].strip()]
+    except KeyError:
+        raise NotAPatch(content_type) from None
+    return how(copy.deepcopy(dict(target)), patch, of)
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, Mapping):
+        return patch
+    into = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            into.pop(name, None)
+        else:
+            into[name] = merge(into.get(name), value)
+    return into
+
+
+def _merge(target: Raw, patch: Any, of: Type) -> Raw:
+    del of
+    if not isinstance(patch, Mapping):
+        raise BadPatch("a merge patch is an object")
+    return merge(target, patch)  # type: ignore[no-any-return]
+
+
+def strategic(target: Any, patch: Any, of: Type) -> Any:
+    """Merge, but the lists that have a merge key entry by entry."""
+    if isinstance(patch, list):
+        return _merged_list(target, patch, of) if of.merge else [strategic(None, each, of.item) for each in patch]
+    if not isinstance(patch, Mapping):
+        return patch
+    how = patch.get("$patch")
+    if how == "delete":
+        return {}
+    into = dict(target) if isinstance(target, Mapping) and how != "replace" else {}
+    kept = patch.get("$retainKeys")
+    for field, value in patch.items():
+        if field == "$patch" or field == "$retainKeys" or field.startswith("$setElementOrder/"):
+            continue
+        if field.startswith("$deleteFromPrimitiveList/"):
+            name = field.partition("/")[2]
+            into[name] = [each for each in into.get(name) or [] if each not in value]
+        elif value is None:
+            into.pop(field, None)
+        else:
+            into[field] = strategic(into.get(field), value, field_type(of, field))
+    for field, order in patch.items():
+        name = field.removeprefix("$setElementOrder/")
+        if name != field and isinstance(into.get(name), list):
+            into[name] = _ordered(into[name], order, field_type(of, name).merge)
+    if isinstance(kept, list):
+        into = {name: value for name, value in into.items() if name in kept}
+    return into
+
+
+def _merged_list(target: Any, patch: list[Any], of: Type) -> list[Any]:
+    held = list(target) if isinstance(target, list) else []
+    if of.merge == "=":
+        return held + [each for each in patch if each not in held]
+    if any(isinstance(each, Mapping) and each.get("$patch") == "replace" for each in patch):
+        return [each for each in patch if not (isinstance(each, Mapping) and each.get("$patch") == "replace")]
+    for each in patch:
+        if not isinstance(each, Mapping) or of.merge not in each:
+            raise BadPatch(f"map: {each} does not contain declared merge key: {of.merge}")
+        at = next((index for index, one in enumerate(held) if one.get(of.merge) == each[of.merge]), None)
+        if each.get("$patch") == "delete":
+            held = [one for one in held if one.get(of.merge) != each[of.merge]]
+        elif at is None:
+            held.append(strategic(None, each, of.item))
+        else:
+            held[at] = strategic(held[at], each, of.item)
+    return held
+
+
+def _ordered(entries: list[Any], order: Any, key: str) -> list[Any]:
+    """Entries in the order that a patch wants; those it does not name keep their place behind their neighbour."""
+
+    def name(each: Any) -> Any:
+        return each.get(key) if key and key != "=" and isinstance(each, Mapping) else each
+
+    wanted = [name(each) for each in order] if isinstance(order, list) else []
+    listed = sorted((each for each in entries if name(each) in wanted), key=lambda each: wanted.index(name(each)))
+    return [listed.pop(0) if name(each) in wanted else each for each in entries]
+
+
+def _strategic(target: Raw, patch: Any, of: Type) -> Raw:
+    if not isinstance(patch, Mapping):
+        raise BadPatch("a strategic merge patch is an object")
+    return strategic(target, patch, of)  # type: ignore[no-any-return]
+
+
+def _json(target: Raw, patch: Any, of: Type) -> Raw:
+    """RFC 6902."""
+    del of
+    if not isinstance(patch, list):
+        raise BadPatch("a JSON patch is a list")
+    for step in patch:
+        if not isinstance(step, Mapping) or "op" not in step or "path" not in step:
+            raise BadPatch("each step of a JSON patch has an op and a path")
+        try:
+            target = _operate(target, step)
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise BadPatch(
+                f"{step['op']} operation does not apply: doc is missing path: {step['path']}: {error}"
+            ) from None
+    return target
+
+
+def _operate(target: Raw, step: Mapping[str, Any]) -> Raw:
+    op, way = step["op"], _steps(str(step["path"]))
+    if op in ("move", "copy"):
+        source = _steps(str(step["from"]))
+        value = copy.deepcopy(_at(target, source))
+        if op == "move":
+            _operate(target, {"op": "remove", "path": step["from"]})
+        return _operate(target, {"op": "add", "path": step["path"], "value": value})
+    if op == "test":
+        if _at(target, way) != step["value"]:
+            raise BadPatch(f"testing value {step['path']} failed: test failed")
+        return target
+    if not way:
+        if op not in ("add", "replace") or not isinstance(step["value"], dict):
+            raise BadPatch(f"{op} of the whole object cannot be done")
+        return step["value"]
+    at, last = _at(target, way[:-1]), way[-1]
+    if isinstance(at, list):
+        index = len(at) if last == "-" and op == "add" else int(last)
+        if not 0 <= index <= len(at) - (op != "add"):
+            raise IndexError(last)
+        if op != "add":
+            del at[index]
+        if op != "remove":
+            at.insert(index, step["value"])
+    elif op == "add" or (op == "replace" and last in at):
+        at[last] = step["value"]
+    elif op == "remove":
+        del at[last]
+    else:
+        raise KeyError(last) if op == "replace" else BadPatch(f"Unexpected kind: {op}")
+    return target
+
+
+def _steps(path: str) -> list[str]:
+    return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
+
+
+def _at(target: Any, way: list[str]) -> Any:
+    for part in way:
+        target = target[int(part)] if isinstance(target, list) else target[part]
+    return target
+
+
+_KINDS: dict[str, Callable[[Raw, Any, Type], Raw]] = {MERGE: _merge, STRATEGIC: _strategic, JSON_PATCH: _json}

@@ -1,0 +1,72 @@
+"""Paths of the API: which kind, which object, which part of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from narthex.lab.api.kinds import Kind, group_version
+from narthex.lab.api.store import Key
+
+_PATH = re.compile(
+    r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/[a-z]))?"
+    r"/(?P<plural>[a-z0-9-]+)(?:/(?P<name>[^/]+)(?:/(?P<part>[a-z]+))?)?/?"
+)
+_NAMESPACE = re.compile(r"/api/v1/namespaces/([^/]+)(?:/(status|finalize))?/?")
+
+Paths = Mapping[tuple[str, str, str], Kind]
+"""Kinds by group, version and plural."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a path means."""
+
+    kind: Kind
+    version: str
+    """Of the kind's group, in which the client speaks."""
+    namespace: str = ""
+    """Empty: all of them, or a kind without."""
+    name: str = ""
+    """Empty: the list."""
+    subresource: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Of the object."""
+        return self.namespace, self.name
+
+    @property
+    def stored(self) -> str:
+        """What the registry calls the kind."""
+        return self.kind.stored_as or self.kind.name
+
+    @property
+    def api_version(self) -> str:
+        """Of the objects that the client gets."""
+        return group_version(self.kind.group, self.version)
+
+
+def paths(kinds: Iterable[Kind]) -> Paths:
+    """Where the kinds are."""
+    return {(kind.group, version, kind.plural): kind for kind in kinds for version in kind.versions}
+
+
+def place(path: str, known: Paths) -> Place | None:
+    """What is there, None when nothing is."""
+    # A namespace itself has a path like that of a list within one.
+    found = _NAMESPACE.fullmatch(path)
+    if found is not None:
+        kind = known.get(("", "v1", "namespaces"))
+        return None if kind is None else Place(kind, "v1", name=found[1], subresource=found[2] or "")
+    match = _PATH.fullmatch(path)
+    if match is None:
+        return None
+    group, version = ("", "v1") if match["core"] else (match["group"], match["version"])
+    kind = known.get((group, version, match["plural"]))
+    namespace, name = match["namespace"] or "", match["name"] or ""
+    if kind is None or (namespace and not kind.namespaced) or (kind.namespaced and name and not namespace):
+        return None
+    return Place(kind, version, namespace, name, match["part"] or "")

@@ -1,0 +1,149 @@
+"""The types of Kubernetes' objects: their fields, and which lists are sets of entries.
+
+`types_table` has a line for each type: its name, and its fields as `name=reference`, with `!` when one must be there. A
+reference is a scalar (`str int num bool time quantity intstr bytes any`), a type's name, `[item]`, `[item;merge;keys]` for lists
+that are sets (`merge` is the key of strategic merge, `keys` are those of server-side apply, `=` stands for the entry itself) or
+`{value}` for maps; `|atomic` marks what server-side apply takes as a whole. Custom kinds bring an OpenAPI schema along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from narthex.lab.api.kinds import Kind
+
+_SCHEMA_SCALARS = {"string": "str", "integer": "int", "number": "num", "boolean": "bool"}
+
+
+class Type:
+    """What a value is."""
+
+    __slots__ = ("_item", "atomic", "fields", "keys", "merge", "name", "required", "sort")
+
+    def __init__(
+        self,
+        sort: str,
+        *,
+        name: str = "",
+        fields: Mapping[str, str | Type] | None = None,
+        required: tuple[str, ...] = (),
+        item: str | Type = "any",
+        merge: str = "",
+        keys: tuple[str, ...] = (),
+        atomic: bool = False,
+    ) -> None:
+        self.sort = sort
+        """`struct`, `list`, `map`, `any`, or a scalar's name."""
+        self.name = name
+        """Of a struct, such as core_v1.PodSpec; empty for those that have none."""
+        self.fields = fields or {}
+        self.required = required
+        self.merge = merge
+        """Of a list: the key of strategic merge, `=` for the entry itself, empty when it is replaced."""
+        self.keys = keys
+        """Of a list: what tells its entries apart in server-side apply; none when it is one thing."""
+        self.atomic = atomic
+        self._item = item
+
+    @property
+    def item(self) -> Type:
+        """Of a list or map: what it holds."""
+        return resolve(self._item)
+
+
+ANY = Type("any")
+"""Nothing is known of it, and anything may be in it."""
+
+
+def object_type(kind: Kind, version: str = "") -> Type:
+    """The type of a kind's objects."""
+    if kind.custom:
+        return _custom(kind, version or kind.version)
+    return named(f"{_module(kind)}.{kind.kind}")
+
+
+def named(name: str) -> Type:
+    """A type by its name; ANY for one that is not in the table."""
+    return _structs().get(name, ANY)
+
+
+def names() -> list[str]:
+    """All types of the table."""
+    return list(_structs())
+
+
+def field_type(of: Type, name: str) -> Type:
+    """What a field or a map's value is; ANY when that is not known."""
+    if of.sort == "map":
+        return of.item
+    found = of.fields.get(name)
+    return ANY if found is None else resolve(found)
+
+
+def resolve(reference: str | Type) -> Type:
+    """What a reference stands for."""
+    return reference if isinstance(reference, Type) else _referred(reference)
+
+
+@cache
+def _referred(text: str) -> Type:
+    text, mark, _ = text.rpartition("|atomic") if text.endswith("|atomic") else (text, "", "")
+    if text.startswith("["):
+        item, *rest = text[1:-1].split(";")
+        merge, keys = rest or ("", "")
+        return Type("list", item=item, merge=merge, keys=tuple(keys.split(",")) if keys else ())
+    if text.startswith("{"):
+        return Type("map", item=text[1:-1], atomic=bool(mark))
+    if "." not in text:
+        return ANY if text == "any" else Type(text)
+    of = named(text)
+    return Type(of.sort, name=of.name, fields=of.fields, required=of.required, atomic=True) if mark else of
+
+
+@cache
+def _structs() -> dict[str, Type]:
+    from narthex.lab.api.types_table import TABLE
+
+    found = {}
+    for line in TABLE.splitlines():
+        name, *fields = line.split(" ")
+        pairs = [each.partition("=") for each in fields if each]
+        required = tuple(field for field, _, reference in pairs if reference.endswith("!"))
+        references = {field: reference.removesuffix("!") for field, _, reference in pairs}
+        found[name] = Type("struct", name=name, fields=references, required=required)
+    return found
+
+
+def _module(kind: Kind) -> str:
+    group = kind.group.partition(".")[0]
+    return f"{group}_{kind.version}" if group else "core_v1"
+
+
+def _custom(kind: Kind, version: str) -> Type:
+    of = of_schema(kind.schemas.get(version) or {})
+    base = {"apiVersion": "str", "kind": "str", "metadata": "meta_v1.ObjectMeta"}
+    if of.sort != "struct":
+        return Type("struct", fields={**base, "spec": ANY, "status": ANY, "data": ANY})
+    return Type("struct", fields={**of.fields, **base}, required=of.required)
+
+
+def of_schema(schema: Mapping[str, Any]) -> Type:
+    """What an OpenAPI v3 schema of a CustomResourceDefinition describes."""
+    sort, atomic = schema.get("type"), schema.get("x-kubernetes-map-type") == "atomic"
+    if schema.get("x-kubernetes-int-or-string"):
+        return Type("intstr")
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return ANY
+    if sort == "array":
+        keys = tuple(schema.get("x-kubernetes-list-map-keys") or ())
+        keys = keys or (("=",) if schema.get("x-kubernetes-list-type") == "set" else ())
+        return Type("list", item=of_schema(schema.get("items") or {}), keys=keys)
+    if sort == "object" and schema.get("properties"):
+        fields: dict[str, str | Type] = {name: of_schema(each) for name, each in schema["properties"].items()}
+        return Type("struct", fields=fields, required=tuple(schema.get("required") or ()), atomic=atomic)
+    if sort == "object" and isinstance(schema.get("additionalProperties"), Mapping):
+        return Type("map", item=of_schema(schema["additionalProperties"]), atomic=atomic)
+    scalar = _SCHEMA_SCALARS.get(str(sort))
+    return ANY if scalar is None else Type(scalar)

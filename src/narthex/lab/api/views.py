@@ -1,0 +1,78 @@
+"""How a client sees objects: the version that it speaks, whole or metadata alone or as a row of a table.
+
+Objects are held as JSON text, and lists and watches are spliced of it; only what differs from what is held is encoded anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api.events import to_events
+from narthex.lab.api.paths import Place
+from narthex.lab.api.store import Key, Stored
+
+Entry = tuple[Key, Stored]
+
+
+class View(msgspec.Struct, frozen=True):
+    """A form of objects."""
+
+    kind: str
+    api_version: str
+    list_kind: str
+    one: Callable[[Stored], bytes]
+    """One object, as a watch or a GET of it sends it."""
+    many: Callable[[Sequence[Entry], Mapping[str, Any]], bytes]
+    """A list: entries, and the list's metadata."""
+    bookmark: Callable[[Mapping[str, Any]], bytes]
+    """An object that holds only this metadata."""
+
+
+def plain(place: Place) -> View:
+    """Whole objects."""
+    kind, version = place.kind.kind, place.api_version
+    head = f'{{"kind":"{kind}","apiVersion":"{version}",'.encode()
+
+    def one(stored: Stored) -> bytes:
+        return head + _inner(place, stored)[1:]
+
+    def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
+        top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": version, "metadata": meta})
+        # Lists of custom resources have the kind in each item; lists of built-in kinds do not.
+        items = (one(stored) if place.kind.custom else _inner(place, stored) for _, stored in entries)
+        return top[:-1] + b',"items":[' + b",".join(items) + b"]}\n"
+
+    def bookmark(meta: Mapping[str, Any]) -> bytes:
+        return head + msgspec.json.encode({"metadata": meta})[1:]
+
+    return View(kind, version, f"{kind}List", one, many, bookmark)
+
+
+def partial(version: str) -> View:
+    """Metadata alone: PartialObjectMetadata."""
+    kind, api_version = "PartialObjectMetadata", f"meta.k8s.io/{version}"
+    head = f'{{"kind":"{kind}","apiVersion":"{api_version}",'.encode()
+
+    def bookmark(meta: Mapping[str, Any]) -> bytes:
+        return head + msgspec.json.encode({"metadata": meta})[1:]
+
+    def one(stored: Stored) -> bytes:
+        return bookmark(stored.raw["metadata"])
+
+    def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
+        top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": api_version, "metadata": meta})
+        return top[:-1] + b',"items":[' + b",".join(one(stored) for _, stored in entries) + b"]}\n"
+
+    return View(kind, api_version, f"{kind}List", one, many, bookmark)
+
+
+def _inner(place: Place, stored: Stored) -> bytes:
+    """The object without apiVersion and kind."""
+    if place.kind.stored_as != "Event":
+        return stored.data
+    body = to_events(stored.raw)
+    del body["apiVersion"], body["kind"]
+    return msgspec.json.encode(body)
