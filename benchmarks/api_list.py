@@ -18,22 +18,20 @@ import gc
 import http.client
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from frame.proxy import Proxy
 from frame.report import Report, Table, parser
+from frame.server import Server
 from narthex.host import netns
-from narthex.lab.encode import encode
 from narthex.sources.kube.access import Access
 from narthex.sources.kube.resources import ENDPOINT_SLICES, SERVICES, of_a_proxy
 from narthex.sources.kube.source import KubeSource
-from narthex.testing.apiserver import ApiServer
-from narthex.testing.build import NODE, node
+from narthex.testing.build import NODE
 
 LIST_BAR, BURST_BAR = 2.0, 1.0
 START_BAR, MEMORY_BAR = 5.0, 300.0
@@ -41,85 +39,6 @@ START_BARS, MEMORY_BARS = {(5000, 10): 1.5}, {(5000, 10): 200.0}
 """By Services and endpoints of each, where it is another."""
 LIST_RATIO, START_RATIO = 4.0, 25.0
 """To the floor; these hold on any machine, and leave room for chance."""
-_MANAGED = {"manager": "kube-controller-manager", "operation": "Update", "time": "2026-05-05T10:00:00Z"}
-
-
-def service(number: int) -> dict[str, Any]:
-    """A Service as a server holds it."""
-    name, ip = f"service-{number}", f"10.110.{number >> 8}.{number & 255}"
-    return {
-        "metadata": {
-            **_meta(name, number),
-            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 400},
-            "managedFields": [_MANAGED | {"fieldsV1": {"f:spec": {"f:ports": {}, "f:selector": {"f:app": {}}}}}],
-        },
-        "spec": {
-            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
-            "selector": {"app": name},
-            "clusterIP": ip,
-            "clusterIPs": [ip],
-            "type": "ClusterIP",
-            "sessionAffinity": "None",
-            "ipFamilies": ["IPv4"],
-            "ipFamilyPolicy": "SingleStack",
-            "internalTrafficPolicy": "Cluster",
-        },
-        "status": {"loadBalancer": {}},
-    }
-
-
-def endpoint_slice(number: int, endpoints: int, extra: int = 0) -> dict[str, Any]:
-    """The endpoints of one Service; no two Services share one."""
-    name = f"service-{number}"
-    return {
-        "metadata": {
-            **_meta(f"{name}-abcde", number),
-            "generateName": f"{name}-",
-            "labels": {
-                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
-                "kubernetes.io/service-name": name,
-            },
-            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-05-05T10:00:00Z"},
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": name, "uid": "0", "controller": True}],
-            "managedFields": [_MANAGED | {"fieldsV1": {"f:endpoints": {}, "f:metadata": {"f:labels": {".": {}}}}}],
-        },
-        "addressType": "IPv4",
-        "endpoints": [_endpoint(name, number * 64 + index) for index in range(endpoints + extra)],
-        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
-    }
-
-
-def _meta(name: str, number: int) -> dict[str, Any]:
-    uid = f"3f0ddc4a-0000-4000-8000-{number:012d}"
-    created = "2026-05-05T10:00:00Z"
-    return {"name": name, "namespace": "shop", "uid": uid, "creationTimestamp": created, "labels": {"app": name}}
-
-
-def _endpoint(name: str, end: int) -> dict[str, Any]:
-    return {
-        "addresses": [f"10.{64 + (end >> 16)}.{end >> 8 & 255}.{end & 255}"],
-        "conditions": {"ready": True, "serving": True, "terminating": False},
-        "targetRef": {"kind": "Pod", "namespace": "shop", "name": f"{name}-5d8f-{end % 64}", "uid": f"{end:036d}"},
-        "nodeName": f"node-{end % 100}",
-        "zone": "eu-1a",
-    }
-
-
-def serve(services: int, endpoints: int) -> None:
-    """Be the server: print its address, then make a burst of so many changes for each line read."""
-    with ApiServer() as server:
-        server.put_raw("Node", encode(node()))
-        for number in range(services):
-            server.put_raw("Service", service(number))
-            server.put_raw("EndpointSlice", endpoint_slice(number, endpoints))
-        print(server.url, flush=True)
-        for line in sys.stdin:
-            count = int(line)
-            start = time.perf_counter()
-            for turn in range(count):
-                time.sleep(max(0.0, start + turn / count - time.perf_counter()))
-                server.put_raw("EndpointSlice", endpoint_slice(turn % services, endpoints, 1))
-            print(time.time(), flush=True)
 
 
 def floor(url: str) -> tuple[float, float]:
@@ -165,58 +84,6 @@ def listed(url: str, *, streaming: bool) -> Figure:
     return figure
 
 
-class Proxy:
-    """`narthex proxy` as a process of its own, in the namespace of the calling thread."""
-
-    def __init__(self, url: str, mode: str) -> None:
-        self.started = time.time()
-        argv = [sys.executable, "-m", "narthex", "proxy", "--master", url, "--hostname-override", NODE]
-        argv += ["--proxy-mode", mode, "--cluster-cidr", "10.64.0.0/12", "--v", "2", "--healthz-bind-address", ""]
-        argv += ["--metrics-bind-address", "127.0.0.1:10249"]
-        self._process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
-        self.lines: list[tuple[float, str]] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.lines.append((time.time(), line))
-
-    def wait_for(self, words: str, after: float = 0.0, seconds: float = 120.0) -> float:
-        """When a line with these words came."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and self._process.poll() is None:
-            for when, line in list(self.lines):
-                if when >= after and words in line:
-                    return when
-            time.sleep(0.01)
-        raise SystemExit(f"no line says {words!r}:\n" + "".join(line for _, line in self.lines[-20:]))
-
-    def memory(self, what: str) -> float:
-        """MB, now (`VmRSS`) or at most (`VmHWM`)."""
-        text = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(re.search(rf"{what}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
-
-    def cpu(self) -> float:
-        """Seconds of user and system time so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def end(self) -> None:
-        """Stop it."""
-        self._process.terminate()
-        self._process.wait(30)
-
-
-def settled(proxy: Proxy, since: float, quiet: float = 2.0) -> tuple[int, float]:
-    """Number of syncs that wrote since a time, and when the last one ended."""
-    while True:
-        times = [when for when, line in list(proxy.lines) if when >= since and "synced IPv4" in line]
-        if times and time.time() - times[-1] > quiet:
-            return len(times), times[-1]
-        time.sleep(0.05)
-
-
 def main() -> int:
     """Measure and print; 1 when a bar is missed."""
     options = parser(__doc__)
@@ -224,12 +91,8 @@ def main() -> int:
     options.add_argument("--mode", default="nftables")
     options.add_argument("--burst", type=int, default=1000)
     options.add_argument("--runs", type=int, default=3)
-    options.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     sizes = [tuple(map(int, each.split("x"))) for each in given.size or ()]
-    if given.serve:
-        serve(*sizes[0])
-        return 0
     report = Report("api_list", given)
     namespace = f"nxbench-{os.getpid()}-api"
     netns.create(namespace)
@@ -245,23 +108,19 @@ def main() -> int:
 
 def measure(report: Report, services: int, endpoints: int, given: argparse.Namespace) -> None:
     """Everything of one size, in the namespace of the calling thread."""
-    argv = [sys.executable, __file__, "--serve", f"--size={services}x{endpoints}"]
-    server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdin is not None and server.stdout is not None
     size = f"{services:,} Services, {services:,} slices of {endpoints}"
-    try:
-        url = server.stdout.readline().strip()
+    with Server(services, endpoints) as server:
         table = report.table(f"From an API server, {size}", unit="s", floor="http.client and json.loads")
         for name in ("list", "streaming list"):
-            figures = [listed(url, streaming=name == "streaming list") for _ in range(given.runs)]
+            figures = [listed(server.url, streaming=name == "streaming list") for _ in range(given.runs)]
             _timed(table, f"{name}, decoded and checked", figures, LIST_BAR, LIST_RATIO)
         starts = []
         for _ in range(given.runs - 1):
-            proxy, figure = started(url, given.mode)
+            proxy, figure = started(server.url, given.mode)
             starts.append(figure)
             proxy.end()
             subprocess.run(["nft", "flush", "ruleset"], check=True)
-        proxy, figure = started(url, given.mode)
+        proxy, figure = started(server.url, given.mode)
         try:
             bar = START_BARS.get((services, endpoints), START_BAR)
             _timed(table, "process start to first sync", [*starts, figure], bar, START_RATIO)
@@ -269,18 +128,13 @@ def measure(report: Report, services: int, endpoints: int, given: argparse.Names
             memory.row("resident", proxy.memory("VmRSS"), most=MEMORY_BARS.get((services, endpoints), MEMORY_BAR))
             memory.row("at most it was", proxy.memory("VmHWM"))
             began = time.time()
-            print(given.burst, file=server.stdin, flush=True)
-            last = float(server.stdout.readline())
-            syncs, done = settled(proxy, began)
+            last = server.change(given.burst, given.burst)
+            syncs, done = proxy.settled(began)
             burst = report.table(f"A burst of {given.burst:,} changes in a second, {size}", unit="s")
-            burst.row(
-                "from the last change to the last sync", max(0.0, done - last), most=BURST_BAR, note=f"{syncs} syncs"
-            )
+            told = f"{syncs} syncs"
+            burst.row("from the last change to the last sync", max(0.0, done - last), most=BURST_BAR, note=told)
         finally:
             proxy.end()
-    finally:
-        server.kill()
-        server.wait()
 
 
 def started(url: str, mode: str) -> tuple[Proxy, Figure]:

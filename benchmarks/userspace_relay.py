@@ -13,118 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import selectors
 import socket
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
+from frame.path import BULK, ENDPOINTS, FAR, NODE, SHORT, Endpoints, bulk, connect, world
 from frame.report import Report, parser
 from narthex.backends.userspace import UserspaceBackend
 from narthex.host import netns
 from narthex.host.relay import Relay
 from narthex.host.relay_process import RelayProcess, Setup
 from narthex.host.relay_wire import Entry, Order
-from narthex.host.run import run
 from narthex.host.userspace import UserspaceTarget
 from narthex.model.net import IPFamily
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
-CALLER, NODE, FAR = (f"nxbench-{os.getpid()}-{name}" for name in ("call", "node", "far"))
-ENDPOINTS = ["10.64.2.10", "10.64.2.11"]
 DEAD = "10.64.2.99"
 CLUSTER_IP = "10.110.0.5"
-BULK, SHORT = 8080, 8081
-CHUNK = 1 << 20
-
-
-class Endpoints(threading.Thread):
-    """Serves in a namespace: on BULK it sends without end, on SHORT it says a word and closes."""
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__(daemon=True)
-        self._selector = selectors.DefaultSelector()
-        self._ended = False
-        with netns.entered(namespace):
-            for address in ENDPOINTS:
-                for port in (BULK, SHORT):
-                    server = socket.create_server((address, port), backlog=4096)
-                    server.setblocking(False)
-                    self._selector.register(server, selectors.EVENT_READ, port)
-
-    def run(self) -> None:
-        while not self._ended:
-            for key, _ in self._selector.select(0.2):
-                server: socket.socket = key.fileobj  # type: ignore[assignment]
-                for _ in range(64):
-                    try:
-                        taken, _ = server.accept()
-                    except OSError:
-                        break
-                    if key.data == BULK:
-                        threading.Thread(target=self._pour, args=(taken,), daemon=True).start()
-                    else:
-                        taken.send(b"word")
-                        taken.close()
-
-    def _pour(self, taken: socket.socket) -> None:
-        block = bytes(CHUNK)
-        taken.setblocking(True)
-        with taken:
-            try:
-                while not self._ended:
-                    taken.sendall(block)
-            except OSError:
-                return
-
-    def end(self) -> None:
-        self._ended = True
-
-
-@contextmanager
-def world() -> Iterator[None]:
-    """Client, node and endpoints, each in a namespace; all ways lead through the node."""
-    for name in (CALLER, NODE, FAR):
-        netns.create(name)
-    try:
-        for name, link, net in ((CALLER, "in0", "198.51.100"), (FAR, "out0", "10.64.2")):
-            run(["ip", "link", "add", link, "netns", NODE, "type", "veth", "peer", "name", "eth0", "netns", name])
-            ip(NODE, f"addr add {net}.1/24 dev {link}", f"link set {link} up")
-            ip(name, f"addr add {net}.7/24 dev eth0", "link set eth0 up", f"route add default via {net}.1")
-        ip(FAR, *(f"addr add {address}/24 dev eth0" for address in ENDPOINTS))
-        run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], namespace=NODE)
-        yield
-    finally:
-        for name in (CALLER, NODE, FAR):
-            netns.delete(name)
-
-
-def ip(namespace: str, *commands: str) -> None:
-    for command in commands:
-        run(["ip", *command.split()], namespace=namespace)
-
-
-def connect(where: tuple[str, int]) -> socket.socket:
-    with netns.entered(CALLER):
-        sock = socket.socket()
-    sock.settimeout(10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.connect(where)
-    return sock
-
-
-def bulk(where: tuple[str, int], megabytes: int) -> float:
-    """Megabytes per second of one stream."""
-    with connect(where) as sock:
-        buffer = memoryview(bytearray(CHUNK))
-        sock.recv_into(buffer)
-        left, start = megabytes << 20, time.perf_counter()
-        while left > 0:
-            left -= sock.recv_into(buffer)
-        return megabytes / (time.perf_counter() - start)
 
 
 def short(where: tuple[str, int], count: int) -> tuple[float, float, int]:

@@ -68,6 +68,22 @@ def store_of(services: int, endpoints: int) -> Store:
     return store
 
 
+LAST = "10.111.0.1"
+"""Cluster IP of the Service `shop/last`, port 80."""
+
+
+def store_with_last(services: int, address: str, port: int) -> Store:
+    """A Store of so many Services, of which the last leads to this one endpoint on another node."""
+    store = Store()
+    for event in events(services - 1, 1):
+        if isinstance(event, Upsert):
+            store.apply(event)
+    store.apply(Upsert(service("shop/last", LAST)))
+    store.apply(Upsert(endpoint_slice("shop/last", endpoint(address, node="worker-1"), port=port)))
+    store.apply(Synced())
+    return store
+
+
 def sync_of(mode: str, namespace: str) -> tuple[FamilySync[Any, Any], Any]:
     """A family's sync from snapshot to kernel, and its Target."""
     target = TARGETS[mode](namespace)
