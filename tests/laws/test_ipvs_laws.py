@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from narthex.backends.ipvs import IpvsBackend
 from narthex.model.packet import agree
-from narthex.netfilter.dump import read
+from narthex.netfilter.dump import read_all
 from narthex.netfilter.walk import walk
 from narthex.plan.planner import Planner
 from narthex.state.store import Store
@@ -43,7 +43,7 @@ def test_what_is_printed_is_read_back(config, family, turns, scheduler):
     backend = IpvsBackend(scheduler)
     for plan in plans(config, family, turns):
         rules = backend.render(plan)
-        dump = read([("text", backend.text(rules))], family)
+        dump = read_all([("text", backend.text(rules))], family).of(family)
         assert dump.beside.sets == rules.sets
         assert dump.beside.servers == dict(rules.servers)
         assert dump.ruleset == rules.tables.ruleset
@@ -58,7 +58,7 @@ def test_a_dump_tells_the_same_story(config, family, turns, data):
     backend = IpvsBackend()
     *_, plan = plans(config, family, turns)
     rules = backend.render(plan)
-    dump = read([("text", backend.text(rules))], family)
+    dump = read_all([("text", backend.text(rules))], family).of(family)
     for packet in data.draw(st.lists(some.packets(family), min_size=1, max_size=4)):
         walked = walk(dump.ruleset, packet, HOST, beside=dump.beside)
         assert agree(walked, backend.walk(rules, packet, HOST)), packet

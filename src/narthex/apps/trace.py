@@ -12,7 +12,7 @@ from narthex.apps.places import Destination, Place, Places, TraceError, as_addre
 from narthex.apps.trace_names import by_name
 from narthex.model.net import IPFamily, Protocol, contains, family_of
 from narthex.model.packet import Host, Packet
-from narthex.netfilter.dump import Dump
+from narthex.netfilter.dump import Rules
 from narthex.netfilter.walk import walk
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import Case, Explanation, explain
@@ -97,7 +97,7 @@ def _arrival(inputs: Inputs, source: Place, sent_from: str) -> str:
     return config.bridge_interface or _DEFAULT_BRIDGE
 
 
-def _relay_table(dump: Dump, family: IPFamily) -> Any:
+def _relay_table(dump: Rules, family: IPFamily) -> Any:
     """The relay's listeners among the comments of a dump."""
     from narthex.backends.userspace_table import table_of
 
@@ -114,7 +114,7 @@ def answer(
     *,
     others: dict[str, Named] | None = None,
     live_rules: Callable[[IPFamily], Any] | None = None,
-    dump: Callable[[IPFamily], Dump] | None = None,
+    dump: Callable[[IPFamily], Rules] | None = None,
     live_route: Callable[[str], str] | None = None,
     announcers: Mapping[str, Announcer] | None = None,
 ) -> Explanation:

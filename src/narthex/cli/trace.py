@@ -12,7 +12,7 @@ from narthex.apps.inputs import InputError, Inputs
 from narthex.apps.places import OUTSIDE, Places, TraceError
 from narthex.apps.trace import CLUSTER_DOMAIN, Question, answer, ask, question
 from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
-from narthex.netfilter.dump import DumpError, read
+from narthex.netfilter.dump import DumpError, read_all
 from narthex.trace.explain import Explanation, as_data
 from narthex.trace.names import Named
 from narthex.trace.tree import text
@@ -108,5 +108,5 @@ def _from_objects(
         inputs,
         inputs.host,
         others={ip: Named("outside", "") for ip in OUTSIDE},
-        dump=(lambda family: read(texts, family)) if texts else None,
+        dump=(lambda family: read_all(texts, family).of(family)) if texts else None,
     )

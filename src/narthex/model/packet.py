@@ -23,6 +23,8 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     """Destination port; 0 for ICMP."""
     protocol: Protocol = Protocol.TCP
+    source_port: int = 0
+    """0: not known, the client draws one."""
     iif: str = ""
     """Interface it came in on; empty when it was made on this node, or when the interface is not known."""
     from_host: bool = False
@@ -85,6 +87,26 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What it means in Kubernetes' words."""
     chance: Fraction = Fraction(1)
     """Probability that the packet comes this way, given it came to the step before."""
+    table: str = ""
+    """Of a rule: its table, its chain and its number there, from 0."""
+    chain: str = ""
+    rule: int | None = None
+
+
+class NearMiss(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule on the way that all of its matches but one would have taken."""
+
+    where: str
+    """Hook, table and chain, as a step says them."""
+    what: str
+    """The rule, printed."""
+    missing: str
+    """The match that failed."""
+    why: str = ""
+    """The rule's comment."""
+    table: str = ""
+    chain: str = ""
+    rule: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +117,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: tuple[str, int] | None = None
     """Address and port after rewriting, when delivered."""
     masquerade: bool = False
-    """The source is rewritten to the node's own."""
+    """The source is rewritten, to the node's own unless `source` says to what."""
+    source: str = ""
+    """The new source, when a rule names it."""
     note: str = ""
+    may: tuple[tuple[Disposition, tuple[str, int] | None, bool], ...] = ()
+    """Of UNSUPPORTED: where the packet may end, whichever way that which is not known turns out: disposition, endpoint,
+    masquerade."""
+    supposing: tuple[str, ...] = ()
+    """What was taken to be so because the rules' text leaves it out."""
     remembers: tuple[tuple[str, tuple[str | int, ...]], ...] = ()
     """What the packet path will remember if it goes this way: arguments for `Memory.touch`."""
     steps: tuple[Step, ...] = ()
@@ -107,6 +136,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     packet: Packet
     outcomes: tuple[Outcome, ...]
+    near: tuple[NearMiss, ...] = ()
+    """Rules that nearly matched, the telling ones first."""
 
     def ends(self) -> dict[tuple[Disposition, tuple[str, int] | None, bool], Fraction]:
         """Where the packet can end and how likely; equal ends are added up. This is what witnesses must agree on."""

@@ -9,42 +9,115 @@ Addresses and networks are canonical text (`narthex.model.net`). Mark values are
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 
 import msgspec
 
 from narthex.model.net import IPFamily
+from narthex.netfilter.ast_foreign import (
+    AddressType,
+    AnyOf,
+    Aside,
+    Circumstance,
+    ConnMarkIs,
+    CtDirection,
+    DnatRange,
+    Draw,
+    EveryNth,
+    IcmpType,
+    MarkCopy,
+    MarkTo,
+    RedirectRange,
+    Snat,
+    Switch,
+    TcpFlags,
+    Unknown,
+    Unshown,
+    Untrack,
+)
+from narthex.netfilter.ast_parts import (
+    Accept,
+    Atom,
+    Dnat,
+    DropPacket,
+    Field,
+    Goto,
+    Jump,
+    Key,
+    KeyPart,
+    RejectPacket,
+    Return,
+    Slot,
+    Unprintable,
+    Verdict,
+)
 
-
-class Unprintable(ValueError):
-    """The node has no form in this tool."""
-
-
-class Field(enum.Enum):
-    """What can be read from a packet; the value is nft's name for it."""
-
-    SADDR = "saddr"
-    DADDR = "daddr"
-    L4PROTO = "meta l4proto"
-    SPORT = "th sport"
-    DPORT = "th dport"
-    IIFNAME = "iifname"
-    OIFNAME = "oifname"
-
-
-class Slot(msgspec.Struct, frozen=True, tag=True):
-    """A random number below `mod`, as part of a key: `numgen random mod N`."""
-
-    mod: int
-
-
-KeyPart = Field | Slot
-Key = tuple[KeyPart, ...]
-
-Atom = str | int
-"""One component of an element: address or network text, protocol in lower case ("tcp"), port or slot as a number."""
-
+__all__ = [
+    "Accept",
+    "AddressType",
+    "AnyOf",
+    "Aside",
+    "Atom",
+    "ByIpvs",
+    "Chain",
+    "Chance",
+    "Circumstance",
+    "Compare",
+    "ConnMarkIs",
+    "Counter",
+    "CtDirection",
+    "CtState",
+    "CtStatus",
+    "Dnat",
+    "DnatMap",
+    "DnatRange",
+    "Draw",
+    "DropPacket",
+    "ElementData",
+    "ElementKey",
+    "EveryNth",
+    "Expression",
+    "Field",
+    "Goto",
+    "Hook",
+    "IcmpType",
+    "InSet",
+    "IsLocal",
+    "Jump",
+    "Key",
+    "KeyPart",
+    "MarkCopy",
+    "MarkIs",
+    "MarkOr",
+    "MarkTo",
+    "MarkXor",
+    "Masquerade",
+    "MatchSet",
+    "PortRange",
+    "Recent",
+    "RecentSet",
+    "Redirect",
+    "RedirectRange",
+    "RejectPacket",
+    "Remember",
+    "Return",
+    "Rule",
+    "Ruleset",
+    "Set",
+    "Slot",
+    "Snat",
+    "Spread",
+    "Switch",
+    "Table",
+    "TcpFlags",
+    "TcpReset",
+    "Unknown",
+    "Unprintable",
+    "Unshown",
+    "Untrack",
+    "Verdict",
+    "VerdictMap",
+]
 
 # ---- matches -------------------------------------------------------------------------------------------------------
 
@@ -141,46 +214,7 @@ class Recent(msgspec.Struct, frozen=True, tag=True):
     seconds: int
 
 
-class Unknown(msgspec.Struct, frozen=True, tag=True):
-    """A match or statement of somebody else's that this version does not know; the text as it stood."""
-
-    text: str
-
-
 # ---- statements ----------------------------------------------------------------------------------------------------
-
-
-class Jump(msgspec.Struct, frozen=True, tag=True):
-    """Walk the chain and come back."""
-
-    chain: str
-
-
-class Goto(msgspec.Struct, frozen=True, tag=True):
-    """Walk the chain; what follows here is skipped."""
-
-    chain: str
-
-
-class Return(msgspec.Struct, frozen=True, tag=True):
-    """Back to the calling chain."""
-
-
-class Accept(msgspec.Struct, frozen=True, tag=True):
-    """Done with this hook's chain."""
-
-
-class DropPacket(msgspec.Struct, frozen=True, tag=True):
-    """Throw the packet away."""
-
-
-class RejectPacket(msgspec.Struct, frozen=True, tag=True):
-    """Refuse with ICMP; `kind` is nft's word ("port-unreachable")."""
-
-    kind: str = "port-unreachable"
-
-
-Verdict = Jump | Goto | Return | Accept | DropPacket | RejectPacket
 
 
 class MarkOr(msgspec.Struct, frozen=True, tag=True):
@@ -199,13 +233,6 @@ class Masquerade(msgspec.Struct, frozen=True, tag=True):
     """Rewrite the source to the outgoing link's address."""
 
     fully_random: bool = True
-
-
-class Dnat(msgspec.Struct, frozen=True, tag=True):
-    """Rewrite the destination. Port None keeps the port."""
-
-    address: str
-    port: int | None = None
 
 
 class Redirect(msgspec.Struct, frozen=True, tag=True):
@@ -265,13 +292,31 @@ Expression = (
     | ByIpvs
     | Chance
     | Recent
+    | AnyOf
+    | AddressType
+    | TcpFlags
+    | IcmpType
+    | ConnMarkIs
+    | CtDirection
+    | EveryNth
+    | Circumstance
+    | Unshown
     | Unknown
     | Verdict
     | MarkOr
     | MarkXor
+    | MarkTo
+    | MarkCopy
+    | Untrack
+    | Aside
     | Masquerade
+    | Snat
     | Dnat
+    | DnatRange
     | Redirect
+    | RedirectRange
+    | Switch
+    | Draw
     | DnatMap
     | VerdictMap
     | Spread
@@ -331,6 +376,8 @@ class Set(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     counter: bool = False
     elements: Mapping[ElementKey, ElementData] = {}
+    strange: str = ""
+    """Of other people's sets: what is not understood, so that no look-up in it can be answered."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,7 +387,10 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """None: `inet`, both families."""
     name: str
     chains: Mapping[str, Chain] = {}
+    """Those of a dump may be read only when they are asked for (`netfilter.lazy`)."""
     sets: Mapping[str, Set] = {}
+    legacy: bool = False
+    """Of iptables-legacy, whose chains may call each other more deeply than nf_tables allows."""
 
 
 class Ruleset(msgspec.Struct, frozen=True):

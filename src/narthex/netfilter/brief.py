@@ -11,25 +11,37 @@ from typing import Any
 from narthex.model.net import join_port
 from narthex.netfilter.ast import (
     Accept,
+    AddressType,
+    AnyOf,
+    Aside,
     Atom,
     ByIpvs,
     Chance,
+    Circumstance,
     Compare,
+    ConnMarkIs,
     Counter,
+    CtDirection,
     CtState,
     CtStatus,
     Dnat,
     DnatMap,
+    DnatRange,
+    Draw,
     DropPacket,
+    EveryNth,
     Expression,
     Field,
     Goto,
+    IcmpType,
     InSet,
     IsLocal,
     Jump,
     Key,
+    MarkCopy,
     MarkIs,
     MarkOr,
+    MarkTo,
     MarkXor,
     Masquerade,
     MatchSet,
@@ -37,14 +49,20 @@ from narthex.netfilter.ast import (
     Recent,
     RecentSet,
     Redirect,
+    RedirectRange,
     RejectPacket,
     Remember,
     Return,
     Rule,
     Slot,
+    Snat,
     Spread,
+    Switch,
+    TcpFlags,
     TcpReset,
     Unknown,
+    Unshown,
+    Untrack,
     Verdict,
     VerdictMap,
 )
@@ -57,6 +75,11 @@ _FIELDS = {
     Field.DPORT: "port",
     Field.IIFNAME: "in",
     Field.OIFNAME: "out",
+    Field.NFPROTO: "family",
+    Field.ORIG_SADDR: "original source",
+    Field.ORIG_DADDR: "original destination",
+    Field.ORIG_SPORT: "original source port",
+    Field.ORIG_DPORT: "original port",
 }
 
 
@@ -116,6 +139,27 @@ def _by_ipvs(expression: ByIpvs) -> str:
     return f"{_not(expression.negate)}sent on by IPVS{server}"
 
 
+def _any_of(e: AnyOf) -> str:
+    ways = [" and ".join(map(brief, way)) for way in e.ways[:4]]
+    more = [f"{len(e.ways) - 4} more"] if len(e.ways) > 4 else []
+    return f"{_not(e.negate)}({' or '.join(ways + more)})" if e.negate or len(e.ways) > 1 else " or ".join(ways)
+
+
+def _range(first: str, last: str) -> str:
+    return first if first == last else f"{first}-{last}"
+
+
+def _dnat_range(e: DnatRange) -> str:
+    ports = "" if e.first_port is None else f" port {_range(str(e.first_port), str(e.last_port))}"
+    return f"dnat to {_range(e.first, e.last)}{ports}"
+
+
+def _flags(bits: int) -> str:
+    return "|".join(name for bit, name in enumerate(_FLAGS) if bits >> bit & 1) or "none"
+
+
+_FLAGS = ("fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr")
+
 _PRINTERS: dict[type, Callable[[Any], str]] = {
     Compare: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{_values(e.values)}",
     PortRange: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{e.first}-{e.last}",
@@ -129,6 +173,24 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ByIpvs: _by_ipvs,
     Chance: lambda e: f"with probability {e.probability}",
     Recent: lambda e: f"source seen by {e.name} within {e.seconds} s",
+    AnyOf: _any_of,
+    AddressType: lambda e: f"{_FIELDS[e.field]} is {_not(e.negate)}{' or '.join(e.types)}",
+    TcpFlags: lambda e: f"TCP flags {_flags(e.mask)} are {_not(e.negate)}{_flags(e.value)}",
+    IcmpType: lambda e: f"ICMP type {_not(e.negate)}{_values(e.types)}",
+    ConnMarkIs: lambda e: f"connection mark & {e.mask:#x} {'!=' if e.negate else '='} {e.value:#x}",
+    CtDirection: lambda e: f"direction {'original' if e.original else 'reply'}",
+    EveryNth: lambda e: f"one of {e.every} in turn",
+    Circumstance: lambda e: e.text,
+    Unshown: lambda _: "",
+    MarkTo: lambda e: f"set {'connection ' if e.connection else ''}mark & {e.mask:#x} to {e.value:#x}",
+    MarkCopy: lambda e: "save the mark to the connection" if e.to_connection else "take the mark from the connection",
+    Untrack: lambda _: "do not track",
+    Aside: lambda e: e.text,
+    Snat: lambda e: f"snat to {_range(e.first, e.last)}",
+    DnatRange: _dnat_range,
+    RedirectRange: lambda e: "redirect to this machine" + (f"'s ports {e.first}-{e.last}" if e.first else ""),
+    Switch: lambda e: f"one of {len(e.arms)} ways by what the packet is",
+    Draw: lambda e: f"draw one of {e.mod}",
     Unknown: lambda e: e.text,
     Jump: lambda e: f"jump {e.chain}",
     Goto: lambda e: f"goto {e.chain}",

@@ -37,7 +37,7 @@ from narthex.netfilter.nft_print import priority_number
 from narthex.netfilter.nft_rule import parse_rule
 from narthex.netfilter.nft_words import NotUnderstood, Words, canonical, duration
 
-_FAMILIES = {"ip": IPFamily.IPV4, "ip6": IPFamily.IPV6, "inet": None}
+FAMILIES = {"ip": IPFamily.IPV4, "ip6": IPFamily.IPV6, "inet": None}
 _TOKEN = re.compile(r'"[^"]*"|#[^\n]*|[{},;\n]|[^\s{},;"]+')
 _DATATYPES: dict[str, KeyPart] = {
     "ipv4_addr": Field.DADDR,
@@ -47,6 +47,16 @@ _DATATYPES: dict[str, KeyPart] = {
     "ifname": Field.IIFNAME,
 }
 _ENDPOINT_KEYS = ((Field.DADDR, Field.DPORT), (Field.SADDR, Field.SPORT))
+
+
+def read_chain(text: str, name: str) -> Chain:
+    """A chain from what stands behind its opening brace."""
+    return _chain(_Reader(text), name)
+
+
+def read_set(text: str, name: str) -> Set:
+    """A set or map from what stands behind its opening brace; `strange` when it is not understood."""
+    return _set(_Reader(text), name)
 
 
 class _Token(NamedTuple):
@@ -68,7 +78,7 @@ def parse(text: str) -> Ruleset:
             family, name = "ip", family
         elif reader.next() != "{":
             continue
-        if family not in _FAMILIES:
+        if family not in FAMILIES:
             reader.skip_block()
             continue
         block = _table(reader, family, name)
@@ -148,11 +158,11 @@ def _table(reader: _Reader, family: str, name: str) -> Table:
             set_name = reader.next() or ""
             reader.next()
             one = _set(reader, set_name)
-            if one is not None:
+            if not one.strange:
                 sets[set_name] = one
         elif word == "{":
             reader.skip_block()
-    return Table(family=_FAMILIES[family], name=name, chains=chains, sets=sets)
+    return Table(family=FAMILIES[family], name=name, chains=chains, sets=sets)
 
 
 def _chain(reader: _Reader, name: str) -> Chain:
@@ -179,20 +189,20 @@ def _hook(words: Words) -> Hook | None:
         return None
 
 
-def _set(reader: _Reader, name: str) -> Set | None:
-    """A set or map; None when its key, its data or one of its elements has no form here."""
+def _set(reader: _Reader, name: str) -> Set:
+    """A set or map; `strange` when its key, its data or one of its elements has no form here."""
     keys: dict[str, object] = {}
     elements: Words | None = None
     key: Key | None = None
     data = ""
-    understood = True
+    types = ""
     while (words := reader.statement()) is not None:
         match words.peek():
             case "typeof" | "type":
                 try:
                     key, data = _types(words)
                 except NotUnderstood:
-                    understood = False
+                    types = " ".join(words.texts())
             case "flags":
                 texts = words.texts()
                 keys["interval"], keys["dynamic"] = "interval" in texts, "dynamic" in texts
@@ -204,12 +214,12 @@ def _set(reader: _Reader, name: str) -> Set | None:
                 keys["counter"] = True
             case "elements":
                 elements = words
-    if key is None or not understood:
-        return None
+    if key is None or types:
+        return Set(name=name, key=(), strange=types or "it does not say what it holds")
     try:
         parsed = {} if elements is None or keys.get("dynamic") else dict(_elements(elements, data))
     except NotUnderstood:
-        return None
+        return Set(name=name, key=(), strange="its elements")
     return Set(name=name, key=key, data=data, elements=parsed, **keys)  # type: ignore[arg-type]
 
 
@@ -297,11 +307,11 @@ def _atoms(text: str) -> tuple[Atom, ...]:
         return (int(text),)
     text = text.strip('"')
     first, dash, last = text.partition("-")
+    if dash and first.isdigit() and last.isdigit():
+        return (text,)
     if dash and ("." in first or ":" in first):
         try:
             return networks_between(first, last)
         except ValueError:
             raise NotUnderstood from None
-    if dash and first.isdigit():
-        raise NotUnderstood
     return (canonical(text),)

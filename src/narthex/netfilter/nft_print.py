@@ -262,6 +262,8 @@ def _field_text(field: Field, family: Family) -> str:
         if family is None:
             raise Unprintable("an address in an inet table needs its family")
         return f"{family.nft} {field.value}"
+    if field.name.startswith("ORIG_"):
+        raise Unprintable(f"{field.value} is not written here")
     return str(field.value)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, address_key, family_of, network
 from narthex.netfilter.ast import Atom, Chain, ElementData, ElementKey, Ruleset, Set, Table
+from narthex.netfilter.lazy import base_chains
 
 _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input": 100}
 """The kernel runs all nat chains of a hook at one fixed priority; their own only orders them among themselves
@@ -99,7 +100,7 @@ class IndexedRuleset:
     def __init__(self, ruleset: Ruleset, family: IPFamily) -> None:
         self._elements: dict[tuple[int, str], Elements | None] = {}
         tables = [table for table in ruleset.tables if table.family in (None, family)]
-        found = [(table, chain) for table in tables for chain in table.chains.values() if chain.hook is not None]
+        found = [(table, chain) for table in tables for chain in base_chains(table.chains)]
         self._base = sorted(found, key=lambda pair: _call_order(pair[1]))
 
     def base_chains(self, hook: str, span: Span = EVERY) -> Iterator[tuple[Table, Chain]]:

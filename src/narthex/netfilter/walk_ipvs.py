@@ -23,36 +23,36 @@ AFTER_INPUT: Span = (_IN_INPUT + 1, float("inf"))
 BEFORE_OUTPUT: Span = (float("-inf"), _IN_OUTPUT)
 AFTER_OUTPUT: Span = (_IN_OUTPUT + 1, float("inf"))
 
-Finish = Callable[[Branch, End], None]
-"""Ends a branch."""
+Ended = list[tuple[Branch, End]]
 
 
 class Balancer:
     """IPVS for one packet."""
 
-    def __init__(self, beside: Beside, matcher: Matcher, name_of: Callable[[str], str], finish: Finish) -> None:
+    def __init__(self, beside: Beside, matcher: Matcher, name_of: Callable[[str], str]) -> None:
         self._beside = beside
         self._matcher = matcher
         self._name_of = name_of
-        self._finish = finish
 
-    def balance(self, hook: str, branches: list[Branch]) -> tuple[list[Branch], list[Branch]]:
-        """The branches that go on here, whether or not IPVS has rewritten them, and those that go to another machine."""
+    def balance(self, hook: str, branches: list[Branch]) -> tuple[list[Branch], list[Branch], Ended]:
+        """The branches that go on here, whether or not IPVS has rewritten them, those that go to another machine, and
+        those that end."""
+        ended: Ended = []
         if not self._beside.servers and not self._beside.marks:
-            return branches, []
+            return branches, [], ended
         stay: list[Branch] = []
         away: list[Branch] = []
         for branch in branches:
             server = self._server(branch)
             if server is not None:
-                for out in self._drawn(f"{hook} IPVS", server, branch):
+                for out in self._drawn(f"{hook} IPVS", server, branch, ended):
                     (stay if self._matcher.local(out.daddr) else away).append(out)
             elif branch.mark and branch.mark in self._beside.marks:
                 note = f"a virtual server for the packet mark {branch.mark:#x} takes it, which is not followed"
-                self._finish(branch, End(Disposition.UNSUPPORTED, note))
+                ended.append((branch, End(Disposition.UNSUPPORTED, note)))
             else:
                 stay.append(branch)
-        return stay, away
+        return stay, away, ended
 
     def _server(self, branch: Branch) -> VirtualServer | None:
         """The virtual server for exactly this port, else one for all ports."""
@@ -60,13 +60,13 @@ class Balancer:
         servers = self._beside.servers
         return servers.get((branch.daddr, protocol, branch.dport)) or servers.get((branch.daddr, protocol, 0))
 
-    def _drawn(self, where: str, server: VirtualServer, branch: Branch) -> list[Branch]:
+    def _drawn(self, where: str, server: VirtualServer, branch: Branch, ended: Ended) -> list[Branch]:
         """The branch, sent to each real server that may be drawn. Without one the kernel refuses (ip_vs_leave)."""
         shares = server.shares()
         title = f"virtual server {server.protocol.value} {join_port(server.address, server.port)} {server.scheduler}"
         if not shares:
             branch.note(where, f"{title}: no real server, reject")
-            self._finish(branch, End(Disposition.REJECTED))
+            ended.append((branch, End(Disposition.REJECTED)))
             return []
         seconds = server.persistence_seconds
         known = [(real, Fraction(1)) for real, _ in shares if seconds and self._remembered(server, real, branch)]
@@ -81,7 +81,7 @@ class Balancer:
                 where, f"{title}: {how}, {join_port(real.address, real.port or out.dport)}", self._name_of(real.address)
             )
             if real.forward != "masquerade":
-                self._finish(out, End(Disposition.UNSUPPORTED, f"{title}: {real.forward} to {real.address}"))
+                ended.append((out, End(Disposition.UNSUPPORTED, f"{title}: {real.forward} to {real.address}")))
                 continue
             if seconds:
                 out.remembers = (*out.remembers, (record(server.key, real), (self._matcher.packet.source,)))

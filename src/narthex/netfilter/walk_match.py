@@ -14,6 +14,7 @@ from typing import Any
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host, Memory, Packet
 from narthex.netfilter.ast import (
+    AnyOf,
     Atom,
     ByIpvs,
     Compare,
@@ -37,11 +38,13 @@ from narthex.netfilter.ast import (
 from narthex.netfilter.brief import brief, brief_rule
 from narthex.netfilter.ipset import elements_of, key_fields
 from narthex.netfilter.ipvs import Beside
+from narthex.netfilter.walk_foreign import foreign_answers
 from narthex.netfilter.walk_index import Elements, IndexedRuleset
 from narthex.netfilter.walk_state import Branch, Place
 
 Answer = bool | str
 
+_ADDRESSES = frozenset((Field.SADDR, Field.DADDR, Field.ORIG_SADDR, Field.ORIG_DADDR))
 _ICMP = {IPFamily.IPV4: ("icmp", 1), IPFamily.IPV6: ("icmpv6", "ipv6-icmp", 58)}
 _OWN_STATUS = {"dnat": "dnat", "snat": "masquerade"}
 _NEVER_ON_FIRST_PACKET = {"seen-reply", "assured", "expected", "dying", "confirmed"}
@@ -79,7 +82,7 @@ class Matcher:
             (packet.protocol.lower, packet.protocol.number) if ports else _ICMP[self.family]
         )
         self._has_ports = ports
-        self._answers: dict[type, Callable[[Any, Branch, Place, Table], Answer]] = {
+        self.answers: dict[type, Callable[[Any, Branch, Place, Table], Answer]] = {
             Compare: self._compare,
             PortRange: self._port_range,
             IsLocal: self._is_local,
@@ -92,15 +95,21 @@ class Matcher:
             ByIpvs: self._by_ipvs,
             Recent: self._recent,
             Unknown: self._unknown,
+            AnyOf: self._any_of,
+            **foreign_answers(packet, self.family, self.local),
         }
+        """By type of match; every other expression is a statement or a draw."""
 
-    def is_match(self, expression: Expression) -> bool:
-        """Whether the expression is one that this class answers."""
-        return type(expression) in self._answers
-
-    def answer(self, expression: Expression, branch: Branch, place: Place, table: Table) -> Answer:
-        """Whether the expression matches."""
-        return self._answers[type(expression)](expression, branch, place, table)
+    def all_of(self, matches: tuple[Expression, ...], branch: Branch, place: Place, table: Table) -> Answer:
+        """Whether all of the matches match."""
+        doubt = ""
+        for each in matches:
+            answer = self.answers[type(each)](each, branch, place, table)
+            if answer is False:
+                return False
+            if answer is not True:
+                doubt = doubt or answer
+        return doubt or True
 
     def local(self, address: str) -> bool:
         """Whether the address is one of the host's own, loopback included."""
@@ -180,17 +189,30 @@ class Matcher:
         if field is Field.L4PROTO:
             return self._protocol[0]
         if field is Field.SADDR:
-            if branch.saddr or (branch.saddr is None and not branch.masquerade):
-                return branch.saddr or self.packet.source
-            raise NotKnown("the source after masquerading depends on the outgoing link")
+            if branch.saddr:
+                return branch.saddr
+            if branch.masquerade:
+                raise NotKnown("the source after masquerading depends on the outgoing link")
+            return self.packet.source
         if field is Field.IIFNAME:
             return place.iif
         if field is Field.OIFNAME:
             if place.oif is None:
                 raise NotKnown("the outgoing interface is decided by routing")
             return place.oif
+        packet = self.packet
+        if field is Field.NFPROTO:
+            return "ipv4" if self.family is IPFamily.IPV4 else "ipv6"
+        if field is Field.ORIG_SADDR:
+            return packet.source
+        if field is Field.ORIG_DADDR:
+            return packet.destination
         if not self._has_ports:
             return None
+        if field is Field.ORIG_DPORT:
+            return packet.port
+        if packet.source_port and (field is Field.ORIG_SPORT or not branch.masquerade):
+            return packet.source_port
         raise NotKnown("the client's own port is drawn by the client")
 
     def _compare(self, e: Compare, branch: Branch, place: Place, _table: Table) -> Answer:
@@ -204,7 +226,7 @@ class Matcher:
             return e.negate if field is Field.OIFNAME and e.values == ("lo",) else str(error)
         if value is None:
             return False
-        if field is Field.SADDR or field is Field.DADDR:
+        if field in _ADDRESSES:
             return self._address_in(str(value), e)
         if field is Field.IIFNAME or field is Field.OIFNAME:
             return any(_interface(str(pattern), str(value)) for pattern in e.values) is not e.negate
@@ -233,11 +255,12 @@ class Matcher:
 
     def _is_local(self, e: IsLocal, branch: Branch, _place: Place, _table: Table) -> Answer:
         if e.field is Field.SADDR:
-            return (branch.masquerade or self.local(self.packet.source)) is not e.negate
+            own = self.local(branch.saddr or self.packet.source) or (branch.masquerade and not branch.saddr)
+            return own is not e.negate
         return self.local(branch.daddr) is not e.negate
 
-    def _ct_state(self, e: CtState, _branch: Branch, _place: Place, _table: Table) -> Answer:
-        return (self._state in e.states) is not e.negate
+    def _ct_state(self, e: CtState, branch: Branch, _place: Place, _table: Table) -> Answer:
+        return ((self._state if branch.tracked else "untracked") in e.states) is not e.negate
 
     def _ct_status(self, e: CtStatus, branch: Branch, _place: Place, _table: Table) -> Answer:
         strange = [bit for bit in e.bits if bit not in _OWN_STATUS and bit not in _NEVER_ON_FIRST_PACKET]
@@ -255,6 +278,8 @@ class Matcher:
         elements = self._index.elements(table, e.name)
         if elements is None:
             return f"the set {e.name} is not there"
+        if elements.set.strange:
+            return f"the set {e.name} is not understood: {elements.set.strange}"
         if any(isinstance(part, Slot) for part in e.key):
             return f"a random number is looked up in the set {e.name}"
         try:
@@ -292,6 +317,16 @@ class Matcher:
 
     def _recent(self, e: Recent, branch: Branch, _place: Place, _table: Table) -> Answer:
         return self.remembered(e.name, (self.packet.source,), branch, e.seconds)
+
+    def _any_of(self, e: AnyOf, branch: Branch, place: Place, table: Table) -> Answer:
+        doubt = ""
+        for way in e.ways:
+            answer = self.all_of(way, branch, place, table)
+            if answer is True:
+                return not e.negate
+            if answer is not False:
+                doubt = doubt or answer
+        return doubt or e.negate
 
     def _unknown(self, e: Unknown, _branch: Branch, _place: Place, _table: Table) -> Answer:
         return f"not understood: {e.text}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 import msgspec
 
 from narthex.model.packet import Disposition, Step
-from narthex.netfilter.ast import Chain, Rule, Table
 from narthex.netfilter.ipvs import ServerKey
 
 _ONE = Fraction(1)
@@ -34,32 +34,23 @@ class End(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Met:
-    """The rule that a step tells of, None for a base chain's policy, and the packet as it came to it."""
-
-    __slots__ = ("chain", "daddr", "dport", "mark", "place", "rule", "saddr", "table")
-
-    def __init__(self, place: Place, table: Table, chain: Chain, rule: Rule | None, branch: Branch) -> None:
-        self.place = place
-        self.table = table
-        self.chain = chain
-        self.rule = rule
-        self.daddr = branch.daddr
-        self.dport = branch.dport
-        self.mark = branch.mark
-        self.saddr = branch.saddr
+ACCEPT = "accept"
+RETURN = "return"
+Way = None | str | End
+"""None: go on with the next rule; "return": leave the chain; "accept": leave the base chain; or the end."""
 
 
 class Trail:
-    """Steps so far, newest first. Branches share the part of the way that they have in common."""
+    """Steps so far, newest first: one step, or the whole trail of a chain that was walked before. Branches share the
+    part of the way that they have in common."""
 
-    __slots__ = ("before", "met", "step")
+    __slots__ = ("before", "chance", "part")
 
-    def __init__(self, step: Step, before: Trail | None, met: object = None) -> None:
-        self.step = step
+    def __init__(self, part: Step | Trail, before: Trail | None, chance: Fraction = _ONE) -> None:
+        self.part = part
         self.before = before
-        self.met = met
-        """A `Met`; or what somebody wishes to remember who walks hook by hook and notes steps of his own."""
+        self.chance = chance
+        """What the first step of a chain's trail has to be multiplied with."""
 
 
 class Branch:
@@ -67,8 +58,10 @@ class Branch:
 
     __slots__ = (
         "chance",
+        "connection_mark",
         "daddr",
         "dnat",
+        "doubt",
         "dport",
         "mark",
         "masquerade",
@@ -76,6 +69,8 @@ class Branch:
         "remembers",
         "saddr",
         "served",
+        "supposing",
+        "tracked",
         "trail",
     )
 
@@ -83,49 +78,136 @@ class Branch:
         self.daddr = daddr
         self.dport = dport
         self.mark = 0
+        self.connection_mark = 0
         self.dnat = False
         self.masquerade = False
-        self.saddr: str | None = None
-        """The source after rewriting; None while it is the packet's own. Empty: an address of the outgoing link, which
-        nobody has told."""
+        self.saddr = ""
+        """The new source, when a rule names it."""
+        self.tracked = True
+        """The kernel keeps a connection for it."""
         self.served: ServerKey | None = None
         """The virtual server for which IPVS has sent it on."""
+        self.doubt = ""
+        """Not empty: the packet may come this way, or may not, for this reason; its probability means nothing."""
+        self.supposing: tuple[str, ...] = ()
         self.probability = _ONE
         self.chance = _ONE
         """Probability of this way since its last step."""
         self.remembers: Remembered = ()
         self.trail: Trail | None = None
 
+    def copy(self) -> Branch:
+        """The same once more, the probability too."""
+        made = Branch.__new__(Branch)
+        made.daddr, made.dport, made.mark, made.connection_mark = (
+            self.daddr,
+            self.dport,
+            self.mark,
+            self.connection_mark,
+        )
+        made.dnat, made.masquerade, made.saddr, made.tracked = self.dnat, self.masquerade, self.saddr, self.tracked
+        made.served, made.doubt, made.supposing, made.remembers = (
+            self.served,
+            self.doubt,
+            self.supposing,
+            self.remembers,
+        )
+        made.probability, made.chance, made.trail = self.probability, self.chance, self.trail
+        return made
+
     def take(self, share: Fraction) -> Branch:
         """Split off a part of this branch's probability; what is left stays here."""
-        part = Branch(self.daddr, self.dport)
-        part.mark, part.dnat, part.masquerade = self.mark, self.dnat, self.masquerade
-        part.served, part.saddr = self.served, self.saddr
-        part.remembers, part.trail = self.remembers, self.trail
-        part.probability = self.probability if share == 1 else _manageable(self.probability * share)
-        part.chance = self.chance if share == 1 else _manageable(self.chance * share)
+        part = self.copy()
+        if share != 1:
+            part.probability = _manageable(self.probability * share)
+            part.chance = _manageable(self.chance * share)
         self.probability -= part.probability
         self.chance -= part.chance
         return part
 
-    def note(self, where: str, what: str, why: str = "", met: object = None) -> None:
-        """Record a step."""
-        self.trail = Trail(Step(where=where, what=what, why=why, chance=self.chance), self.trail, met)
+    def suppose(self, text: str) -> None:
+        """Note what the way depends on that the rules' text leaves out."""
+        if text not in self.supposing:
+            self.supposing = (*self.supposing, text)
+
+    def note(self, where: str, what: str, why: str = "", rule: tuple[str, str, int] | None = None) -> None:
+        """Record a step; `rule` is its table, chain and number there."""
+        table, chain, number = rule or ("", "", None)
+        step = Step(where=where, what=what, why=why, chance=self.chance, table=table, chain=chain, rule=number)
+        self.trail = Trail(step, self.trail)
         self.chance = _ONE
 
     @property
     def state(self) -> tuple[object, ...]:
         """All that decides how this branch goes on."""
-        return self.daddr, self.dport, self.saddr, self.mark, self.dnat, self.masquerade, self.served, self.remembers
+        return (
+            self.daddr,
+            self.dport,
+            self.mark,
+            self.connection_mark,
+            self.dnat,
+            self.masquerade,
+            self.saddr,
+            self.tracked,
+            self.served,
+            self.doubt,
+            self.supposing,
+            self.remembers,
+        )
+
+    def fresh(self) -> Branch:
+        """A branch in the same state, as if the way began here."""
+        made = self.copy()
+        made.probability = made.chance = _ONE
+        made.trail = None
+        return made
 
     def steps(self) -> tuple[Step, ...]:
         """The way, first step first."""
-        steps: list[Step] = []
-        trail = self.trail
-        while trail is not None:
-            steps.append(trail.step)
-            trail = trail.before
-        return tuple(reversed(steps))
+        return tuple(_steps(self.trail, _ONE))
+
+
+def _steps(trail: Trail | None, chance: Fraction) -> Iterator[Step]:
+    parts: list[Trail] = []
+    while trail is not None:
+        parts.append(trail)
+        trail = trail.before
+    for part in reversed(parts):
+        if isinstance(part.part, Trail):
+            yield from _steps(part.part, part.chance * chance)
+        else:
+            yield part.part if chance == 1 else msgspec.structs.replace(part.part, chance=part.part.chance * chance)
+        chance = _ONE
+
+
+def grafted(branch: Branch, ways: list[tuple[Way, Branch]]) -> list[tuple[Way, Branch]]:
+    """What a chain does to a branch, from what it does to a fresh one in the same state."""
+    made: list[tuple[Way, Branch]] = []
+    left = branch.probability
+    whole = [out for _, out in ways if out.doubt == branch.doubt]
+    last = whole[-1] if whole else None
+    for way, part in ways:
+        out = part.copy()
+        if part.trail is None:
+            out.trail, out.chance = branch.trail, _manageable(branch.chance * part.chance)
+        else:
+            out.trail = Trail(part.trail, branch.trail, branch.chance)
+        # Rounding one part of a split down keeps the sum exact, since the last part is what is left.
+        out.probability = left if part is last else _manageable(branch.probability * part.probability)
+        if part.doubt == branch.doubt:
+            left -= out.probability
+        made.append((way, out))
+    return made
+
+
+def merged_ways(ways: list[tuple[Way, Branch]]) -> list[tuple[Way, Branch]]:
+    """Ways that lead to the same put together."""
+    if len(ways) < 2:
+        return ways
+    by_way: dict[Way, list[Branch]] = {}
+    for way, out in ways:
+        by_way.setdefault(way, []).append(out)
+    return [(way, out) for way, outs in by_way.items() for out in merge(outs)]
 
 
 def merge(branches: list[Branch]) -> list[Branch]:
@@ -146,8 +228,7 @@ def merge(branches: list[Branch]) -> list[Branch]:
 
 
 def _manageable(value: Fraction) -> Fraction:
-    # A ladder of a thousand decimals would grow a fraction of ten thousand digits. Rounding one part of a split
-    # down keeps the sum exact, since the other part is what is left.
+    # A ladder of a thousand decimals would grow a fraction of ten thousand digits.
     if value.denominator.bit_length() <= _MAX_BITS:
         return value
     return Fraction(int(value * _GRID), _GRID)

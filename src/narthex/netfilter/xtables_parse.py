@@ -93,6 +93,16 @@ def _take(line: str, number: int, family: IPFamily, chains: dict[str, str], rule
         raise SaveTextError(f"line {number}: {line[:120]!r}: {error}") from None
 
 
+def read_rule(line: str, family: IPFamily) -> Rule:
+    """One `-A` line of a dump, with or without figures. Raises SaveTextError for one that is cut off or torn."""
+    if line.startswith("["):
+        line = line.partition("]")[2].lstrip()
+    try:
+        return _rule(split_words(line)[2:], family)
+    except (ValueError, IndexError) as error:
+        raise SaveTextError(f"{line[:120]!r}: {error}") from None
+
+
 # ---- a rule --------------------------------------------------------------------------------------------------------
 
 _BASIC = {

@@ -207,6 +207,8 @@ def _compare(e: Compare, family: IPFamily, protocol: str) -> str:
     if e.field in _BASIC:
         option, text = _BASIC[e.field]
         return f"{_not(e.negate)}{option} {text(_single(e.values), family)}"
+    if e.field not in _PORT_OPTION:
+        raise Unprintable(f"{e.field.value} is not written for iptables here")
     option = _PORT_OPTION[e.field]
     if len(e.values) > 1:
         ports = ",".join(str(_port(value)) for value in e.values)

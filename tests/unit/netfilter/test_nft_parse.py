@@ -155,7 +155,7 @@ table inet f {
 """
     (table,) = nft.parse(text).tables
     assert table.family is None
-    assert table.sets == {}
+    assert [(one.name, set(one.elements)) for one in table.sets.values()] == [("ports", {("80-90",)})]
     assert table.chains["input"].hook == Hook(type="filter", hook="input", priority=0, policy="drop")
     assert table.chains["input"].rules == (Rule((Compare(Field.SADDR, ("10.0.0.0/8",)), Accept())),)
 
