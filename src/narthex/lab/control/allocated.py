@@ -106,16 +106,22 @@ class _Used:
         return port in self._wanted or any((protocol, port) in self._holders for protocol in _PROTOCOLS)
 
 
-def _claims(service: Object) -> Iterator[_Claim]:
+def address_numbers(service: Object) -> Iterator[int]:
+    """The cluster IPs of a Service as numbers."""
     spec = spec_of(service)
-    if spec.get("type") == "ExternalName":
-        return
     for address in spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else []):
         if address != "None":
             try:
                 yield int(ipaddress.ip_address(address))
             except ValueError:
                 continue
+
+
+def _claims(service: Object) -> Iterator[_Claim]:
+    spec = spec_of(service)
+    if spec.get("type") == "ExternalName":
+        return
+    yield from address_numbers(service)
     for port in spec.get("ports") or ():
         if number(port.get("nodePort")):
             yield port.get("protocol") or "TCP", port["nodePort"]

@@ -8,8 +8,13 @@ from typing import Any, Protocol
 from narthex.lab.api.faults import ApiFault
 from narthex.lab.control.deployments import Deployments
 from narthex.lab.control.endpoint_slices import EndpointSlices
+from narthex.lab.control.endpoints_objects import EndpointsObjects, Mirrors
+from narthex.lab.control.garbage import GarbageCollector
+from narthex.lab.control.node_lifecycle import NodeLifecycle
 from narthex.lab.control.replicasets import ReplicaSets
 from narthex.lab.control.scheduler import Scheduler
+from narthex.lab.control.service_cidrs import ServiceCIDRs
+from narthex.lab.control.settings import LAB, Settings
 from narthex.lab.control.turn import Control
 from narthex.lab.control.view import Create, Object, Update, View, Write
 
@@ -17,9 +22,21 @@ _MOST_TURNS = 10_000
 """A cluster that is not at rest after so many turns at one moment never will be: some two controllers disagree."""
 
 
-def all_controllers() -> Control:
+def all_controllers(settings: Settings = LAB) -> Control:
     """The controllers of a new lab."""
-    return Control([Deployments(), ReplicaSets(), Scheduler(), EndpointSlices()])
+    return Control(
+        [
+            Deployments(),
+            ReplicaSets(),
+            Scheduler(),
+            EndpointSlices(),
+            EndpointsObjects(),
+            Mirrors(),
+            ServiceCIDRs(),
+            NodeLifecycle(settings),
+            GarbageCollector(),
+        ]
+    )
 
 
 class Written(View, Protocol):

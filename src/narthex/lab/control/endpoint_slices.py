@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.control.endpoints import endpoints_of, families_of
@@ -11,20 +11,19 @@ from narthex.lab.control.objects import (
     key_of,
     labels_of,
     leaving,
-    letters,
     pod_addresses,
     pod_over,
     pod_ready,
-    reference_to,
     spec_of,
 )
-from narthex.lab.control.packing import Packed, pack
 from narthex.lab.control.present import SERVICE_NAME, Present, Seen
-from narthex.lab.control.view import Answer, Create, Delete, Key, Object, Update
+from narthex.lab.control.slice_writing import MANAGED_BY, SliceWriter, delete
+from narthex.lab.control.view import Answer, Key, Object
 
-MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 MANAGER = "endpointslice-controller.k8s.io"
 HEADLESS = "service.kubernetes.io/headless"
+RESERVED = frozenset({MANAGED_BY, SERVICE_NAME, HEADLESS})
+"""Labels of slices that mean something."""
 _NODE_LABELS = ("topology.kubernetes.io/zone",)
 
 
@@ -34,18 +33,14 @@ class EndpointSlices:
     name = "endpointslice-controller"
 
     def __init__(self) -> None:
-        self._made: dict[Key, int] = {}
+        self._writer = SliceWriter(MANAGER)
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The Service itself, those that select a pod, the one of a slice, those with pods on a node that has moved."""
         if seen.kind == "Service":
             return [seen.key]
         if seen.kind == "Pod":
-            before, after = _shown(seen.before), _shown(seen.after)
-            if before == after:
-                return []
-            labels = [labels_of(pod) for pod in (seen.before, seen.after) if pod is not None]
-            return present.selected_by("Service", seen.key.namespace, *labels)
+            return concerned_by_pod(seen, present)
         if seen.kind == "EndpointSlice":
             names = {labels_of(each).get(SERVICE_NAME) for each in (seen.before, seen.after) if each is not None}
             return [Key(seen.key.namespace, name) for name in names if name]
@@ -61,97 +56,38 @@ class EndpointSlices:
         """What the Service's slices need to become."""
         del now
         service = present.get("Service", key)
-        mine = [each for each in present.slices_of(key) if labels_of(each).get(MANAGED_BY) == MANAGER]
         if service is None or leaving(service):
-            # Those of a Service that is gone go with their owner; ours to take are those that outlived it.
-            yield from (_delete(each) for each in mine if not leaving(each))
+            # Its slices go with it: they have an owner.
             return
-        if not spec_of(service).get("selector") or spec_of(service).get("type") == "ExternalName":
-            if spec_of(service).get("type") == "ExternalName":
-                yield from (_delete(each) for each in mine if not leaving(each))
+        existing = self._writer.mine(service, key, present)
+        spec = spec_of(service)
+        if spec.get("type") == "ExternalName":
+            yield from map(delete, existing)
+            return
+        if not spec.get("selector"):
+            # What it had stays, and is now the user's to change.
             return
         pods = present.selected("Service", service)
-        alive = [each for each in mine if not leaving(each)]
         families = families_of(service)
-        yield from (_delete(each) for each in alive if each.get("addressType") not in families)
+        yield from (delete(each) for each in existing if each.get("addressType") not in families)
         for family in families:
-            wanted = endpoints_of(service, pods, family, present)
-            existing = [each for each in alive if each.get("addressType") == family]
-            yield from self._family(key, service, family, hinted(service, wanted, present), existing)
-
-    def _family(
-        self,
-        key: Key,
-        service: Object,
-        family: str,
-        wanted: Sequence[tuple[tuple[Object, ...], Sequence[Object]]],
-        existing: Sequence[Object],
-    ) -> Iterator[Answer]:
-        labels = _labels(service)
-        packed: Packed = pack(wanted, existing)
-        free = list(packed.empty)
-        for old, ports, endpoints in packed.filled:
-            if old is None and free:
-                # What would be deleted takes what would be made.
-                old = free.pop(0)
-            if old is None:
-                yield Create("EndpointSlice", self._new(key, service, family, labels, ports, endpoints))
-                continue
-            new = {
-                **old,
-                "metadata": {**old["metadata"], "labels": _kept(old, labels)},
-                "ports": list(ports),
-                "endpoints": list(endpoints),
-            }
-            if new != {**old, "ports": old.get("ports") or [], "endpoints": old.get("endpoints") or []}:
-                yield Update("EndpointSlice", new)
-        yield from (_delete(each) for each in free)
-
-    def _new(
-        self,
-        key: Key,
-        service: Object,
-        family: str,
-        labels: dict[str, str],
-        ports: Sequence[Object],
-        endpoints: Sequence[Object],
-    ) -> Object:
-        self._made[key] = self._made.get(key, 0) + 1
-        end = letters(f"{key} {service['metadata'].get('uid')} {family} {self._made[key]}", 5)
-        return {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": f"{key.name}-"[:58] + end,
-                "generateName": f"{key.name}-",
-                "namespace": key.namespace,
-                "labels": labels,
-                "ownerReferences": [reference_to(service)],
-            },
-            "addressType": family,
-            "ports": list(ports),
-            "endpoints": list(endpoints),
-        }
+            wanted = hinted(service, endpoints_of(service, pods, family, present))
+            mine = [each for each in existing if each.get("addressType") == family]
+            yield from self._writer.write(service, _labels(service), family, wanted, mine)
 
 
 def _labels(service: Object) -> dict[str, str]:
-    """The Service's own, and what tells whose slice it is."""
-    own = {
-        name: value for name, value in labels_of(service).items() if name not in (MANAGED_BY, SERVICE_NAME, HEADLESS)
-    }
+    """The Service's own; a proxy has no use for those of a headless one."""
     headless = {HEADLESS: ""} if spec_of(service).get("clusterIP") == "None" else {}
-    return {**own, **headless, SERVICE_NAME: service["metadata"]["name"], MANAGED_BY: MANAGER}
+    return {name: value for name, value in labels_of(service).items() if name not in RESERVED} | headless
 
 
-def _kept(old: Object, labels: dict[str, str]) -> object:
-    """The old mapping while it says the same, so that an unchanged slice is equal whatever the order."""
-    have = old["metadata"].get("labels")
-    return have if have == labels else labels
-
-
-def _delete(slice_: Object) -> Delete:
-    key = key_of(slice_)
-    return Delete("EndpointSlice", key.namespace, key.name)
+def concerned_by_pod(seen: Seen, present: Present) -> Iterable[Key]:
+    """The Services that select a pod, or did, when something has changed that endpoints show."""
+    if seen.kind != "Pod" or _shown(seen.before) == _shown(seen.after):
+        return []
+    labels = [labels_of(pod) for pod in (seen.before, seen.after) if pod is not None]
+    return present.selected_by("Service", seen.key.namespace, *labels)
 
 
 def _shown(pod: Object | None) -> object:

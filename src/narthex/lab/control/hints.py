@@ -9,15 +9,13 @@ from collections.abc import Sequence
 
 from narthex.lab.control.endpoints import Group
 from narthex.lab.control.objects import spec_of
-from narthex.lab.control.present import Present
 from narthex.lab.control.view import Object
 
 _SAME_ZONE = ("PreferClose", "PreferSameZone")
 
 
-def hinted(service: Object, groups: Sequence[Group], present: Present) -> list[Group]:
+def hinted(service: Object, groups: Sequence[Group]) -> list[Group]:
     """The endpoints with their hints: each ready one is for its own zone, or for its own node and else its zone."""
-    del present
     wish = spec_of(service).get("trafficDistribution")
     if wish not in (*_SAME_ZONE, "PreferSameNode"):
         return list(groups)

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
+from narthex.lab.api.faults import forbidden
 from narthex.lab.api.registry import Registry
 from narthex.lab.control.cluster import all_controllers, settle
 from narthex.lab.control.objects import leaving, spec_of, stamp, with_condition
@@ -17,14 +18,21 @@ class World:
     def __init__(self, nodes=3, control=None, begin=True):
         self.now = START
         numbers = count(1)
-        allocation = Allocation()
-        self.registry = Registry(lambda: self.now, lambda n: next(numbers).to_bytes(n, "big"), admit=allocation.admit)
+        self.forbidden = set()
+        """Kinds of which nothing may be made."""
+        self._allocation = Allocation()
+        self.registry = Registry(lambda: self.now, lambda n: next(numbers).to_bytes(n, "big"), admit=self._admit)
         self.control = control if control is not None else all_controllers()
         self.refused = []
         for index in range(1, nodes + 1):
             self.registry.create("Node", node(f"node-{index}"))
         if begin:
             self.settle()
+
+    def _admit(self, registry, kind, held, new, subresource):
+        if kind.name in self.forbidden and held is None:
+            raise forbidden(kind.plural, kind.group, new["metadata"]["name"], "no more room")
+        return self._allocation.admit(registry, kind, held, new, subresource)
 
     def settle(self):
         self.refused += settle(self.control, self.registry, self.now)
