@@ -69,13 +69,8 @@ kernel: setup  ## Run the tests that need root
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest $(SPREAD) -m kernel
 
 bench: PACKAGES += /usr/lib/cni/bridge:containernetworking-plugins dnsperf:dnsperf knotd:knot
-bench: setup  ## Measure, beside a floor, and print ratios
-	$(SUDO) $(BIN)/python benchmarks/nft_load.py
-	$(SUDO) $(BIN)/python benchmarks/one_change.py
-	$(SUDO) $(BIN)/python benchmarks/cni_add_del.py
-	$(SUDO) $(BIN)/python benchmarks/userspace_relay.py
-	$(SUDO) $(BIN)/python benchmarks/api_list.py
-	$(SUDO) $(BIN)/python benchmarks/dns.py
+bench: setup  ## Measure everything beside its floor, print ratios, save tables and pictures
+	$(SUDO) $(BIN)/python benchmarks/run.py
 
 clean:  ## Remove what `setup` made in this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
