@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
-from narthex.lab.api import faults, reads, writes
+from narthex.lab.api import faults, reads, scale
+from narthex.lab.api.accept import chosen
+from narthex.lab.api.changes import change
+from narthex.lab.api.documents import Documents
 from narthex.lab.api.faults import ApiFault
 from narthex.lab.api.kinds import VIEWS, Kind
 from narthex.lab.api.paths import Paths, Place, paths, place
+from narthex.lab.api.pod_parts import conversation, logs
 from narthex.lab.api.reads import PRESENT, Abilities
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Answer, Request, Whole, encoded
+from narthex.lab.api.reviews import review
 from narthex.lab.api.selectors import FIELDS, Selector
 from narthex.lab.api.store import Stored
-from narthex.lab.api.views import plain
+from narthex.lab.api.views import View, partial, plain, table
+
+_PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
+_PORT_FORWARD = (
+    "port-forward is not served by the lab: its pods can be reached by their addresses, see `narthex lab status`"
+)
 
 
 class Api:
@@ -25,70 +34,88 @@ class Api:
     def __init__(self, registry: Registry, abilities: Abilities = PRESENT) -> None:
         self.registry = registry
         self.abilities = abilities
-        self._known: tuple[Mapping[str, Kind], Abilities, Paths] | None = None
+        self._known: tuple[Mapping[str, Kind], Abilities, Paths, Documents] | None = None
 
     def answer(self, request: Request) -> Answer:
         """The answer to a request; refusals are Status objects."""
         try:
-            where = place(request.path, self.paths)
-            if where is None:
-                raise ApiFault(404, "NotFound", "the server could not find the requested resource")
-            return self._resource(request, where)
+            return self._answer(request)
         except ApiFault as fault:
             return refusal(fault)
 
     @property
     def paths(self) -> Paths:
         """Where which kinds are served."""
+        return self._served()[0]
+
+    def _served(self) -> tuple[Paths, Documents]:
         kinds, abilities = self.registry.kinds, self.abilities
         if self._known is None or self._known[0] is not kinds or self._known[1] is not abilities:
             found = [_able(kind, abilities) for kind in (*kinds.values(), *VIEWS)]
             known = paths(kind for kind in found if kind.name not in abilities.missing and kind.versions)
-            self._known = kinds, abilities, known
-        return self._known[2]
+            self._known = kinds, abilities, known, Documents(known)
+        return self._known[2:]
 
-    def _resource(self, request: Request, where: Place) -> Answer:
-        if request.method == "GET":
-            return self._read(request, where)
-        return self._write(request, where)
+    def _answer(self, request: Request) -> Answer:
+        known, documents = self._served()
+        where = place(request.path, known)
+        if where is not None:
+            return self._read(request, where) if request.method == "GET" else self._change(request, where)
+        found = documents.answer(request) if request.method == "GET" else review(request)
+        if found is None:
+            raise ApiFault(404, "NotFound", "the server could not find the requested resource")
+        return found
 
     def _read(self, request: Request, where: Place) -> Answer:
-        view, query, store = plain(where), request.query, self.registry.store
+        query, store, part = request.query, self.registry.store, where.subresource
+        if part in ("exec", "attach", "log", "portforward") and where.stored == "Pod":
+            return self._talk(request, where)
+        view = self._view(request, where)
         if where.name:
             held = store.get(where.stored, where.key)
-            if held is None:
+            if held is None or (part and part not in where.kind.subresources):
                 raise faults.not_found(where.kind.plural, where.kind.group, where.name)
+            if part == "scale":
+                return encoded(200, scale.read(where.kind, held.raw))
             return Whole(200, view.one(held) + b"\n")
         selector = self._selector(where, query)
         if query.get("watch") in ("true", "1"):
             return reads.watching(store, where.stored, where.namespace, selector, view, query, self.abilities)
         return reads.listing(store, where.stored, where.namespace, selector, view, query, self.abilities)
 
+    def _talk(self, request: Request, where: Place) -> Answer:
+        if where.subresource == "portforward":
+            raise ApiFault(501, "NotImplemented", _PORT_FORWARD)
+        if where.subresource == "log":
+            return logs(self.registry, where, request)
+        return conversation(self.registry, where, request)
+
+    def _change(self, request: Request, where: Place) -> Answer:
+        if where.subresource in ("exec", "attach", "portforward") and request.method == "POST":
+            return self._talk(request, where)
+        written = change(self.registry, where, request, lambda: self._selector(where, request.query))
+        headers = (
+            {"Warning": ", ".join(f'299 - "{_quoted(each)}"' for each in written.warnings)} if written.warnings else {}
+        )
+        if written.raw.get("kind") != where.kind.kind or (where.name and where.subresource == "scale"):
+            return encoded(written.code, written.raw, headers)
+        return Whole(written.code, self._view(request, where).one(Stored(0, written.raw)) + b"\n", headers)
+
+    def _view(self, request: Request, where: Place) -> View:
+        offer = chosen(request.headers.get("accept", ""), "Table", *_PARTIAL)
+        version = offer.version if offer.version in ("v1", "v1beta1") else "v1"
+        if offer.form == "Table":
+            return table(where, version, request.query.get("includeObject") or "Metadata", self.registry.now)
+        return partial(version) if offer.form else plain(where)
+
     def _selector(self, where: Place, query: Mapping[str, str]) -> Selector:
         fields = FIELDS.get(where.stored, frozenset())
         if where.stored == "Service" and not self.abilities.service_fields:
             fields = frozenset()
-        return Selector(query.get("labelSelector", ""), query.get("fieldSelector", ""), fields)
-
-    def _write(self, request: Request, where: Place) -> Answer:
-        dry_run = bool(request.query.get("dryRun"))
-        registry, method = self.registry, request.method
-        part = where.subresource
-        if part and part not in where.kind.subresources:
-            raise ApiFault(404, "NotFound", "the server could not find the requested resource")
-        if method == "POST" and not where.name:
-            return self._written(201, where, writes.create(registry, where, writes.decoded(request), dry_run=dry_run))
-        if method == "PUT" and where.name:
-            return self._written(200, where, writes.replace(registry, where, writes.decoded(request), dry_run=dry_run))
-        if method == "PATCH" and where.name:
-            content_type, given = request.headers.get("content-type", ""), writes.body_value(request)
-            return self._written(200, where, writes.patch(registry, where, content_type, given, dry_run=dry_run))
-        if method == "DELETE" and where.name:
-            return encoded(200, writes.delete(registry, where, _options(request), dry_run=dry_run))
-        raise ApiFault(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-
-    def _written(self, code: int, where: Place, raw: dict[str, Any]) -> Whole:
-        return Whole(code, plain(where).one(Stored(0, raw)) + b"\n")
+        words = query.get("fieldSelector", "")
+        if where.namespace and query.get("watch") in ("true", "1"):
+            words += f",metadata.namespace={where.namespace}"
+        return Selector(query.get("labelSelector", ""), words, fields)
 
 
 def refusal(fault: ApiFault) -> Whole:
@@ -97,17 +124,8 @@ def refusal(fault: ApiFault) -> Whole:
     return encoded(fault.code, fault.status(), {"Retry-After": str(retry)} if retry else None)
 
 
-def _options(request: Request) -> Mapping[str, Any]:
-    """DeleteOptions, of the body and the query."""
-    options: dict[str, Any] = writes.decoded(request) if request.body.strip() else {}
-    query = request.query
-    if query.get("gracePeriodSeconds"):
-        options["gracePeriodSeconds"] = (
-            int(query["gracePeriodSeconds"]) if query["gracePeriodSeconds"].isdigit() else -1
-        )
-    if query.get("propagationPolicy"):
-        options["propagationPolicy"] = query["propagationPolicy"]
-    return options
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _able(kind: Kind, abilities: Abilities) -> Kind:

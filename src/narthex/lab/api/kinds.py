@@ -95,9 +95,7 @@ KINDS: Mapping[str, Kind] = _table(
             plural="pods",
             short_names=("po",),
             categories=_ALL,
-            subresources=frozenset(
-                {"status", "binding", "eviction", "log", "exec", "attach", "portforward", "ephemeralcontainers"}
-            ),
+            subresources=frozenset({"status", "binding", "eviction", "log", "exec", "attach", "portforward"}),
             generation=True,
         ),
         Kind(kind="Secret", plural="secrets"),
@@ -182,7 +180,6 @@ def of_definition(crd: Mapping[str, Any]) -> Kind | None:
     if not (versions and group and plural and kind):
         return None
     stored = next((each for each in spec["versions"] if each.get("storage")), versions[0])
-    preferred = sorted((each["name"] for each in versions), key=_age, reverse=True)
     parts = stored.get("subresources") or {}
     return Kind(
         kind=kind,
@@ -193,7 +190,7 @@ def of_definition(crd: Mapping[str, Any]) -> Kind | None:
         short_names=tuple(names.get("shortNames") or ()),
         categories=tuple(names.get("categories") or ()),
         subresources=frozenset(name for name in ("status", "scale") if name in parts),
-        served=tuple(preferred),
+        served=tuple(newest_first(each["name"] for each in versions)),
         generation=True,
         unconditional=False,
         custom=True,
@@ -201,6 +198,11 @@ def of_definition(crd: Mapping[str, Any]) -> Kind | None:
         scale=parts.get("scale") or {},
         schemas={each["name"]: (each.get("schema") or {}).get("openAPIV3Schema") or {} for each in versions},
     )
+
+
+def newest_first(versions: Iterable[str]) -> list[str]:
+    """Versions in the order in which clients prefer them."""
+    return sorted(versions, key=_age, reverse=True)
 
 
 def _age(version: str) -> tuple[int, int, int]:

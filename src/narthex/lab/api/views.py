@@ -5,11 +5,14 @@ Objects are held as JSON text, and lists and watches are spliced of it; only wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from narthex.lab.api.columns import COLUMNS, PLAIN
+from narthex.lab.api.columns_custom import CustomColumns
 from narthex.lab.api.events import to_events
 from narthex.lab.api.paths import Place
 from narthex.lab.api.store import Key, Stored
@@ -67,6 +70,35 @@ def partial(version: str) -> View:
         return top[:-1] + b',"items":[' + b",".join(one(stored) for _, stored in entries) + b"]}\n"
 
     return View(kind, api_version, f"{kind}List", one, many, bookmark)
+
+
+def table(place: Place, version: str, objects: str, now: Callable[[], datetime]) -> View:
+    """Rows, as `kubectl get` prints them: metav1.Table.
+
+    `objects` says what each row carries along: Object, Metadata or None (`includeObject`).
+    """
+    kind = place.kind
+    columns = CustomColumns(kind.columns.get(place.version, ())) if kind.custom else COLUMNS.get(place.stored, PLAIN)
+    top = {"kind": "Table", "apiVersion": f"meta.k8s.io/{version}"}
+    head = msgspec.json.encode(columns.definitions())
+    carried = plain(place) if objects == "Object" else partial(version)
+
+    def made(meta: Mapping[str, Any], rows: Iterable[bytes]) -> bytes:
+        start = msgspec.json.encode({**top, "metadata": meta})[:-1]
+        return start + b',"columnDefinitions":' + head + b',"rows":[' + b",".join(rows) + b"]}"
+
+    def row(stored: Stored, at: datetime) -> bytes:
+        cells = b'{"cells":' + msgspec.json.encode(columns.cells(stored.raw, at))
+        return cells + (b"}" if objects == "None" else b',"object":' + carried.one(stored) + b"}")
+
+    def one(stored: Stored) -> bytes:
+        return made({"resourceVersion": str(stored.version)}, [row(stored, now())])
+
+    def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
+        at = now()
+        return made(meta, (row(stored, at) for _, stored in entries)) + b"\n"
+
+    return View("Table", top["apiVersion"], "Table", one, many, lambda meta: made(meta, ()))
 
 
 def _inner(place: Place, stored: Stored) -> bytes:

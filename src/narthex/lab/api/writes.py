@@ -18,7 +18,7 @@ from narthex.lab.api.paths import Place
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request
 from narthex.lab.api.store import Raw
-from narthex.lab.api.types import object_type
+from narthex.lab.api.types import ANY, Type, object_type
 
 _UNVERSIONED = "metadata.resourceVersion"
 
@@ -83,8 +83,14 @@ def patch(registry: Registry, place: Place, content_type: str, given: Any, *, dr
     held = registry.get(place.stored, *place.key)
     if held is None:
         raise faults.not_found(kind.plural, kind.group, place.name)
+    new = patched(content_type, held, given, object_type(kind, place.version))
+    return registry.update(place.stored, _placed(place, new), subresource=place.subresource, dry_run=dry_run)
+
+
+def patched(content_type: str, held: Mapping[str, Any], given: Any, of: Type = ANY) -> Raw:
+    """What a patch makes of an object of a type. Raises ApiFault."""
     try:
-        patched = patches.apply(content_type, held, given, object_type(kind, place.version))
+        return patches.apply(content_type, held, given, of)
     except patches.NotAPatch:
         known = ", ".join((patches.JSON_PATCH, patches.MERGE, patches.STRATEGIC, patches.APPLY))
         message = f"the body of the request was in an unknown format - accepted media types include: {known}"
@@ -93,7 +99,6 @@ def patch(registry: Registry, place: Place, content_type: str, given: Any, *, dr
         raise ApiFault(
             422, "Invalid", f"the server rejected our request due to an error in our request: {error}"
         ) from None
-    return registry.update(place.stored, _placed(place, patched), subresource=place.subresource, dry_run=dry_run)
 
 
 def delete(registry: Registry, place: Place, options: Mapping[str, Any], *, dry_run: bool = False) -> Raw:

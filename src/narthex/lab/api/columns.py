@@ -1,0 +1,269 @@
+"""What `kubectl get` shows of each kind: columns and cells, as kubernetes/pkg/printers/internalversion has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api.ages import age
+from narthex.lab.api.columns_pod import pod_cells
+
+Raw = Mapping[str, Any]
+Cells = Callable[[Raw, datetime], Sequence[Any]]
+NONE, UNKNOWN = "<none>", "<unknown>"
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The columns of a kind."""
+
+    names: tuple[str, ...]
+    """With `*` before those that only `-o wide` shows, `#` before those that hold numbers."""
+    cells: Cells
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """As metav1.Table has them."""
+        return [_definition(name) for name in self.names]
+
+
+def _definition(name: str) -> dict[str, Any]:
+    bare = name.lstrip("*#")
+    return {
+        "name": bare,
+        "type": "integer" if "#" in name else "string",
+        "format": "name" if bare == "Name" else "",
+        "description": "",
+        "priority": 1 if name.startswith("*") else 0,
+    }
+
+
+def _name(raw: Raw) -> str:
+    return str(raw["metadata"].get("name", ""))
+
+
+def _age(raw: Raw, now: datetime) -> str:
+    return age(raw["metadata"].get("creationTimestamp"), now)
+
+
+def _of(raw: Raw, *steps: str) -> Any:
+    found: Any = raw
+    for step in steps:
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _pairs(labels: Any) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items())) or NONE
+
+
+def _selector(raw: Raw) -> str:
+    """A LabelSelector, as FormatLabelSelector prints it."""
+    selector = _of(raw, "spec", "selector") or {}
+    words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
+    for each in selector.get("matchExpressions") or ():
+        key, values = each.get("key", ""), ",".join(sorted(each.get("values") or ()))
+        form = {"In": "{} in ({})", "NotIn": "{} notin ({})", "Exists": "{}", "DoesNotExist": "!{}"}
+        words.append(form.get(each.get("operator"), "{}").format(key, values))
+    return ",".join(words) or NONE
+
+
+def _containers(raw: Raw) -> tuple[str, str]:
+    found = _of(raw, "spec", "template", "spec", "containers") or ()
+    return ",".join(each.get("name", "") for each in found), ",".join(each.get("image", "") for each in found)
+
+
+def _node(raw: Raw, now: datetime) -> Sequence[Any]:
+    conditions = {each.get("type"): each.get("status") for each in _of(raw, "status", "conditions") or ()}
+    words = [{"True": "Ready"}.get(conditions["Ready"], "NotReady")] if "Ready" in conditions else ["Unknown"]
+    words += ["SchedulingDisabled"] if _of(raw, "spec", "unschedulable") else []
+    prefix = "node-role.kubernetes.io/"
+    labels = raw["metadata"].get("labels") or {}
+    roles = sorted({key.removeprefix(prefix) for key in labels if key.startswith(prefix)} - {""})
+    addresses = {each.get("type"): each.get("address") for each in reversed(_of(raw, "status", "addresses") or [])}
+    info = _of(raw, "status", "nodeInfo") or {}
+    return (
+        _name(raw),
+        ",".join(words),
+        ",".join(roles) or NONE,
+        _age(raw, now),
+        info.get("kubeletVersion", ""),
+        addresses.get("InternalIP", NONE),
+        addresses.get("ExternalIP", NONE),
+        info.get("osImage") or UNKNOWN,
+        info.get("kernelVersion") or UNKNOWN,
+        info.get("containerRuntimeVersion") or UNKNOWN,
+    )
+
+
+def _service(raw: Raw, now: datetime) -> Sequence[Any]:
+    spec = raw.get("spec") or {}
+    type = spec.get("type") or "ClusterIP"
+    ips = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
+    external = list(spec.get("externalIPs") or ())
+    if type == "LoadBalancer":
+        entries = _of(raw, "status", "loadBalancer", "ingress") or ()
+        given = [each.get("ip") or each.get("hostname", "") for each in entries]
+        text = ",".join([*dict.fromkeys(given), *external]) or "<pending>"
+    elif type == "ExternalName":
+        text = spec.get("externalName", "")
+    else:
+        text = ",".join(external) or NONE
+    ports = ",".join(_port(each) for each in spec.get("ports") or ()) or NONE
+    return _name(raw), type, (ips or [NONE])[0], text, ports, _age(raw, now), _pairs(spec.get("selector"))
+
+
+def _port(port: Raw) -> str:
+    node = f":{port['nodePort']}" if port.get("nodePort") else ""
+    return f"{port.get('port')}{node}/{port.get('protocol') or 'TCP'}"
+
+
+def _deployment(raw: Raw, now: datetime) -> Sequence[Any]:
+    status = raw.get("status") or {}
+    wanted = _of(raw, "spec", "replicas")
+    ready = f"{status.get('readyReplicas', 0)}/{1 if wanted is None else wanted}"
+    counts = status.get("updatedReplicas", 0), status.get("availableReplicas", 0)
+    return _name(raw), ready, *counts, _age(raw, now), *_containers(raw), _selector(raw)
+
+
+def _replica_set(raw: Raw, now: datetime) -> Sequence[Any]:
+    status, wanted = raw.get("status") or {}, _of(raw, "spec", "replicas")
+    counts = (1 if wanted is None else wanted), status.get("replicas", 0), status.get("readyReplicas", 0)
+    return _name(raw), *counts, _age(raw, now), *_containers(raw), _selector(raw)
+
+
+def _listed(words: Sequence[str], most: int) -> str:
+    """Some of many, as formatEndpoints does."""
+    if not words:
+        return NONE
+    more = f" + {len(words) - most} more..." if len(words) > most else ""
+    return ",".join(words[:most]) + more
+
+
+def _endpoints(raw: Raw, now: datetime) -> Sequence[Any]:
+    words = []
+    for subset in raw.get("subsets") or ():
+        ports = [port.get("port") for port in subset.get("ports") or ()]
+        for each in subset.get("addresses") or ():
+            ip = f"[{each['ip']}]" if ":" in each.get("ip", "") else each.get("ip", "")
+            words += [f"{ip}:{port}" for port in ports] or [ip]
+    return _name(raw), _listed(words, 3), _age(raw, now)
+
+
+def _slice(raw: Raw, now: datetime) -> Sequence[Any]:
+    ports = [str(port["port"]) if port.get("port") is not None else "*" for port in raw.get("ports") or ()]
+    addresses = [address for each in raw.get("endpoints") or () for address in each.get("addresses") or ()]
+    shown = _listed(addresses, 3) if addresses else "<unset>"
+    return _name(raw), raw.get("addressType", ""), _listed(ports, 3) if ports else "<unset>", shown, _age(raw, now)
+
+
+def _event(raw: Raw, now: datetime) -> Sequence[Any]:
+    first = raw.get("firstTimestamp") or raw.get("eventTime")
+    series = raw.get("series") or {}
+    last = series.get("lastObservedTime") or raw.get("lastTimestamp") or first
+    times = series.get("count") or raw.get("count") or 1
+    of, source = raw.get("involvedObject") or {}, raw.get("source") or {}
+    seen = age(last, now)
+    if times > 1 and first:
+        seen = f"{seen} (x{times} over {age(first, now)})"
+    words = [source.get("component") or raw.get("reportingComponent") or "", source.get("host") or ""]
+    return (
+        seen,
+        raw.get("type", ""),
+        raw.get("reason", ""),
+        f"{of.get('kind', '').lower()}/{of.get('name', '')}",
+        of.get("fieldPath", ""),
+        ", ".join(word for word in words if word),
+        str(raw.get("message", "")).strip(),
+        age(first, now),
+        times,
+        _name(raw),
+    )
+
+
+def _parent(raw: Raw, now: datetime) -> Sequence[Any]:
+    of = _of(raw, "spec", "parentRef") or {}
+    parts = [of.get("resource", ""), of.get("namespace", ""), of.get("name", "")]
+    return _name(raw), "/".join(part for part in parts if part), _age(raw, now)
+
+
+def _pool(raw: Raw, now: datetime) -> Sequence[Any]:
+    del now
+    spec = raw.get("spec") or {}
+    assign, avoid = spec.get("autoAssign", True), spec.get("avoidBuggyIPs", False)
+    return _name(raw), str(assign).lower(), str(avoid).lower(), _json(spec.get("addresses"))
+
+
+def _advertisement(raw: Raw, now: datetime) -> Sequence[Any]:
+    del now
+    spec = raw.get("spec") or {}
+    names = ("ipAddressPools", "ipAddressPoolSelectors", "interfaces", "nodeSelectors")
+    return _name(raw), *(_json(spec.get(name)) for name in names)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if value else ""
+
+
+def _counted(field: str) -> Cells:
+    return lambda raw, now: (_name(raw), len(raw.get(field) or ()), _age(raw, now))
+
+
+PLAIN = Columns(("Name", "Age"), lambda raw, now: (_name(raw), _age(raw, now)))
+"""Of kinds that have no columns of their own."""
+_WORKLOAD = ("*Containers", "*Images", "*Selector")
+COLUMNS: Mapping[str, Columns] = {
+    "Pod": Columns(
+        ("Name", "Ready", "Status", "Restarts", "Age", "*IP", "*Node", "*Nominated Node", "*Readiness Gates"), pod_cells
+    ),
+    "Service": Columns(("Name", "Type", "Cluster-IP", "External-IP", "Port(s)", "Age", "*Selector"), _service),
+    "Node": Columns(
+        (
+            *("Name", "Status", "Roles", "Age", "Version", "*Internal-IP", "*External-IP", "*OS-Image"),
+            *("*Kernel-Version", "*Container-Runtime"),
+        ),
+        _node,
+    ),
+    "Namespace": Columns(
+        ("Name", "Status", "Age"),
+        lambda raw, now: (_name(raw), _of(raw, "status", "phase") or "Active", _age(raw, now)),
+    ),
+    "Deployment": Columns(("Name", "Ready", "#Up-to-date", "#Available", "Age", *_WORKLOAD), _deployment),
+    "ReplicaSet": Columns(("Name", "#Desired", "#Current", "#Ready", "Age", *_WORKLOAD), _replica_set),
+    "Endpoints": Columns(("Name", "Endpoints", "Age"), _endpoints),
+    "EndpointSlice": Columns(("Name", "AddressType", "Ports", "Endpoints", "Age"), _slice),
+    "ConfigMap": Columns(
+        ("Name", "#Data", "Age"),
+        lambda raw, now: (_name(raw), len(raw.get("data") or ()) + len(raw.get("binaryData") or ()), _age(raw, now)),
+    ),
+    "Secret": Columns(
+        ("Name", "Type", "#Data", "Age"),
+        lambda raw, now: (_name(raw), raw.get("type") or "Opaque", len(raw.get("data") or ()), _age(raw, now)),
+    ),
+    "ServiceAccount": Columns(("Name", "#Secrets", "Age"), _counted("secrets")),
+    "Lease": Columns(
+        ("Name", "Holder", "Age"),
+        lambda raw, now: (_name(raw), _of(raw, "spec", "holderIdentity") or "", _age(raw, now)),
+    ),
+    "Event": Columns(
+        (
+            *("Last Seen", "Type", "Reason", "Object", "*Subobject", "*Source", "Message", "*First Seen", "*#Count"),
+            "*Name",
+        ),
+        _event,
+    ),
+    "ServiceCIDR": Columns(
+        ("Name", "CIDRs", "Age"),
+        lambda raw, now: (_name(raw), ",".join(_of(raw, "spec", "cidrs") or ()), _age(raw, now)),
+    ),
+    "IPAddress": Columns(("Name", "ParentRef", "Age"), _parent),
+    "CustomResourceDefinition": Columns(
+        ("Name", "Created At"), lambda raw, _: (_name(raw), raw["metadata"].get("creationTimestamp", ""))
+    ),
+    "IPAddressPool": Columns(("Name", "Auto Assign", "Avoid Buggy IPs", "Addresses"), _pool),
+    "L2Advertisement": Columns(
+        ("Name", "IPAddressPools", "IPAddressPool Selectors", "Interfaces", "*Node Selectors"), _advertisement
+    ),
+}
+"""By the registry's name of the kind."""

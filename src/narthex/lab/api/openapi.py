@@ -1,0 +1,224 @@
+"""OpenAPI documents, versions 2 and 3: enough for `kubectl apply`, `explain` and the validation of fields.
+
+What they hold comes from `types`: a schema for each type, with the merge keys that strategic merge needs; and for each kind
+the path under which it is patched, whose parameters tell kubectl that a dry run and a validation of fields are to be had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api import types
+from narthex.lab.api.descriptions import description
+from narthex.lab.api.discovery import VERSION
+from narthex.lab.api.kinds import Kind, group_version
+from narthex.lab.api.paths import Paths
+from narthex.lab.api.types import Type
+
+GVK = "x-kubernetes-group-version-kind"
+_SCALARS: Mapping[str, Mapping[str, str]] = {
+    "str": {"type": "string"},
+    "int": {"type": "integer"},
+    "num": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "time": {"type": "string", "format": "date-time"},
+    "quantity": {"type": "string"},
+    "bytes": {"type": "string", "format": "byte"},
+    "intstr": {"type": "string", "format": "int-or-string"},
+    "any": {},
+}
+_PACKAGES = {
+    "meta": "io.k8s.apimachinery.pkg.apis.meta",
+    "apiextensions": "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions",
+}
+_PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "force", "pretty")
+
+Ref = Callable[[str, str], dict[str, Any]]
+"""How a document refers to a type, with a description beside it."""
+
+
+def version_2(paths: Paths) -> dict[str, Any]:
+    """The one document of version 2."""
+
+    def ref(name: str, said: str) -> dict[str, Any]:
+        return _said({"$ref": f"#/definitions/{_full(name)}"}, said)
+
+    found = sorted(paths.items(), key=lambda entry: entry[0])
+    definitions = {_full(name): _schema(types.named(name), ref, _of_type(paths, name)) for name in types.names()}
+    for (_, version, _), kind in found:
+        if kind.custom:
+            definitions[_custom_name(kind, version)] = _custom(kind, version, ref)
+    return {
+        "swagger": "2.0",
+        "info": {"title": "Kubernetes", "version": VERSION},
+        "paths": {path: _operations(kind, at, "type") for at, kind in found for path in _paths(kind, at[1])},
+        "definitions": definitions,
+    }
+
+
+def version_3_index(paths: Paths) -> dict[str, Any]:
+    """Where the documents of version 3 are."""
+    found = sorted({(group, version) for group, version, _ in paths})
+    return {
+        "paths": {
+            _place(group, version): {"serverRelativeURL": _url(paths, group, version)} for group, version in found
+        }
+    }
+
+
+def version_3(paths: Paths, group: str, version: str) -> dict[str, Any] | None:
+    """The document of one group and version, None when there is none."""
+    kinds = {plural: kind for (of, at, plural), kind in paths.items() if (of, at) == (group, version)}
+    if not kinds:
+        return None
+
+    def ref(name: str, said: str) -> dict[str, Any]:
+        return _said({"allOf": [{"$ref": f"#/components/schemas/{_full(name)}"}], "default": {}}, said)
+
+    schemas: dict[str, Any] = {}
+    for kind in kinds.values():
+        if kind.custom:
+            schemas[_custom_name(kind, version)] = _custom(kind, version, ref)
+            _collect("meta_v1.ObjectMeta", schemas, ref, paths)
+        else:
+            _collect(types.object_type(kind).name, schemas, ref, paths)
+    operations = {
+        path: _operations(kind, (group, version, plural), "schema")
+        for plural, kind in sorted(kinds.items())
+        for path in _paths(kind, version)
+    }
+    info = {"title": "Kubernetes", "version": VERSION}
+    return {"openapi": "3.0.0", "info": info, "paths": operations, "components": {"schemas": schemas}}
+
+
+def _collect(name: str, into: dict[str, Any], ref: Ref, paths: Paths) -> None:
+    """A type's schema and those that it refers to."""
+    if not name or _full(name) in into:
+        return
+    of = types.named(name)
+    into[_full(name)] = _schema(of, ref, _of_type(paths, name))
+    for below in _below(of):
+        _collect(below, into, ref, paths)
+
+
+def _below(of: Type) -> Iterator[str]:
+    for reference in of.fields.values():
+        field = types.resolve(reference)
+        while field.sort in ("list", "map"):
+            field = field.item
+        if field.sort == "struct" and field.name:
+            yield field.name
+
+
+def _schema(of: Type, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
+    """A struct."""
+    said, fields = description(of.name)
+    properties = {name: _value(types.resolve(each), ref, fields.get(name, "")) for name, each in of.fields.items()}
+    found: dict[str, Any] = _said({"type": "object", "properties": properties}, said)
+    if of.required:
+        found["required"] = list(of.required)
+    if listed := list(kinds):
+        found[GVK] = listed
+    return found
+
+
+def _value(of: Type, ref: Ref, said: str = "") -> dict[str, Any]:
+    match of.sort:
+        case "struct":
+            if of.name:
+                return ref(of.name, said) | ({"x-kubernetes-map-type": "atomic"} if of.atomic else {})
+            return _said(_schema(of, ref), said)
+        case "list":
+            return _said({"type": "array", "items": _value(of.item, ref)} | _merging(of), said)
+        case "map":
+            atomic = {"x-kubernetes-map-type": "atomic"} if of.atomic else {}
+            return _said({"type": "object", "additionalProperties": _value(of.item, ref)} | atomic, said)
+    return _said(dict(_SCALARS[of.sort]), said)
+
+
+def _merging(of: Type) -> dict[str, Any]:
+    found: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+    if of.keys == ("=",):
+        found = {"x-kubernetes-list-type": "set"}
+    elif of.keys:
+        found = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(of.keys)}
+    if of.merge:
+        found["x-kubernetes-patch-strategy"] = "merge"
+        found |= {"x-kubernetes-patch-merge-key": of.merge} if of.merge != "=" else {}
+    return found
+
+
+def _custom(kind: Kind, version: str, ref: Ref) -> dict[str, Any]:
+    """A custom kind's schema, as its definition gives it, with what all objects have."""
+    schema = dict(kind.schemas.get(version) or {"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+    fields = dict(schema.get("properties") or {})
+    fields |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": ref("meta_v1.ObjectMeta", "")}
+    return {**schema, "properties": fields, GVK: [_gvk(kind.group, version, kind.kind)]}
+
+
+def _operations(kind: Kind, at: tuple[str, str, str], typed: str) -> dict[str, Any]:
+    string: dict[str, Any] = {"type": "string"} if typed == "type" else {"schema": {"type": "string"}}
+    parameters = [{"name": name, "in": "query", **string} for name in _PARAMETERS]
+    gvk = _gvk(at[0], at[1], kind.kind)
+    done = {"responses": {"200": {"description": "OK"}}, "parameters": parameters, GVK: gvk}
+    name = f"{at[0].split('.')[0].capitalize() or 'Core'}{at[1].capitalize()}{kind.kind}"
+    verbs = {"get": ("read", "get"), "put": ("replace", "put"), "patch": ("patch", "patch")}
+    return {
+        verb: {**done, "operationId": f"{does}{name}", "x-kubernetes-action": action}
+        for verb, (does, action) in verbs.items()
+    }
+
+
+def _paths(kind: Kind, version: str) -> Iterator[str]:
+    root = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
+    scope = "/namespaces/{namespace}" if kind.namespaced else ""
+    yield f"{root}{scope}/{kind.plural}/{{name}}"
+
+
+def _of_type(paths: Paths, name: str) -> list[dict[str, str]]:
+    """The kinds whose objects have this type."""
+    kinds = {(group, version, kind.kind) for (group, version, _), kind in paths.items() if not kind.custom}
+    # The load balancer's kinds have no type in the table.
+    return [_gvk(*each) for each in sorted(kinds) if _type_name(*each) == name]
+
+
+def _type_name(group: str, version: str, kind: str) -> str:
+    return f"{group.partition('.')[0] or 'core'}_{version}.{kind}"
+
+
+def _custom_name(kind: Kind, version: str) -> str:
+    return ".".join((*reversed(kind.group.split(".")), version, kind.kind))
+
+
+def _full(name: str) -> str:
+    """A type's name in documents: core_v1.Pod is io.k8s.api.core.v1.Pod."""
+    module, _, bare = name.rpartition(".")
+    group, _, version = module.partition("_")
+    return f"{_PACKAGES.get(group, f'io.k8s.api.{group}')}.{version}.{bare}"
+
+
+def _gvk(group: str, version: str, kind: str) -> dict[str, str]:
+    return {"group": group, "version": version, "kind": kind}
+
+
+def _said(schema: dict[str, Any], said: str) -> dict[str, Any]:
+    return {**schema, "description": said} if said else schema
+
+
+def _place(group: str, version: str) -> str:
+    return f"apis/{group_version(group, version)}" if group else f"api/{version}"
+
+
+def _url(paths: Paths, group: str, version: str) -> str:
+    """With the hash of what is there, so that clients may keep it."""
+    there = [
+        (kind.name, kind.schemas)
+        for (of, at, _), kind in sorted(paths.items(), key=lambda one: one[0])
+        if (of, at) == (group, version)
+    ]
+    digest = hashlib.sha256(msgspec.json.encode((VERSION, there))).hexdigest()
+    return f"/openapi/v3/{_place(group, version)}?hash={digest.upper()[:32]}"

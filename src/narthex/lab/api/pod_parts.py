@@ -1,0 +1,124 @@
+"""The subresources of Pods that are no objects: binding, eviction, logs and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from narthex.lab.api import faults
+from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.paths import Place
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.requests import Exec, Logs, Request
+from narthex.lab.api.store import Raw
+
+SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+
+def bind(registry: Registry, where: Place, given: Mapping[str, Any]) -> Raw:
+    """Put a pod onto a node: a Binding. Raises ApiFault."""
+    pod = _pod(registry, where)
+    target = given.get("target") or {}
+    if target.get("kind") not in (None, "", "Node") or not target.get("name"):
+        raise faults.bad_request("target.name: Required value: a Binding names the node")
+    node, now = str(target["name"]), registry.stamp()
+    if pod["metadata"].get("deletionTimestamp"):
+        raise faults.conflict(
+            "pods/binding", "", where.name, f"pod {where.name} is being deleted, cannot be assigned to a host"
+        )
+    held = (pod.get("spec") or {}).get("nodeName")
+    if held:
+        raise faults.conflict("pods/binding", "", where.name, f'pod {where.name} is already assigned to node "{held}"')
+    bound = registry.update("Pod", {**pod, "spec": {**(pod.get("spec") or {}), "nodeName": node}})
+    status = bound.get("status") or {}
+    others = [each for each in status.get("conditions") or () if each.get("type") != "PodScheduled"]
+    scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now}
+    registry.update("Pod", {**bound, "status": {**status, "conditions": [*others, scheduled]}}, subresource="status")
+    return {**SUCCESS, "code": 201}
+
+
+def evict(registry: Registry, where: Place, given: Mapping[str, Any]) -> Raw:
+    """Delete a pod as an Eviction asks; there are no disruption budgets. Raises ApiFault."""
+    _pod(registry, where)
+    options = given.get("deleteOptions") or {}
+    grace = options.get("gracePeriodSeconds")
+    registry.delete("Pod", where.namespace, where.name, grace=grace, preconditions=options.get("preconditions"))
+    return {**SUCCESS, "code": 201}
+
+
+def logs(registry: Registry, where: Place, request: Request) -> Logs:
+    """What is asked of a container's log. Raises ApiFault."""
+    pod, query = _pod(registry, where), request.query
+    since = None
+    if query.get("sinceSeconds"):
+        since = registry.now().timestamp() - _number(query, "sinceSeconds")
+    elif query.get("sinceTime"):
+        try:
+            since = datetime.fromisoformat(query["sinceTime"].replace("Z", "+00:00")).timestamp()
+        except ValueError:
+            raise faults.bad_request(f"sinceTime: {query['sinceTime']!r} is not a time") from None
+    return Logs(
+        namespace=where.namespace,
+        pod=where.name,
+        container=_container(pod, query.get("container", "")),
+        tail=_number(query, "tailLines") if query.get("tailLines") else None,
+        follow=_true(query, "follow"),
+        since=since,
+        previous=_true(query, "previous"),
+        timestamps=_true(query, "timestamps"),
+        limit=_number(query, "limitBytes") if query.get("limitBytes") else None,
+    )
+
+
+def conversation(registry: Registry, where: Place, request: Request) -> Exec:
+    """What is to be started in a container. Raises ApiFault."""
+    pod, query = _pod(registry, where), request.query
+    argv = tuple(request.all("command"))
+    if where.subresource == "exec" and not argv:
+        raise faults.bad_request("you must specify at least 1 command for the container")
+    tty = _true(query, "tty")
+    wishes = {name: _true(query, name) for name in ("stdin", "stdout", "stderr")}
+    return Exec(
+        namespace=where.namespace,
+        pod=where.name,
+        container=_container(pod, query.get("container", "")),
+        argv=argv,
+        stdin=wishes["stdin"],
+        stdout=wishes["stdout"],
+        stderr=wishes["stderr"] and not tty,
+        tty=tty,
+    )
+
+
+def _pod(registry: Registry, where: Place) -> Raw:
+    pod = registry.get("Pod", where.namespace, where.name)
+    if pod is None:
+        raise faults.not_found("pods", "", where.name)
+    return pod
+
+
+def _container(pod: Raw, wanted: str) -> str:
+    spec = pod.get("spec") or {}
+    names = [each.get("name", "") for each in spec.get("containers") or ()]
+    others = [each.get("name", "") for each in spec.get("initContainers") or ()]
+    name = pod["metadata"].get("name", "")
+    if wanted:
+        if wanted not in names + others:
+            raise faults.bad_request(f"container {wanted} is not valid for pod {name}")
+        return wanted
+    if len(names) != 1:
+        listed = f"[{' '.join(names)}]"
+        more = f" or one of the init containers: [{' '.join(others)}]" if others else ""
+        raise faults.bad_request(f"a container name must be specified for pod {name}, choose one of: {listed}{more}")
+    return str(names[0])
+
+
+def _number(query: Mapping[str, str], name: str) -> int:
+    if not query[name].isdigit():
+        raise ApiFault(400, "BadRequest", f"{name}: {query[name]!r} is not a number")
+    return int(query[name])
+
+
+def _true(query: Mapping[str, str], name: str) -> bool:
+    return query.get(name, "").lower() in ("true", "1")
