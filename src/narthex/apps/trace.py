@@ -55,14 +55,14 @@ def question(
         raise TraceError(f"{source.name} and {target.name} have no IP family in common")
     family = family_of(to)
     sent_from = next(ip for ip in source.addresses if family_of(ip) is family)
-    port, protocol = _port(places, target, to, wanted)
+    port, protocol = port_of(places, target, to, wanted)
     own = sent_from in host.addresses or contains(family.loopback, sent_from)
     arrives = "" if own else _arrival(inputs, source, sent_from) if iif is None else iif
     packet = Packet(source=sent_from, destination=to, port=port, protocol=protocol, iif=arrives, from_host=own)
     return Question(packet=packet, source=source, destination=target)
 
 
-def _port(places: Places, target: Place, to: str, wanted: Destination) -> tuple[int, Protocol]:
+def port_of(places: Places, target: Place, to: str, wanted: Destination) -> tuple[int, Protocol]:
     if wanted.protocol is Protocol.ICMP:
         return 0, Protocol.ICMP
     service = target.service or places.of(to)

@@ -9,6 +9,7 @@ import click
 import narthex
 
 _COMMANDS = {
+    "bundle": ("narthex.cli.bundle", "Take all that a node can tell of a packet's way, in one file."),
     "cleanup": ("narthex.cli.cleanup", "Remove all rules that Narthex or kube-proxy left here."),
     "cni": ("narthex.cli.cni", "The CNI plugins: put them in place, and run their agent."),
     "dns": ("narthex.cli.dns", "Be the cluster's DNS server."),

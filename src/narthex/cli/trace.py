@@ -9,11 +9,18 @@ import click
 import msgspec
 
 from narthex.apps.inputs import InputError, Inputs
+from narthex.apps.path.known import Known, from_bundles, from_files
+from narthex.apps.path.known import live as live_view
+from narthex.apps.path.travel import Wish, travel
 from narthex.apps.places import OUTSIDE, Places, TraceError
 from narthex.apps.trace import CLUSTER_DOMAIN, Question, answer, ask, question
 from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
 from narthex.netfilter.dump import DumpError, read_all
+from narthex.sources.node.tar import BundleError
+from narthex.state.store import Snapshot
 from narthex.trace.explain import Explanation, as_data
+from narthex.trace.journey import as_data as journey_data
+from narthex.trace.journey_text import text as journey_text
 from narthex.trace.names import Named
 from narthex.trace.tree import text
 
@@ -43,6 +50,19 @@ from narthex.trace.tree import text
     help="What the names in the cluster's DNS end in, where DST is a name.",
 )
 @click.option("--iif", metavar="NAME", help="The interface that the packet comes in on. Default: one that fits SRC.")
+@click.option(
+    "--bundle",
+    "bundles",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="What `narthex bundle` took of a node, and of its cluster perhaps; one for each node.",
+)
+@click.option("--live", is_flag=True, help="This node's own rules, routes and connections, as they are now.")
+@click.option("--sport", "source_port", type=click.IntRange(1, 65535), help="The port that the packet comes from.")
+@click.option(
+    "--size", type=click.IntRange(0, 65535), default=0, help="Bytes of the packet, which may not be cut in pieces."
+)
+@click.option("--all", "every", is_flag=True, help="Also rules that only led to others, and those that nearly matched.")
 @output_option
 def command(
     source: str,
@@ -51,6 +71,11 @@ def command(
     dumps: tuple[Path, ...],
     domain: str,
     iif: str | None,
+    bundles: tuple[Path, ...],
+    live: bool,
+    source_port: int | None,
+    size: int,
+    every: bool,
     output: str,
     **given: Any,
 ) -> None:
@@ -60,29 +85,77 @@ def command(
     Service, or from a pod a name with a dot, for the cluster's DNS; without PORT it is the Service's only one. PROTO is
     tcp, udp, sctp or icmp.
 
+    Without a bundle, --live or --lab the rules are those that the objects become, or those of --rules. With them the packet
+    is followed over links, routes and nodes, and --manifests or --kubeconfig give the names.
+
     \b
+        narthex trace outside 192.168.49.11:30001 --bundle node-1.tgz --bundle node-2.tgz
+        narthex trace 10.244.1.7 10.96.0.10:53/udp --rules iptables-save.txt --rules ip-route.txt
         narthex trace shop/client shop/web --manifests DIR --node worker-a
         narthex trace shop/client web.shop:80 --manifests DIR
         narthex trace outside worker-a:30001 --manifests DIR
         narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
-    if has_source(given) is (lab is not None):
-        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
-    if dumps and lab is not None:
-        raise click.UsageError("a lab has its live rules: leave out --rules")
+    objects = has_source(given)
+    if not (objects or lab is not None or bundles or live or dumps):
+        raise click.UsageError(
+            "say where to look: --bundle FILE, --rules FILE, --live, --manifests DIR, --kubeconfig FILE, --master URL or "
+            "--lab NAME"
+        )
+    if lab is not None and (objects or dumps or bundles or live):
+        raise click.UsageError(
+            "a lab has its live rules and objects: leave out --rules, --bundle, --live and --manifests"
+        )
+    wish = Wish(
+        source=source,
+        destination=destination,
+        node=str(given["node"]),
+        iif=iif or "",
+        source_port=source_port or 0,
+        size=size,
+        domain=domain,
+    )
     try:
+        if bundles or live or (dumps and not objects):
+            journey = travel(_known(bundles, dumps, live, objects, given), wish)
+            if output == "json":
+                click.echo(msgspec.json.format(msgspec.json.encode(journey_data(journey))))
+            else:
+                click.echo(journey_text(journey, every=every), nl=False)
+            return
         if lab is not None:
             from narthex.apps.lab.trace import trace_lab
 
             explanation = trace_lab(lab, source, destination, str(given["node"]), iif)
         else:
             explanation = _from_objects(source, destination, domain, iif, dumps, given)
-    except (TraceError, InputError, DumpError) as error:
+    except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(as_data(explanation))))
     else:
         click.echo(text(explanation), nl=False)
+
+
+def _known(
+    bundles: tuple[Path, ...], dumps: tuple[Path, ...], live: bool, objects: bool, options: dict[str, Any]
+) -> Known:
+    """Nodes and objects, of all sources that were named."""
+    views, cluster = from_bundles(bundles)
+    if dumps:
+        views = (*views, from_files(dumps, str(options["node"]) if not bundles else ""))
+    if live:
+        views = (*views, live_view(str(options["node"])))
+    if objects:
+        cluster = cluster_of(options, pods=True)
+    for problem in cluster.problems if cluster is not None else ():
+        click.echo(str(problem), err=True)
+    return Known(
+        views=views,
+        snapshot=cluster.snapshot if cluster is not None else Snapshot(),
+        has_objects=cluster is not None,
+        others={ip: Named("outside", "") for ip in OUTSIDE},
+    )
 
 
 def _from_objects(

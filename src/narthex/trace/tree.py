@@ -42,7 +42,7 @@ def text(explanation: Explanation) -> str:
     else:
         below.append(Line("plan and rules DIFFER", [Line(line) for line in e.differences]))
     head = Line(f"{e.packet} on node {e.node or '(no name)'}", below)
-    return "\n".join(visible(line) for line in _drawn(head)) + "\n"
+    return "\n".join(visible(line) for line in drawn(head)) + "\n"
 
 
 def _ways(ends: Sequence[End]) -> list[Line]:
@@ -117,11 +117,11 @@ def _short(end: End) -> str:
     return ", masqueraded" if end.masquerade else ""
 
 
-def _drawn(node: Line, indent: str = "") -> Iterable[str]:
+def drawn(node: Line, indent: str = "") -> Iterable[str]:
     yield node.text
     for number, child in enumerate(node.below):
         last = number == len(node.below) - 1
-        lines = list(_drawn(child))
+        lines = list(drawn(child))
         yield indent + ("└─ " if last else "├─ ") + lines[0]
         for line in lines[1:]:
             yield indent + ("   " if last else "│  ") + line

@@ -12,8 +12,7 @@ import msgspec
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.ast import Ruleset
-from narthex.netfilter.ipset import IpSet
-from narthex.netfilter.ipvsadm import Dump as VirtualServers
+from narthex.netfilter.ipvs import Beside
 
 MAIN, LOCAL, DEFAULT = "main", "local", "default"
 """Names of the kernel's own routing tables."""
@@ -39,6 +38,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     vxlan_local: str = ""
     vxlan_under: str = ""
     """The link that a vxlan's packets leave by; empty: by the routes."""
+    bridge_calls_rules: bool = False
+    """Of a bridge: its own switch that lets frames pass IP's hooks (`nf_call_iptables`)."""
     hairpin: bool | None = None
     """Of a bridge's port: whether a packet may leave by the port that it came in by. None: not known."""
 
@@ -161,6 +162,29 @@ class Connections(Shape):
         ...
 
 
+class Rules(Shape):
+    """All rules of one family on a node."""
+
+    @property
+    def ruleset(self) -> Ruleset:
+        """Tables of all tools."""
+        ...
+
+    @property
+    def beside(self) -> Beside:
+        """ipsets and virtual servers."""
+        ...
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Lines that could not be read, each with the reason."""
+        ...
+
+    def place(self, table: str, chain: str, rule: int) -> tuple[str, str]:
+        """Where a rule stood ("nat.txt:214"), counted from 0 in its chain, and its text; empty when that is not known."""
+        ...
+
+
 class NodeView(msgspec.Struct, kw_only=True):
     """What is known of one network namespace. Each part that is None is unknown; `absent` says why, by the part's name."""
 
@@ -168,12 +192,10 @@ class NodeView(msgspec.Struct, kw_only=True):
     """The node's, or `NAMESPACE/NAME` of a pod; empty when not known."""
     origin: str = ""
     """`bundle node-1.tgz`, `live`, `rules nat.txt`: where it was read."""
-    rules: Mapping[IPFamily, Ruleset | None] = {}
-    """Base chains of nft and of both flavours of iptables, beside each other. None, or no entry: not known."""
+    rules: Mapping[IPFamily, Rules] | None = None
+    """Base chains of nft and of both flavours of iptables, beside each other, with ipsets and IPVS."""
     partial: tuple[str, ...] = ()
-    """Kinds of rules that are missing from `rules` (`iptables-legacy`, `nft`), each one a reason for doubt."""
-    sets: Mapping[str, IpSet] | None = None
-    virtual: VirtualServers | None = None
+    """Rules that could not be taken ("rules/nft.txt: …"), each one a reason for doubt."""
     links: tuple[Link, ...] | None = None
     addresses: tuple[Address, ...] | None = None
     routes: tuple[Route, ...] | None = None

@@ -1,0 +1,1 @@
+"""Paths over what nodes really have: trace, check, top, diff and bundles. Wiring only."""

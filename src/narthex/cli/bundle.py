@@ -1,0 +1,83 @@
+"""`narthex bundle`: all that a node can tell of a packet's way, in one file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from narthex.plan.show import visible
+from narthex.trace.layout import TAKEN, Table
+
+
+@click.command()
+@click.option(
+    "-o",
+    "--output",
+    default="-",
+    show_default=True,
+    metavar="FILE|-|json",
+    help="The file to make; - is the standard output; json takes all and prints only what became of each part.",
+)
+@click.option(
+    "--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Also the cluster's objects, from its API."
+)
+@click.option("--master", default="", metavar="URL", help="The API server; it overrides the kubeconfig's.")
+@click.option("--node", default="", metavar="NAME", help="The node's name in the cluster. Default: the machine's name.")
+@click.option("--namespace", metavar="NAME", help="A named network namespace instead of the present one.")
+@click.option("--dry-run", is_flag=True, help="Show what would be taken and how.")
+@click.option("--script", is_flag=True, help="Print a shell script that takes the same on a node without Narthex.")
+def command(
+    output: str, kubeconfig: str | None, master: str, node: str, namespace: str | None, dry_run: bool, script: bool
+) -> None:
+    """Take what `trace`, `check` and `diff` read of a node: rules of all tools, routes, links, neighbours, connections and
+    settings, and with --kubeconfig the Services, EndpointSlices, Nodes, Pods and NetworkPolicies.
+
+    It only reads. What a tool could not give is written down with the reason, and so it works without root as far as
+    that goes. Never in it: Secrets, environment variables, volumes, commands, keys among the settings.
+
+    \b
+        narthex bundle -o node-1.tgz --kubeconfig ~/.kube/config
+        narthex bundle --script | ssh root@node-1 sh > node-1.tgz
+    """
+    from narthex.apps.path.bundle import intended, take
+
+    if script:
+        from narthex.trace.script import script as script_text
+
+        click.echo(script_text(), nl=False)
+        return
+    if dry_run:
+        _show(intended(bool(kubeconfig or master)), output)
+        return
+    if output == "-" and sys.stdout.isatty():
+        raise click.UsageError("a bundle is no text for a terminal: name a file with -o, or send it on")
+    gathered = take(node, namespace, kubeconfig or "", master)
+    if output == "json":
+        _show(gathered.table, output)
+        return
+    from narthex.host import bundle_file
+
+    try:
+        if output == "-":
+            bundle_file.write(sys.stdout.buffer, gathered.table, gathered.parts)
+        else:
+            bundle_file.write_file(Path(output), gathered.table, gathered.parts)
+    except FileExistsError as error:
+        raise click.ClickException(f"{output} is there already: name another file, or remove it") from error
+    except OSError as error:
+        raise click.ClickException(f"{output} cannot be written: {error.strerror}") from error
+    for part in gathered.table.parts:
+        if part.status != TAKEN:
+            click.echo(visible(f"{part.status}: {part.path}: {part.remark}"), err=True)
+
+
+def _show(table: Table, output: str) -> None:
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(table)))
+        return
+    width = max(len(part.path) for part in table.parts)
+    for part in table.parts:
+        click.echo(f"{part.path:{width}}  {part.command}" + ("  (as root)" if part.status == "root" else ""))

@@ -1,0 +1,1 @@
+"""What a node's tools printed, as a `NodeView`: single files and bundles."""

@@ -1,0 +1,133 @@
+"""What a node bundle holds: which file, made by which program, read as what. docs/reference/bundle.md tells it to people.
+
+A bundle is a tar, mostly packed with gzip. `TABLE_FILE` says of each part how it was made, or why it is not there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+FORMAT = 1
+"""Of the layout; a part that is added does not change it."""
+ROOT = "narthex-bundle"
+"""The one directory in the tar."""
+TABLE_FILE = "manifest.tsv"
+"""Lines of status, path, command and remark, joined by tabs; the first is `format`, FORMAT, the node's name, who wrote it."""
+
+TAKEN, ABSENT, FAILED = "taken", "absent", "failed"
+"""Statuses: the part is there; the program is not installed; it ended with an error, and the remark holds what it said."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a bundle and the program that prints it."""
+
+    path: str
+    command: tuple[str, ...]
+    unless: tuple[str, ...] = ()
+    """Not taken when one of these parts was."""
+    needs: str = ""
+    """A file without which the kernel has nothing to tell; asking all the same would load a module into it."""
+    root: bool = True
+    """Whether it takes root."""
+
+
+SETTINGS = (
+    r"^net\.(bridge\..*|ipv4\.(ip_forward|ip_nonlocal_bind|ip_local_port_range|fib_multipath_hash_policy|vs\..*"
+    r"|conf\.[^.]*\.(rp_filter|forwarding|route_localnet|accept_local|src_valid_mark|arp_ignore|arp_announce|proxy_arp))"
+    r"|ipv6\.conf\.[^.]*\.(forwarding|disable_ipv6|accept_ra|proxy_ndp)"
+    r"|netfilter\.nf_conntrack_(max|count|buckets|tcp_be_liberal|tcp_timeout_established|udp_timeout|udp_timeout_stream)"
+    r"|nf_conntrack_max)$"
+)
+"""Settings that decide about packets. The others are left out: some are secrets (`stable_secret`, `tcp_fastopen_key`)."""
+
+_FLAVOURS = {
+    4: ("rules/iptables-nft.txt", "rules/iptables-legacy.txt"),
+    6: ("rules/ip6tables-nft.txt", "rules/ip6tables-legacy.txt"),
+}
+
+PARTS = (
+    Part(path="rules/iptables-nft.txt", command=("iptables-nft-save", "-c")),
+    Part(path="rules/iptables-legacy.txt", command=("iptables-legacy-save", "-c")),
+    Part(path="rules/ip6tables-nft.txt", command=("ip6tables-nft-save", "-c")),
+    Part(path="rules/ip6tables-legacy.txt", command=("ip6tables-legacy-save", "-c")),
+    Part(path="rules/iptables.txt", command=("iptables-save", "-c"), unless=_FLAVOURS[4]),
+    Part(path="rules/ip6tables.txt", command=("ip6tables-save", "-c"), unless=_FLAVOURS[6]),
+    Part(path="rules/nft.json", command=("nft", "-j", "list", "ruleset")),
+    Part(path="rules/nft.txt", command=("nft", "list", "ruleset")),
+    Part(path="rules/ipset.txt", command=("ipset", "save")),
+    Part(path="rules/ipvs.txt", command=("ipvsadm", "-S", "-n"), needs="/proc/net/ip_vs"),
+    Part(path="rules/ipvs-stats.txt", command=("ipvsadm", "-L", "-n", "--stats"), needs="/proc/net/ip_vs"),
+    Part(path="net/links.json", command=("ip", "-j", "-d", "link", "show"), root=False),
+    Part(path="net/addresses.json", command=("ip", "-j", "addr", "show"), root=False),
+    Part(path="net/routes-4.json", command=("ip", "-j", "-4", "route", "show", "table", "all"), root=False),
+    Part(path="net/routes-6.json", command=("ip", "-j", "-6", "route", "show", "table", "all"), root=False),
+    Part(path="net/policies-4.json", command=("ip", "-j", "-4", "rule", "show"), root=False),
+    Part(path="net/policies-6.json", command=("ip", "-j", "-6", "rule", "show"), root=False),
+    Part(path="net/neighbours.json", command=("ip", "-j", "neigh", "show"), root=False),
+    Part(path="net/fdb.json", command=("bridge", "-j", "fdb", "show"), root=False),
+    Part(path="net/conntrack-4.txt", command=("conntrack", "-L", "-f", "ipv4")),
+    Part(path="net/conntrack-6.txt", command=("conntrack", "-L", "-f", "ipv6")),
+    Part(path="net/sysctls.txt", command=("sysctl", "-a", "-r", SETTINGS), root=False),
+    Part(path="about/kernel.txt", command=("uname", "-srvm"), root=False),
+    Part(path="about/iptables.txt", command=("iptables", "--version"), root=False),
+    Part(path="about/nft.txt", command=("nft", "--version"), root=False),
+    Part(path="about/ip.txt", command=("ip", "-V"), root=False),
+)
+"""In the order in which they are taken."""
+
+CNI_FILE = "about/cni.txt"
+"""Names of the files in CNI_DIRECTORY, and the plugin types in them; nothing else of what they hold."""
+CNI_DIRECTORY = "/etc/cni/net.d"
+
+OBJECTS = {
+    "objects/services.json": "services",
+    "objects/endpointslices.json": "endpointslices",
+    "objects/nodes.json": "nodes",
+    "objects/pods.json": "pods",
+    "objects/networkpolicies.json": "networkpolicies",
+}
+"""Kubernetes lists, when a kubeconfig is there. Of a pod: names, node, addresses, ports, conditions; never environment,
+volumes or annotations."""
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one part."""
+
+    path: str
+    status: str
+    command: str = ""
+    remark: str = ""
+    bytes: int = 0
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """A bundle's own account of itself."""
+
+    node: str
+    writer: str
+    parts: tuple[Taken, ...] = ()
+
+
+def table_text(table: Table) -> str:
+    """The account as TABLE_FILE."""
+    lines = [("format", str(FORMAT), table.node, table.writer)]
+    lines += [(part.status, part.path, part.command, part.remark) for part in table.parts]
+    return "".join("\t".join(" ".join(word.split()) for word in line) + "\n" for line in lines)
+
+
+def read_table(text: str) -> Table:
+    """The account of a bundle. Raises ValueError for one of a later format, or none."""
+    rows = [line.split("\t") for line in text.splitlines() if line.strip()]
+    if not rows or rows[0][0] != "format" or len(rows[0]) < 2:
+        raise ValueError(f"{TABLE_FILE} does not begin with the bundle's format")
+    if rows[0][1] != str(FORMAT):
+        raise ValueError(f"the bundle has format {rows[0][1][:20]!r}; this version reads format {FORMAT}")
+    first = (*rows[0], "", "")
+    return Table(
+        node=first[2],
+        writer=first[3],
+        parts=tuple(
+            Taken(path=row[1], status=row[0], command=row[2], remark=row[3])
+            for row in ((*row, "", "", "") for row in rows[1:])
+        ),
+    )
