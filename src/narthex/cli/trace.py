@@ -15,6 +15,7 @@ from narthex.apps.path.travel import Wish, travel
 from narthex.apps.places import OUTSIDE, Places, TraceError
 from narthex.apps.trace import CLUSTER_DOMAIN, Question, answer, ask, question
 from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
+from narthex.model.net import address
 from narthex.netfilter.dump import DumpError, read_all
 from narthex.sources.node.tar import BundleError
 from narthex.state.store import Snapshot
@@ -155,6 +156,7 @@ def _known(
         snapshot=cluster.snapshot if cluster is not None else Snapshot(),
         has_objects=cluster is not None,
         others={ip: Named("outside", "") for ip in OUTSIDE},
+        node_ips=tuple(map(address, options["node_ips"])),
     )
 
 

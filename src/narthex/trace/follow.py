@@ -72,6 +72,10 @@ class Follower:
             answers=answers,
             answering=asked is not None,
         )
+        if entry.bridged and entry.link is not None:
+            over = self._over_frames(view, header, entry.link, story, bindings, asked, answers is not None, depth)
+            if over is not None:
+                return over
         if entry.link is None:
             exits = passage.sent(story)
         elif entry.bridged:
@@ -143,6 +147,32 @@ class Follower:
             back = self._over_bridge(view, header.destination, header.source, back.link)
         return tree(self.go(view, answer, back, (start,), bindings=bindings, asked=first, depth=depth))
 
+    def _over_frames(
+        self,
+        view: NodeView,
+        header: Header,
+        link: str,
+        story: Story,
+        bindings: tuple[Binding, ...],
+        asked: Header | None,
+        rewritten_here: bool,
+        depth: int,
+    ) -> list[Told] | None:
+        """From port to port of a bridge past IP's hooks; None: through them (br_netfilter)."""
+        calls = bridge_calls_rules(view, link, family_of(header.destination).value)
+        if calls:
+            return None
+        name = "net.bridge.bridge-nf-call-iptables"
+        step = self._step(view, Stage.BRIDGE, f"from port to port of {link}: no rule sees it", f"{name} is not 1")
+        if calls is None:
+            self._missing.setdefault((view.name, "sysctls"), view.absent.get("sysctls", ""))
+            step = msgspec.structs.replace(step, evidence=(), unknown=f"{name}")
+            if rewritten_here:
+                reason = f"whether frames over {link} pass the rules that would rewrite the answer: {name} is not known"
+                return [(Fraction(1), (*story, step), End(fate=Fate.UNKNOWN, node=view.name, reason=reason))]
+        end = self._delivered(view, header, bindings, asked, Entry(link=link), depth)
+        return [(Fraction(1), (*story, step), end)]
+
     def _over_bridge(self, view: NodeView, source: str, destination: str, link: str) -> Entry:
         """How a packet from one address behind a bridge to another comes: by frames alone when both are on it."""
         held = view.link(link)
@@ -169,6 +199,8 @@ class Follower:
         share, story, header, hop = exit.traveller.branch.probability, exit.traveller.story, exit.header, exit.out.hop
         link = view.link(hop.link)
         to = hop.via or header.destination
+        # A packet's mark is this kernel's own.
+        onwire = msgspec.structs.replace(header, mark=0)
 
         def ends(fate: Fate, reason: str, *more: Step) -> list[Told]:
             end = End(
@@ -213,7 +245,7 @@ class Follower:
             into = Entry(link=own.link if own is not None else None)
             if into.link is None:
                 return ends(Fate.LEAVES, f"continues on node {next_view.name}, whose links are not known", step)
-            more = self.go(next_view, header, into, (), bindings=bindings, asked=asked, depth=depth + 1)
+            more = self.go(next_view, onwire, into, (), bindings=bindings, asked=asked, depth=depth + 1)
             return [(share * chance, (*story, step, *rest), end) for chance, rest, end in more]
         if self._is_here(view, link, hop.via, header.destination):
             lost = self._hairpin(view, link, entry, came, header)

@@ -34,6 +34,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[Place, ...] = ()
     """Pods that no object names."""
     outside: tuple[str, ...] = OUTSIDE
+    node_ips: tuple[str, ...] = ()
+    """The addresses of the node that is looked at, where neither its kernel nor an object tells them."""
 
     def places(self) -> Places:
         """What a person may name."""
@@ -53,6 +55,9 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
         names = Names(self.snapshot, self.others)
         own = {view.name: view for view in self.views if view.name}
         of_objects = {key.name: (*node.internal_ips, *node.external_ips) for key, node in self.snapshot.nodes.items()}
+
+        if self.node_ips:
+            of_objects |= {view.name: self.node_ips for view in self.views if view.addresses is None}
 
         def name_of(address: str) -> str:
             told = names.of(address)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import msgspec
 
 from narthex.apps.path.known import Known
@@ -11,7 +14,7 @@ from narthex.apps.trace_names import by_name
 from narthex.model.net import contains, family_of
 from narthex.trace.atlas import Atlas
 from narthex.trace.follow import MADE_HERE, Entry, Follower
-from narthex.trace.journey import Header, Journey, Party, Stage, Step
+from narthex.trace.journey import Header, Journey, Party, Stage, Step, Way
 from narthex.trace.routing import Question, look_up
 from narthex.trace.story import tree
 from narthex.trace.views import NodeView
@@ -49,7 +52,7 @@ def travel(known: Known, wish: Wish) -> Journey:
         source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
         start=view.name,
-        service=_service(places, known, header),
+        service=_service(places, known, header) or _told_by_rules(way),
         way=way,
         sources=tuple(
             dict.fromkeys(f"{each.origin}" + (f" (node {each.name})" if each.name else "") for each in known.views)
@@ -102,6 +105,22 @@ def _service(places: Places, known: Known, header: Header) -> str:
     return f"{service.key}" + (f":{port.name}" if port is not None and port.name else "")
 
 
+_COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster IP|external IP|loadbalancer IP))?$")
+
+
+def _told_by_rules(way: Way) -> str:
+    """The Service port that the comments of kube-proxy's rules name."""
+    chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
+    found = (_COMMENT.match(step.why) for step in _steps(way) if step.chain in chains)
+    return next((match[1].rstrip(":") for match in found if match), "")
+
+
+def _steps(way: Way) -> Iterator[Step]:
+    yield from way.steps
+    for each in way.ways:
+        yield from _steps(each)
+
+
 def _own(view: NodeView) -> tuple[str, ...]:
     return tuple(each.address for each in view.addresses or ())
 
@@ -112,6 +131,9 @@ def _own(view: NodeView) -> tuple[str, ...]:
 def _start(
     known: Known, atlas: Atlas, follower: Follower, source: Place, header: Header, wish: Wish
 ) -> tuple[NodeView, Entry, Step]:
+    if wish.node and wish.iif:
+        view = _named(known, atlas, wish.node)
+        return view, Entry(link=wish.iif), _begin(view, header, f"in by {wish.iif}")
     loopback = contains(family_of(header.source).loopback, header.source)
     own = atlas.holder(header.source) if not loopback else None
     if own is None and (loopback or source.kind == "node"):

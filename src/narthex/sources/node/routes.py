@@ -152,7 +152,7 @@ def _selector(entry: dict[str, Any], name: str, length: str, family: IPFamily) -
 
 _ROUTE_N = re.compile(r"^(\S+)\s+(\S+)\s+(\d+(?:\.\d+){3})\s+[A-Z!]+\s+(\d+)\s+\d+\s+\d+\s+(\S+)\s*$")
 ROUTE_LINE = re.compile(
-    rf"^(?:(?:{'|'.join(_KINDS)})\s+)?(?:default|[0-9a-fA-F.:]+(?:/\d+)?)(?:\s+(?:via|dev|proto|scope|src|metric|nhid|linkdown|onlink)\b|\s*$)"
+    rf"^(?:(?:{'|'.join(_KINDS)})\s+)?(?:default|[0-9a-fA-F.:]+(?:/\d+)?)(?:\s+(?:via|dev|proto|scope|src|metric|nhid|linkdown|onlink|nexthop|table|mtu|advmss|pref)\b|\s*$)"
 )
 
 
