@@ -11,6 +11,7 @@ from narthex.lab.control.endpoint_slices import EndpointSlices
 from narthex.lab.control.endpoints_objects import EndpointsObjects, Mirrors
 from narthex.lab.control.garbage import GarbageCollector
 from narthex.lab.control.node_lifecycle import NodeLifecycle
+from narthex.lab.control.old_events import OldEvents
 from narthex.lab.control.replicasets import ReplicaSets
 from narthex.lab.control.scheduler import Scheduler
 from narthex.lab.control.service_cidrs import ServiceCIDRs
@@ -35,6 +36,7 @@ def all_controllers(settings: Settings = LAB) -> Control:
             ServiceCIDRs(),
             NodeLifecycle(settings),
             GarbageCollector(),
+            OldEvents(settings),
         ]
     )
 

@@ -31,6 +31,7 @@ class Deployments:
     """Rolls templates out, scales, keeps the history, tells the status."""
 
     name = "deployment-controller"
+    kinds = frozenset({"Deployment", "ReplicaSet", "Pod"})
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The Deployment itself; the owner of a ReplicaSet or who could adopt one; the owner of a pod that goes, for whom

@@ -31,6 +31,7 @@ class EndpointSlices:
     """Keeps the slices that it has made; those of others are left alone."""
 
     name = "endpointslice-controller"
+    kinds = frozenset({"Service", "EndpointSlice", "Pod", "Node"})
 
     def __init__(self) -> None:
         self._writer = SliceWriter(MANAGER)

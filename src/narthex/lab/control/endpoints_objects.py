@@ -29,6 +29,7 @@ class EndpointsObjects:
     """One Endpoints for each Service with a selector, of its first family."""
 
     name = "endpoint-controller"
+    kinds = frozenset({"Service", "Endpoints", "Pod"})
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The Service, its Endpoints, the Services that select a pod."""
@@ -105,6 +106,7 @@ class Mirrors:
     """Endpoints that a user wrote for a Service without a selector become slices, which is what proxies read."""
 
     name = "endpointslicemirroring-controller"
+    kinds = frozenset({"Service", "Endpoints", "EndpointSlice"})
 
     def __init__(self) -> None:
         self._writer = SliceWriter(_MIRRORER)

@@ -21,6 +21,7 @@ class GarbageCollector:
     """Its keys have the kind before the name: there is one for any object of any kind."""
 
     name = "garbage-collector"
+    kinds = frozenset[str]()
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """An object with owners or one that waits; the dependents of what is gone, the owners of what is gone."""

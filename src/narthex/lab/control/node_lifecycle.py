@@ -43,6 +43,7 @@ class NodeLifecycle:
     """Tells that a node is unknown, taints it, takes its pods out of service, and in the end away."""
 
     name = "node-controller"
+    kinds = frozenset({"Node", "Lease", "Pod"})
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

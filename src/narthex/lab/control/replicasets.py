@@ -38,6 +38,7 @@ class ReplicaSets:
     """As many pods as `spec.replicas` says, made from the template; pods that fit and have no owner are adopted."""
 
     name = "replicaset-controller"
+    kinds = frozenset({"ReplicaSet", "Pod"})
 
     def __init__(self) -> None:
         self._made: dict[Key, int] = {}

@@ -32,6 +32,7 @@ class Scheduler:
     """Binds pods, and tells those that no node takes why."""
 
     name = "default-scheduler"
+    kinds = frozenset({"Pod", "Node"})
 
     def __init__(self) -> None:
         self._waiting: set[Key] = set()

@@ -26,6 +26,7 @@ class ServiceCIDRs:
     """Marks a range Ready, and keeps one that is deleted until no Service has an address that only it holds."""
 
     name = "service-cidr-controller"
+    kinds = frozenset({"ServiceCIDR", "Service"})
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The range; all that are leaving, when a Service goes or another range comes."""

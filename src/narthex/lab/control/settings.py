@@ -12,6 +12,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """So long after its last heartbeat a node's state is unknown (`--node-monitor-grace-period`)."""
     lost_pod_seconds: float = 300.0
     """So long pods that say nothing of it stay on a node that is not ready (`--default-unreachable-toleration-seconds`)."""
+    event_seconds: float = 3600.0
+    """So long an Event is kept (`--event-ttl`)."""
 
 
 LAB = Settings(node_grace=2.0)

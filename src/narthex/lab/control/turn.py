@@ -30,6 +30,8 @@ class Controller(Protocol):
     """One kind of care. Its state between turns may be counters and observed times only."""
 
     name: str
+    kinds: frozenset[str]
+    """The kinds of objects whose changes concern it; empty: all."""
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The keys that a change makes due."""
@@ -44,6 +46,7 @@ class Control:
     def __init__(self, controllers: Sequence[Controller]) -> None:
         self._controllers = tuple(controllers)
         self._present = Present()
+        self._by_kind: dict[str, tuple[Controller, ...]] = {}
         self._due: dict[str, set[Key]] = {each.name: set() for each in self._controllers}
         self._later: dict[Work, datetime] = {}
         self._refusals: dict[Work, int] = {}
@@ -53,7 +56,7 @@ class Control:
     def turn(self, view: View, now: datetime) -> Sequence[Write]:
         """What all controllers want written now. Empty: the cluster is as it must be until `next_due`."""
         for seen in self._present.follow(view):
-            for controller in self._controllers:
+            for controller in self._interested(seen.kind):
                 self._wake(controller, seen, now)
         for work in [work for work, at in self._later.items() if at <= now]:
             del self._later[work]
@@ -65,6 +68,13 @@ class Control:
             for key in keys:
                 writes += self._look(controller, key, now)
         return writes
+
+    def _interested(self, kind: str) -> tuple[Controller, ...]:
+        found = self._by_kind.get(kind)
+        if found is None:
+            found = tuple(each for each in self._controllers if not each.kinds or kind in each.kinds)
+            self._by_kind[kind] = found
+        return found
 
     def _wake(self, controller: Controller, seen: Seen, now: datetime) -> None:
         try:
