@@ -30,7 +30,7 @@ class AddressType(msgspec.Struct, frozen=True, tag=True):
 
 
 class TcpFlags(msgspec.Struct, frozen=True, tag=True):
-    """`flags & mask == value`, in the header's bits: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32, ECE 64, CWR 128."""
+    """A TCP packet with `flags & mask == value`, in the header's bits: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32, ECE 64, CWR 128."""
 
     mask: int
     value: int

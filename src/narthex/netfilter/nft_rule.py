@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 
-from narthex.model.net import split_port
+from narthex.netfilter import nft_matches, nft_statements
 from narthex.netfilter.ast import (
-    Accept,
+    AnyOf,
+    Aside,
     Atom,
     Compare,
-    Counter,
-    CtState,
-    CtStatus,
-    Dnat,
-    DnatMap,
-    DropPacket,
+    Draw,
     Expression,
     Field,
     Goto,
     InSet,
-    IsLocal,
-    Jump,
-    MarkIs,
-    MarkOr,
-    MarkXor,
-    Masquerade,
+    Key,
     PortRange,
-    RejectPacket,
-    Remember,
-    Return,
     Rule,
     Slot,
     Spread,
-    TcpReset,
+    Switch,
     Unknown,
+    Verdict,
     VerdictMap,
 )
+from narthex.netfilter.elements import networks_between
+from narthex.netfilter.nft_matches import Many, negation
 from narthex.netfilter.nft_words import NotUnderstood, Words, canonical
 
-Many = tuple[Expression, ...]
-
-_RESUME = frozenset({"accept", "drop", "return", "jump", "goto", "reject", "counter", "masquerade", "dnat", "comment"})
+_RESUME = frozenset(
+    {"accept", "drop", "return", "jump", "goto", "reject", "counter", "masquerade", "dnat", "comment", "log", "snat"}
+)
 """Words that begin something known wherever they stand, so that reading can go on behind an unknown part."""
+_PORTS = (Field.DPORT, Field.SPORT, Field.ORIG_DPORT, Field.ORIG_SPORT)
+_ADDRESSES = (Field.SADDR, Field.DADDR, Field.ORIG_SADDR, Field.ORIG_DADDR)
 _PORT_RANGE = re.compile(r"(\d+)-(\d+)")
+_NAT = ("dnat", "snat")
 
 
 def parse_rule(words: Words) -> Rule:
@@ -73,287 +68,269 @@ def _pass_over(words: Words) -> None:
         depth += (word == "{") - (word == "}")
         following = words.peek()
         # `dnat` is a status bit too.
-        if not depth and following in _RESUME and (following != "dnat" or words.peek(1) in ("to", "ip", "ip6")):
+        if not depth and following in _RESUME and (following not in _NAT or words.peek(1) in ("to", "ip", "ip6")):
             return
+
+
+# ---- a key and what it is compared with ----------------------------------------------------------------------------
 
 
 def _field_match(words: Words) -> Many:
     """A key, then what it is compared with."""
-    key = words.key()
-    negate = _negation(words)
+    if words.peek() == "numgen":
+        return (_spread(words),)
+    try:
+        return _compared(words)
+    except NotUnderstood:
+        return nft_matches.circumstance(words)
+
+
+def _compared(words: Words) -> Many:
+    start = words.position
+    try:
+        key = words.key()
+    except NotUnderstood:
+        words.position = start
+        raise
+    negate = negation(words)
     if words.peek().startswith("@"):
         return (InSet(key, words.take()[1:], negate),)
     if words.peek() == "vmap" and not negate:
         words.take()
         if words.peek().startswith("@"):
             return (VerdictMap(key, words.take()[1:]),)
-        return (_spread(key, words),)
-    if len(key) != 1 or not isinstance(key[0], Field):
+        return (_switch(lambda: _ways(key, words), words),)
+    if any(isinstance(part, Slot) for part in key):
         raise NotUnderstood
-    return (_compare(key[0], words, negate),)
+    if words.peek() in ("<", ">", "<=", ">="):
+        return (_ordered(key, words),)
+    if len(key) == 1 and isinstance(key[0], Field):
+        return (_compare(key[0], words, negate),)
+    words.expect("{")
+    ways: list[Many] = []
+    while words.peek() != "}":
+        ways += _ways(key, words)
+        if words.peek() == ",":
+            words.take()
+    words.expect("}")
+    return (AnyOf(tuple(ways), negate),)
 
 
-def _transport(words: Words) -> Many:
-    """`tcp dport 80`: the protocol is part of the match."""
-    protocol = words.take()
-    if words.peek() == "flags":
-        return _flags(protocol, words)
-    field = {"dport": Field.DPORT, "sport": Field.SPORT}.get(words.take())
-    if field is None or words.peek() in (".", "vmap") or words.peek().startswith("@"):
+def _ordered(key: Key, words: Words) -> Expression:
+    if len(key) != 1 or key[0] not in _PORTS:
         raise NotUnderstood
-    return Compare(Field.L4PROTO, (protocol,)), _compare(field, words, _negation(words))
+    operator, number = words.take(), words.number()
+    first, last = {
+        "<": (0, number - 1),
+        "<=": (0, number),
+        ">": (number + 1, 65535),
+        ">=": (number, 65535),
+    }[operator]
+    assert isinstance(key[0], Field)
+    return PortRange(key[0], first, last)
 
 
-_RESET = ("rst",), ("rst", "/", "rst"), ("&", "rst", "==", "rst")
-"""What may follow `tcp flags` to mean a reset."""
+def _ways(key: Key, words: Words) -> list[Many]:
+    """One element of a set in braces, part by part, as matches that all have to hold; a range may take several."""
+    parts: list[tuple[Expression, ...]] = []
+    for number, field in enumerate(key):
+        if number:
+            words.expect(".")
+        if not isinstance(field, Field):
+            raise NotUnderstood
+        parts.append((_one(field, words.take()),))
+    return [tuple(itertools.chain(*parts))]
 
 
-def _flags(protocol: str, words: Words) -> Many:
-    words.expect("flags")
-    for form in _RESET:
-        following = tuple(words.peek(ahead) for ahead in range(len(form) + 1))
-        if protocol == "tcp" and following[:-1] == form and following[-1] not in (",", "/", "|", "&", "==", "!="):
-            words.position += len(form)
-            return (TcpReset(),)
-    raise NotUnderstood
+def _one(field: Field, text: str) -> Expression:
+    """A field compared with one value or range."""
+    ports = _PORT_RANGE.fullmatch(text)
+    if ports and field in _PORTS:
+        return PortRange(field, int(ports[1]), int(ports[2]))
+    if field in _ADDRESSES and "-" in text:
+        first, _, last = text.partition("-")
+        return Compare(field, networks_between(first, last))
+    return Compare(field, (_value(field, text),))
 
 
-def _negation(words: Words) -> bool:
-    if words.peek() in ("!=", "=="):
-        return words.take() == "!="
-    return False
-
-
-def _compare(field: Field, words: Words, negate: bool) -> Compare | PortRange:
+def _compare(field: Field, words: Words, negate: bool) -> Expression:
     if words.peek() != "{":
-        text = words.take()
-        ports = _PORT_RANGE.fullmatch(text)
-        if ports and field in (Field.DPORT, Field.SPORT):
-            return PortRange(field, int(ports[1]), int(ports[2]), negate)
-        return Compare(field, (_value(field, text),), negate)
+        one = _one(field, words.take())
+        if isinstance(one, PortRange):
+            return PortRange(field, one.first, one.last, negate)
+        assert isinstance(one, Compare)
+        return Compare(field, one.values, negate)
     words.take()
-    values = [_value(field, words.take())]
+    found = [_one(field, words.take())]
     while words.peek() == ",":
         words.take()
         if words.peek() != "}":
-            values.append(_value(field, words.take()))
+            found.append(_one(field, words.take()))
     words.expect("}")
-    return Compare(field, tuple(values), negate)
+    if any(isinstance(one, PortRange) for one in found):
+        return AnyOf(tuple((one,) for one in found), negate)
+    values = tuple(value for one in found if isinstance(one, Compare) for value in one.values)
+    return Compare(field, values, negate)
 
 
 def _value(field: Field, text: str) -> Atom:
-    if field in (Field.DPORT, Field.SPORT):
+    if field in _PORTS:
         if not text.isdigit():
             raise NotUnderstood
         return int(text)
     if field in (Field.IIFNAME, Field.OIFNAME):
         return text.strip('"')
-    if text.startswith(("@", "$", "<", ">", "&", "|")) or ("-" in text and field is not Field.L4PROTO):
+    if text.startswith(("@", "$", "<", ">", "&", "|", "{")) or ("-" in text and field is not Field.L4PROTO):
         raise NotUnderstood
     return canonical(text)
 
 
-def _spread(key: tuple[object, ...], words: Words) -> Spread:
-    """`numgen random mod N vmap { 0 : goto a, 1 : goto b }`, every number once."""
-    if len(key) != 1 or not isinstance(key[0], Slot):
-        raise NotUnderstood
+# ---- maps in braces ------------------------------------------------------------------------------------------------
+
+
+def _switch(ways: Callable[[], list[Many]], words: Words) -> Switch:
+    """`KEY vmap { VALUE : VERDICT, … }`."""
     words.expect("{")
-    chains: dict[int, str] = {}
+    found: list[tuple[Many, Verdict]] = []
     while words.peek() != "}":
-        number = words.number()
+        mine = ways()
+        while words.peek() == "counter":
+            nft_statements.READERS["counter"](words)
         words.expect(":")
-        words.expect("goto")
-        chains[number] = words.take()
+        verdict = nft_statements.verdict(words)
+        found += ((way, verdict) for way in mine)
         if words.peek() == ",":
             words.take()
     words.expect("}")
-    if sorted(chains) != list(range(key[0].mod)):
-        raise NotUnderstood
-    return Spread(tuple(chains[number] for number in range(key[0].mod)))
+    return Switch(tuple(found))
 
 
-def _fib(words: Words) -> Many:
-    words.expect("fib")
-    field = {"saddr": Field.SADDR, "daddr": Field.DADDR}.get(words.take())
-    words.expect("type")
-    negate = _negation(words)
-    words.expect("local")
-    if field is None:
+def _spread(words: Words) -> Expression:
+    """`numgen random mod N vmap { 0 : goto a, 1 : goto b }`, or in a named map."""
+    if words.peek(1) == "random":
+        start = words.position
+        key = words.key_or_none()
+        if key is not None and words.peek() == "vmap" and words.peek(1).startswith("@"):
+            words.take()
+            return VerdictMap(key, words.take()[1:])
+        words.position = start
+    mod, offset = nft_statements.numbers(words)
+    words.expect("vmap")
+    found = nft_statements.arms(words, mod, offset, lambda: nft_statements.verdict(words))
+    chains = [what.chain for _, _, what in found if isinstance(what, Goto)]
+    if len(chains) == len(found) == mod:
+        return Spread(tuple(chains))
+    return Draw(mod, found)
+
+
+def _state_switch(words: Words) -> Many:
+    """`ct state vmap { established : accept, … }`."""
+    words.expect("ct")
+    words.expect("state")
+    words.expect("vmap")
+
+    def ways() -> list[Many]:
+        from narthex.netfilter.ast import CtState
+
+        states = [words.take()]
+        while words.peek() == "," and words.peek(1) in _STATES and words.peek(2) in (",", ":"):
+            words.take()
+            states.append(words.take())
+        return [(CtState((state,)),) for state in states]
+
+    return (_switch(ways, words),)
+
+
+_STATES = ("new", "established", "related", "invalid", "untracked")
+
+
+# ---- words that begin a match --------------------------------------------------------------------------------------
+
+
+def _transport(words: Words) -> Many:
+    """`tcp dport 80`: the protocol is part of the match."""
+    protocol = words.take()
+    what = words.take()
+    if what == "flags" and protocol == "tcp":
+        return nft_matches.tcp_flags(words)
+    if what == "option":
+        return _option(words)
+    field = {"dport": Field.DPORT, "sport": Field.SPORT}.get(what)
+    if field is None or words.peek() in (".", "<", ">", "<=", ">=", "&"):
         raise NotUnderstood
-    return (IsLocal(field, negate),)
+    ours = Compare(Field.L4PROTO, (protocol,))
+    if words.peek() == "vmap" and not words.peek(1).startswith("@"):
+        words.take()
+        return ours, _switch(lambda: _ways((field,), words), words)
+    if words.peek() == "vmap":
+        words.take()
+        return ours, VerdictMap((field,), words.take()[1:])
+    negate = negation(words)
+    if words.peek().startswith("@"):
+        return ours, InSet((field,), words.take()[1:], negate)
+    return ours, _compare(field, words, negate)
+
+
+def _option(words: Words) -> Many:
+    """`tcp option maxseg size set rt mtu`."""
+    words.position -= 2
+    start = words.position
+    if [words.peek(ahead) for ahead in range(5)] != ["tcp", "option", "maxseg", "size", "set"]:
+        raise NotUnderstood
+    words.position += 5
+    if words.take() == "rt":
+        words.take()
+    return (Aside(words.slice(start, words.position)),)
 
 
 def _ct(words: Words) -> Many:
-    words.expect("ct")
-    what = words.take()
-    if what not in ("state", "status"):
-        raise NotUnderstood
-    exact = words.peek() == "!="
-    negate = words.peek() in ("!", "!=")
-    if negate:
-        words.take()
-    values = _word_list(words)
-    if not all(value.isalpha() for value in values):
-        raise NotUnderstood
-    if what == "state":
-        return (CtState(values, negate),)
-    if exact:
-        # The whole status word is compared, which is another question than one bit.
-        raise NotUnderstood
-    return (CtStatus(values, negate),)
-
-
-def _word_list(words: Words) -> tuple[str, ...]:
-    braced = words.peek() == "{"
-    if braced:
-        words.take()
-    values = [words.take()]
-    while words.peek() == ",":
-        words.take()
-        values.append(words.take())
-    if braced:
-        words.expect("}")
-    return tuple(values)
+    if words.peek(1) == "original":
+        return _compared(words)
+    if words.peek(1) == "state" and words.peek(2) == "vmap":
+        return _state_switch(words)
+    if words.peek(1) == "mark" and words.peek(2) == "set":
+        words.position += 3
+        return nft_statements.set_mark(words, connection=True)
+    if words.peek(2) == "set":
+        start = words.position
+        words.position += 4
+        return (Aside(words.slice(start, words.position)),)
+    if words.peek(1) in ("state", "status", "mark", "direction"):
+        return nft_matches.ct(words)
+    return nft_matches.circumstance(words)
 
 
 def _meta(words: Words) -> Many:
-    """Marks; all other `meta` words are fields."""
-    if words.peek(1) != "mark":
-        return _field_match(words)
-    words.take()
-    return _mark(words)
+    """Marks, draws and what is set; other `meta` words are fields."""
+    what = words.peek(1)
+    if what == "mark":
+        words.take()
+        return _mark(words)
+    if what == "random":
+        words.position += 2
+        return nft_matches.random(words)
+    if words.peek(2) == "set":
+        start = words.position
+        words.position += 4
+        return (Aside(words.slice(start, min(words.position, words.length))),)
+    return _field_match(words)
 
 
 def _mark(words: Words) -> Many:
     words.expect("mark")
     if words.peek() == "set":
         words.take()
-        if words.peek() == "meta":
-            words.take()
-        words.expect("mark")
-        operator = words.take()
-        bits = words.number()
-        if operator in ("|", "or"):
-            return (MarkOr(bits),)
-        if operator in ("^", "xor"):
-            return (MarkXor(bits),)
-        raise NotUnderstood
-    mask = 0xFFFFFFFF
-    if words.peek() in ("&", "and"):
-        words.take()
-        mask = words.number()
-    negate = _negation(words)
-    value, slash, length = words.take().partition("/")
-    if slash:
-        # nft lists a mask whose ones all lead as the length of a prefix.
-        mask &= 0xFFFFFFFF << (32 - int(length)) & 0xFFFFFFFF
-    return (MarkIs(int(value, 0), mask, negate),)
-
-
-def _target(kind: type[Jump] | type[Goto]) -> Callable[[Words], Many]:
-    def read(words: Words) -> Many:
-        words.take()
-        return (kind(words.take()),)
-
-    return read
-
-
-def _word(one: Expression) -> Callable[[Words], Many]:
-    def read(words: Words) -> Many:
-        words.take()
-        return (one,)
-
-    return read
-
-
-def _reject(words: Words) -> Many:
-    words.expect("reject")
-    if words.peek() != "with":
-        return (RejectPacket(),)
-    words.take()
-    if words.take() == "tcp":
-        words.expect("reset")
-        return (RejectPacket("tcp reset"),)
-    if words.peek() == "type":
-        words.take()
-    return (RejectPacket(words.take()),)
-
-
-def _masquerade(words: Words) -> Many:
-    words.expect("masquerade")
-    fully = False
-    while words.peek() in ("fully-random", "random", "persistent", ","):
-        fully = words.take() == "fully-random" or fully
-    if words.peek() == "to":
-        raise NotUnderstood
-    return (Masquerade(fully),)
-
-
-def _dnat(words: Words) -> Many:
-    """`dnat to ADDRESS[:PORT]`, or to what a map holds."""
-    words.expect("dnat")
-    if words.peek() in ("ip", "ip6"):
-        words.take()
-    words.expect("to")
-    if words.peek(1) not in ("", "comment"):
-        key = words.key()
-        words.expect("map")
-        if not words.peek().startswith("@"):
-            raise NotUnderstood
-        return (DnatMap(key, words.take()[1:]),)
-    text = words.take()
-    if "-" in text or (not text[0].isalnum() and text[0] != "["):
-        raise NotUnderstood
-    if text.startswith("[") and text.endswith("]"):
-        return (Dnat(text[1:-1]),)
-    if text.startswith("[") or text.count(":") == 1:
-        return (Dnat(*split_port(text)),)
-    return (Dnat(text),)
-
-
-def _update(words: Words) -> Many:
-    """`update @set { KEY [timeout T] }`; the set's own timeout is taken for T."""
-    words.expect("update")
-    name = words.take()
-    if not name.startswith("@"):
-        raise NotUnderstood
-    words.expect("{")
-    key = words.key()
-    if words.peek() == "timeout":
-        words.take()
-        words.take()
-    words.expect("}")
-    return (Remember(key, name[1:]),)
-
-
-def _counter(words: Words) -> Many:
-    words.expect("counter")
-    if words.peek() == "packets":
-        words.take()
-        words.number()
-        words.expect("bytes")
-        words.number()
-    elif words.peek() == "name":
-        raise NotUnderstood
-    return (Counter(),)
+        return nft_statements.set_mark(words, connection=False)
+    return nft_matches.mark(words)
 
 
 _READERS: dict[str, Callable[[Words], Many]] = {
-    "fib": _fib,
+    **nft_matches.READERS,
+    **nft_statements.READERS,
     "ct": _ct,
     "meta": _meta,
     "mark": _mark,
     "tcp": _transport,
     "udp": _transport,
     "sctp": _transport,
-    "jump": _target(Jump),
-    "goto": _target(Goto),
-    "accept": _word(Accept()),
-    "drop": _word(DropPacket()),
-    "return": _word(Return()),
-    "reject": _reject,
-    "masquerade": _masquerade,
-    "dnat": _dnat,
-    "update": _update,
-    "counter": _counter,
 }

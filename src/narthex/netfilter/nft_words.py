@@ -23,7 +23,18 @@ class _Placed(Protocol):
     def end(self) -> int: ...
 
 
-_PLAIN_FIELDS = {"iifname": Field.IIFNAME, "oifname": Field.OIFNAME}
+_PLAIN_FIELDS = {
+    "iifname": Field.IIFNAME,
+    "oifname": Field.OIFNAME,
+    "iif": Field.IIFNAME,
+    "oif": Field.OIFNAME,
+}
+_ORIGINAL = {
+    "saddr": Field.ORIG_SADDR,
+    "daddr": Field.ORIG_DADDR,
+    "proto-src": Field.ORIG_SPORT,
+    "proto-dst": Field.ORIG_DPORT,
+}
 _FIELDS = {
     ("ip", "saddr"): Field.SADDR,
     ("ip", "daddr"): Field.DADDR,
@@ -31,6 +42,13 @@ _FIELDS = {
     ("ip6", "daddr"): Field.DADDR,
     ("ip", "protocol"): Field.L4PROTO,
     ("meta", "l4proto"): Field.L4PROTO,
+    ("meta", "nfproto"): Field.NFPROTO,
+    ("tcp", "sport"): Field.SPORT,
+    ("tcp", "dport"): Field.DPORT,
+    ("udp", "sport"): Field.SPORT,
+    ("udp", "dport"): Field.DPORT,
+    ("meta", "iif"): Field.IIFNAME,
+    ("meta", "oif"): Field.OIFNAME,
     ("meta", "iifname"): Field.IIFNAME,
     ("meta", "oifname"): Field.OIFNAME,
     ("th", "sport"): Field.SPORT,
@@ -50,6 +68,11 @@ class Words:
     def done(self) -> bool:
         """Whether all words are read."""
         return self.position >= len(self._words)
+
+    @property
+    def length(self) -> int:
+        """How many words there are."""
+        return len(self._words)
 
     def peek(self, ahead: int = 0) -> str:
         """A word ahead, "" past the end."""
@@ -100,10 +123,25 @@ class Words:
             if self.peek() == "offset":
                 raise NotUnderstood
             return Slot(mod)
+        if first == "ct":
+            self.expect("original")
+            if self.peek() in ("ip", "ip6"):
+                self.take()
+            original = _ORIGINAL.get(self.take())
+            if original is None:
+                raise NotUnderstood
+            return original
         field = _FIELDS.get((first, self.take()))
         if field is None:
             raise NotUnderstood
         return field
+
+    def key_or_none(self) -> Key | None:
+        """As `key`, None for words that are no key."""
+        try:
+            return self.key()
+        except NotUnderstood:
+            return None
 
     def number(self) -> int:
         """A number, decimal or 0x…"""

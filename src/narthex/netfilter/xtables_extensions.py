@@ -5,9 +5,11 @@ One without a node that says the same becomes `Unknown` with its text.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from narthex.model.net import IPFamily, split_port
+from narthex.netfilter import xtables_foreign
 from narthex.netfilter.ast import (
     Accept,
     ByIpvs,
@@ -57,25 +59,37 @@ EXTENSION_TARGETS = frozenset((
 
 def read_match(name: str, options: list[Option]) -> Iterator[Expression]:
     """The nodes of `-m name …`; what is not understood comes back as one Unknown behind them."""
-    whole = _WHOLE.get(name)
-    if whole is not None:
-        try:
-            yield whole({option.name: option for option in options})
-        except (Misread, ValueError):
-            yield _unknown_match(name, options)
+    if name in xtables_foreign.CIRCUMSTANCES:
+        yield xtables_foreign.circumstance(name, options)
         return
-    single = _SINGLE.get(name)
-    if single is None:
+    if name in _WHOLE:
+        yield _whole_match(name, options)
+        return
+    readers = [reader for reader in (_SINGLE.get(name), xtables_foreign.SINGLE.get(name)) if reader is not None]
+    if not readers:
         yield _unknown_match(name, options)
         return
     strange: list[Option] = []
     for option in options:
-        try:
-            yield from single(option)
-        except (Misread, ValueError):
+        for reader in readers:
+            try:
+                found = tuple(reader(option))
+            except (Misread, ValueError, KeyError):
+                continue
+            yield from found
+            break
+        else:
             strange.append(option)
     if strange:
         yield _unknown_match(name, strange)
+
+
+def _whole_match(name: str, options: list[Option]) -> Expression:
+    for reader in (_WHOLE[name], xtables_foreign.WHOLE.get(name)):
+        if reader is not None:
+            with contextlib.suppress(Misread, ValueError, KeyError):
+                return reader({option.name: option for option in options})
+    return _unknown_match(name, options)
 
 
 def _unknown_match(name: str, options: Iterable[Option]) -> Unknown:
@@ -128,13 +142,8 @@ def _conntrack(option: Option) -> Iterator[Expression]:
 def _mark(option: Option) -> Iterator[Expression]:
     if option.name != "--mark":
         raise Misread
-    value, mask = _value_and_mask(option.value)
+    value, mask = xtables_foreign.value_and_mask(option.value)
     yield MarkIs(value, mask, option.negate)
-
-
-def _value_and_mask(text: str) -> tuple[int, int]:
-    value, slash, mask = text.partition("/")
-    return int(value, 0), int(mask, 0) if slash else 0xFFFFFFFF
 
 
 def _nfacct(option: Option) -> Iterator[Expression]:
@@ -228,8 +237,12 @@ def read_target(option: str, name: str, options: list[Option], family: IPFamily)
             return Goto(name)
         if name in _PLAIN:
             return _PLAIN[name]
-        if name in _TARGETS:
-            return _TARGETS[name]({each.name: each for each in options}, family)
+        if name in xtables_foreign.SILENT:
+            return xtables_foreign.aside(name, options)
+        for readers in (_TARGETS, xtables_foreign.TARGETS):
+            if name in readers:
+                with contextlib.suppress(Misread, ValueError, KeyError):
+                    return readers[name]({each.name: each for each in options}, family)
         if name in EXTENSION_TARGETS or options:
             raise Misread
         return Jump(name)
@@ -259,7 +272,7 @@ def _reject(options: Options, family: IPFamily) -> Expression:
 def _set_mark(options: Options, _family: IPFamily) -> Expression:
     _only(options, "--set-xmark", "--or-mark", "--xor-mark")
     (option,) = options.values()
-    value, mask = _value_and_mask(option.value)
+    value, mask = xtables_foreign.value_and_mask(option.value)
     if option.name == "--or-mark" or (option.name == "--set-xmark" and value == mask):
         return MarkOr(value)
     if option.name == "--xor-mark" or mask == 0:

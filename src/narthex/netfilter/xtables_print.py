@@ -13,10 +13,12 @@ from typing import Any
 from narthex.model.net import IPFamily, join_port
 from narthex.netfilter.ast import (
     Accept,
+    Aside,
     Atom,
     ByIpvs,
     Chain,
     Chance,
+    Circumstance,
     Compare,
     Counter,
     CtState,
@@ -316,7 +318,7 @@ def _redirect(e: Redirect, _family: IPFamily, protocol: str) -> str:
     return f"-j REDIRECT --to-ports {_port(e.port)}"
 
 
-def _unknown(e: Unknown, _family: IPFamily, _protocol: str) -> str:
+def _unknown(e: Unknown | Circumstance | Aside, _family: IPFamily, _protocol: str) -> str:
     if not e.text.isprintable():
         raise Unprintable(f"{e.text!r} holds control characters")
     return e.text
@@ -335,6 +337,8 @@ _PRINTERS: dict[type, Callable[[Any, IPFamily, str], str]] = {
     Recent: _recent,
     RecentSet: _recent_set,
     Unknown: _unknown,
+    Circumstance: _unknown,
+    Aside: _unknown,
     Counter: lambda _e, _family, _protocol: "",
     Jump: lambda e, _family, _protocol: f"-j {chain_word(e.chain)}",
     Goto: lambda e, _family, _protocol: f"-g {chain_word(e.chain)}",

@@ -103,6 +103,40 @@ _REJECT_6 = {
 }
 
 
+ICMP_TYPES = {
+    (False, "any"): 255,
+    (False, "echo-reply"): 0,
+    (False, "pong"): 0,
+    (False, "destination-unreachable"): 3,
+    (False, "source-quench"): 4,
+    (False, "redirect"): 5,
+    (False, "echo-request"): 8,
+    (False, "ping"): 8,
+    (False, "router-advertisement"): 9,
+    (False, "router-solicitation"): 10,
+    (False, "time-exceeded"): 11,
+    (False, "parameter-problem"): 12,
+    (False, "timestamp-request"): 13,
+    (False, "timestamp-reply"): 14,
+    (False, "address-mask-request"): 17,
+    (False, "address-mask-reply"): 18,
+    (True, "destination-unreachable"): 1,
+    (True, "packet-too-big"): 2,
+    (True, "time-exceeded"): 3,
+    (True, "parameter-problem"): 4,
+    (True, "echo-request"): 128,
+    (True, "echo-reply"): 129,
+    (True, "router-solicitation"): 133,
+    (True, "router-advertisement"): 134,
+    (True, "neighbour-solicitation"): 135,
+    (True, "neighbor-solicitation"): 135,
+    (True, "neighbour-advertisement"): 136,
+    (True, "neighbor-advertisement"): 136,
+    (True, "redirect"): 137,
+}
+"""(of ICMPv6, name) to number. "any" is 255 in xt_icmp."""
+
+
 def reject_words(family: IPFamily) -> dict[str, str]:
     """nft's word for a refusal to the one of `--reject-with`."""
     return _REJECT_4 if family is IPFamily.IPV4 else _REJECT_6

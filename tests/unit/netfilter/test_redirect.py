@@ -4,7 +4,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast import Compare, Field, Redirect, Rule, Unknown, Unprintable
+from narthex.netfilter.ast import Compare, Field, Redirect, RedirectRange, Rule, Unprintable
 from narthex.netfilter.brief import brief
 from narthex.netfilter.walk import walk
 from narthex.netfilter.xtables import parse
@@ -37,9 +37,9 @@ def test_a_protocol_must_be_named_first() -> None:
         rule_text(Rule((Redirect(61001),)), IPFamily.IPV4)
 
 
-def test_a_range_of_ports_stays_as_it_is_written() -> None:
+def test_a_range_of_ports_is_a_range() -> None:
     chain = parse(DUMP, IPFamily.IPV4).tables[0].chains["OUTPUT"]
-    assert isinstance(chain.rules[1].expressions[-1], Unknown)
+    assert chain.rules[1].expressions[-1] == RedirectRange(61000, 61009)
 
 
 def test_a_packet_ends_on_the_node_itself() -> None:
