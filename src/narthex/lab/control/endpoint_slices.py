@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.control.endpoints import endpoints_of, families_of
-from narthex.lab.control.hints import hinted
+from narthex.lab.control.endpoints import ZONE, endpoints_of, families_of
+from narthex.lab.control.hints import hinted, is_automatic, node_share
 from narthex.lab.control.objects import (
     key_of,
     labels_of,
@@ -24,7 +24,6 @@ MANAGER = "endpointslice-controller.k8s.io"
 HEADLESS = "service.kubernetes.io/headless"
 RESERVED = frozenset({MANAGED_BY, SERVICE_NAME, HEADLESS})
 """Labels of slices that mean something."""
-_NODE_LABELS = ("topology.kubernetes.io/zone",)
 
 
 class EndpointSlices:
@@ -45,13 +44,16 @@ class EndpointSlices:
         if seen.kind == "EndpointSlice":
             names = {labels_of(each).get(SERVICE_NAME) for each in (seen.before, seen.after) if each is not None}
             return [Key(seen.key.namespace, name) for name in names if name]
-        if seen.kind == "Node" and _zone(seen.before) != _zone(seen.after):
-            return {
-                key
-                for pod in present.pods_on(seen.key.name)
-                for key in present.selected_by("Service", key_of(pod).namespace, labels_of(pod))
-            }
-        return []
+        return self._concerned_by_node(seen, present) if seen.kind == "Node" else []
+
+    def _concerned_by_node(self, seen: Seen, present: Present) -> set[Key]:
+        found: set[Key] = set()
+        if _zone(seen.before) != _zone(seen.after):
+            for pod in present.pods_on(seen.key.name):
+                found |= present.selected_by("Service", key_of(pod).namespace, labels_of(pod))
+        if node_share(seen.before) != node_share(seen.after):
+            found |= {key for key, service in present.all("Service").items() if is_automatic(service)}
+        return found
 
     def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
         """What the Service's slices need to become."""
@@ -72,7 +74,7 @@ class EndpointSlices:
         families = families_of(service)
         yield from (delete(each) for each in existing if each.get("addressType") not in families)
         for family in families:
-            wanted = hinted(service, endpoints_of(service, pods, family, present))
+            wanted = hinted(service, endpoints_of(service, pods, family, present), present)
             mine = [each for each in existing if each.get("addressType") == family]
             yield from self._writer.write(service, _labels(service), family, wanted, mine)
 
@@ -110,4 +112,4 @@ def _shown(pod: Object | None) -> object:
 
 def _zone(node: Object | None) -> object:
     """What of a node slices show: nothing without it."""
-    return None if node is None else [labels_of(node).get(name) for name in _NODE_LABELS]
+    return None if node is None else labels_of(node).get(ZONE)

@@ -1,10 +1,12 @@
 """Selectors become EndpointSlices and Endpoints."""
 
+from collections import Counter
+
 import pytest
 
 from narthex.lab.control.packing import MAX_ENDPOINTS
 
-from .world import World, pod, service
+from .world import World, node, pod, service
 
 ZONE = "topology.kubernetes.io/zone"
 
@@ -180,6 +182,40 @@ def test_hints(wish, zones, nodes):
     assert (hints.get("forZones"), hints.get("forNodes")) == (zones, nodes)
     world.set_ready(world.get("Pod", "web-0"), False)
     assert "hints" not in only(world)["endpoints"][0], "an endpoint that is not ready is for nobody"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "pods", "expected"),
+    [
+        ({"a": "4", "b": "4"}, {"a": 4, "b": 4}, {("a", "a"): 4, ("b", "b"): 4}),
+        ({"a": "4", "b": "4"}, {"a": 6, "b": 2}, {("a", "a"): 4, ("a", "b"): 2, ("b", "b"): 2}),
+        ({"a": "4", "b": "4"}, {"a": 4, "b": 0}, {("a", "a"): 2, ("a", "b"): 2}),
+        ({"a": "9000m", "b": "1"}, {"a": 5, "b": 5}, {("a", "a"): 5, ("b", "a"): 3, ("b", "b"): 2}),
+        # No hints: fewer endpoints than zones, one zone only, a node without CPUs.
+        ({"a": "4", "b": "4"}, {"a": 1, "b": 0}, {("a", None): 1}),
+        ({"a": "4"}, {"a": 3}, {("a", None): 3}),
+        ({"a": "4", "b": "many"}, {"a": 2, "b": 2}, {("a", None): 2, ("b", None): 2}),
+    ],
+)
+def test_automatic_hints_go_by_the_zones_cpus(cpus, pods, expected):
+    world = World(nodes=0)
+    for zone, count in cpus.items():
+        made = node(f"node-{zone}")
+        made["metadata"]["labels"][ZONE] = zone
+        made["status"]["allocatable"] = {"cpu": count, "pods": "110"}
+        world.put(made)
+    made = service()
+    made["metadata"]["annotations"] = {"service.kubernetes.io/topology-mode": "Auto"}
+    world.put(made)
+    for zone, count in pods.items():
+        for index in range(count):
+            world.put(pod(f"web-{zone}-{index}", {"app": "web"}, nodeName=f"node-{zone}"))
+    world.run_pods()
+    got = Counter(
+        (each["zone"], each["hints"]["forZones"][0]["name"] if "hints" in each else None)
+        for each in only(world)["endpoints"]
+    )
+    assert got == expected
 
 
 def test_without_a_selector_slices_are_the_user_s():
