@@ -10,11 +10,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from narthex.model import documents, wire
+from narthex.model import wire
 from narthex.model.decode_balancing import address_pool, l2_advertisement
 from narthex.model.decode_cluster import namespace, node, service_cidr
 from narthex.model.decode_service import service
@@ -24,6 +24,9 @@ from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem, Report, kind_of, one_of, quoted, steps, wrong_type
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
+
+if TYPE_CHECKING:
+    from narthex.model import documents
 
 __all__ = [
     "MOST_BYTES",
@@ -221,6 +224,9 @@ def load(data: bytes, origin: str) -> Loaded:
         return _not_text(data, error.start, origin)
     if "\0" in text:
         return _not_text(data, data.index(0), origin)
+    # Late: what reads YAML takes a tenth of a proxy's start, and one that follows an API server may read no file.
+    from narthex.model import documents
+
     return _collect(documents.read(text), origin)
 
 
@@ -235,13 +241,15 @@ def _unreadable(origin: str, message: str) -> Loaded:
 
 
 def _collect(found: Iterator[documents.Document | documents.Fault], origin: str) -> Loaded:
+    from narthex.model.documents import Fault
+
     objects: list[AnyObject] = []
     problems: list[Problem] = []
     refused: set[Identity] = set()
     whole, empty = True, True
     for document in found:
         empty = False
-        if isinstance(document, documents.Fault):
+        if isinstance(document, Fault):
             problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
             whole = False
             continue

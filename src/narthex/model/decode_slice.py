@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from narthex.model import validate, wire
 from narthex.model.decode_meta import object_fields, protocol
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
 from narthex.model.problem import Report, quoted
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, FQDN, LABEL_VALUE, is_ordinary, remembering
+from narthex.model.validate import (
+    DNS_LABEL,
+    DNS_SUBDOMAIN,
+    FQDN,
+    LABEL_VALUE,
+    are_ordinary,
+    are_subdomains,
+    is_ordinary,
+    remembering,
+)
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 
@@ -29,17 +40,16 @@ def endpoint_slice(raw: wire.EndpointSlice, report: Report) -> EndpointSlice | N
     if not report.choice("addressType", raw.addressType, _ADDRESS_TYPES):
         return None
     family = _ADDRESS_TYPES[raw.addressType]
-    endpoints = [
-        endpoint
-        for index, entry in enumerate(raw.endpoints or ())
-        if (endpoint := _endpoint(index, entry, family, report)) is not None
-    ]
+    endpoints = _plain_endpoints(raw.endpoints, family) if raw.endpoints and family is not None else ()
+    if endpoints is None:
+        found = [_endpoint(index, entry, family, report) for index, entry in enumerate(raw.endpoints or ())]
+        endpoints = tuple([endpoint for endpoint in found if endpoint is not None])
     made = EndpointSlice(
         **fields,
         service_name=next((value for key, value in fields["labels"] if key == SERVICE_LABEL), ""),
         family=family,
         ports=_ports(raw.ports, report),
-        endpoints=tuple(endpoints),
+        endpoints=endpoints,
     )
     return None if report.failed else made
 
@@ -58,6 +68,31 @@ def _ports(raw: list[wire.EndpointPort] | None, report: Report) -> tuple[Endpoin
         word = protocol(f"{field}.protocol", port.protocol, report)
         found.append(EndpointPort(name=name, protocol=word, port=port.port))
     return tuple(found)
+
+
+def _plain_endpoints(raw: list[wire.Endpoint], family: IPFamily) -> tuple[SliceEndpoint, ...] | None:
+    """All of a slice at once, which takes a third of the time; None when one of them is in any way not plain, or has a fault:
+    then `_endpoint` looks at each."""
+    addresses: list[str] = []
+    pods: list[str] = []
+    for each in raw:
+        target, state = each.targetRef, each.conditions
+        if each.hints is not None or each.hostname or each.addresses is None or len(each.addresses) != 1:
+            return None
+        if state is not None and (state.terminating or state.ready is False or state.serving is False):
+            return None
+        addresses += each.addresses
+        pods.append((target.name or "") if target is not None and target.kind == "Pod" else "")
+    named = [pod for pod in pods if pod]
+    if not are_ordinary(addresses, family) or (named and not are_subdomains(named)):
+        return None
+    nodes = [_node_name(each.nodeName) if each.nodeName else "" for each in raw]
+    zones = [_zone(each.zone) if each.zone else "" for each in raw]
+    if None in nodes or None in zones:
+        return None
+    as_most_are = repeat(True), repeat(True), repeat(False)
+    nothing = repeat(""), repeat(()), repeat(())
+    return tuple(map(SliceEndpoint, addresses, *as_most_are, nodes, zones, *nothing, pods))
 
 
 def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
@@ -84,9 +119,6 @@ def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: R
         return None
     conditions = raw.conditions if raw.conditions is not None else _NO_CONDITIONS
     ready, serving, terminating = conditions.ready is not False, conditions.serving is not False, conditions.terminating
-    if ready and serving and not (terminating or zones or nodes or hostname):
-        # Most are like this, and what is not said costs nothing.
-        return SliceEndpoint(address=address, node_name=node, zone=zone, target=pod)
     return SliceEndpoint(
         address=address,
         ready=ready,

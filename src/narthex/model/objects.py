@@ -111,7 +111,7 @@ class EndpointPort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     port: int | None = None
 
 
-class SliceEndpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class SliceEndpoint(msgspec.Struct, frozen=True, gc=False):
     """One endpoint of an EndpointSlice. Absent conditions have their meaning filled in (row 2.7)."""
 
     address: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import repeat
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 import msgspec
@@ -35,6 +36,7 @@ def _form(pattern: str, longest: int) -> Callable[[str], bool]:
 
 
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
 _QUALIFIED = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 
 DNS_LABEL = Syntax(
@@ -45,7 +47,7 @@ DNS_LABEL = Syntax(
 DNS_SUBDOMAIN = Syntax(
     "a DNS name",
     "at most 253 lower case letters, digits, '-' and '.', each part beginning and ending with a letter or digit",
-    _form(rf"{_LABEL}(?:\.{_LABEL})*", 253),
+    _form(_SUBDOMAIN, 253),
 )
 FQDN = Syntax(
     "a domain name",
@@ -93,6 +95,16 @@ def remembering(syntax: Syntax, most: int) -> Callable[[str], str | None]:
     return lru_cache(most)(lambda text: text if holds(text) else None)
 
 
+_names_in_lines = re.compile(rf"{_SUBDOMAIN}(?:\n{_SUBDOMAIN})*").fullmatch
+
+
+def are_subdomains(texts: Sequence[str]) -> bool:
+    """Whether each of these, one at least, is a DNS name (`DNS_SUBDOMAIN`): one look for all of them."""
+    lines = "\n".join(texts)
+    # Who has a line break in his name has two.
+    return lines.count("\n") == len(texts) - 1 and max(map(len, texts)) <= 253 and _names_in_lines(lines) is not None
+
+
 def special(address: str) -> str:
     """Why a canonical address belongs to no single host on a network, empty when it does."""
     ip = ipaddress.ip_address(address)
@@ -120,6 +132,16 @@ def is_ordinary(text: str, family: IPFamily) -> bool:
             return inet_pton(AF_INET, text)[0] in _ORDINARY_4  # It takes no zeros in front.
         raw = inet_pton(AF_INET6, text)
         return raw[0] in _ORDINARY_6 and inet_ntop(AF_INET6, raw) == text
+    except (OSError, ValueError):
+        return False
+
+
+def are_ordinary(texts: Sequence[str], family: IPFamily) -> bool:
+    """Whether `is_ordinary` holds for each of them; a slice has up to a thousand."""
+    if family is not IPFamily.IPV4:
+        return all(is_ordinary(text, family) for text in texts)
+    try:
+        return _ORDINARY_4.issuperset(b"".join(map(inet_pton, repeat(AF_INET), texts))[::4])
     except (OSError, ValueError):
         return False
 

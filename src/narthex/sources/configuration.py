@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from narthex.model import documents, validate
+from narthex.model import validate
 from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, Report, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
@@ -41,6 +41,9 @@ from narthex.sources.proxy_configuration import (
     OwnConfiguration,
     ProxyConfiguration,
 )
+
+if TYPE_CHECKING:
+    from narthex.model import documents
 
 __all__ = ["ConfigurationError", "ProxyConfiguration", "node_config", "parse", "read"]
 
@@ -151,6 +154,9 @@ def _place(document: documents.Document, field: str, origin: str) -> str:
 
 def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list[Problem]]:
     """The documents that are ours to read, by kind, and warnings about the others and about doubled keys."""
+    # Late: what reads YAML takes a tenth of a proxy's start, and there may be no file.
+    from narthex.model import documents
+
     chosen: dict[str, documents.Document] = {}
     said = []
     for document in documents.read(text, bear_doubled=True):
