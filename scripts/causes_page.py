@@ -1,0 +1,35 @@
+"""Write docs/reference/causes/README.md, the list of all causes, from the table in the code: `python scripts/causes_page.py`.
+
+With `-` the page is printed instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from narthex.trace.causes.catalogue import CAUSES, GROUPS
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "causes" / "README.md"
+HEAD = """# Why not: the causes
+
+Where a path fails, `narthex trace` says why: the first cause in plain words, what it was seen by, what to do, and then what
+else was met. A cause is *certain* when what is known leaves no other reading, else *likely*. Each has a page, and a test that
+builds the fault. The list is in the order in which a packet meets them; made by `scripts/causes_page.py`.
+"""
+
+
+def text() -> str:
+    """The page."""
+    parts = [HEAD]
+    for title, names in GROUPS.items():
+        parts.append(f"\n## {title}\n\n| cause | what is wrong |\n| --- | --- |\n")
+        parts += [f"| [{name}]({name}.md) | {CAUSES[name].title} |\n" for name in names]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["-"]:
+        print(text(), end="")
+    else:
+        PAGE.write_text(text())

@@ -1,0 +1,127 @@
+"""Causes at the far end: an endpoint that does not listen, and answers that do not come back as they must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narthex.model.net import contains, family_of, network
+from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.scene import Scene, finding
+from narthex.trace.journey import Fate, Leaf
+from narthex.trace.routing import Question, look_up
+from narthex.trace.views import NodeView
+
+_CALL = "net.bridge.bridge-nf-call-iptables"
+
+
+def of_answers(scene: Scene) -> Iterator[Finding]:
+    """Why the packet arrives and nothing comes back. One finding of a kind."""
+    seen: set[str] = set()
+    for leaf in scene.leaves:
+        if leaf.end.fate not in (Fate.DELIVERED, Fate.LEAVES) and leaf not in scene.unanswered:
+            continue
+        for found in (*_hairpin(scene, leaf), *_bridge(scene, leaf), *_unmasked(scene, leaf)):
+            if found.cause.id not in seen:
+                seen.add(found.cause.id)
+                yield found
+            break
+
+
+def _hairpin(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+    to, _ = scene.place_of(leaf)
+    if leaf.end.masqueraded or scene.sent_to(leaf) is None or to != scene.packet.source or scene.is_own(to):
+        return
+    yield finding(
+        "missing-hairpin",
+        f"the endpoint is the sender itself ({to}), and {scene.node_words} does not masquerade the packet: the pod would get it "
+        "from its own address, and throws it away",
+        evidence=(f"source {scene.packet.source}, destination after rewriting {to}, not masqueraded",),
+        advice="The proxy masquerades such packets by itself. See whether a rule accepts them in postrouting before the "
+        "proxy's, or clears the mark.",
+        node=scene.node,
+    )
+
+
+def _bridge(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+    """Sender and endpoint are neighbours on one bridge, so the answer never meets the IP layer."""
+    view = scene.view
+    to, _ = scene.place_of(leaf)
+    source = scene.packet.source
+    if view is None or leaf.end.masqueraded or scene.sent_to(leaf) is None or to == source:
+        return
+    bridge = _shared_bridge(view, source, to)
+    setting = _CALL if family_of(to).value == 4 else _CALL.replace("iptables", "ip6tables")
+    if bridge is None or view.sysctl(setting) == "1" or (view.sysctl(setting) is None and view.sysctls is None):
+        return
+    pod = _pod_with(view, to)
+    straight = _goes_straight(pod, source) if pod is not None else None
+    if straight is False or (leaf not in scene.unanswered and straight is not True):
+        return
+    value = view.sysctl(setting)
+    yield finding(
+        "br-netfilter-off",
+        f"{source} and the endpoint {to} are both on {bridge}: the answer goes straight over the bridge, where nothing rewrites "
+        "its source back, and the sender does not know it",
+        evidence=(
+            f"{setting} = {value}" if value is not None else f"{setting} is not there: br_netfilter is not loaded",
+            f"{source} and {to} are in one network on {bridge}",
+        ),
+        advice=f"`modprobe br_netfilter` and `sysctl -w {setting}=1`, also at boot; or let pods reach each other by the node's "
+        "routing (throughNode of Narthex's bridge plugin).",
+        node=scene.node,
+        certain=straight is True,
+    )
+
+
+def _shared_bridge(view: NodeView, one: str, other: str) -> str | None:
+    bridges = {link.name for link in view.links or () if link.kind == "bridge"}
+    for address in view.addresses or ():
+        if address.link in bridges:
+            held = network(f"{address.address}/{address.prefix}")
+            if contains(held, one) and contains(held, other):
+                return address.link
+    return None
+
+
+def _pod_with(view: NodeView, address: str) -> NodeView | None:
+    return next((pod for pod in view.pods.values() if pod.own(address) is not None), None)
+
+
+def _goes_straight(pod: NodeView, to: str) -> bool | None:
+    if pod.routes is None:
+        return None
+    found = look_up(pod, Question(destination=to))
+    return found.kind == "unicast" and not any(hop.via for hop, _ in found.hops)
+
+
+def _unmasked(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+    """From outside, on to another machine, with the sender's address kept: the answer takes the short way."""
+    front = scene.front
+    to = scene.sent_to(leaf)
+    if leaf.end.masqueraded or to is None or scene.is_own(to[0]):
+        return
+    elsewhere = _elsewhere(scene, to[0])
+    outside = not scene.from_cluster and (front is None or front.external or leaf in scene.unanswered)
+    if not outside or elsewhere is not True:
+        return
+    yield finding(
+        "missing-masquerade",
+        f"{to[0]} is on another node and sees {scene.packet.source} as the source: it answers without {scene.node_words}, "
+        f"from an address that the sender has never asked",
+        evidence=(f"destination rewritten to {to[0]}, source {scene.packet.source} kept",),
+        advice="See whether KUBE-POSTROUTING, or the postrouting chain of the proxy's table, still masquerades what is marked, "
+        "and whether a rule before it accepts the packet.",
+        node=scene.node,
+    )
+
+
+def _elsewhere(scene: Scene, address: str) -> bool | None:
+    """Whether an endpoint is on another node than the packet; None: not known."""
+    for held in scene.endpoints:
+        if held.endpoint.address == address and held.endpoint.node_name:
+            return held.endpoint.node_name != scene.node
+    if scene.cluster is not None:
+        for node in scene.cluster.nodes.values():
+            if any(contains(cidr, address) for cidr in node.pod_cidrs):
+                return node.name != scene.node
+    return None

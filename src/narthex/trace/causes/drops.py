@@ -1,0 +1,157 @@
+"""Causes in rules that drop or refuse the packet and are no Service proxy's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narthex.model.net import family_of
+from narthex.model.packet import Disposition, Host, Packet
+from narthex.netfilter.walk import walk
+from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys
+from narthex.trace.causes.scene import BALANCER, Scene, finding, rule_text
+from narthex.trace.journey import Fate, Leaf, Stage, Step
+
+POLICY_CHAINS = {
+    "cali-": "Calico",
+    "KUBE-NWPLCY-": "kube-router",
+    "KUBE-POD-FW-": "kube-router",
+    "KUBE-ROUTER-": "kube-router",
+    "WEAVE-NPC": "Weave Net",
+    "CILIUM_": "Cilium",
+    "ANTREA-": "Antrea",
+    "KUBE-NETWORK-POLICIES": "kube-network-policies",
+}
+POLICY_TABLES = {
+    "kube-network-policies": "kube-network-policies",
+    "kindnet-network-policies": "kindnet",
+    "calico": "Calico",
+    "cilium": "Cilium",
+}
+_MAKERS = {
+    "firewalld": "firewalld",
+    "f2b-table": "fail2ban",
+    "crowdsec": "CrowdSec",
+    "docker-bridges": "Docker",
+    "libvirt_network": "libvirt",
+}
+_CHAIN_MAKERS = {"ufw-": "UFW", "DOCKER": "Docker", "LIBVIRT_": "libvirt", "f2b-": "fail2ban", "IN_public": "firewalld"}
+
+
+def of_drops(scene: Scene) -> Iterator[Finding]:
+    """Who else drops the packet."""
+    yield from _health_check(scene)
+    for leaf in scene.failing:
+        if leaf.end.fate not in (Fate.DROPPED, Fate.REJECTED):
+            continue
+        step = scene.last_rule(leaf)
+        if step is None or step.table in PROXY_TABLES:
+            continue
+        maker = _policy_maker(leaf, step)
+        if maker:
+            yield _network_policy(step, maker)
+        elif is_proxys(step.table, step.chain) and not step.chain.startswith("KUBE-FIREWALL"):
+            continue
+        elif step.table not in XTABLES:
+            yield _foreign(step)
+        else:
+            yield _by_stage(scene, leaf, step)
+        return
+
+
+def _health_check(scene: Scene) -> Iterator[Finding]:
+    """A load balancer asks each node whether it has endpoints; a node that does not answer gets nothing."""
+    front, view = scene.front, scene.view
+    rules = scene.rules() if view is not None else None
+    if front is None or front.kind != BALANCER or not front.local or view is None or rules is None:
+        return
+    port = front.service.health_check_node_port
+    own = tuple(each.address for each in view.addresses or () if each.scope == "global")
+    known = scene.cluster.nodes.values() if scene.cluster is not None else ()
+    asked = [
+        ip for node in known if node.name == scene.node for ip in node.internal_ips if family_of(ip) is scene.family
+    ]
+    if not port or not asked or not any(each.endpoint.node_name == scene.node for each in scene.usable):
+        return
+    packet = Packet(source=scene.packet.source, destination=asked[0], port=port, iif=scene.packet.iif)
+    for outcome in walk(rules.ruleset, packet, Host(addresses=own), beside=rules.beside).outcomes:
+        if outcome.disposition not in (Disposition.DROPPED, Disposition.REJECTED):
+            continue
+        last = outcome.steps[-1] if outcome.steps else None
+        yield finding(
+            "health-check",
+            f"a rule of {scene.node_words} {outcome.disposition.value} the health checks for {front.name} (port {port}), so that a "
+            "load balancer takes the node for one without endpoints",
+            evidence=(f"{last.where}: {last.what}",) if last else (),
+            advice=f"Allow tcp/{port} from the load balancer to the nodes.",
+            node=scene.node,
+            explains=not scene.failing,
+        )
+        return
+
+
+def _policy_maker(leaf: Leaf, step: Step) -> str:
+    """Which implementation of NetworkPolicy the dropping chain belongs to; a chain that it was called from counts."""
+    if step.table in POLICY_TABLES:
+        return POLICY_TABLES[step.table]
+    chains = [each.chain for each in leaf.steps if each.stage is step.stage and each.table == step.table]
+    for chain in (step.chain, *reversed(chains)):
+        for prefix, maker in POLICY_CHAINS.items():
+            if chain.startswith(prefix):
+                return maker
+    return ""
+
+
+def _network_policy(step: Step, maker: str) -> Finding:
+    return finding(
+        "network-policy",
+        f"a network policy ({maker}) drops it in chain {step.chain}",
+        evidence=(rule_text(step),),
+        advice="See `kubectl get networkpolicy -A`: a pod that some policy selects gets only what a policy allows. Note that "
+        "policies see the endpoint's address and port, not the Service's.",
+        node=step.node,
+    )
+
+
+def _foreign(step: Step) -> Finding:
+    maker = _MAKERS.get(step.table, "")
+    who = f" ({maker})" if maker else ""
+    return finding(
+        "foreign-table",
+        f"table {step.family} {step.table}{who} drops it in chain {step.chain}, hook {step.stage.value}",
+        evidence=(rule_text(step),),
+        advice="In nftables an accept in one table does not overrule a drop in another. Let that table's owner allow the "
+        "pods' and the Services' networks.",
+        node=step.node,
+    )
+
+
+def _by_stage(scene: Scene, leaf: Leaf, step: Step) -> Finding:
+    maker = next((name for prefix, name in _CHAIN_MAKERS.items() if step.chain.startswith(prefix)), "")
+    who = f" ({maker})" if maker else ""
+    policy = "policy" in step.what.lower() or "policy" in step.rule.lower() or not step.rule
+    what = "its policy is DROP and no rule lets the packet pass" if policy else "a rule of it takes the packet"
+    if step.stage is Stage.FORWARD:
+        return finding(
+            "forward-drop",
+            f"chain {step.chain}{who} of table {step.table} drops what {scene.node_words} should forward: {what}",
+            evidence=(rule_text(step),),
+            advice="Let the pods' networks pass (`iptables -I FORWARD -s POD-CIDR -j ACCEPT`, and the same with -d), or set the "
+            "policy to ACCEPT. Docker sets it to DROP when it starts.",
+            node=step.node,
+        )
+    if step.stage is Stage.INPUT:
+        return finding(
+            "input-drop",
+            f"the firewall of {scene.node_words} drops it in chain {step.chain}{who}: {what}",
+            evidence=(rule_text(step),),
+            advice=f"Allow {leaf.end.port or scene.packet.port}/{scene.packet.protocol} from the sender's network in that firewall.",
+            node=step.node,
+        )
+    return finding(
+        "rule-drops",
+        f"chain {step.chain}{who} of table {step.table} drops it in hook {step.stage.value}: {what}",
+        evidence=(rule_text(step),),
+        advice="Find out who made the rule (its comment and chain say it mostly) and narrow it.",
+        node=step.node,
+    )

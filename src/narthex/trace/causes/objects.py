@@ -1,0 +1,259 @@
+"""Causes that the cluster's objects show: names, ports, families, readiness, policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+
+from narthex.model.net import in_any, join_port
+from narthex.model.objects import Pod, Service
+from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.scene import BALANCER, Front, Held, Scene, finding
+from narthex.trace.journey import Leaf
+
+_COMPARED = 200
+_REFUSING_COMMENTS = {
+    "no local endpoints": "local-policy",
+    "no endpoints": "no-endpoints",
+    "source": "source-range",
+}
+
+
+def of_objects(scene: Scene) -> Iterator[Finding]:
+    """What is wrong with the Service and its endpoints. Only where the packet does not arrive."""
+    front = scene.front
+    if front is None or scene.cluster is None:
+        yield from _by_comments(scene)
+        return
+    yield from _duplicate(scene, front)
+    refused = [leaf for leaf in scene.leaves if scene.rewritten(leaf) is None]
+    if not refused:
+        return
+    if front.port is None:
+        yield _no_port(scene, front)
+        return
+    found = list(_endpoints(scene, front)) or list(_allowed(scene, front, refused)) or list(_local(scene, front))
+    yield from found
+
+
+def _duplicate(scene: Scene, front: Front) -> Iterator[Finding]:
+    assert scene.cluster is not None
+    to = scene.packet.destination
+    same = sorted(str(each.key) for each in scene.cluster.services.values() if to in each.cluster_ips)
+    if len(same) > 1:
+        yield finding(
+            "duplicate-cluster-ip",
+            f"{to} is the cluster IP of {len(same)} Services: {', '.join(same[:5])}; only one of them can get its packets",
+            evidence=tuple(f"Service {name}: clusterIP {to}" for name in same[:5]),
+            advice="Delete one of them and make it again without clusterIP, so that it gets a free one.",
+            explains=str(front.service.key) == same[0] or bool(scene.failing),
+        )
+
+
+def _no_port(scene: Scene, front: Front) -> Finding:
+    ports = ", ".join(
+        f"{each.port}/{each.protocol.lower}" + (f" ({each.name})" if each.name else "") for each in front.service.ports
+    )
+    packet = scene.packet
+    return finding(
+        "port-not-served",
+        f"{front.name} has no port {packet.port}/{packet.protocol}",
+        evidence=(f"{front.name}: ports {ports or 'none'}",),
+        advice="Ask for one of the Service's ports (its port, not the pods' targetPort), or add this one to it.",
+    )
+
+
+# ---- endpoints -------------------------------------------------------------------------------------------------------
+
+
+def _endpoints(scene: Scene, front: Front) -> Iterator[Finding]:
+    if scene.usable or front.port is None:
+        return
+    every = scene.endpoints
+    if not every:
+        yield _none_at_all(scene, front)
+        return
+    here = [each for each in every if each.family is scene.family]
+    if not here:
+        yield _family(scene, front, every)
+        return
+    if all(each.port is None for each in here):
+        yield _port_name(scene, front, here)
+        return
+    yield _not_ready(front, here)
+
+
+def _none_at_all(scene: Scene, front: Front) -> Finding:
+    assert scene.cluster is not None
+    service = front.service
+    if not service.selector:
+        return finding(
+            "endpoints-missing",
+            f"{front.name} has no selector, and nobody has made EndpointSlices for it",
+            evidence=(f"{front.name}: no selector", f"no EndpointSlice has kubernetes.io/service-name={service.name}"),
+            advice=f"Give it a selector, or make EndpointSlices with the label kubernetes.io/service-name={service.name}.",
+        )
+    selector = ",".join(f"{key}={value}" for key, value in service.selector)
+    chosen = [pod for pod in _pods(scene, service) if set(service.selector) <= set(pod.labels)]
+    if chosen:
+        names = ", ".join(pod.name for pod in chosen[:3])
+        return finding(
+            "endpoints-missing",
+            f"{len(chosen)} pods match the selector of {front.name}, and yet it has no endpoints",
+            evidence=(f"selector {selector}: pods {names}", "no EndpointSlice of the Service"),
+            advice="See whether kube-controller-manager runs and what its endpointslice controller logs; a pod without an IP "
+            "address is no endpoint either.",
+        )
+    evidence = [f"{front.name}: selector {selector}"]
+    near = _nearest(scene, service)
+    if near:
+        evidence.append(f"nearest: pod {near.name} has {','.join(f'{key}={value}' for key, value in near.labels)}")
+    return finding(
+        "selector-matches-nothing",
+        f"{front.name} has no endpoints: no pod in namespace {service.namespace} has the labels {selector}",
+        evidence=tuple(evidence),
+        advice=f"Compare `kubectl -n {service.namespace} get pods --show-labels` with the selector and correct one of them.",
+        certain=bool(scene.cluster.pods),
+    )
+
+
+def _pods(scene: Scene, service: Service) -> list[Pod]:
+    assert scene.cluster is not None
+    return [pod for pod in scene.cluster.pods.values() if pod.namespace == service.namespace]
+
+
+def _nearest(scene: Scene, service: Service) -> Pod | None:
+    """The pod whose labels are most like what is asked for."""
+    wanted = ",".join(f"{key}={value}" for key, value in service.selector)
+    keys = {key for key, _ in service.selector}
+
+    def likeness(pod: Pod) -> float:
+        return SequenceMatcher(None, wanted, ",".join(f"{key}={value}" for key, value in pod.labels)).ratio()
+
+    pods = [pod for pod in _pods(scene, service) if keys & {key for key, _ in pod.labels}]
+    return max(sorted(pods, key=lambda pod: pod.name)[:_COMPARED], key=likeness, default=None)
+
+
+def _family(scene: Scene, front: Front, every: tuple[Held, ...]) -> Finding:
+    other = every[0].family.label
+    return finding(
+        "wrong-family",
+        f"{front.name} has endpoints of {other} only, and the packet is {scene.family.label}",
+        evidence=(
+            f"{front.name}: ipFamilies {', '.join(each.label for each in front.service.ip_families) or 'not said'}",
+            *(f"EndpointSlice {each.where}: {each.endpoint.address}" for each in every[:3]),
+        ),
+        advice=f"Ask for its {other} address, or give the pods {scene.family.label} addresses and let the Service have "
+        "ipFamilyPolicy PreferDualStack.",
+    )
+
+
+def _port_name(scene: Scene, front: Front, here: list[Held]) -> Finding:
+    assert front.port is not None
+    assert scene.cluster is not None
+    offered = sorted(
+        {
+            f"{port.name or '(no name)'} {port.port}/{port.protocol.lower}"
+            for each in scene.cluster.slices.get(front.service.key, {}).values()
+            for port in each.ports
+        }
+    )
+    target = front.port.target_port
+    return finding(
+        "port-name",
+        f"{front.name} has {len(here)} endpoints, but none has its port {front.port.name or front.port.port!r}"
+        + (f" (targetPort {target})" if target is not None else ""),
+        evidence=(
+            f"{front.name}: port {front.port.port}, name {front.port.name or '(none)'}, targetPort {target}",
+            f"its EndpointSlices have the ports: {', '.join(offered) or 'none'}",
+        ),
+        advice="A targetPort that is a name must be the name of a containerPort of the pods; EndpointSlices made by hand "
+        "must name their ports as the Service does.",
+    )
+
+
+def _not_ready(front: Front, here: list[Held]) -> Finding:
+    pods = [each.endpoint.target or each.endpoint.address for each in here]
+    leaving = sum(each.endpoint.terminating for each in here)
+    evidence = tuple(
+        f"EndpointSlice {each.where}: {each.endpoint.address} ready={str(each.endpoint.ready).lower()} "
+        f"serving={str(each.endpoint.serving).lower()} terminating={str(each.endpoint.terminating).lower()}"
+        for each in here[:5]
+    )
+    return finding(
+        "endpoints-not-ready",
+        f"{front.name} has {len(here)} endpoints and none of them is ready"
+        + (f" ({leaving} are terminating)" if leaving else ""),
+        evidence=evidence,
+        advice=f"See why the pods are not ready: `kubectl -n {front.service.namespace} describe pod {pods[0]}`, its "
+        "readiness probe above all.",
+    )
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+
+def _allowed(scene: Scene, front: Front, refused: list[Leaf]) -> Iterator[Finding]:
+    ranges = front.service.source_ranges
+    source = scene.packet.source
+    if (
+        front.kind != BALANCER
+        or not ranges
+        or in_any(ranges, source)
+        or not any(leaf in scene.failing for leaf in refused)
+    ):
+        return
+    yield finding(
+        "source-range",
+        f"{source} is in none of the source ranges that {front.name} lets in",
+        evidence=(f"{front.name}: loadBalancerSourceRanges {', '.join(ranges)}",),
+        advice="Add the sender's range to loadBalancerSourceRanges. Behind a proxy or a NAT the address that counts is "
+        "the one that the node sees.",
+    )
+
+
+def _local(scene: Scene, front: Front) -> Iterator[Finding]:
+    if not front.local or not scene.node or any(each.endpoint.node_name == scene.node for each in scene.usable):
+        return
+    which = "externalTrafficPolicy" if front.external else "internalTrafficPolicy"
+    elsewhere = sorted({each.endpoint.node_name or "?" for each in scene.usable})
+    advice = f"Send to a node that has one, run one on every node (a DaemonSet), or set {which}: Cluster."
+    if front.service.health_check_node_port:
+        advice += f" A load balancer learns it by its health check at port {front.service.health_check_node_port}."
+    yield finding(
+        "local-policy",
+        f"{front.name} has {which}: Local, and none of its {len(scene.usable)} endpoints is on node {scene.node}",
+        evidence=(f"{front.name}: {which}: Local", f"endpoints are on {', '.join(elsewhere)}"),
+        advice=advice,
+        node=scene.node,
+    )
+
+
+def _by_comments(scene: Scene) -> Iterator[Finding]:
+    """Without objects: what the comment of the rule that refuses the packet says of the Service."""
+    for leaf in scene.failing:
+        step = scene.last_rule(leaf)
+        if step is None or not step.chain.startswith(("KUBE-", "cluster-ips", "no-endpoint")):
+            continue
+        said = f"{step.rule} {step.why}"
+        cause = next((name for words, name in _REFUSING_COMMENTS.items() if words in said), "")
+        if not cause and step.chain.startswith("KUBE-FW-"):
+            cause = "source-range"
+        if not cause:
+            continue
+        service = scene.journey.service or join_port(scene.packet.destination, scene.packet.port)
+        sentences = {
+            "no-endpoints": f"the rules of {scene.node_words} say that {service} has no endpoints",
+            "local-policy": f"the rules of {scene.node_words} say that {service} has no endpoint on it, and its policy is Local",
+            "source-range": f"the rules of {scene.node_words} drop {scene.packet.source} because of {service}'s source ranges",
+        }
+        yield finding(
+            cause,
+            sentences[cause],
+            evidence=(f"{step.table} {step.chain}: {step.rule or step.what}",),
+            advice="See why with the cluster's objects: give a kubeconfig or manifests, or look at "
+            "`kubectl get endpointslices` and the pods' readiness.",
+            certain=False,
+            node=scene.node,
+        )
+        return

@@ -1,0 +1,325 @@
+"""Causes in who programs the node: no proxy, two of them, rules that are behind, others' rules in front."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+from narthex.model.net import contains, join_port
+from narthex.model.packet import Disposition, Host, Packet
+from narthex.netfilter.ast import Table
+from narthex.netfilter.walk import walk
+from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.scene import BAD, NODE_PORT, Scene, finding, rule_text
+from narthex.trace.journey import Fate, Leaf, Stage
+from narthex.trace.views import NodeView
+
+OUR_TABLE, KUBE_PROXY_TABLE = "narthex", "kube-proxy"
+PROXY_TABLES = (OUR_TABLE, KUBE_PROXY_TABLE)
+XTABLES = ("raw", "mangle", "nat", "filter", "security")
+MASQUERADE_BIT = 0x4000
+_MARKS = re.compile(r"(?:set|turn) mark (?:bits |& )(0x[0-9a-f]+)|MARK --set-x?mark \"?0x[0-9a-f]+/(0x[0-9a-f]+)")
+"""A statement that writes the mark, and the bits that it writes."""
+_PROXY_CHAINS = ("KUBE-", "narthex")
+
+
+def of_proxies(scene: Scene) -> Iterator[Finding]:
+    """What is wrong with the Service rules themselves."""
+    yield from _two_proxies(scene)
+    yield from _two_iptables(scene)
+    yield from _in_the_way(scene)
+    yield from _marks(scene)
+    yield from _gone(scene)
+    yield from _not_served(scene)
+
+
+def proxies(scene: Scene, view: NodeView) -> dict[str, str]:
+    """The Service proxies that have programmed a node, each with what shows it."""
+    found: dict[str, str] = {}
+    for table in scene.tables(view):
+        if table.name == "nat" and any(name.startswith("KUBE-SVC-") for name in table.chains):
+            number = sum(name.startswith("KUBE-SVC-") for name in table.chains)
+            found["iptables mode"] = f"table nat has chain KUBE-SERVICES and {number} chains KUBE-SVC-…"
+        if table.name == "nat" and any(chain.rules for name, chain in table.chains.items() if "KUBE-PORTALS" in name):
+            found["userspace mode"] = "table nat has rules in KUBE-PORTALS-…"
+        if table.name in PROXY_TABLES and any(each.elements for each in table.sets.values() if each.data):
+            who = "kube-proxy in nftables mode" if table.name == KUBE_PROXY_TABLE else "Narthex in nftables mode"
+            found[who] = f"table {table.name} has a map of Services"
+    rules = scene.rules(view)
+    if rules is not None and rules.beside.servers:
+        found["IPVS mode"] = f"IPVS has {len(rules.beside.servers)} virtual servers"
+    return found
+
+
+def _two_proxies(scene: Scene) -> Iterator[Finding]:
+    for name, view in scene.visited():
+        found = proxies(scene, view)
+        if len(found) > 1:
+            yield finding(
+                "two-proxies",
+                f"{len(found)} Service proxies have rules on node {name or '(this one)'}: {', '.join(found)}; the one whose "
+                "hook comes first decides, with whatever it last knew",
+                evidence=tuple(found.values()),
+                advice="Keep one. What a former one left goes with `narthex cleanup --proxy-mode MODE` or "
+                "`kube-proxy --cleanup`.",
+                node=name,
+                certain=bool(scene.failing or _to_gone(scene)),
+                explains=bool(scene.failing or _to_gone(scene)),
+            )
+
+
+def _two_iptables(scene: Scene) -> Iterator[Finding]:
+    for name, view in scene.visited():
+        twice = sorted(
+            {
+                table.name
+                for table in scene.tables(view)
+                if table.name in XTABLES
+                and sum(_holds_rules(other) for other in scene.tables(view) if other.name == table.name) > 1
+            }
+        )
+        if twice:
+            yield finding(
+                "two-iptables",
+                f"iptables-legacy and iptables-nft both have rules on node {name or '(this one)'}; each is blind to the "
+                "other's, and a packet has to pass both",
+                evidence=tuple(f"table {table} is there twice with rules" for table in twice),
+                advice="See both: `iptables-legacy-save` and `iptables-nft-save`. Let all programs of the node use one "
+                "(`update-alternatives --set iptables …`), and remove what is left in the other.",
+                node=name,
+                certain=bool(scene.failing),
+                explains=bool(scene.failing),
+            )
+
+
+def _holds_rules(table: Table) -> bool:
+    return any(chain.rules for chain in table.chains.values()) or any(
+        chain.hook is not None and chain.hook.policy == "drop" for chain in table.chains.values()
+    )
+
+
+# ---- others' rules in front ----------------------------------------------------------------------------------------
+
+
+def is_proxys(table: str, chain: str) -> bool:
+    """Whether a chain is a Service proxy's."""
+    return table in PROXY_TABLES or chain.startswith(_PROXY_CHAINS)
+
+
+def _in_the_way(scene: Scene) -> Iterator[Finding]:
+    front = scene.front
+    if front is None and not scene.journey.service:
+        return
+    for leaf in scene.leaves:
+        step = scene.rewritten(leaf)
+        if step is None or is_proxys(step.table, step.chain) or not step.chain:
+            continue
+        service = str(front.service.key) if front else scene.journey.service
+        yield finding(
+            "rule-in-the-way",
+            f"a rule of chain {step.chain} rewrites the packet ({step.verdict}) before the rules of Service {service} see it",
+            evidence=(rule_text(step),),
+            advice="Find out who made the rule (its comment and chain say it mostly) and narrow it, so that it leaves the "
+            "Services' addresses alone.",
+            node=step.node,
+        )
+        return
+
+
+def _marks(scene: Scene) -> Iterator[Finding]:
+    for leaf in scene.leaves:
+        for step in leaf.steps:
+            told = _MARKS.search(f"{step.what} {step.verdict}")
+            if told is None or not step.chain or is_proxys(step.table, step.chain):
+                continue
+            if not int(told[1] or told[2], 16) & MASQUERADE_BIT:
+                continue
+            yield finding(
+                "mark-clash",
+                f"chain {step.chain} writes bit {MASQUERADE_BIT:#x} of the packet mark, by which the Service proxy remembers "
+                "what it has to masquerade",
+                evidence=(rule_text(step),),
+                advice="Give that program other bits, or the proxy another one (iptables.masqueradeBit of its configuration).",
+                node=step.node,
+            )
+            return
+    yield from _mark_routes(scene)
+
+
+def _mark_routes(scene: Scene) -> Iterator[Finding]:
+    for name, view in scene.visited():
+        for policy in view.policies or ():
+            if policy.family is scene.family and policy.mark is not None and policy.mask & MASQUERADE_BIT:
+                if policy.mark & MASQUERADE_BIT == 0:
+                    continue
+                yield finding(
+                    "mark-clash",
+                    f"a policy rule of node {name or '(this one)'} routes packets with mark {policy.mark:#x}, and the Service proxy "
+                    f"marks with {MASQUERADE_BIT:#x} what it will masquerade",
+                    evidence=(policy.text or f"{policy.priority}: fwmark {policy.mark:#x}/{policy.mask:#x}",),
+                    advice="Give that rule a mask without the proxy's bit, or the proxy another bit.",
+                    node=name,
+                    certain=any(leaf.end.fate in BAD for leaf in scene.leaves),
+                    explains=bool(scene.failing),
+                )
+                return
+
+
+# ---- rules behind the cluster --------------------------------------------------------------------------------------
+
+
+def _to_gone(scene: Scene) -> list[tuple[str, int]]:
+    """Endpoints that ways end at, and that the Service has no longer."""
+    front = scene.front
+    if front is None or front.port is None or not scene.endpoints:
+        return []
+    known = {(each.endpoint.address, each.port.port) for each in scene.endpoints if each.port is not None}
+    gone: dict[tuple[str, int], None] = {}
+    for leaf in scene.leaves:
+        step = scene.rewritten(leaf)
+        to = scene.sent_to(leaf)
+        if step is not None and is_proxys(step.table, step.chain) and to is not None and to not in known:
+            gone[to] = None
+    return list(gone)
+
+
+def _gone(scene: Scene) -> Iterator[Finding]:
+    gone = _to_gone(scene)
+    front = scene.front
+    if not gone or front is None:
+        return
+    share = sum((leaf.probability for leaf in scene.leaves if scene.sent_to(leaf) in gone), Fraction(0))
+    names = ", ".join(join_port(*to) for to in gone[:3])
+    yield finding(
+        "stale-endpoint",
+        f"the rules of {scene.node_words} send {float(share):.0%} of the connections for {front.name} to {names}, which "
+        "it has no longer",
+        evidence=(
+            f"endpoints now: {', '.join(sorted(each.endpoint.address for each in scene.endpoints)[:6]) or 'none'}",
+        ),
+        advice="See whether the node's proxy runs and reaches the API server, and what it logs: its rules are behind.",
+        node=scene.node,
+    )
+
+
+def _not_served(scene: Scene) -> Iterator[Finding]:
+    """The Service has endpoints, and the node's rules do nothing of the kind."""
+    front, view = scene.front, scene.view
+    if front is None or front.port is None or view is None or not scene.usable or scene.explained:
+        return
+    untouched = [leaf for leaf in scene.leaves if scene.rewritten(leaf) is None and not _by_ipvs(leaf)]
+    if len(untouched) < len(scene.leaves) or not scene.tables(view):
+        return
+    if front.local and not any(each.endpoint.node_name == scene.node for each in scene.usable):
+        return
+    if any(leaf.end.fate is Fate.UNKNOWN for leaf in untouched):
+        return
+    found = proxies(scene, view)
+    if not found:
+        if any(leaf.end.fate is not Fate.LOST for leaf in scene.failing):
+            return
+        yield finding(
+            "no-proxy",
+            f"{scene.node_words} has no rules for Services at all",
+            evidence=("no KUBE-SVC-… chain, no table kube-proxy or narthex, no IPVS virtual server",),
+            advice="Start the node's proxy (kube-proxy, or `narthex node`), or see why it ended.",
+            node=scene.node,
+        )
+        return
+    if front.kind == NODE_PORT:
+        yield from _node_port(scene)
+        return
+    refused = [leaf for leaf in scene.failing if _refused_by_proxy(scene, leaf)]
+    dropped_elsewhere = scene.failing and not refused
+    if dropped_elsewhere:
+        return
+    said = "refuse it" if refused else "do not know it"
+    step = scene.last_rule(refused[0]) if refused else None
+    yield finding(
+        "stale-rules",
+        f"{front.name} has {len(scene.usable)} endpoints that are ready, and yet the rules of {scene.node_words} {said}",
+        evidence=(*((rule_text(step),) if step else ()), *(f"{who}: {what}" for who, what in found.items())),
+        advice="See whether the node's proxy runs and reaches the API server, and what it logs. It writes all rules again "
+        "when it is started anew.",
+        node=scene.node,
+    )
+
+
+def _by_ipvs(leaf: Leaf) -> bool:
+    return any(step.stage is Stage.IPVS for step in leaf.steps)
+
+
+def _refused_by_proxy(scene: Scene, leaf: Leaf) -> bool:
+    step = scene.last_rule(leaf)
+    return step is not None and is_proxys(step.table, step.chain)
+
+
+def _node_port(scene: Scene) -> Iterator[Finding]:
+    front, view = scene.front, scene.view
+    assert front is not None
+    assert view is not None
+    if scene.failing and not any(_refused_by_proxy(scene, leaf) for leaf in scene.failing):
+        return
+    packet = scene.packet
+    if contains(scene.family.loopback, packet.destination):
+        yield finding(
+            "localhost-node-port",
+            f"node port {packet.port} of {front.name} is not open on {packet.destination}",
+            evidence=tuple(
+                f"{name} = {value}"
+                for name in ("net.ipv4.conf.all.route_localnet",)
+                if (value := view.sysctl(name)) is not None
+            ),
+            advice="Ask an address of the node instead. Only kube-proxy's iptables mode, and Narthex's, can open node ports "
+            "on localhost, for IPv4 (iptables.localhostNodePorts).",
+            node=scene.node,
+        )
+        return
+    served = _served_at(scene, view)
+    if served:
+        yield finding(
+            "node-port-address",
+            f"node port {packet.port} of {front.name} is open on {', '.join(served)} and not on {packet.destination}",
+            evidence=(f"addresses of {scene.node_words}: {', '.join(_own(scene, view))}",),
+            advice="Ask one of the addresses that are open, or widen nodePortAddresses of the proxy's configuration "
+            "(nftables mode opens the node's primary address alone by default).",
+            node=scene.node,
+        )
+        return
+    yield finding(
+        "stale-rules",
+        f"{front.name} has endpoints that are ready, and yet its node port {packet.port} is open nowhere on {scene.node_words}",
+        evidence=tuple(f"{who}: {what}" for who, what in proxies(scene, view).items()),
+        advice="See whether the node's proxy runs and reaches the API server, and what it logs.",
+        node=scene.node,
+    )
+
+
+def _own(scene: Scene, view: NodeView) -> list[str]:
+    return [
+        each.address
+        for each in view.addresses or ()
+        if (":" in each.address) is (scene.family.value == 6) and not contains(scene.family.loopback, each.address)
+    ]
+
+
+def _served_at(scene: Scene, view: NodeView) -> list[str]:
+    """Other addresses of the node where its rules take the same port."""
+    rules = scene.rules(view)
+    own = _own(scene, view)
+    if rules is None:
+        return []
+    served = []
+    for address in own:
+        packet = Packet(
+            source=scene.packet.source,
+            destination=address,
+            port=scene.packet.port,
+            protocol=scene.protocol,
+            iif=scene.packet.iif,
+        )
+        ends = walk(rules.ruleset, packet, Host(addresses=tuple(own)), beside=rules.beside).outcomes
+        if address != scene.packet.destination and any(end.disposition is Disposition.DELIVERED for end in ends):
+            served.append(address)
+    return served

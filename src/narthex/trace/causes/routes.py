@@ -1,0 +1,258 @@
+"""Causes in a node's kernel settings, links, routes and neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narthex.model.net import IPFamily, contains, family_of
+from narthex.trace.atlas import Atlas
+from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.scene import Scene, finding
+from narthex.trace.journey import Fate, Leaf, Stage, Step
+from narthex.trace.routing import Found, Question, forwards, look_up
+from narthex.trace.views import Link, NextHop, NodeView
+
+_VXLAN_OVERHEAD = {IPFamily.IPV4: 50, IPFamily.IPV6: 70}
+_FORBIDS = ("blackhole", "unreachable", "prohibit", "policy rule says")
+_FAILED = ("FAILED", "INCOMPLETE")
+
+
+def of_routes(scene: Scene) -> Iterator[Finding]:
+    """Where the packet is lost that no rule takes."""
+    lost = next((leaf for leaf in scene.failing if leaf.end.fate is Fate.LOST), None)
+    if lost is not None:
+        yield from _lost(scene, lost)
+    for leaf in scene.leaves:
+        for node, view in scene.routed(leaf):
+            to, _ = scene.place_of(leaf)
+            found = look_up(view, Question(destination=to, source=scene.packet.source)) if view.routes else None
+            if found is None or found.kind != "unicast":
+                continue
+            for hop, _ in found.hops:
+                yield from _hop(scene, node, view, found, hop, to)
+    yield from _sizes(scene)
+
+
+def _lost(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+    """A way that the journey itself knows to be lost."""
+    step = leaf.steps[-1] if leaf.steps else None
+    view = scene.views.get(leaf.end.node) or scene.view
+    if step is None or view is None:
+        return
+    to, _ = scene.place_of(leaf)
+    where = f"node {leaf.end.node}" if leaf.end.node else "this node"
+    where = f"pod {step.namespace}" if step.namespace else where
+    reason = leaf.end.reason
+    if step.stage is Stage.RP_FILTER:
+        yield _rp_filter(leaf, step, where)
+    elif step.stage is Stage.NEIGHBOUR:
+        found = look_up(view, Question(destination=to)) if view.routes else Found(kind="unknown")
+        hop = found.hops[0][0] if found.hops else NextHop()
+        yield _no_neighbour(where, hop.via or to, hop.link, (*found.evidence, *step.evidence), leaf.end.node)
+    elif reason.startswith("the link ") and "down" in reason:
+        yield _link_down(reason, step.evidence, leaf.end.node)
+    elif step.stage is Stage.ROUTING:
+        yield from _no_way(scene, leaf, step, view, where, to)
+
+
+def _rp_filter(leaf: Leaf, step: Step, where: str) -> Finding:
+    return finding(
+        "rp-filter",
+        f"{where} throws the packet away by its reverse path filter: {leaf.end.reason}",
+        evidence=step.evidence,
+        advice="Set net.ipv4.conf.all.rp_filter and that of the interface to 2 (loose) or 0, or correct the route back to the "
+        "sender.",
+        node=leaf.end.node,
+    )
+
+
+def _no_way(scene: Scene, leaf: Leaf, step: Step, view: NodeView, where: str, to: str) -> Iterator[Finding]:
+    iif = scene.packet.iif or (step.before.iif if step.before else "")
+    name = "net.ipv4.ip_forward" if scene.family is IPFamily.IPV4 else "net.ipv6.conf.all.forwarding"
+    reason = leaf.end.reason
+    if "is loopback" in reason:
+        yield finding(
+            "localhost-node-port",
+            f"{where} does not route packets to or from loopback: {reason}",
+            evidence=step.evidence,
+            advice="Ask an address of the node instead, or set net.ipv4.conf.all.route_localnet as kube-proxy's iptables mode does.",
+            node=leaf.end.node,
+        )
+    elif name in reason or (
+        not step.namespace and "no route" not in reason and forwards(view, scene.family, iif) is False
+    ):
+        yield finding(
+            "ip-forward-off",
+            f"{where} passes no packets on: {name} is 0",
+            evidence=step.evidence or (f"{name} = {view.sysctl(name) or '0'}",),
+            advice=f"`sysctl -w {name}=1`, and see what set it to 0 (a file in /etc/sysctl.d, a network manager).",
+            node=leaf.end.node,
+        )
+    elif any(word in reason for word in _FORBIDS):
+        yield finding(
+            "route-forbids",
+            f"a route of {where} forbids {to}: {reason}",
+            evidence=step.evidence,
+            advice="Find out who added it (`ip route show table all`); an overlay adds one for addresses of its range that no "
+            "node has.",
+            node=leaf.end.node,
+        )
+    elif "no route" in reason:
+        down = _through_down(view, to)
+        if down is not None:
+            yield _link_down(f"the route to {to} leaves by {down.name}, which is down", step.evidence, leaf.end.node)
+            return
+        yield finding(
+            "route-missing",
+            f"{where} has no route to {to}",
+            evidence=(*step.evidence, reason, *_route_to_owner(scene, to)),
+            advice="See the part that adds routes to other nodes' pods (flannel, `narthex node --overlay`, the cloud's route "
+            "controller), and that the Node has a podCIDR.",
+            node=leaf.end.node,
+        )
+
+
+def _through_down(view: NodeView, to: str) -> Link | None:
+    """A link that is down and whose network, or route, holds the address."""
+    for route in view.routes or ():
+        if route.kind == "unicast" and contains(route.destination, to) and not route.destination.endswith("/0"):
+            for hop in route.hops:
+                link = view.link(hop.link)
+                if link is not None and (not link.up or hop.dead):
+                    return link
+    return None
+
+
+def _route_to_owner(scene: Scene, to: str) -> tuple[str, ...]:
+    if scene.cluster is None:
+        return ()
+    for node in scene.cluster.nodes.values():
+        for cidr in node.pod_cidrs:
+            if contains(cidr, to):
+                return (f"Node {node.name} has podCIDR {cidr}",)
+    return ()
+
+
+def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> Finding:
+    return finding(
+        "link-down",
+        reason,
+        evidence=evidence,
+        advice="`ip link set LINK up`, and see what took it down.",
+        node=node,
+    )
+
+
+def _no_neighbour(where: str, address: str, link: str, evidence: tuple[str, ...], node: str) -> Finding:
+    return finding(
+        "neighbour-missing",
+        f"nobody answers {where} for {address}" + (f" on {link}" if link else ""),
+        evidence=evidence,
+        advice="Is the machine or pod with that address there, on that link, and up? On an overlay the entry is written by its "
+        "daemon: see whether it runs on both nodes.",
+        node=node,
+    )
+
+
+def _no_fdb(link: Link, reason: str, evidence: tuple[str, ...], node: str) -> Finding:
+    return finding(
+        "fdb-missing",
+        f"{link.name} does not know behind which node the next hop is: {reason}",
+        evidence=evidence,
+        advice=f"The overlay's daemon writes these entries (`bridge fdb show dev {link.name}`): see whether it runs here and sees "
+        "the other node.",
+        node=node,
+    )
+
+
+# ---- what the journey takes for good ------------------------------------------------------------------------------
+
+
+def _hop(scene: Scene, node: str, view: NodeView, found: Found, hop: NextHop, to: str) -> Iterator[Finding]:
+    where = f"node {node}" if node else "this node"
+    link = view.link(hop.link)
+    if link is None:
+        return
+    if not link.up:
+        yield _link_down(f"{where} sends it by {link.name}, which is down", found.evidence, node)
+        return
+    target = hop.via or to
+    known = Atlas.neighbour(view, target, hop.link)
+    if view.neighbours is not None:
+        if known is not None and known.state in _FAILED:
+            line = f"{target} dev {hop.link} {known.state}"
+            yield _no_neighbour(where, target, hop.link, (*found.evidence, line), node)
+            return
+        if (
+            known is None
+            and link.kind == "vxlan"
+            and view.fdb is not None
+            and Atlas.forwarding(view, "", link.name) is None
+        ):
+            line = f"no neighbour {target} on {hop.link}"
+            yield _no_neighbour(where, target, hop.link, (*found.evidence, line), node)
+            return
+    if link.kind == "vxlan" and view.fdb is not None and known is not None and known.mac:
+        yield from _overlay(scene, node, view, link, known.mac, target, to)
+    elif hop.via:
+        yield from _wrong_node(scene, node, hop.via, to, found.evidence)
+
+
+def _overlay(scene: Scene, node: str, view: NodeView, link: Link, mac: str, via: str, to: str) -> Iterator[Finding]:
+    entry = Atlas.forwarding(view, mac, link.name)
+    if entry is None:
+        reason = f"there is no forwarding entry for {mac}, which is {via}"
+        yield _no_fdb(
+            link, reason, (f"{via} dev {link.name} lladdr {mac}", f"no fdb entry {mac} dev {link.name}"), node
+        )
+    else:
+        yield from _wrong_node(scene, node, entry.remote, to, (f"{mac} dev {link.name} dst {entry.remote}",))
+
+
+def _wrong_node(scene: Scene, node: str, via: str, to: str, evidence: tuple[str, ...]) -> Iterator[Finding]:
+    """The next hop is a node, and not the one that the endpoint is on."""
+    cluster = scene.cluster
+    if cluster is None:
+        return
+    leads_to = next((each for each in cluster.nodes.values() if via in (*each.internal_ips, *each.external_ips)), None)
+    owner = next((each for each in cluster.nodes.values() if any(contains(cidr, to) for cidr in each.pod_cidrs)), None)
+    if leads_to is None or owner is None or leads_to.name == owner.name or owner.name == node:
+        return
+    addresses = ", ".join(ip for ip in owner.internal_ips if family_of(ip) is scene.family)
+    yield finding(
+        "wrong-pod-route",
+        f"{f'node {node}' if node else 'this node'} sends {to} to node {leads_to.name} ({via}), but {to} is of node {owner.name}'s pods",
+        evidence=(*evidence, f"Node {owner.name}: podCIDRs {', '.join(owner.pod_cidrs)}, InternalIP {addresses}"),
+        advice="Correct the route, and see what wrote it: a node that was made anew under its old address often has another "
+        "podCIDR than before.",
+        node=node,
+    )
+
+
+def _sizes(scene: Scene) -> Iterator[Finding]:
+    for name, view in scene.visited():
+        for link in view.links or ():
+            under = view.link(link.vxlan_under) if link.kind == "vxlan" and link.vxlan_under else None
+            if under is None or not under.mtu or not link.mtu:
+                continue
+            room = under.mtu - _VXLAN_OVERHEAD[family_of(link.vxlan_local) if link.vxlan_local else IPFamily.IPV4]
+            if link.mtu > room:
+                yield finding(
+                    "mtu",
+                    f"{link.name} lets packets of {link.mtu} bytes in, but with VXLAN's header only {room} fit {under.name}",
+                    evidence=(f"{link.name}: mtu {link.mtu}", f"{under.name}: mtu {under.mtu}"),
+                    advice=f"Set the MTU of {link.name} and of the pods' links to {room}.",
+                    node=name,
+                    certain=False,
+                    explains=not scene.failing,
+                )
+    for leaf in scene.failing:
+        if leaf.steps and leaf.steps[-1].stage is Stage.MTU:
+            yield finding(
+                "mtu",
+                f"the packet is too large for a link on its way: {leaf.end.reason}",
+                evidence=leaf.steps[-1].evidence,
+                advice="Give the pods' links the smallest MTU of the way.",
+                node=leaf.end.node,
+            )
+            return

@@ -1,0 +1,299 @@
+"""Everything that there is to look at when a path is explained, and the few questions that many causes ask of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import msgspec
+
+from narthex.model.net import IPFamily, Protocol, contains, family_of
+from narthex.model.objects import EndpointPort, Service, ServicePort, SliceEndpoint
+from narthex.netfilter.ast import Table
+from narthex.state.store import Snapshot
+from narthex.trace.causes.catalogue import CAUSES
+from narthex.trace.causes.finding import Finding
+from narthex.trace.journey import Fate, Journey, Leaf, Stage, Step
+from narthex.trace.views import Connection, NodeView, Rules
+
+BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
+HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING})
+
+ON = frozenset({Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING, Stage.ROUTING})
+"""Stages that a node has for a packet that it sends on."""
+_REWRITES = re.compile(r"\b(dnat|redirect)\b|: \[?[0-9a-f:.]+\]?:\d+ \}")
+"""A rule that rewrites, or an element of a map that holds where to."""
+
+CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT = "cluster IP", "external IP", "load balancer address", "node port"
+
+
+class Front(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the cluster's objects the packet is for."""
+
+    service: Service
+    kind: str
+    port: ServicePort | None
+    """None: the address is the Service's, the port is not."""
+
+    @property
+    def name(self) -> str:
+        """`Service shop/web`."""
+        return f"Service {self.service.key}"
+
+    @property
+    def external(self) -> bool:
+        """Whether the external traffic policy counts."""
+        return self.kind != CLUSTER_IP
+
+    @property
+    def local(self) -> bool:
+        """Whether only endpoints on the packet's node count."""
+        return self.service.external_policy_local if self.external else self.service.internal_policy_local
+
+
+class Held(msgspec.Struct, frozen=True):
+    """An endpoint of the Service, of any family, with the port that stands for the Service's; None: it has none."""
+
+    endpoint: SliceEndpoint
+    family: IPFamily
+    port: EndpointPort | None
+    where: str
+    """The slice's name, for people."""
+
+
+class Scene:
+    """A journey, what is known of the nodes on it, and the cluster's objects."""
+
+    def __init__(self, journey: Journey, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
+        self.journey = journey
+        self.packet = journey.packet
+        self.views = views
+        self.cluster = cluster
+        self.leaves: tuple[Leaf, ...] = journey.leaves()
+        self.explained = False
+        """Something that comes earlier explains the failure already."""
+
+    @cached_property
+    def family(self) -> IPFamily:
+        """The packet's."""
+        return family_of(self.packet.destination or self.packet.source)
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        """The packet's."""
+        return Protocol(self.packet.protocol.upper())
+
+    @cached_property
+    def failing(self) -> tuple[Leaf, ...]:
+        """Ways that end badly on the way out."""
+        return tuple(leaf for leaf in self.leaves if leaf.end.fate in BAD)
+
+    @cached_property
+    def unanswered(self) -> tuple[Leaf, ...]:
+        """Ways that arrive, and whose answer does not come back."""
+        return tuple(leaf for leaf in self.leaves if leaf not in self.failing and self._answer_fails(leaf))
+
+    @staticmethod
+    def _answer_fails(leaf: Leaf) -> bool:
+        reply = leaf.end.reply
+        if reply is None:
+            return False
+        pending, fates = [reply], []
+        while pending:
+            way = pending.pop()
+            pending += way.ways
+            if way.end is not None:
+                fates.append(way.end.fate)
+        return bool(fates) and all(fate in BAD for fate in fates)
+
+    # ---- the node ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def node(self) -> str:
+        """The node whose rules the packet meets first."""
+        steps = [step for leaf in self.leaves[:1] for step in leaf.steps]
+        for step in steps:
+            if not step.namespace and step.stage in HOOKS and step.node:
+                return step.node
+        return self.journey.start or next((step.node for step in steps if step.node), "")
+
+    @cached_property
+    def view(self) -> NodeView | None:
+        """What is known of it."""
+        if self.node in self.views:
+            return self.views[self.node]
+        return next(iter(self.views.values())) if len(self.views) == 1 else None
+
+    @property
+    def node_words(self) -> str:
+        """`node worker-a`, or `this node`."""
+        return f"node {self.node}" if self.node else "this node"
+
+    def tables(self, view: NodeView | None = None) -> tuple[Table, ...]:
+        """The tables of the packet's family."""
+        view = view or self.view
+        rules = self.rules(view)
+        return rules.ruleset.tables if rules else ()
+
+    def rules(self, view: NodeView | None = None) -> Rules | None:
+        """The rules of the packet's family."""
+        view = view or self.view
+        return view.rules.get(self.family) if view is not None and view.rules is not None else None
+
+    def visited(self) -> Iterator[tuple[str, NodeView]]:
+        """The nodes on the way that something is known of, each once, in order."""
+        seen: set[str] = set()
+        for leaf in self.leaves:
+            for step in leaf.steps:
+                if step.node not in seen and step.node in self.views:
+                    seen.add(step.node)
+                    yield step.node, self.views[step.node]
+        if not seen and self.view is not None:
+            yield self.node, self.view
+
+    def is_own(self, address: str) -> bool:
+        """Whether an address is one of the first node's."""
+        return bool(self.view and self.view.own(address)) or contains(self.family.loopback, address)
+
+    # ---- the Service ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def front(self) -> Front | None:
+        """What the packet is for, as far as the objects tell."""
+        if self.cluster is None:
+            return None
+        to = self.packet.destination
+        found = [
+            (service, kind)
+            for service in self.cluster.services.values()
+            for kind, addresses in (
+                (CLUSTER_IP, service.cluster_ips),
+                (EXTERNAL_IP, service.external_ips),
+                (BALANCER, tuple(entry.ip for entry in service.ingress if not entry.proxy)),
+            )
+            if to in addresses
+        ]
+        fronts = [Front(service=service, kind=kind, port=self._port(service)) for service, kind in found]
+        if fronts:
+            return next((front for front in fronts if front.port), fronts[0])
+        nodes = {ip for node in self.cluster.nodes.values() for ip in (*node.internal_ips, *node.external_ips)}
+        if to not in nodes and not self.is_own(to):
+            return None
+        for service in self.cluster.services.values():
+            for port in service.ports:
+                if port.node_port and port.node_port == self.packet.port and port.protocol is self.protocol:
+                    return Front(service=service, kind=NODE_PORT, port=port)
+        return None
+
+    def _port(self, service: Service) -> ServicePort | None:
+        same = (each for each in service.ports if each.port == self.packet.port and each.protocol is self.protocol)
+        return next(same, None)
+
+    @cached_property
+    def endpoints(self) -> tuple[Held, ...]:
+        """All endpoints of the Service, of both families, ready or not."""
+        front = self.front
+        if front is None or self.cluster is None:
+            return ()
+        wanted = front.port
+        held = []
+        for each in self.cluster.slices.get(front.service.key, {}).values():
+            port = next(
+                (p for p in each.ports if wanted and p.name == wanted.name and p.protocol is wanted.protocol), None
+            )
+            if each.family is not None:
+                held += [Held(endpoint, each.family, port, each.name) for endpoint in each.endpoints]
+        return tuple(held)
+
+    @cached_property
+    def usable(self) -> tuple[Held, ...]:
+        """Those of the packet's family, with the port, that may get connections: ready, or the last that still serve."""
+        fitting = [each for each in self.endpoints if each.family is self.family and each.port is not None]
+        ready = [each for each in fitting if each.endpoint.ready or self._unready_too]
+        return tuple(ready or (each for each in fitting if each.endpoint.serving and each.endpoint.terminating))
+
+    @property
+    def _unready_too(self) -> bool:
+        return bool(self.front and self.front.service.publish_not_ready)
+
+    @cached_property
+    def from_cluster(self) -> bool:
+        """Whether a pod or a node of the cluster sends."""
+        source = self.packet.source
+        if self.is_own(source) or self.journey.source.name.startswith(("pod ", "node ")):
+            return True
+        if self.cluster is None:
+            return False
+        return any(contains(cidr, source) for node in self.cluster.nodes.values() for cidr in node.pod_cidrs)
+
+    # ---- the ways --------------------------------------------------------------------------------------------------
+
+    def rewritten(self, leaf: Leaf) -> Step | None:
+        """The step that rewrote the destination."""
+        told = (step for step in leaf.steps if step.chain and _REWRITES.search(f"{step.verdict} {step.what}"))
+        return next(told, None) if self.sent_to(leaf) is not None else None
+
+    def sent_to(self, leaf: Leaf) -> tuple[str, int] | None:
+        """Address and port that the destination was rewritten to; None when it was not."""
+        asked = self.packet.destination, self.packet.port
+        for step in leaf.steps:
+            for header in (step.before, step.after):
+                if header is not None and step.stage is not Stage.REPLY and (header.destination, header.port) != asked:
+                    return header.destination, header.port
+        return None
+
+    def place_of(self, leaf: Leaf) -> tuple[str, int]:
+        """Where the packet goes in the end."""
+        return self.sent_to(leaf) or (self.packet.destination, self.packet.port)
+
+    def routed(self, leaf: Leaf) -> Iterator[tuple[str, NodeView]]:
+        """The nodes, among those that something is known of, that pass the packet of this way on."""
+        seen: set[str] = set()
+        for step in leaf.steps:
+            if step.stage in ON and not step.namespace and step.node not in seen:
+                seen.add(step.node)
+                view = self.views.get(step.node) or (self.view if step.node == self.node else None)
+                if view is not None:
+                    yield step.node, view
+
+    def known_connections(self, view: NodeView) -> list[Connection]:
+        """What a node remembers of the sender and the packet's destination."""
+        packet = self.packet
+        if view.connections is None:
+            return []
+        held = view.connections.to(self.protocol, packet.destination, packet.port)
+        return [each for each in held if each.source == packet.source]
+
+    @staticmethod
+    def last_rule(leaf: Leaf) -> Step | None:
+        """The last step that a rule or a policy made."""
+        return next((step for step in reversed(leaf.steps) if step.chain), None)
+
+
+def finding(
+    cause: str,
+    sentence: str,
+    *,
+    evidence: tuple[str, ...] = (),
+    advice: str = "",
+    certain: bool = True,
+    node: str = "",
+    explains: bool = True,
+) -> Finding:
+    """A finding of the cause with this id."""
+    return Finding(
+        cause=CAUSES[cause],
+        certain=certain,
+        sentence=sentence,
+        evidence=tuple(dict.fromkeys(line for line in evidence if line)),
+        advice=advice,
+        node=node,
+        explains=explains,
+    )
+
+
+def rule_text(step: Step) -> str:
+    """A rule as evidence: where it stands, and how."""
+    place = f" ({step.place})" if step.place else ""
+    return f"{step.family} {step.table} {step.chain}: {step.rule or step.what}{place}".strip()
