@@ -4,12 +4,12 @@ through it, and to have it explained. Many faults share one stand, for each is u
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from netns.small_cluster import BEYOND, CALLERS, CLIENTS, HERE, NODE_IPS, OUTSIDE, POD, SERVERS, THERE, layout
 
 from narthex.apps.path.known import Known, live
 from narthex.backends import BACKENDS
@@ -47,10 +47,12 @@ from narthex.trace.journey import Header, Journey, Party
 from narthex.trace.names import Names
 from narthex.trace.story import tree
 from narthex.trace.views import NodeView
+from netns.small_cluster import BEYOND, CALLERS, CLIENTS, HERE, NODE_IPS, OUTSIDE, POD, SERVERS, THERE, layout
 
 NODE, OTHER, THIRD = "worker-a", "worker-b", "worker-c"
 OTHER_IP, THIRD_IP = "10.20.0.12", "10.20.0.13"
 TARGET = 8080
+_MTU_DISCOVER, _DO_NOT_FRAGMENT, _HEADERS = 10, 2, 28
 SILENCE = 0.3
 """Seconds without an answer after which a packet that should be lost is."""
 PATIENCE = 30.0
@@ -159,6 +161,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 80
     protocol: Protocol = Protocol.TCP
     size: int = 0
+    source_port: int = 0
+    """0: a free one."""
 
 
 SITES = {POD[4]: CALLERS, POD[6]: CALLERS, OUTSIDE[4]: CLIENTS, OUTSIDE[6]: CLIENTS}
@@ -184,6 +188,7 @@ class Stand:
         self.mode = mode
         self.world = World(layout())
         self.answers = Answers()
+        self._sockets: list[socket.socket] = []
         self._targets = {family: target_for(mode, family, self.world.node) for family in IPFamily}
 
     def __enter__(self) -> Stand:
@@ -198,11 +203,14 @@ class Stand:
             self.serve(CALLERS, POD[version])
             self.serve(None, NODE_IPS[0] if version == 4 else NODE_IPS[2], 9000)
         self.serve(None, NODE_IPS[0], 32000)
+        self._echo(HERE[4][4])
         self.load(snapshot())
         return self
 
     def __exit__(self, *error: object) -> None:
         self.answers.__exit__(None, None, None)
+        for sock in self._sockets:
+            sock.close()
         for target in self._targets.values():
             if hasattr(target, "close"):
                 target.close()
@@ -213,6 +221,24 @@ class Stand:
 
     def serve(self, site: int | None, address: str, port: int = TARGET) -> str:
         return self.answers.open(self.site(site), address, port)
+
+    def _echo(self, address: str) -> None:
+        """A pod that answers datagrams."""
+        with netns.entered(self.site(SERVERS)):
+            sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind((address, TARGET))
+        self._sockets.append(sock)
+
+        def answer() -> None:
+            while True:
+                try:
+                    _, sender = sock.recvfrom(65536)
+                    sock.sendto(address.encode(), sender)
+                except OSError:
+                    if sock.fileno() < 0:
+                        return
+
+        threading.Thread(target=answer, daemon=True).start()
 
     def rules(self, cluster: Snapshot, mode: str = "") -> dict[IPFamily, object]:
         config = NodeConfig(
@@ -278,11 +304,13 @@ class Stand:
                 ADDRESS_FAMILY[IPFamily.IPV6 if ":" in way.source else IPFamily.IPV4], socket.SOCK_DGRAM
             )
         with sock:
-            sock.bind((way.source, 0))
+            sock.bind((way.source, way.source_port))
             sock.settimeout(patience)
             try:
                 sock.connect((way.destination, way.port))
-                sock.send(b"?")
+                if way.size:
+                    sock.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _DO_NOT_FRAGMENT)
+                sock.send(b"?" * max(way.size - _HEADERS, 1))
                 return sock.recv(100).decode()
             except OSError:
                 return ""
@@ -311,7 +339,12 @@ class Stand:
                 iif = "cni0" if SITES[way.source] == CALLERS else "eth0"
                 entry = msgspec.structs.replace(entry, link=iif)
         header = Header(
-            source=way.source, destination=way.destination, protocol=way.protocol.lower, port=way.port, iif=iif
+            source=way.source,
+            destination=way.destination,
+            protocol=way.protocol.lower,
+            port=way.port,
+            iif=iif,
+            source_port=way.source_port or None,
         )
         names = Names(cluster)
         return Journey(
@@ -321,6 +354,9 @@ class Stand:
             way=tree(follower.go(view, header, entry)), missing=follower.missing, sources=("live",),
         )  # fmt: skip
 
-    def explain(self, way: Way, cluster: Snapshot | None = None, view: NodeView | None = None) -> list[Finding]:
+    def explain(
+        self, way: Way, cluster: Snapshot | None = None, view: NodeView | None = None, objects: bool = True
+    ) -> list[Finding]:
+        """`objects`: with those of the cluster, else by the node alone."""
         cluster, view = cluster or snapshot(), view or self.view()
-        return find(self.journey(way, cluster, view), {NODE: view}, cluster)
+        return find(self.journey(way, cluster, view), {NODE: view}, cluster if objects else None)

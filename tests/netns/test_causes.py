@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import msgspec
 import pytest
+
+from narthex.model.net import Protocol
 from netns.fault_stand import (
     BALANCER,
-    NODE,
-    OTHER_IP,
     PATIENCE,
     SILENCE,
     THIRD_IP,
@@ -24,11 +24,7 @@ from netns.fault_stand import (
     to_node_port,
     to_service,
 )
-from netns.small_cluster import BEYOND, CALLERS, HERE, NODE_IPS, OUTSIDE, POD, SERVERS, THERE
-
-from narthex.model.net import Protocol
-from narthex.model.objects import EndpointSlice, Service, ServicePort
-from narthex.state.store import Snapshot
+from netns.small_cluster import BEYOND, CLIENTS, HERE, NODE_IPS, OUTSIDE, POD, SERVERS, THERE
 
 pytestmark = pytest.mark.kernel
 
@@ -49,6 +45,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     gone: object = None
     """What `arrives` says of it, when something answers that is the wrong one."""
     evidence: str = ""
+    objects: bool = True
+    """Explain it with the cluster's objects, else by the node alone."""
+    alone: bool = False
+    """It cannot be undone: it gets a stand of its own."""
     pods: bool = False
     """Explain it with the pods' namespaces known."""
     name: str = ""
@@ -176,7 +176,7 @@ def pinned_to_a_dead_pod(stand: Stand) -> Iterator[None]:
 def old_flow(stand: Stand) -> Iterator[None]:
     """A flow whose first datagram came when the Service had another endpoint."""
     stand.load(snapshot(*slices("dns", HERE[4][5], HERE[6][5], protocol=Protocol.UDP)))
-    stand.arrives(DATAGRAM, SILENCE)
+    stand.arrives(SAME_FLOW, SILENCE)
     stand.load(snapshot())
     yield
     stand.run("conntrack -F")
@@ -210,12 +210,21 @@ def answers_straight(stand: Stand) -> Iterator[None]:
     stand.run(f"ip route del {client}/32 dev eth0", f"ip neigh del {client} dev eth0", site=BEYOND)
 
 
+@contextmanager
+def forgetful(stand: Stand) -> Iterator[None]:
+    """The client forgets afterwards what it was told of the way's size."""
+    yield
+    stand.run("ip route flush cache", site=CLIENTS)
+
+
 def iptables(table: str, chain: str, rule: str) -> tuple[str, str]:
     """A rule put first, and the command that takes it out."""
     return f"iptables -t {table} -I {chain} {rule}", f"iptables -t {table} -D {chain} {rule}"
 
 
 DATAGRAM = Way(destination=cluster_ip("dns"), protocol=Protocol.UDP)
+SAME_FLOW = msgspec.structs.replace(DATAGRAM, source_port=45353)
+LARGE = Way(source=OUTSIDE[4], destination=NODE_IPS[0], port=to_node_port("dns").port, protocol=Protocol.UDP, size=1500)
 LOCAL_HERE = slices("local", HERE[4][0], HERE[6][0])
 TWIN = service("twin", cluster_ips=(cluster_ip("web"),))
 NEW = (service("twin"), *slices("twin", HERE[4][0]))
@@ -245,8 +254,9 @@ FAULTS = [
         make=both(local_pods, commands(iptables("filter", "INPUT", "-p tcp --dport 32000 -j DROP"))),
         cluster=tuple(LOCAL_HERE), evidence="32000",
     ),
+    Fault(cause="no-endpoints", way=to_service("nobody"), mode="iptables", objects=False, evidence="has no endpoints"),
     # What is remembered.
-    Fault(cause="conntrack-stale", way=DATAGRAM, make=old_flow, evidence=HERE[4][5]),
+    Fault(cause="conntrack-stale", way=SAME_FLOW, make=old_flow, evidence=HERE[4][5]),
     Fault(cause="affinity-dead-pod", way=to_service("sticky"), make=pinned_to_a_dead_pod, evidence="ClientIP"),
     # The proxies.
     Fault(cause="no-proxy", way=to_service("web"), make=no_rules, mode="iptables"),
@@ -310,6 +320,14 @@ FAULTS = [
         cause="route-forbids", way=to_service("away"), evidence="blackhole",
         make=commands((f"ip route replace blackhole {THERE[4][0]}/32", f"ip route replace {THERE[4][0]}/32 dev eth0")),
     ),
+    Fault(
+        cause="link-down", way=to_node_port("web"), evidence="cni0", alone=True,
+        make=commands(("ip addr add 10.64.1.1/24 dev cni0", "true"), ("ip link set cni0 down", "true")),
+    ),
+    Fault(
+        cause="mtu", way=LARGE, evidence="1500 bytes",
+        make=both(forgetful, commands(("ip link set cni0 mtu 1400", "ip link set cni0 mtu 1500"))),
+    ),
     Fault(cause="wrong-pod-route", way=to_service("away"), make=wrong_node, evidence="worker-b"),
     Fault(cause="neighbour-missing", way=to_service("web"), make=web_pod_dies, evidence=HERE[4][0]),
     Fault(cause="fdb-missing", way=to_service("away"), make=overlay_without_entry, evidence="02:00:00:00:00:99"),
@@ -328,14 +346,17 @@ FAULTS = [
 
 
 @pytest.fixture(scope="module")
-def stands() -> Iterator[Callable[[str], Stand]]:
-    """One for each mode, made when it is asked for."""
+def stands() -> Iterator[Callable[..., Stand]]:
+    """One for each mode, made when it is asked for; or one that nobody else gets."""
     made: dict[str, Stand] = {}
     with ExitStack() as stack:
 
-        def get(mode: str) -> Stand:
-            if mode not in made:
-                made[mode] = stack.enter_context(Stand(mode))
+        def get(mode: str, alone: bool = False) -> Stand:
+            if alone or mode not in made:
+                fresh = stack.enter_context(Stand(mode))
+                if alone:
+                    return fresh
+                made[mode] = fresh
             return made[mode]
 
         yield get
@@ -347,14 +368,14 @@ MODES = pytest.mark.parametrize("mode", ["nftables", "iptables"])
 @pytest.mark.parametrize(
     "fault", FAULTS, ids=[f"{fault.cause}{'-' if fault.name else ''}{fault.name}" for fault in FAULTS]
 )
-def test_the_first_cause_of_a_fault_is_the_right_one(stands: Callable[[str], Stand], fault: Fault) -> None:
-    stand = stands(fault.mode)
+def test_the_first_cause_of_a_fault_is_the_right_one(stands: Callable[..., Stand], fault: Fault) -> None:
+    stand = stands(fault.mode, fault.alone)
     cluster = snapshot(*fault.cluster)
     with ExitStack() as undo:
         if fault.make is not None:
             undo.enter_context(fault.make(stand))
         assert stand.arrives(fault.way, SILENCE) == (fault.gone or ""), "the kernel must lose it"
-        found = stand.explain(fault.way, cluster, stand.view(fault.pods))
+        found = stand.explain(fault.way, cluster, stand.view(fault.pods), fault.objects)
     assert found, "nothing was found"
     told = "\n".join(
         f"{each.cause.id} {each.certain} {each.explains}: {each.sentence} {each.evidence}" for each in found
@@ -373,6 +394,8 @@ HEALTHY = {
     "node to another node's pod": lambda version: from_node("away", version),
     "outside to node port": lambda version: to_node_port("web", version),
     "outside to node port, pod elsewhere": lambda version: to_node_port("away", version),
+    "datagram": lambda version: DATAGRAM,
+    "large datagram": lambda version: LARGE,
     "pod to node port": lambda version: Way(
         source=POD[version], destination=NODE_IPS[0 if version == 4 else 2], port=to_node_port("web").port
     ),
@@ -382,7 +405,7 @@ HEALTHY = {
 @MODES
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_path_has_no_findings(stands: Callable[[str], Stand], mode: str, name: str, version: int) -> None:
+def test_a_healthy_path_has_no_findings(stands: Callable[..., Stand], mode: str, name: str, version: int) -> None:
     stand = stands(mode)
     way = HEALTHY[name](version)
     assert stand.arrives(way, PATIENCE)
@@ -390,7 +413,7 @@ def test_a_healthy_path_has_no_findings(stands: Callable[[str], Stand], mode: st
 
 
 @MODES
-def test_healthy_policies_have_no_findings(stands: Callable[[str], Stand], mode: str) -> None:
+def test_healthy_policies_have_no_findings(stands: Callable[..., Stand], mode: str) -> None:
     """Affinity with a client that is known, Local policy with a pod here, source ranges that let it in."""
     stand = stands(mode)
     allowed = service("ranged", type="LoadBalancer", ingress=RANGED_HERE.ingress, source_ranges=("198.51.100.0/24",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narthex.model.net import IPFamily, contains, family_of
+from narthex.model.net import IPFamily, contains, family_of, network
 from narthex.trace.atlas import Atlas
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import Scene, finding
@@ -27,6 +27,11 @@ def of_routes(scene: Scene) -> Iterator[Finding]:
             to, _ = scene.place_of(leaf)
             found = look_up(view, Question(destination=to, source=scene.packet.source)) if view.routes else None
             if found is None or found.kind != "unicast":
+                continue
+            down = _through_down(view, to)
+            if down is not None and down.name not in {hop.link for hop, _ in found.hops}:
+                reason = f"{to} is in a network on {down.name}, which is down; the packet goes where it is not"
+                yield _link_down(reason, (f"{down.name}: not UP", *found.evidence), node)
                 continue
             for hop, _ in found.hops:
                 yield from _hop(scene, node, view, found, hop, to)
@@ -114,6 +119,10 @@ def _no_way(scene: Scene, leaf: Leaf, step: Step, view: NodeView, where: str, to
 
 def _through_down(view: NodeView, to: str) -> Link | None:
     """A link that is down and whose network, or route, holds the address."""
+    for address in view.addresses or ():
+        link = view.link(address.link)
+        if link is not None and not link.up and contains(network(f"{address.address}/{address.prefix}"), to):
+            return link
     for route in view.routes or ():
         if route.kind == "unicast" and contains(route.destination, to) and not route.destination.endswith("/0"):
             for hop in route.hops:
