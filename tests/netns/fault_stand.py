@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from narthex.apps.path.known import Known, live
+from narthex.apps.path.travel import Wish, travel
 from narthex.backends import BACKENDS
 from narthex.host import netns
 from narthex.host.privileges import kernel_release
@@ -20,7 +21,7 @@ from narthex.host.sysctls import apply as set_settings
 from narthex.host.targets import target_for
 from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
-from narthex.model.net import IPFamily, Protocol
+from narthex.model.net import IPFamily, Protocol, join_port
 from narthex.model.objects import (
     EndpointPort,
     EndpointSlice,
@@ -39,13 +40,9 @@ from narthex.testing.kernel_client import ADDRESS_FAMILY
 from narthex.testing.kernel_world import World
 from narthex.testing.load import Answers, Line
 from narthex.testing.load import Way as Call
-from narthex.trace.atlas import Atlas
 from narthex.trace.causes.find import find
 from narthex.trace.causes.finding import Finding
-from narthex.trace.follow import MADE_HERE, Follower
-from narthex.trace.journey import Header, Journey, Party
-from narthex.trace.names import Names
-from narthex.trace.story import tree
+from narthex.trace.journey import Journey
 from narthex.trace.views import NodeView
 from netns.small_cluster import BEYOND, CALLERS, CLIENTS, HERE, NODE_IPS, OUTSIDE, POD, SERVERS, THERE, layout
 
@@ -60,7 +57,7 @@ NUMBERS = {
     name: number
     for number, name in enumerate(
         ("web", "nobody", "manual", "unready", "portname", "six", "local", "inside", "ranged", "sticky", "dns", "host",
-         "twin", "away", "self"), 1)
+         "twin", "away", "self", "deaf"), 1)
 }  # fmt: skip
 BALANCER = "203.0.113.10"
 
@@ -136,6 +133,7 @@ def objects() -> list[object]:
         service("dns", protocol=Protocol.UDP), *slices("dns", *both(HERE, 4), protocol=Protocol.UDP),
         service("host"), *slices("host", NODE_IPS[0], NODE_IPS[2], number=9000),
         service("away"), *slices("away", *both(THERE, 0)),
+        service("deaf", target=81), *slices("deaf", *both(HERE, 0), number=81),
         service("self"), *slices("self", *POD.values()),
     ]  # fmt: skip
 
@@ -326,33 +324,12 @@ class Stand:
         return view
 
     def journey(self, way: Way, cluster: Snapshot, view: NodeView) -> Journey:
-        known = Known(views=(view,), snapshot=cluster, has_objects=True)
-        atlas: Atlas = known.atlas()
-        follower = Follower(atlas, way.size)
-        entry, iif = MADE_HERE, ""
-        if way.source not in NODE_IPS and not way.source.startswith("127."):
-            found, why = follower.entry_of(view, way.source, way.destination)
-            assert found is not None, why
-            entry, iif = found, found.link or ""
-            if way.source in SITES:
-                # A fault may have turned the route back elsewhere: that is not where it comes in.
-                iif = "cni0" if SITES[way.source] == CALLERS else "eth0"
-                entry = msgspec.structs.replace(entry, link=iif)
-        header = Header(
-            source=way.source,
-            destination=way.destination,
-            protocol=way.protocol.lower,
-            port=way.port,
-            iif=iif,
-            source_port=way.source_port or None,
-        )
-        names = Names(cluster)
-        return Journey(
-            packet=header, start=NODE, service="",
-            source=Party(address=way.source, name=names.of(way.source)),
-            destination=Party(address=way.destination, name=names.of(way.destination)),
-            way=tree(follower.go(view, header, entry)), missing=follower.missing, sources=("live",),
+        # A fault may have turned the route back to a client elsewhere: that is not where it comes in.
+        wish = Wish(
+            source=way.source, destination=f"{join_port(way.destination, way.port)}/{way.protocol.lower}", node=NODE,
+            iif="eth0" if way.source in OUTSIDE.values() else "", source_port=way.source_port, size=way.size,
         )  # fmt: skip
+        return travel(Known(views=(view,), snapshot=cluster, has_objects=True), wish)
 
     def explain(
         self, way: Way, cluster: Snapshot | None = None, view: NodeView | None = None, objects: bool = True

@@ -332,6 +332,8 @@ FAULTS = [
     Fault(cause="neighbour-missing", way=to_service("web"), make=web_pod_dies, evidence=HERE[4][0]),
     Fault(cause="fdb-missing", way=to_service("away"), make=overlay_without_entry, evidence="02:00:00:00:00:99"),
     # The answer.
+    Fault(cause="not-listening", way=to_service("deaf"), pods=True, evidence="8080"),
+    Fault(cause="not-listening", way=Way(destination=NODE_IPS[0], port=9001), name="node", evidence="9000"),
     Fault(
         cause="missing-hairpin", way=to_service("self"), mode="iptables",
         make=commands(iptables("nat", "POSTROUTING", f"-s {POD[4]} -d {POD[4]} -j ACCEPT")),
@@ -394,8 +396,8 @@ HEALTHY = {
     "node to another node's pod": lambda version: from_node("away", version),
     "outside to node port": lambda version: to_node_port("web", version),
     "outside to node port, pod elsewhere": lambda version: to_node_port("away", version),
-    "datagram": lambda version: DATAGRAM,
-    "large datagram": lambda version: LARGE,
+    "datagram": lambda _: DATAGRAM,
+    "large datagram": lambda _: LARGE,
     "pod to node port": lambda version: Way(
         source=POD[version], destination=NODE_IPS[0 if version == 4 else 2], port=to_node_port("web").port
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from narthex.apps.places import Place, Places, TraceError
 from narthex.dns.search import Asked, NameWay, look_up, pod_search
+from narthex.trace.causes.names import name_not_found
 from narthex.trace.explain import Met
 
 
@@ -22,8 +23,11 @@ def by_name(places: Places, source: Place, name: str, domain: str) -> Place:
         raise TraceError(f"the name {name!r} or the domain {domain!r} {error}") from error
     told = tuple(Met("name", each.name, _answer(each), 1.0) for each in way.asked)
     if not way.addresses:
-        asked = "".join(f"\n  {met.what}: {met.why}" for met in told)
-        raise TraceError(f"pod {pod.name} finds no address for {name!r}; it asks for{asked}\n{_advice(way)}")
+        questions = [f"{met.what}: {met.why}" for met in told]
+        services = map(str, sorted(places.snapshot.services))
+        found = name_not_found(name, f"pod {pod.name}", questions, services, _advice(way))
+        asked = "".join(f"\n  {question}" for question in questions)
+        raise TraceError(f"{found.sentence}; it asks for{asked}\n{found.advice}\nMore in {found.cause.page}.")
     if way.musl_stops:
         told += (
             Met(

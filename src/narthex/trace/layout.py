@@ -65,6 +65,7 @@ PARTS = (
     Part(path="net/policies-6.json", command=("ip", "-j", "-6", "rule", "show"), root=False),
     Part(path="net/neighbours.json", command=("ip", "-j", "neigh", "show"), root=False),
     Part(path="net/fdb.json", command=("bridge", "-j", "fdb", "show"), root=False),
+    Part(path="net/listeners.txt", command=("ss", "-H", "-l", "-n", "-t", "-u"), root=False),
     Part(path="net/conntrack-4.txt", command=("conntrack", "-L", "-f", "ipv4")),
     Part(path="net/conntrack-6.txt", command=("conntrack", "-L", "-f", "ipv6")),
     Part(path="net/sysctls.txt", command=("sysctl", "-a", "-r", SETTINGS), root=False),

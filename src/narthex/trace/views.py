@@ -127,6 +127,17 @@ class FdbEntry(msgspec.Struct, frozen=True):
     state: str = ""
 
 
+class Listener(msgspec.Struct, frozen=True):
+    """A socket that takes connections, or datagrams."""
+
+    protocol: str
+    """`tcp` or `udp`."""
+    address: str
+    """Empty: every one of its families."""
+    port: int
+    families: tuple[IPFamily, ...]
+
+
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `conntrack -L`."""
 
@@ -202,6 +213,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     policies: tuple[PolicyRule, ...] | None = None
     neighbours: tuple[Neighbour, ...] | None = None
     fdb: tuple[FdbEntry, ...] | None = None
+    listeners: tuple[Listener, ...] | None = None
     connections: Connections | None = None
     sysctls: Mapping[str, str] | None = None
     """By their names with dots (`net.ipv4.conf.eth0.rp_filter` has the interface's own dots as `/`)."""

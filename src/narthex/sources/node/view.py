@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.sources.node import links, routes
 from narthex.sources.node.connections import LINE, ConnectionTable
+from narthex.sources.node.listeners import listeners_of
 from narthex.sources.node.rules import Rules
 from narthex.trace.layout import FAILED, TAKEN, Table
 from narthex.trace.views import NodeView, PolicyRule, Route
@@ -47,6 +48,7 @@ def view_of_bundle(parts: Mapping[str, str], table: Table, origin: str) -> NodeV
         policies=reader.both("policies", "net/policies-{}.json", routes.policies_of),
         neighbours=reader.one("neighbours", "net/neighbours.json", links.neighbours_of),
         fdb=reader.one("fdb", "net/fdb.json", links.fdb_of),
+        listeners=listeners_of(parts["net/listeners.txt"]) if "net/listeners.txt" in parts else None,
         connections=ConnectionTable("\n".join(conntrack)) if conntrack else None,
         sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
         absent=reader.absent,

@@ -20,11 +20,39 @@ def of_answers(scene: Scene) -> Iterator[Finding]:
     for leaf in scene.leaves:
         if leaf.end.fate not in (Fate.DELIVERED, Fate.LEAVES) and leaf not in scene.unanswered:
             continue
-        for found in (*_hairpin(scene, leaf), *_bridge(scene, leaf), *_unmasked(scene, leaf)):
+        for found in (*_deaf(scene, leaf), *_hairpin(scene, leaf), *_bridge(scene, leaf), *_unmasked(scene, leaf)):
             if found.cause.id not in seen:
                 seen.add(found.cause.id)
                 yield found
             break
+
+
+def _deaf(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+    """Nobody listens where it is delivered, as far as that machine's sockets are known."""
+    packet = scene.packet
+    if leaf.end.fate is not Fate.DELIVERED or packet.protocol not in ("tcp", "udp"):
+        return
+    address, port = leaf.end.address, leaf.end.port
+    places = [(f"pod {pod.name}", pod) for view in scene.views.values() for pod in view.pods.values()]
+    places += [(f"node {name}" if name else "this node", view) for name, view in scene.views.items()]
+    held = next(((words, view) for words, view in places if view.own(address) is not None), None)
+    if held is None or held[1].listeners is None:
+        return
+    words, view = held
+    same = [each for each in view.listeners or () if each.protocol == packet.protocol and each.port == port]
+    if any(each.address in ("", address) and scene.family in each.families for each in same):
+        return
+    elsewhere = ", ".join(sorted({each.address or "another family" for each in same}))
+    ports = sorted({each.port for each in view.listeners or () if each.protocol == packet.protocol})
+    only = f", only at {elsewhere}" if elsewhere else ""
+    yield finding(
+        "not-listening",
+        f"the packet arrives at {words}, and nobody listens there on {packet.protocol} port {port}{only}",
+        evidence=(f"listening {packet.protocol} ports there: {', '.join(map(str, ports[:12])) or 'none'}",),
+        advice="Let the process listen on that port, at 0.0.0.0 or :: instead of 127.0.0.1, and let the Service's targetPort be "
+        "its port.",
+        node=leaf.end.node,
+    )
 
 
 def _hairpin(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
