@@ -102,6 +102,13 @@ def index(lines: Sequence[str], start: int, family: IPFamily, legacy: bool = Fal
         if chain:
             held.add(chain, first, number)
             chain = ""
+        if line[:1] == ":" and " " in line:
+            # `:KUBE-SVC-… - [0:0]`: there are as many of these as chains.
+            name_end = line.find(" ")
+            policy_end = line.find(" ", name_end + 1)
+            held.policies[line[1:name_end]] = line[name_end + 1 : policy_end if policy_end > 0 else None].strip()
+            number += 1
+            continue
         bare = _COUNTERS.sub("", line.strip(), count=1)
         if bare.startswith("-A "):
             _check(bare, number, troubles)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, Compare, Expression, Field, Rule, Ruleset, Table, Unknown
@@ -140,12 +141,13 @@ def _rule(words: list[str], family: IPFamily) -> Rule:
             except ValueError:
                 rest.append(_unknown(words[position:end], negate))
         elif word in _MATCH:
-            name = words[position + 1]
-            options = split_options(words[position + 2 : end])
-            if name == "comment":
-                comment = options[0].value
+            asked = tuple(words[position + 1 : end])
+            if asked[0] == "comment":
+                comment = split_options(words[position + 2 : end])[0].value
+            elif any(type(each) is not str for each in asked):
+                rest += read_match(asked[0], split_options(words[position + 2 : end]))
             else:
-                rest += read_match(name, options)
+                rest += _plain_match(asked)
         elif word in _TARGET:
             rest.append(read_target(word, words[position + 1], split_options(words[position + 2 : end]), family))
         elif word != "-c":
@@ -153,6 +155,12 @@ def _rule(words: list[str], family: IPFamily) -> Rule:
         position = end
     basics.sort(key=lambda compare: _RANK[compare.field])
     return Rule((*basics, *rest), comment)
+
+
+@lru_cache(maxsize=4096)
+def _plain_match(words: tuple[str, ...]) -> tuple[Expression, ...]:
+    """A match without quoted words: most of a large dump's are the same few."""
+    return tuple(read_match(words[0], split_options(list(words[1:]))))
 
 
 def _segment_end(words: list[str], position: int) -> int:
