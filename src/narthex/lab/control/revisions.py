@@ -38,7 +38,7 @@ _HISTORY_LENGTH = 2000
 
 def template_hash(template: Mapping[str, Any], collisions: int) -> str:
     """The value of pod-template-hash: follows from the template and how often its name was taken."""
-    content = msgspec.json.encode([template, collisions], order="deterministic")
+    content = msgspec.json.encode([_meant(template), collisions], order="deterministic")
     number = int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
     return "".join(ALPHABET[int(digit)] for digit in str(number))
 
@@ -48,15 +48,18 @@ def is_of_template(replica_set: Object, deployment: Object) -> bool:
     mine = spec_of(replica_set).get("template") or {}
     metadata = mine.get("metadata") or {}
     labels = {name: value for name, value in (metadata.get("labels") or {}).items() if name != HASH_LABEL}
-    return _canonical({**mine, "metadata": {**metadata, "labels": labels}}) == _canonical(
+    same: bool = _meant({**mine, "metadata": {**metadata, "labels": labels}}) == _meant(
         spec_of(deployment).get("template") or {}
     )
+    return same
 
 
-def _canonical(template: Mapping[str, Any]) -> Mapping[str, Any]:
-    metadata = template.get("metadata") or {}
-    kept = {name: value for name, value in metadata.items() if value and name != "creationTimestamp"}
-    return {**template, "metadata": kept}
+def _meant(value: Any) -> Any:
+    """What is said, without what says nothing: clients in Go write null and empty structs for what is not there."""
+    if isinstance(value, dict):
+        kept = {name: _meant(each) for name, each in value.items()}
+        return {name: each for name, each in kept.items() if each is not None and each != {} and each != []}
+    return [_meant(each) for each in value] if isinstance(value, list) else value
 
 
 def age(replica_set: Object) -> tuple[str, int, str]:

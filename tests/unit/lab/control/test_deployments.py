@@ -147,6 +147,17 @@ def test_history_is_kept_as_long_as_wanted():
     assert sizes(world) == {"4": 0, "5": 0, "6": 1}
 
 
+def test_a_template_that_says_the_same_otherwise_is_no_new_one():
+    """kubectl's rollback writes what Go makes of a template."""
+    world = rolled_out(1)
+    made = template({"app": "web"})
+    made["metadata"]["creationTimestamp"] = None
+    made["spec"]["containers"][0]["resources"] = {}
+    world.patch("Deployment", "web", template=made)
+    world.converge()
+    assert sizes(world) == {"1": 1}
+
+
 def test_paused_it_scales_and_rolls_nothing_out():
     world = rolled_out(3)
     world.patch("Deployment", "web", paused=True)
