@@ -172,6 +172,7 @@ class _Again(Registry):
         *,
         grace: int | None = None,
         preconditions: Mapping[str, Any] | None = None,
+        propagation: str | None = None,
         dry_run: bool = False,
     ) -> Raw | None:
         """As in the history, with the same time of deletion."""
@@ -179,7 +180,9 @@ class _Again(Registry):
         meta = (told.object or {}).get("metadata", {}) if told is not None else {}
         self._take(meta.get("deletionTimestamp"), int(meta.get("deletionGracePeriodSeconds") or 0))
         before = self.version
-        left = super().delete(kind, namespace, name, grace=grace, preconditions=preconditions, dry_run=dry_run)
+        left = super().delete(
+            kind, namespace, name, grace=grace, preconditions=preconditions, propagation=propagation, dry_run=dry_run
+        )
         self._compare(before)
         return left
 

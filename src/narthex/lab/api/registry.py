@@ -25,6 +25,8 @@ _Raws = list[Raw]
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of generated names (apimachinery's util/rand)."""
 _POD_GRACE = 30
+_PROPAGATIONS = {"Background": "", "Foreground": "foregroundDeletion", "Orphan": "orphan"}
+"""What an object waits for that is deleted in such a way."""
 _FIXED = (
     "name",
     "namespace",
@@ -152,12 +154,14 @@ class Registry:
         *,
         grace: int | None = None,
         preconditions: Mapping[str, Any] | None = None,
+        propagation: str | None = None,
         dry_run: bool = False,
     ) -> Raw | None:
         """Delete an object. Returns it as it still is there, None when it is gone.
 
         A Pod on a node gets `grace` seconds (None: its own), in which only `deletionTimestamp` says so; the kubelet then
-        deletes it with 0. One with finalizers stays until they are gone. Raises ApiFault: NotFound, Conflict.
+        deletes it with 0. One with finalizers stays until they are gone: `propagation` Foreground and Orphan give it one, which
+        the garbage collector takes away. Raises ApiFault: NotFound, Conflict.
         """
         of = self._kind(kind)
         key = (namespace if of.namespaced else "", name)
@@ -170,7 +174,8 @@ class Registry:
         if of.name == "Namespace" and not dry_run:
             return self._end_namespace(held)
         seconds = _grace(of, held, grace)
-        if not seconds and not meta.get("finalizers"):
+        finalizers = _finalizers(meta, propagation)
+        if not seconds and not finalizers:
             if not dry_run:
                 self._remove(of, key)
             return None
@@ -180,7 +185,8 @@ class Registry:
             return held
         begun = self._clock() if before is None else _moment(meta["deletionTimestamp"]) - timedelta(seconds=before)
         marked = {
-            **meta,
+            **{name: value for name, value in meta.items() if name != "finalizers"},
+            **({"finalizers": finalizers} if finalizers else {}),
             "deletionTimestamp": stamp(begun + timedelta(seconds=seconds)),
             "deletionGracePeriodSeconds": seconds,
         }
@@ -291,6 +297,16 @@ def _moment(text: str) -> datetime:
 
 def _spec(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name not in ("metadata", "status", "apiVersion", "kind")}
+
+
+def _finalizers(meta: Mapping[str, Any], propagation: str | None) -> list[str]:
+    """Those of an object that is deleted in this way."""
+    have = list(meta.get("finalizers") or ())
+    if propagation not in _PROPAGATIONS:
+        return have
+    others = [each for each in have if each not in _PROPAGATIONS.values()]
+    mine = _PROPAGATIONS[propagation]
+    return [*others, mine] if mine else others
 
 
 def _grace(of: Kind, held: Mapping[str, Any], asked: int | None) -> int:

@@ -108,7 +108,10 @@ def delete(registry: Registry, place: Place, options: Mapping[str, Any], *, dry_
         raise faults.bad_request(f"gracePeriodSeconds: {grace!r} is not a number of seconds")
     held = registry.get(place.stored, *place.key)
     wanted = options.get("preconditions")
-    left = registry.delete(place.stored, *place.key, grace=grace, preconditions=wanted, dry_run=dry_run)
+    way = options.get("propagationPolicy")
+    left = registry.delete(
+        place.stored, *place.key, grace=grace, preconditions=wanted, propagation=way, dry_run=dry_run
+    )
     if left is not None:
         return left
     kind = place.kind

@@ -13,11 +13,10 @@ def running():
     return world
 
 
-def finalize(world, kind, name, finalizer):
-    """As the API server does for a deletion with a propagation policy."""
-    held = world.get(kind, name)
-    world.registry.update(kind, {**held, "metadata": {**held["metadata"], "finalizers": [finalizer]}})
-    world.delete(kind, name)
+def delete(world, how):
+    """kubectl delete deployment web --cascade=HOW"""
+    world.registry.delete("Deployment", "shop", "web", propagation=how)
+    world.settle()
 
 
 def test_a_deployment_takes_everything_with_it():
@@ -38,7 +37,7 @@ def test_a_service_takes_its_slices_and_endpoints_with_it():
 
 def test_orphans_stay():
     world = running()
-    finalize(world, "Deployment", "web", "orphan")
+    delete(world, "Orphan")
     assert world.get("Deployment", "web") is None
     (replica_set,) = world.list("ReplicaSet")
     assert "ownerReferences" not in replica_set["metadata"]
@@ -51,7 +50,7 @@ def test_orphans_stay():
 
 def test_in_the_foreground_an_owner_waits_for_its_pods():
     world = running()
-    finalize(world, "Deployment", "web", "foregroundDeletion")
+    delete(world, "Foreground")
     assert leaving(world.get("Deployment", "web"))
     assert leaving(world.list("ReplicaSet")[0])
     assert [leaving(pod) for pod in world.list("Pod")] == [True, True]
