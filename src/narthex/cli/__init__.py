@@ -10,6 +10,7 @@ import narthex
 
 _COMMANDS = {
     "bundle": ("narthex.cli.bundle", "Take all that a node can tell of a packet's way, in one file."),
+    "check": ("narthex.cli.check", "Compare the cluster's objects with what a node's kernel does."),
     "cleanup": ("narthex.cli.cleanup", "Remove all rules that Narthex or kube-proxy left here."),
     "cni": ("narthex.cli.cni", "The CNI plugins: put them in place, and run their agent."),
     "dns": ("narthex.cli.dns", "Be the cluster's DNS server."),

@@ -9,12 +9,12 @@ import click
 import msgspec
 
 from narthex.apps.inputs import InputError, Inputs
-from narthex.apps.path.known import Known, from_bundles, from_files
-from narthex.apps.path.known import live as live_view
+from narthex.apps.path.known import Known
 from narthex.apps.path.travel import Wish, travel
 from narthex.apps.places import OUTSIDE, Places, TraceError
 from narthex.apps.trace import CLUSTER_DOMAIN, Question, answer, ask, question
 from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
+from narthex.cli.sources import node_options, views_of
 from narthex.model.net import address
 from narthex.netfilter.dump import DumpError, read_all
 from narthex.sources.node.tar import BundleError
@@ -34,14 +34,7 @@ from narthex.trace.tree import text
     "--lab", metavar="NAME", help="A running lab, with its live rules and routes, instead of a cluster's objects."
 )
 @options
-@click.option(
-    "--rules",
-    "dumps",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What a tool of the node printed (iptables-save, nft list ruleset, ipset save, ipvsadm -S -n), instead of "
-    "the rules that --manifests become; repeatable.",
-)
+@node_options
 @click.option(
     "--cluster-domain",
     "domain",
@@ -51,14 +44,6 @@ from narthex.trace.tree import text
     help="What the names in the cluster's DNS end in, where DST is a name.",
 )
 @click.option("--iif", metavar="NAME", help="The interface that the packet comes in on. Default: one that fits SRC.")
-@click.option(
-    "--bundle",
-    "bundles",
-    multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    help="What `narthex bundle` took of a node, and of its cluster perhaps; one for each node.",
-)
-@click.option("--live", is_flag=True, help="This node's own rules, routes and connections, as they are now.")
 @click.option("--sport", "source_port", type=click.IntRange(1, 65535), help="The port that the packet comes from.")
 @click.option(
     "--size", type=click.IntRange(0, 65535), default=0, help="Bytes of the packet, which may not be cut in pieces."
@@ -69,11 +54,8 @@ def command(
     source: str,
     destination: str,
     lab: str | None,
-    dumps: tuple[Path, ...],
     domain: str,
     iif: str | None,
-    bundles: tuple[Path, ...],
-    live: bool,
     source_port: int | None,
     size: int,
     every: bool,
@@ -98,6 +80,7 @@ def command(
         narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
     objects = has_source(given)
+    bundles, dumps, live = given["bundles"], given["dumps"], given["live"]
     if not (objects or lab is not None or bundles or live or dumps):
         raise click.UsageError(
             "say where to look: --bundle FILE, --rules FILE, --live, --manifests DIR, --kubeconfig FILE, --master URL or "
@@ -118,7 +101,7 @@ def command(
     )
     try:
         if bundles or live or (dumps and not objects):
-            journey = travel(_known(bundles, dumps, live, objects, given), wish)
+            journey = travel(_known(given), wish)
             if output == "json":
                 click.echo(msgspec.json.format(msgspec.json.encode(journey_data(journey))))
             else:
@@ -138,17 +121,9 @@ def command(
         click.echo(text(explanation), nl=False)
 
 
-def _known(
-    bundles: tuple[Path, ...], dumps: tuple[Path, ...], live: bool, objects: bool, options: dict[str, Any]
-) -> Known:
+def _known(options: dict[str, Any]) -> Known:
     """Nodes and objects, of all sources that were named."""
-    views, cluster = from_bundles(bundles)
-    if dumps:
-        views = (*views, from_files(dumps, str(options["node"]) if not bundles else ""))
-    if live:
-        views = (*views, live_view(str(options["node"])))
-    if objects:
-        cluster = cluster_of(options, pods=True)
+    views, cluster = views_of(options, default_live=False)
     for problem in cluster.problems if cluster is not None else ():
         click.echo(str(problem), err=True)
     return Known(

@@ -62,7 +62,7 @@ class HookWalk:
         self._index = indexed(ruleset, family_of(packet.destination))
         name_of = name_of or (lambda _address: "")
         self._matcher = Matcher(packet, host, self._index, memory, now, beside, state)
-        self._chains = ChainWalk(self._matcher, Actor(self._matcher, self._index, name_of))
+        self._chains = ChainWalk(self._matcher, Actor(self._matcher, self._index, name_of), self._index)
         self._balancer = Balancer(beside, self._matcher, name_of)
 
     def start(self) -> Branch:

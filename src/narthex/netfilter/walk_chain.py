@@ -31,6 +31,7 @@ from narthex.netfilter.ast import (
 )
 from narthex.netfilter.brief import brief, brief_rule
 from narthex.netfilter.walk_act import LEAVES_BEHIND, Actor, unsupported
+from narthex.netfilter.walk_index import IndexedRuleset
 from narthex.netfilter.walk_match import Matcher
 from narthex.netfilter.walk_state import RETURN, Branch, Place, Way, grafted, merge, merged_ways
 
@@ -58,8 +59,9 @@ class At:
 class ChainWalk:
     """Walks chains for one packet."""
 
-    def __init__(self, matcher: Matcher, actor: Actor) -> None:
+    def __init__(self, matcher: Matcher, actor: Actor, index: IndexedRuleset) -> None:
         self._matcher = matcher
+        self._index = index
         self._actor = actor
         self._answers = matcher.answers
         self._known: dict[tuple[object, ...], Ways] = {}
@@ -105,7 +107,9 @@ class ChainWalk:
     def _rules(self, at: At, branch: Branch) -> Ways:
         left: Ways = []
         present = [branch]
-        for number, rule in enumerate(at.chain.rules):
+        rules = at.chain.rules
+        for number in self._index.numbers(at.chain, branch.daddr, branch.dport):
+            rule = rules[number]
             self._rules_left -= 1
             if self._rules_left < 0:
                 return left + [(unsupported("too many rules on the way"), out) for out in present]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from narthex.model.net import IPFamily, address_key, family_of, network
-from narthex.netfilter.ast import Atom, Chain, ElementData, ElementKey, Ruleset, Set, Table
+from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey, Field, Rule, Ruleset, Set, Table
 from narthex.netfilter.lazy import base_chains
 
 _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input": 100}
@@ -13,6 +13,8 @@ _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input"
 (nf_nat_register_fn, since 4.18)."""
 
 _KEPT_INDEXES = 4
+_LONG = 200
+"""Rules of a chain that is worth an index."""
 
 Span = tuple[float, float]
 """First and last priority."""
@@ -94,11 +96,47 @@ def _in_range(held: Atom, value: Atom) -> bool:
         return False
 
 
+class Fitting:
+    """The rules of a long chain by the one address, or the one port, that they are for: kube-proxy's KUBE-SERVICES has
+    two for each Service port, and a packet meets a handful."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._every: list[int] = []
+        self._held: dict[Atom, list[int]] = {}
+        for number, rule in enumerate(chain.rules):
+            key = _only(rule)
+            if key is None:
+                self._every.append(number)
+            else:
+                self._held.setdefault(key, []).append(number)
+
+    def numbers(self, address: str, port: int) -> list[int]:
+        """The numbers of all rules that a packet with this destination may match, in order."""
+        more = [*self._held.get(address, ()), *self._held.get(port, ())]
+        return sorted((*self._every, *more)) if more else self._every
+
+
+def _only(rule: Rule) -> Atom | None:
+    """The address, or else the port, that a packet must be for."""
+    port: Atom | None = None
+    for each in rule.expressions:
+        if isinstance(each, Compare) and not each.negate and len(each.values) == 1:
+            value = each.values[0]
+            if each.field is Field.DADDR and isinstance(value, str):
+                base, _, bits = value.partition("/")
+                if bits in ("", "128" if ":" in base else "32"):
+                    return base
+            elif each.field is Field.DPORT and isinstance(value, int):
+                port = value
+    return port
+
+
 class IndexedRuleset:
     """One family's base chains in the order in which the kernel calls them."""
 
     def __init__(self, ruleset: Ruleset, family: IPFamily) -> None:
         self._elements: dict[tuple[int, str], Elements | None] = {}
+        self._fitting: dict[int, Fitting] = {}
         tables = [table for table in ruleset.tables if table.family in (None, family)]
         found = [(table, chain) for table in tables for chain in base_chains(table.chains)]
         self._base = sorted(found, key=lambda pair: _call_order(pair[1]))
@@ -111,6 +149,15 @@ class IndexedRuleset:
             for pair in self._base
             if pair[1].hook is not None and pair[1].hook.hook == hook and first <= _call_order(pair[1])[0] <= last
         )
+
+    def numbers(self, chain: Chain, address: str, port: int) -> Sequence[int]:
+        """The numbers of the rules of a chain that a packet with this destination may match."""
+        if len(chain.rules) < _LONG:
+            return range(len(chain.rules))
+        known = self._fitting.get(id(chain))
+        if known is None:
+            known = self._fitting[id(chain)] = Fitting(chain)
+        return known.numbers(address, port)
 
     def elements(self, table: Table, name: str) -> Elements | None:
         """A table's set or map by name, None when it is not there."""

@@ -56,7 +56,7 @@ PARTS = (
     Part(path="rules/nft.txt", command=("nft", "list", "ruleset")),
     Part(path="rules/ipset.txt", command=("ipset", "save")),
     Part(path="rules/ipvs.txt", command=("ipvsadm", "-S", "-n"), needs="/proc/net/ip_vs"),
-    Part(path="rules/ipvs-stats.txt", command=("ipvsadm", "-L", "-n", "--stats"), needs="/proc/net/ip_vs"),
+    Part(path="rules/ipvs-stats.txt", command=("ipvsadm", "-L", "-n", "--stats", "--exact"), needs="/proc/net/ip_vs"),
     Part(path="net/links.json", command=("ip", "-j", "-d", "link", "show"), root=False),
     Part(path="net/addresses.json", command=("ip", "-j", "addr", "show"), root=False),
     Part(path="net/routes-4.json", command=("ip", "-j", "-4", "route", "show", "table", "all"), root=False),

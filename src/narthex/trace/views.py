@@ -5,7 +5,7 @@ Every part may be None: not known, which is not the same as empty. Addresses and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol as Shape
 
 import msgspec
@@ -166,6 +166,10 @@ class Connections(Shape):
 
     def to(self, protocol: Protocol, address: str, port: int) -> tuple[Connection, ...]:
         """The connections whose first packet went there."""
+        ...
+
+    def all(self) -> Iterator[Connection]:
+        """Each connection."""
         ...
 
     def replied_by(self, address: str) -> tuple[Connection, ...]:

@@ -1,0 +1,84 @@
+"""`narthex check`: what the objects say against what a node's kernel does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from narthex.apps.inputs import InputError
+from narthex.apps.path.checking import compare, status
+from narthex.cli.inputs import options, output_option, source_options, wishes_of
+from narthex.cli.sources import node_options, views_of
+from narthex.plan.show import visible
+from narthex.trace.check import Report
+
+
+@click.command()
+@source_options
+@node_options
+@options
+@click.option("--watch", is_flag=True, help="Look again and again, and print what has changed, until stopped.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=5.0, show_default=True, metavar="SECONDS", help="For --watch."
+)
+@output_option
+def command(watch: bool, interval: float, output: str, **given: Any) -> None:
+    """Compare a cluster's objects with what a node's kernel does, for each way into each Service: what is missing, stale,
+    extra, shared wrongly, there twice, or taken by somebody else's rule, and known connections to endpoints that are gone.
+
+    It asks what a packet would meet, and so it does not matter which proxy wrote the rules, or in which mode. Objects are those
+    of --manifests, --kubeconfig or the bundle.
+
+    Exit status: 0 all the same, 1 differences, 2 it cannot be told.
+
+    \b
+        narthex check --kubeconfig ~/.kube/config
+        narthex check --bundle node-1.tgz -o json
+    """
+    before: str | None = None
+    while True:
+        reports, problems = _compared(given)
+        told = _told(reports, output)
+        if told != before:
+            for problem in problems if before is None else ():
+                click.echo(visible(problem), err=True)
+            click.echo(told, nl=False)
+        if not watch:
+            sys.exit(status(reports))
+        before = told
+        time.sleep(interval)
+
+
+def _compared(given: dict[str, Any]) -> tuple[tuple[Report, ...], tuple[str, ...]]:
+    views, cluster = views_of(given)
+    if cluster is None:
+        raise click.UsageError(
+            "say where the objects are: --manifests, --kubeconfig, --master, or a bundle that has them"
+        )
+    if len(views) != 1:
+        raise click.UsageError("one node at a time: name one bundle, or dumps of one node")
+    try:
+        return compare(cluster, views[0], wishes_of(given))
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _told(reports: tuple[Report, ...], output: str) -> str:
+    if output == "json":
+        data = {"status": status(reports), "reports": reports}
+        return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"
+    lines: list[str] = []
+    for report in reports:
+        where = f"node {report.node}, {report.family}" if report.node else report.family
+        for finding in report.findings:
+            place = f" [{finding.place}]" if finding.place else ""
+            sender = f" (asked as {finding.sender})" if finding.sender else ""
+            lines.append(f"{finding.kind.value}: {finding.said}{place}{sender}")
+        lines += [f"cannot tell: {text}" for text in report.unknown]
+        verdict = ("the same", f"{len(report.findings)} differences", "cannot tell")[report.status]
+        lines.append(f"{where}: {report.frontends} frontends, {report.endpoints} endpoints: {verdict}")
+    return "".join(f"{visible(line)}\n" for line in lines)
