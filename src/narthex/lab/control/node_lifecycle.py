@@ -70,7 +70,7 @@ class NodeLifecycle:
             for pod in present.pods_on(key.name):
                 yield Delete("Pod", *key_of(pod), grace=0)
             return
-        due = self._silent_at(key.name, present, now)
+        due = self._silent_at(node, present, now)
         if due is not None and due > now:
             yield Again(due)
         told = list(_condition(node, silent=due is not None and due <= now, heard=due is not None, now=now))
@@ -86,16 +86,21 @@ class NodeLifecycle:
         yield from _service(node, pods, now)
         yield from self._evict(taints, pods, now)
 
-    def _silent_at(self, name: str, present: Present, now: datetime) -> datetime | None:
+    def _silent_at(self, node: Object, present: Present, now: datetime) -> datetime | None:
         """When the node counts as silent, if no heartbeat comes until then; None for one without a Lease."""
+        name = node["metadata"]["name"]
         lease = present.get("Lease", Key(LEASES, name))
         if lease is None:
             return None
+        grace = timedelta(seconds=self._settings.node_grace)
         renewed = str(spec_of(lease).get("renewTime") or "")
         known = self._heard.get(name)
-        if known is None or known[0] != renewed:
+        if known is None and (condition(node, "Ready") or {}).get("reason") == _UNKNOWN:
+            # This controller is new, the node's silence is not: only the next heartbeat ends it.
+            known = self._heard[name] = (renewed, now - grace)
+        elif known is None or known[0] != renewed:
             known = self._heard[name] = (renewed, now)
-        return known[1] + timedelta(seconds=self._settings.node_grace)
+        return known[1] + grace
 
     def _evict(self, taints: Sequence[Object], pods: Sequence[Object], now: datetime) -> Iterator[Answer]:
         lasting = [taint for taint in taints if taint.get("effect") == "NoExecute"]
