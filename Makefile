@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 KEEP_ENV := $(if $(SUDO),--preserve-env=CI,)
 # the program that a package brings : the package
-PACKAGES := nft:nftables iptables-restore:iptables iptables-legacy-restore:iptables ip:iproute2 conntrack:conntrack curl:curl
+PACKAGES := nft:nftables openssl:openssl iptables-restore:iptables iptables-legacy-restore:iptables ip:iproute2 conntrack:conntrack curl:curl
 
 # A second kernel, with IP_VS, and what its tests need.
 UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset

@@ -194,7 +194,9 @@ def test_host_ports_and_what_is_left_of_pods_that_go(tmp_path):
         places = StateDirectory(found.name).node(node.name)
         for address in node.addresses:
             assert ask(found.outside, address, 9090)[0] == "first"
-        (tmp_path / "second.yaml").write_text(pod.replace("NAME", "second").replace("PORT", port))
+        # The scheduler would not put it there.
+        given = pod.replace("spec: {", "spec: {nodeName: node-1, ")
+        (tmp_path / "second.yaml").write_text(given.replace("NAME", "second").replace("PORT", port))
         narthex("wait", "--name", found.name)
         told = narthex("status", "--name", found.name)
         assert "Pod default/second: host port tcp 9090 is taken by container default.first" in told
@@ -213,11 +215,11 @@ def test_host_ports_and_what_is_left_of_pods_that_go(tmp_path):
 
 
 def test_a_lab_whose_node_cannot_start_says_why_and_leaves_nothing(tmp_path):
-    """Here a program that is no interpreter stands where the node's would."""
+    """Here something that ends at once stands where the node would."""
     name = fresh_name("f")
     program = (
         "import sys; sys.argv[1:] = ['lab', 'up', sys.argv[1], '--name', sys.argv[2]];"
-        "from narthex.apps.lab import nodes; nodes.sys = type('S', (), {'executable': '/bin/false'});"
+        "from narthex.apps.lab import node_process; node_process.be_a_node = lambda *_: sys.exit(1);"
         "from narthex.cli import main; main()"
     )
     done = subprocess.run(

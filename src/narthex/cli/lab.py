@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -124,19 +125,39 @@ def list_labs(output: str) -> None:
 
 @command.command(name="exec", context_settings={"ignore_unknown_options": True})
 @_name
+@click.option("-c", "--container", default="", help="Which container of a pod; else the first.")
 @click.argument("target")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @_plain_errors
-def exec_(name: str, target: str, argv: tuple[str, ...]) -> NoReturn:
-    """Run COMMAND in the network of TARGET: a node, a pod (NAME or NAMESPACE/NAME) or `outside`.
+def exec_(name: str, container: str, target: str, argv: tuple[str, ...]) -> NoReturn:
+    """Run COMMAND in TARGET: a node, a pod (NAME or NAMESPACE/NAME) or `outside`.
 
-    Only the network is another one, and in a pod /etc/resolv.conf; other files and programs are this machine's.
+    On a node and `outside` only the network is another one. In a pod a command also sees its host name, /etc/hosts,
+    /etc/resolv.conf, /tmp and processes; other files and programs are this machine's.
     """
-    place = inside.where(labs.read(name), target)
-    if place.resolv_conf is not None:
-        inside.show(place.resolv_conf, Path("/etc/resolv.conf"))
-    # `ip netns exec` also puts the namespace's own view of /sys in place.
-    os.execvp("ip", ["ip", "netns", "exec", place.network_namespace, *argv])
+    state = labs.read(name)
+    inside.run(state, inside.where(state, target), argv, container)
+
+
+@command.command()
+@_name
+@_plain_errors
+def env(name: str) -> None:
+    """Print what makes kubectl and other clients speak with the lab: eval "$(narthex lab env)"."""
+    click.echo(f"export KUBECONFIG={shlex.quote(str(labs.open_lab(name).kubeconfig))}")
+
+
+@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@_name
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@_plain_errors
+def kubectl(name: str, argv: tuple[str, ...]) -> NoReturn:
+    """Run this machine's kubectl against the lab: narthex lab kubectl get pods -o wide."""
+    environment = {**os.environ, "KUBECONFIG": str(labs.open_lab(name).kubeconfig)}
+    try:
+        os.execvpe("kubectl", ["kubectl", *argv], environment)
+    except FileNotFoundError:
+        raise LabError("this machine has no kubectl: install the package kubernetes-client") from None
 
 
 @command.command()

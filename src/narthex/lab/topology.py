@@ -1,7 +1,7 @@
 """The lab's network as data: names, addresses, links and routes. Nothing here touches the machine.
 
     outside 192.0.2.2 ──── fabric 192.0.2.1
-                           fabric underlay 192.168.49.1
+                           fabric underlay 192.168.49.1, 192.168.49.2 (the API server)
                              ├── node-1 eth0 192.168.49.11 ── cni0 10.244.1.1 ── pods 10.244.1.2 …
                              └── node-2 eth0 192.168.49.12 ── cni0 10.244.2.1 ── pods 10.244.2.2 …
 
@@ -32,6 +32,10 @@ CLUSTER_CIDRS = ("10.244.0.0/16", "fd00:10:244::/48")
 """Where all pods are."""
 SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
 
+API_ADDRESS = "192.168.49.2"
+"""Where nodes and pods find the API server. It is of the network around, so that no node's death takes it away."""
+API_PORT = 6443
+
 OUTSIDE = "outside"
 OUTSIDE_ADDRESSES = ("192.0.2.2", "fd00:192:0:2::2")
 _FABRIC = "fabric"
@@ -40,6 +44,8 @@ _FABRIC_ADDRESSES = ("192.168.49.1/24", "fd00:192:168:49::1/64")
 _UNDERLAY_CIDRS = ("192.168.49.0/24", "fd00:192:168:49::/64")
 _OUTSIDE_CIDRS = ("192.0.2.0/24", "fd00:192:0:2::/64")
 _OUTSIDE_GATEWAYS = ("192.0.2.1", "fd00:192:0:2::1")
+_API_ROUTES = 49
+"""The routing table for what the API server answers."""
 
 _LAB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?", re.ASCII)
 _PREFIX = "nx-"
@@ -152,8 +158,14 @@ _ROUTER = {
 }
 
 
-def wire_fabric(lab: str, members: tuple[LabNode, ...]) -> tuple[Wiring, ...]:
-    """The underlay bridge, a cable to every node and one to `outside`. The namespaces exist already."""
+def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> tuple[Wiring, ...]:
+    """The underlay bridge, a cable to every node and one to `outside`. The namespaces exist already. The API server's
+    answers, and nothing else, know the way to pods where no overlay gives them their node's address."""
+    to_pods = [
+        f"route add {node.pod_cidrs[0]} via {node.addresses[0]} dev {_UNDERLAY} table {_API_ROUTES}"
+        for node in members
+        if overlay == NONE
+    ]
     cables = [
         command
         for node in members
@@ -168,7 +180,10 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...]) -> tuple[Wiring, ...]:
         commands=(
             f"link add {_UNDERLAY} type bridge mcast_snooping 0",
             *(f"address add {address} dev {_UNDERLAY} nodad" for address in _FABRIC_ADDRESSES),
+            f"address add {API_ADDRESS}/32 dev {_UNDERLAY}",
             f"link set {_UNDERLAY} up",
+            f"rule add from {API_ADDRESS} table {_API_ROUTES}",
+            *to_pods,
             *cables,
             f"link add {OUTSIDE} type veth peer name eth0 netns {outside_namespace(lab)}",
             f"address add {_OUTSIDE_GATEWAYS[0]}/24 dev {OUTSIDE}",
@@ -227,6 +242,7 @@ def taken_networks() -> dict[str, str]:
 def taken_addresses(members: Sequence[LabNode]) -> dict[str, str]:
     """Single addresses that are somebody's, and whose."""
     routers = {address.partition("/")[0]: "the router's" for address in _FABRIC_ADDRESSES}
+    routers[API_ADDRESS] = "the API server's"
     return {**routers, **{ip: f"an address of {node.name}" for node in members for ip in node.addresses}}
 
 

@@ -209,10 +209,14 @@ def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
     return Decoded(known.make(shaped, report), report.problems, identity)
 
 
-def load(data: bytes, origin: str) -> Loaded:
+Decode = Callable[[Any, str, Callable[[str], str] | None], Decoded]
+"""As `decode` is."""
+
+
+def load(data: bytes, origin: str, decoding: Decode = decode) -> Loaded:
     """All objects of a file's content: YAML documents, JSON values, `kind: List` unfolded. Never raises.
 
-    `origin` is the file's name; objects and problems get `origin:line`.
+    `origin` is the file's name; objects and problems get `origin:line`. `decoding` makes an object of each.
     """
     if len(data) > MOST_BYTES:
         return _unreadable(origin, f"holds {len(data)} bytes, at most {MOST_BYTES} are read")
@@ -227,7 +231,7 @@ def load(data: bytes, origin: str) -> Loaded:
     # Late: what reads YAML takes a tenth of a proxy's start, and one that follows an API server may read no file.
     from narthex.model import documents
 
-    return _collect(documents.read(text), origin)
+    return _collect(documents.read(text), origin, decoding)
 
 
 def _not_text(data: bytes, at: int, origin: str) -> Loaded:
@@ -240,7 +244,7 @@ def _unreadable(origin: str, message: str) -> Loaded:
     return Loaded(problems=(Problem(origin=origin, message=message),), whole=False)
 
 
-def _collect(found: Iterator[documents.Document | documents.Fault], origin: str) -> Loaded:
+def _collect(found: Iterator[documents.Document | documents.Fault], origin: str, decoding: Decode) -> Loaded:
     from narthex.model.documents import Fault
 
     objects: list[AnyObject] = []
@@ -253,7 +257,7 @@ def _collect(found: Iterator[documents.Document | documents.Fault], origin: str)
             problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
             whole = False
             continue
-        for decoded in _decode_document(document, origin):
+        for decoded in _decode_document(document, origin, decoding):
             problems.extend(decoded.problems)
             if decoded.object is not None:
                 objects.append(decoded.object)
@@ -265,13 +269,13 @@ def _collect(found: Iterator[documents.Document | documents.Fault], origin: str)
     return Loaded(tuple(objects), tuple(problems), frozenset(refused), whole)
 
 
-def _decode_document(document: documents.Document, origin: str) -> Iterator[Decoded]:
+def _decode_document(document: documents.Document, origin: str, decoding: Decode) -> Iterator[Decoded]:
     for raw, start in _items(document.value, (), document):
 
         def locate(field: str, raw: Any = raw, start: int = start) -> str:
             return f"{origin}:{document.line_of(raw, steps(field), start)}"
 
-        yield decode(raw, f"{origin}:{start}", locate)
+        yield decoding(raw, f"{origin}:{start}", locate)
 
 
 def _items(value: Any, path: tuple[str | int, ...], document: documents.Document) -> Iterator[tuple[Any, int]]:

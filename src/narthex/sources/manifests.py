@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.decode import MOST_BYTES, Identity, Loaded, load
+from narthex.model.decode import MOST_BYTES, Decode, Identity, Loaded, decode, load
 from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem
@@ -51,8 +51,10 @@ class _File(msgspec.Struct):
 class ManifestSource:
     """Reads manifests below a path. Not safe for threads: one thread scans or watches."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], decoding: Decode = decode) -> None:
+        """`decoding` makes the objects; whatever it makes has a `key`, an `origin` and a kind (`identity_of`)."""
         self.path = Path(path)
+        self._decoding = decoding
         self._files: dict[str, _File] = {}
         self._told: dict[Identity, AnyObject] = {}
         self._synced = False
@@ -195,14 +197,14 @@ class ManifestSource:
         if known is not None and known.digest == digest:
             known.signature = settled
             return
-        self._keep(name, known, settled, digest, load(data, str(path)))
+        self._keep(name, known, settled, digest, load(data, str(path), self._decoding))
 
     def _keep(self, name: str, known: _File | None, signature: Signature | None, digest: bytes, loaded: Loaded) -> None:
         """Take in what a file holds now, with the last good state of what is broken in it."""
         objects: dict[Identity, AnyObject] = {}
         repeated = []
         for item in loaded.objects:
-            identity = (type(item).__name__, item.key)
+            identity = _identity_of(item)
             if identity in objects:
                 repeated.append(item)
             else:
@@ -219,7 +221,7 @@ class ManifestSource:
         for name in sorted(self._files):
             file = self._files[name]
             for item in [*file.objects.values(), *file.repeated]:
-                identity = (type(item).__name__, item.key)
+                identity = _identity_of(item)
                 first = objects.setdefault(identity, item)
                 if first is not item:
                     problems.append(_duplicate(first, item))
@@ -240,6 +242,11 @@ class ManifestSource:
         return events
 
 
+def _identity_of(item: AnyObject) -> Identity:
+    """Kind and name. What stands for objects of many kinds says by itself of which it is."""
+    return getattr(item, "kind", "") or type(item).__name__, item.key
+
+
 def _same(one: AnyObject, other: AnyObject) -> bool:
     """Equal in all but where they were read."""
     return one == msgspec.structs.replace(other, origin=one.origin)
@@ -248,7 +255,7 @@ def _same(one: AnyObject, other: AnyObject) -> bool:
 def _duplicate(first: AnyObject, second: AnyObject) -> Problem:
     return Problem(
         origin=second.origin,
-        object=f"{type(second).__name__} {second.key}",
+        object=f"{_identity_of(second)[0]} {second.key}",
         message=f"is defined twice: {first.origin} counts (first by file name and line), this one is ignored",
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from narthex.apps.lab.ask import announcer_says
-from narthex.apps.lab.labs import Lab, open_lab
+from narthex.apps.lab.labs import Lab, access_of, open_lab
 from narthex.apps.lab.state import LabError
 from narthex.apps.lb.why import States, WhyError, read_status, why_service
 from narthex.lb.why import ServiceSays
@@ -36,4 +36,4 @@ def why_lab(name: str, service: str) -> ServiceSays:
         lab = open_lab(name)
     except LabError as error:
         raise WhyError(str(error)) from error
-    return why_service(service, manifests=lab.manifests, states=states(lab))
+    return why_service(service, access=access_of(lab), states=states(lab))

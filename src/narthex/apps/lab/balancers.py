@@ -8,26 +8,23 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from narthex.lab import topology
-from narthex.lab.controllers import Cluster
 from narthex.lab.topology import LabNode
 from narthex.lb.allocate import Situation, allocate
 from narthex.lb.announce import announced
 from narthex.lb.decision import Decision, pool_of
 from narthex.lb.pools import Pools, Range, Surroundings, read_range, settle, text_of
 from narthex.lb.scene import namespace_labels
-from narthex.lb.status import ALLOCATED_FROM, PREFIX
+from narthex.lb.status import ALLOCATED_FROM, PREFIX, pool_patch, service_path, status_patch
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, host_network
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service
 from narthex.model.problem import Problem
 from narthex.state.store import Snapshot
-
-Services = Mapping[NamespacedName, Service]
 
 _NAMESPACE = "metallb-system"
 
@@ -35,8 +32,8 @@ _NAMESPACE = "metallb-system"
 class Balance(NamedTuple):
     """What comes of the pools."""
 
-    services: dict[NamespacedName, Service]
-    """All Services, with their addresses."""
+    changed: dict[NamespacedName, Service]
+    """Services that are to have other addresses than they have."""
     networks: tuple[str, ...]
     """Where the addresses are that nodes answer for, in order."""
     problems: tuple[Problem, ...]
@@ -62,18 +59,33 @@ def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddress
     return made
 
 
-def balance(wanted: Snapshot, cluster: Cluster, before: Services) -> Balance:
-    """Give addresses to the cluster's Services; `before` are the last ones, which keep what they have."""
-    pools = _settled(wanted.address_pools.values(), cluster.nodes, _own_ranges(wanted))
-    services = {key: _as_it_was(service, before.get(key)) for key, service in cluster.services.items()}
-    decisions = allocate(Situation(services=services.values(), pools=pools, namespaces=namespace_labels(wanted)))
-    services |= {key: _decided(services[key], decision) for key, decision in decisions.items()}
+def balance(snapshot: Snapshot, nodes: Sequence[LabNode]) -> Balance:
+    """Give addresses to the cluster's Services, which keep what they have."""
+    pools = _settled(snapshot.address_pools.values(), nodes, _own_ranges(snapshot))
+    services = snapshot.services
+    decisions = allocate(Situation(services=services.values(), pools=pools, namespaces=namespace_labels(snapshot)))
+    made = {key: _decided(services[key], decision) for key, decision in decisions.items()}
     given = [ip for each in decisions.values() if not each.foreign for ip in each.addresses]
     problems = [
         *_refusals(pools),
         *(each for key in sorted(decisions) for each in _said(services[key], decisions[key])),
     ]
-    return Balance(services, tuple(_networks(pools, given)), tuple(problems))
+    changed = {key: service for key, service in made.items() if service != services[key]}
+    return Balance(changed, tuple(_networks(pools, given)), tuple(problems))
+
+
+def patches(service: Service) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and merge patch of what has to be written of a Service that `balance` has changed."""
+    version = ""
+    yield service_path(service), _unversioned(pool_patch(pool_of(service), version))
+    addresses = tuple(entry.ip for entry in service.ingress)
+    yield f"{service_path(service)}/status", _unversioned(status_patch(addresses, version))
+
+
+def _unversioned(patch: dict[str, Any]) -> dict[str, Any]:
+    """Nobody writes in between: the lock is held."""
+    meta = {name: value for name, value in patch.get("metadata", {}).items() if name != "resourceVersion"}
+    return {**patch, "metadata": meta}
 
 
 def to_answer(services: Iterable[Service]) -> frozenset[str]:
@@ -88,19 +100,12 @@ def _settled(
     return settle(objects, Surroundings(networks=networks, addresses=topology.taken_addresses(nodes)))
 
 
-def _own_ranges(wanted: Snapshot) -> dict[str, str]:
+def _own_ranges(snapshot: Snapshot) -> dict[str, str]:
     return {
         cidr: f"the Services' range (ServiceCIDR {each.name})"
-        for _, each in sorted(wanted.service_cidrs.items())
+        for _, each in sorted(snapshot.service_cidrs.items())
         for cidr in each.cidrs
     }
-
-
-def _as_it_was(service: Service, before: Service | None) -> Service:
-    """A Service of a manifest with the status that was given to it; the manifest's own counts when it has one."""
-    if before is None or not pool_of(before) or service.ingress or service.ingress_names:
-        return service
-    return _with(service, before.ingress, pool_of(before))
 
 
 def _decided(service: Service, decision: Decision) -> Service:

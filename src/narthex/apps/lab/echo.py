@@ -15,6 +15,7 @@ import errno
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -23,6 +24,8 @@ from narthex.host import netns
 _IPPROTO_SCTP = 132
 _LARGEST_REQUEST = 64 * 1024
 _BACKLOG = 512
+_REMEMBERED = 200
+"""Answers of a listener."""
 _HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"PATCH ", b"OPTIONS ")
 
 
@@ -59,8 +62,26 @@ class EchoServer:
         self._pods[identity] = listeners
         self._do(lambda: self._open(listeners))
 
+    def drain(self, identity: str) -> None:
+        """From now on let no connection last longer than its next answer; all requests are answered all the same."""
+        for listener in self._pods.get(identity, []):
+            listener.draining = True
+
+    def open(self, identity: str) -> bool:
+        """Somebody has a connection."""
+        return any(listener.conversations for listener in self._pods.get(identity, []))
+
+    def quiet_since(self, identity: str) -> float:
+        """When somebody last came or said something, as `time.monotonic` counts; 0.0: never."""
+        return max((listener.used_at for listener in self._pods.get(identity, [])), default=0.0)
+
+    def said(self, identity: str) -> list[tuple[float, str]]:
+        """When (seconds since 1970) and whom it answered, the last ones, oldest first."""
+        return sorted(each for listener in self._pods.get(identity, []) for each in tuple(listener.said))
+
     def remove(self, identity: str) -> None:
-        """Stop listening and end open connections; returns when all is closed. Needs `serve` to run."""
+        """Stop listening, answer what has come, and end open connections; returns when all is closed. Needs `serve` to
+        run."""
         listeners = self._pods.pop(identity, [])
         done = threading.Event()
         self._do(lambda: self._close(listeners, done))
@@ -104,6 +125,11 @@ class EchoServer:
 
     def _close(self, listeners: list[_Listener], done: threading.Event) -> None:
         for listener in listeners:
+            listener.draining = True
+            # Who is still in the queue would find the door shut in its face.
+            self._turn(listener)
+            for conversation in tuple(listener.conversations):
+                self._turn(conversation)
             for conversation in tuple(listener.conversations):
                 self._end(conversation)
             self._selector.unregister(listener.sock)
@@ -133,7 +159,15 @@ class _Listener:
         self.sock = sock
         self.protocol = protocol
         self.conversations: set[_Conversation] = set()
+        self.draining = False
+        self.used_at = 0.0
+        self.said: deque[tuple[float, str]] = deque(maxlen=_REMEMBERED)
         self._says = says
+
+    def note(self, asker: str) -> None:
+        """Somebody is answered."""
+        self.used_at = time.monotonic()
+        self.said.append((time.time(), f"{self.protocol} request from {asker}"))
 
     def accept(self) -> Iterator[_Conversation]:
         """Connections that wait."""
@@ -144,7 +178,8 @@ class _Listener:
                 # None waits any more, the client has left already, or files have run out: the next round tries again.
                 return
             sock.setblocking(False)
-            conversation = _Conversation(self, sock, f"{self._says}{_printed(peer)}\n")
+            self.used_at = time.monotonic()
+            conversation = _Conversation(self, sock, self._says, _printed(peer))
             self.conversations.add(conversation)
             yield conversation
 
@@ -153,7 +188,9 @@ class _Listener:
         while True:
             try:
                 _, peer = self.sock.recvfrom(_LARGEST_REQUEST)
-                self.sock.sendto(f"{self._says}{_printed(peer)}\n".encode(), peer)
+                asker = _printed(peer)
+                self.sock.sendto(f"{self._says}{asker}\n".encode(), peer)
+                self.note(asker)
             except OSError:
                 # None waits any more, or the kernel reports that nobody is at an earlier answer's address.
                 return
@@ -162,10 +199,11 @@ class _Listener:
 class _Conversation:
     """One TCP or SCTP connection."""
 
-    def __init__(self, listener: _Listener, sock: socket.socket, says: str) -> None:
+    def __init__(self, listener: _Listener, sock: socket.socket, says: str, asker: str) -> None:
         self.listener = listener
         self.sock = sock
-        self._body = says.encode()
+        self._asker = asker
+        self._body = f"{says}{asker}\n".encode()
         self._got = b""
 
     def turn(self) -> bool:
@@ -191,7 +229,11 @@ class _Conversation:
             if len(rest) < length:
                 break
             self._got = rest[length:]
-            lasting = b"HTTP/1.1" in head.split(b"\r\n", 1)[0] and b"connection: close" not in head.lower()
+            lasting = (
+                b"HTTP/1.1" in head.split(b"\r\n", 1)[0]
+                and b"connection: close" not in head.lower()
+                and not self.listener.draining
+            )
             answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n%s\r\n" % (
                 len(self._body),
                 b"" if lasting else b"Connection: close\r\n",
@@ -201,6 +243,7 @@ class _Conversation:
         return True
 
     def _send(self, data: bytes) -> bool:
+        self.listener.note(self._asker)
         try:
             # An answer is far smaller than a socket's buffer; a client that never reads loses the connection.
             return self.sock.send(data) == len(data)

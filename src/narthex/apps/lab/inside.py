@@ -1,12 +1,17 @@
-"""Where in a lab a command runs: in the network of a node, of a pod, or of the client outside."""
+"""Where in a lab a command runs: in the network of a node or of the client outside, or in a pod, beside its program."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from narthex.apps.lab.state import LabError, LabState, StateDirectory
-from narthex.host import mounts
+from narthex.apps.lab.state import LabError, LabState, PodRecord, StateDirectory
+from narthex.host.containers import inside
+from narthex.host.containers.program import Entry, Program, Show
 from narthex.lab import topology
 
 
@@ -14,8 +19,8 @@ class Inside(NamedTuple):
     """What a command sees that runs somewhere in a lab."""
 
     network_namespace: str
-    resolv_conf: Path | None = None
-    """Its /etc/resolv.conf; None: the machine's own, as for nodes and what shares their network."""
+    pod: PodRecord | None = None
+    """None: only the network is another one, as for nodes and what shares their network."""
 
 
 def where(state: LabState, target: str) -> Inside:
@@ -33,15 +38,88 @@ def where(state: LabState, target: str) -> Inside:
         known = [topology.OUTSIDE, *(node.name for node in state.nodes), *(pod.name for pod in state.pods)]
         raise LabError(f"lab {state.name!r} has no {target!r}; there are: {', '.join(known)}")
     (pod,) = pods
-    if pod.network_namespace in (node.namespace for node in state.nodes):
-        return Inside(pod.network_namespace)
-    resolv_conf = StateDirectory(state.name).resolv_conf(pod.namespace)
-    return Inside(pod.network_namespace, resolv_conf if resolv_conf.exists() else None)
+    return Inside(pod.network_namespace, pod)
 
 
-def show(source: Path, at: Path) -> None:
-    """Let this process, and what it starts, see another file at a path. Raises LabError."""
+def container_of(pod: PodRecord, container: str) -> int:
+    """Process number of a container's program, 0 when the echo server stands for it. `container`: empty is the first that
+    runs. Raises LabError."""
+    running = pod.containers
+    if not container:
+        return next(iter(running.values()), 0)
+    if container not in running:
+        known = ", ".join(running) or "none"
+        raise LabError(f"pod {pod.namespace}/{pod.name} runs no container {container!r}; it runs: {known}")
+    return running[container]
+
+
+def shows_of(lab: str, pod: PodRecord) -> tuple[Show, ...]:
+    """The files that a pod has of its own."""
+    place = StateDirectory(lab).pods / pod.uid
+    files = [("resolv.conf", "/etc/resolv.conf")]
+    if pod.hostname:
+        files += [("hosts", "/etc/hosts"), ("hostname", "/etc/hostname")]
+    return tuple(Show(str(place / name), at) for name, at in files if (place / name).exists() and Path(at).exists())
+
+
+def run(state: LabState, place: Inside, argv: Sequence[str], container: str = "") -> NoReturn:
+    """Run a command there with this process's terminal and files, and end with its status. Raises LabError."""
+    if place.pod is None:
+        # `ip netns exec` also puts the namespace's own view of /sys in place.
+        os.execvp("ip", ["ip", "netns", "exec", place.network_namespace, *argv])
+    beside = container_of(place.pod, container)
+    directory = "/" if beside else str(Path.cwd())
     try:
-        mounts.show(source, at)
+        executable = inside.find(argv[0], os.environ, directory)
     except OSError as error:
-        raise LabError(f"{at} cannot be the pod's: {error}") from error
+        raise LabError(str(error.strerror)) from error
+    told = Program(
+        argv=tuple(argv),
+        executable=executable,
+        environment=dict(os.environ),
+        directory=directory,
+        network_namespace=place.network_namespace,
+        hostname=place.pod.hostname,
+        shows=shows_of(state.name, place.pod),
+    )
+
+    def in_a_place_of_its_own() -> NoReturn:
+        inside.enter(told)
+        # The first process of a namespace would not hear Ctrl-C.
+        _run_and_wait(lambda: inside.become_beside(told, executable))
+
+    def beside_the_program() -> NoReturn:
+        entry = Entry(beside=beside, argv=told.argv, environment=told.environment)
+        inside.become_beside(entry, executable)
+
+    try:
+        if beside:
+            inside.join(beside)
+            _run_and_wait(beside_the_program)
+        inside.join_network(place.network_namespace)
+        inside.unshare(inside.NEW_PROCESSES)
+    except OSError as error:
+        raise LabError(f"pod {place.pod.namespace}/{place.pod.name} cannot be entered: {error}") from error
+    _run_and_wait(in_a_place_of_its_own)
+
+
+def _run_and_wait(become: Callable[[], NoReturn]) -> NoReturn:
+    child = os.fork()
+    if child == 0:
+        try:
+            become()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.write(2, f"Error: {error.strerror or error}\n".encode(errors="replace"))
+        os._exit(127)
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        # The terminal tells the command as well.
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    while True:
+        try:
+            _, status = os.waitpid(child, 0)
+        except InterruptedError:
+            continue
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(128 - code if code < 0 else code)

@@ -23,15 +23,17 @@ import msgspec
 from narthex.apps.lab import ask
 from narthex.apps.lab.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
 from narthex.host import netns, processes
+from narthex.host.processes import Process
 from narthex.lab import topology
 from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
 
 if TYPE_CHECKING:
     from narthex.apps.lab.process import LabProcess
+    from narthex.sources.kube.access import Access
 
 DEFAULT_NAME = "default"
-_NEEDED = {"ip": "iproute2", "nft": "nftables"}
+_NEEDED = {"ip": "iproute2", "nft": "nftables", "openssl": "openssl"}
 _REQUEST_SECONDS = 60.0
 _LOCK_SECONDS = 5.0
 
@@ -41,8 +43,8 @@ class Lab(NamedTuple):
 
     name: str
     mode: str
-    manifests: Path
-    """Directory that the nodes read: the whole cluster as a proxy sees it."""
+    kubeconfig: Path
+    """Of its API, by this machine's loopback."""
     nodes: tuple[LabNode, ...]
     """With `name`, `namespace` (of the network), `addresses`, `pod_cidrs`."""
     outside: str
@@ -89,8 +91,16 @@ def open_lab(name: str) -> Lab:
     state = read(name)
     if not state.running or not is_running(state):
         raise LabError(f"lab {name!r} does not run; `narthex lab down --name {name}` removes what is left of it")
-    manifests = StateDirectory(name).manifests
-    return Lab(state.name, state.mode, manifests, state.nodes, state.outside, state.pods, state.balancing)
+    kubeconfig = StateDirectory(name).kubeconfig
+    return Lab(state.name, state.mode, kubeconfig, state.nodes, state.outside, state.pods, state.balancing)
+
+
+def access_of(lab: Lab) -> Access:
+    """How to reach its API."""
+    from narthex.sources.kube.access import Access
+    from narthex.sources.proxy_configuration import ClientConnection
+
+    return Access(connection=ClientConnection(kubeconfig=str(lab.kubeconfig)))
 
 
 def read(name: str) -> LabState:
@@ -211,7 +221,7 @@ def down(name: str) -> bool:
     directory = StateDirectory(name)
     state = directory.read()
     if state is not None:
-        processes.kill([state.controller])
+        processes.kill(_own(state))
     namespaces = [each for each in netns.names() if topology.owns(name, each)]
     if state is None and not namespaces and not directory.path.is_dir() and not directory.programs.is_dir():
         return False
@@ -224,6 +234,11 @@ def down(name: str) -> bool:
     return True
 
 
+def _own(state: LabState) -> list[Process]:
+    """The processes that are nowhere but in the state."""
+    return [each for each in (state.controller, state.forks) if each is not None]
+
+
 def _wait_for_lock(directory: StateDirectory) -> int | None:
     """Own the lab; None when it has no directory. The process may have been forked but not recorded yet."""
     deadline = time.monotonic() + _LOCK_SECONDS
@@ -233,7 +248,7 @@ def _wait_for_lock(directory: StateDirectory) -> int | None:
             return lock
         state = directory.read()
         if state is not None:
-            processes.kill([state.controller])
+            processes.kill(_own(state))
         if time.monotonic() > deadline:
             raise LabError(f"another command holds lab {directory.name!r}; wait for it or end it, then try again")
         time.sleep(0.01)
@@ -329,10 +344,16 @@ def _start_process(directory: StateDirectory, make: Callable[[], LabProcess]) ->
 def _lab_process(
     directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str]
 ) -> LabProcess:
-    # Loaded after the fork: who only asks need not wait for it.
+    # Loaded after the fork: who only asks need not wait for it. First comes the process that will fork the nodes, which
+    # has much to load itself.
+    from narthex.apps.lab.node_process import NODE, be_a_node, load
+    from narthex.host.containers.container import JOBS
+    from narthex.host.containers.forks import Forks
+
+    forks = Forks({**JOBS, NODE: be_a_node}, load)
     from narthex.apps.lab.process import LabProcess
 
-    return LabProcess(directory, source, nodes, mode, overlay, pools)
+    return LabProcess(directory, source, nodes, mode, overlay, pools, forks)
 
 
 def _be_the_lab(directory: StateDirectory, make: Callable[[], LabProcess], writer: int) -> NoReturn:
@@ -348,6 +369,9 @@ def _be_the_lab(directory: StateDirectory, make: Callable[[], LabProcess], write
             os.close(handle)
         process = make()
         process.start()
+        from narthex.apps.lab import control
+
+        control.listen(process, directory)
         # Nobody at the other end any more: whoever wanted the lab is gone, and this raises.
         os.write(writer, b"ready")
         os.close(writer)

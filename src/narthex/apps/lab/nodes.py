@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +11,9 @@ from typing import Any
 import msgspec
 
 from narthex.apps.lab.ask import HEALTH_PORT, METRICS_PORT, announcer, healthy, synced_since
+from narthex.apps.lab.node_process import NodeOrder, NodeProcess
 from narthex.apps.lab.state import LabError, NodeRecord, StateDirectory
-from narthex.host import netns
-from narthex.host.processes import identify
-from narthex.host.run import with_package
+from narthex.host.containers.forks import Forks
 from narthex.lab import cluster_dns, pod_network, topology
 from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
@@ -24,25 +21,26 @@ from narthex.lab.topology import LabNode
 _FIRST_SECONDS = 60.0
 _SYNC_SECONDS = 25.0
 _POLL_SECONDS = 0.01
-_POLLS_TO_RING = 20
 
 
 class Nodes:
     """Starts them and waits for them. Used by one thread."""
 
-    def __init__(self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str) -> None:
+    def __init__(
+        self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: Forks
+    ) -> None:
         self._directory = directory
         self._nodes = nodes
         self._mode = mode
         self._overlay = overlay
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._forks = forks
+        self._processes: dict[str, NodeProcess] = {}
 
     def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
         """Start all of them. `announce`: they answer for load balancers' addresses. Raises OSError."""
         records = []
         if announce:
             self._make_key()
-        environment = with_package(os.environ)
         self._directory.corefile.write_text(cluster_dns.corefile())
         if self._overlay != NONE:
             conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
@@ -53,20 +51,13 @@ class Nodes:
             places.network.parent.mkdir(mode=0o700)
             places.network.write_bytes(msgspec.json.format(msgspec.json.encode(self._network(node))))
             places.configuration.write_bytes(_documents(self._configuration(node, announce)))
-            argv = [
-                *(sys.executable, "-P", "-m", "narthex", "node"),
-                *("--manifests", str(self._directory.manifests)),
-                *("--hostname-override", node.name),
-                *("--config", str(places.configuration)),
-            ]
-            with (self._directory.logs / f"{node.name}.log").open("wb") as log, netns.entered(node.namespace):
-                process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=environment
-                )
+            arguments = ("--hostname-override", node.name, "--config", str(places.configuration))
+            log = self._directory.logs / f"{node.name}.log"
+            log.touch(mode=0o600)
+            process = NodeProcess(self._forks, NodeOrder(node.namespace, str(log), arguments))
             self._processes[node.name] = process
-            identity = identify(process.pid)
-            if identity is not None:
-                records.append(NodeRecord(node=node.name, process=identity))
+            if process.identity is not None:
+                records.append(NodeRecord(node=node.name, process=process.identity))
         return tuple(records)
 
     def _make_key(self) -> None:
@@ -76,14 +67,15 @@ class Nodes:
 
     def kill(self, name: str) -> None:
         """End a node's process at once, as a crash would."""
-        process = self._processes[name]
-        process.kill()
-        process.wait()
+        self._processes[name].kill()
 
-    def collect(self) -> None:
-        """Let the kernel forget those that have ended."""
-        for process in self._processes.values():
-            process.poll()
+    def pids(self) -> dict[str, int]:
+        """Numbers of those that run."""
+        return {
+            name: process.identity.pid
+            for name, process in self._processes.items()
+            if process.identity is not None and process.poll() is None
+        }
 
     def await_agents(self) -> None:
         """Return when plugins can be run. They would work without their agents: 12 pods of 3 nodes then take a tenth more of
@@ -96,16 +88,11 @@ class Nodes:
 
     def await_first(self) -> None:
         """Return when all say that they are well. Raises LabError."""
-        turns = 0
+        self._await(lambda node: healthy(node.namespace), _FIRST_SECONDS, "is not ready")
 
-        def well(node: LabNode) -> bool:
-            nonlocal turns
-            turns += 1
-            if turns % _POLLS_TO_RING == 0:
-                self._directory.ring()
-            return healthy(node.namespace)
-
-        self._await(well, _FIRST_SECONDS, "is not ready")
+    def synced(self, moment: float) -> bool:
+        """Whether all that run have written what has changed at this moment (seconds since 1970)."""
+        return all(synced_since(node.namespace, moment) for node in self._running)
 
     def await_sync(self, moment: float) -> None:
         """Return when all that run have written what has changed at this moment (seconds since 1970). Raises LabError."""
@@ -171,6 +158,7 @@ class Nodes:
             "mode": self._mode,
             "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
             "detectLocalMode": "ClusterCIDR",
+            "clientConnection": {"kubeconfig": str(self._directory.node_kubeconfig)},
             # The table's size is the machine's alone, and no namespace may change it.
             "conntrack": {"maxPerCore": 0},
             "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",

@@ -1,88 +1,131 @@
-"""The process that is a lab while it runs: it makes the network and the pods, starts the nodes' processes, and keeps the
-cluster as the user's manifests want it.
+"""The process that is a lab while it runs: a small cluster in one process, and what it has on the machine.
 
-One thread owns everything. Others only tell it that something happened: a manifest changed, somebody asks for a
-scale. It has threads of its own make pods of different nodes side by side. The echo server has one, too.
+    ledger.py        the API's objects (`lab/api`), the one lock around them, those who want to know of changes
+    applying.py      the user's manifests, applied to the API and followed
+    controlling.py   the controllers (`lab/control`) at work
+    kubelet.py       pods that have a node come to life: pod.py, network.py, image.py, pod_files.py, probing.py, release.py
+    heart.py         the nodes' registration and heartbeats
+    nodes.py         the nodes' own processes (`narthex node`), which follow the API over the network between them
+    serving.py       the API's sockets, certificate, token and kubeconfigs
+    inside.py, pod_access.py    programs in pods: `lab exec`, and logs and exec for the API
+    report.py        all of it in the words of the state file
+
+This module makes them and holds them together: its own thread takes in manifests, gives load balancers their addresses
+and writes the state file; questions of other processes come by a socket (`control.py`).
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from narthex.apps.lab import serving
+from narthex.apps.lab.applying import Applying
+from narthex.apps.lab.controlling import Controlling
 from narthex.apps.lab.echo import EchoServer
+from narthex.apps.lab.heart import Hearts
+from narthex.apps.lab.kubelet import Kubelet
+from narthex.apps.lab.ledger import Ledger
+from narthex.apps.lab.mirror import Mirror
+from narthex.apps.lab.network import PodNetwork, make_network, wire
 from narthex.apps.lab.nodes import Nodes
-from narthex.apps.lab.pods import PodRunner, make_network, wire
+from narthex.apps.lab.pod import Tools
+from narthex.apps.lab.pod_files import PodFiles
+from narthex.apps.lab.release import Releases
 from narthex.apps.lab.report import describe
-from narthex.apps.lab.state import LabError, LabState, StateDirectory
-from narthex.cni.errors import CniError
-from narthex.host.links import LinkError
+from narthex.apps.lab.state import LabError, LabState, ScaleRecord, StateDirectory
+from narthex.apps.lab.telling import Telling
+from narthex.host.containers.container import Containers
+from narthex.host.containers.forks import Forks
 from narthex.host.processes import identify
-from narthex.lab import controllers, topology
-from narthex.lab.cluster_dns import with_dns
-from narthex.lab.controllers import Cluster, with_pools
-from narthex.lab.encode import manifest_list
+from narthex.lab import cluster, topology
+from narthex.lab.api.api import Api
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.requests import Request, Whole
+from narthex.lab.control.cluster import all_controllers
+from narthex.lab.control.service_admission import Allocation
+from narthex.lab.control.settings import LAB
+from narthex.lab.encode import encode
 from narthex.lab.pod_network import NONE
-from narthex.lab.topology import LabNode
-from narthex.lab.workloads import LabPod, Scale
 from narthex.model.names import NamespacedName
-from narthex.model.objects import IPAddressPool, Service
+from narthex.model.objects import IPAddressPool, Pod
 from narthex.model.problem import Problem
 from narthex.sources.manifests import ManifestSource
-from narthex.state.store import Snapshot, Store
+from narthex.state.store import Snapshot
 
-_Done = TypeVar("_Done")
+Object = dict[str, Any]
 
-TERMINATION_SECONDS = 0.5
-"""A pod that goes away answers this long, while the nodes learn of it."""
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS = 0.5
 _ERROR_PAUSE_SECONDS = 0.2
-_SETTLE_SECONDS = 10.0
-LOST_SECONDS = 2.0
-"""So long after a node's death the cluster learns of it, where Kubernetes takes 40 s (`node-monitor-grace-period`)."""
-_AT_ONCE = 4
-"""So many nodes' pods are made at once: a plugin waits for the kernel now and then."""
+_GATHER_SECONDS = 0.05
+"""Changes closer together than this are reported together."""
+_SETTLE_SECONDS = 25.0
+_POLL_SECONDS = 0.01
+_RULES_SECONDS = 5.0
+"""A change that means nothing to the nodes' rules is waited for no longer than this."""
+_BEATS = 4
+"""Heartbeats of a node until the cluster would take it for dead."""
 
 
 class LabProcess:
     """One lab. `start` makes it, `run` keeps it."""
 
     def __init__(
-        self, state: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str] = ()
+        self,
+        state: StateDirectory,
+        source: Path,
+        nodes: int,
+        mode: str,
+        overlay: str,
+        pools: Sequence[str],
+        forks: Forks,
     ) -> None:
-        """`pools`: ranges of addresses for load balancers, besides the pools among the manifests."""
+        """`pools`: ranges of addresses for load balancers, besides the pools among the manifests. `forks` knows the jobs of
+        containers and nodes."""
         self._directory = state
-        self._source = ManifestSource(source)
-        self._store = Store()
-        self._scales: dict[NamespacedName, Scale] = {}
+        self.nodes = topology.nodes(state.name, nodes)
+        self._pools = _pools(pools, self.nodes)
+        self._forks = forks
+        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=Allocation().admit))
+        with self.ledger.held() as registry:
+            self.api = Api(registry)
+        self.applying = Applying(source, self.ledger, self.api, tuple(node.name for node in self.nodes))
+        self.controlling = Controlling(self.ledger, all_controllers())
+        self.hearts = Hearts(self.nodes, self.ledger, every=LAB.node_grace / _BEATS, lasts=int(LAB.node_grace))
         self._echo = EchoServer()
-        members = topology.nodes(state.name, nodes)
-        self._cluster = Cluster(nodes=members)
-        self._runner = PodRunner(state, members, self._echo)
-        self._nodes = Nodes(state, members, mode, overlay)
-        self._pools = _pools(pools, members)
+        self._containers = Containers(forks)
+        self._telling = Telling(self.ledger)
+        self._network = PodNetwork(state, self.nodes)
+        self._node_processes = Nodes(state, self.nodes, mode, overlay, forks)
+        tools = Tools(
+            ledger=self.ledger,
+            network=self._network,
+            files=PodFiles(state, self.ledger),
+            echo=self._echo,
+            containers=self._containers,
+            tell=self._telling,
+            released=Releases(self.ledger, self._node_processes.synced),
+        )
+        self.kubelet = Kubelet(self.nodes, self.ledger, tools)
+        self.serving = serving.Serving(state, self.ledger, self.api)
+        self._mirror = Mirror()
+        self._published: LabState | None = None
+        self._turning = threading.RLock()
+        self._news = threading.Event()
         self._pool_networks: tuple[str, ...] = ()
         """Of load balancers, as the network has them."""
-        self._dead_until: dict[str, float] = {}
-        """Nodes that have died, and when the cluster learns of it."""
-        self._pod_problems: dict[NamespacedName, str] = {}
-        self._gone_at: dict[NamespacedName, float] = {}
-        self._retry_at: float | None = None
-        self._written = b""
-        self._written_at = 0.0
-        self._requests: queue.Queue[_Request | None] = queue.Queue()
-        own = identify(os.getpid())
-        assert own is not None, "this process runs"
+        self._pool_problems: tuple[Problem, ...] = ()
+        own, forking = identify(os.getpid()), identify(forks.pid)
+        if own is None:
+            raise LabError("this process cannot be found in /proc")
         self.state = LabState(
             name=state.name,
             mode=mode,
@@ -90,273 +133,293 @@ class LabProcess:
             source=str(source),
             since=_now(),
             controller=own,
-            nodes=members,
+            forks=forking,
+            nodes=self.nodes,
             outside=topology.outside_namespace(state.name),
         )
 
     def start(self) -> None:
         """Everything, up to the first sync of every node. Raises LabError, LinkError or OSError."""
         self._directory.write(self.state)
-        make_network(self._directory.name, self._cluster.nodes, self.state.overlay)
-        self._runner.install()
-        self._scan()
-        balancing = bool(self._wanted.address_pools)
-        # Without an overlay they have nothing to read before all pods are there, so their first sync is the one to wait for.
-        processes = self._nodes.start(announce=balancing)
+        certificate = _beside(self.serving.make_certificate)
+        make_network(self._directory.name, self.nodes, self.state.overlay)
+        self._network.install()
+        certificate()
+        server = self.serving.start()
+        self.state = msgspec.structs.replace(self.state, server=server)
+        self._fill()
+        self.applying.turn()
+        balancing = bool(self._snapshot().address_pools)
+        processes = self._node_processes.start(announce=balancing)
         self.state = msgspec.structs.replace(self.state, processes=processes, balancing=balancing)
         self._directory.write(self.state)
-        threading.Thread(target=self._echo.serve, name="echo", daemon=True).start()
+        self._thread("echo", self._echo.serve)
+        self._thread("containers", self._containers.watch)
+        self._thread("controllers", self.controlling.run)
+        self._thread("hearts", self.hearts.beat)
         if self.state.overlay != NONE:
-            self._directory.write_manifests(manifest_list(controllers.objects(Store().snapshot, self._cluster)))
-            self._nodes.await_overlay()
-        self._nodes.await_agents()
-        self._turn()
-        self._nodes.await_first()
-        if self.state.overlay != NONE:
-            self._nodes.await_sync(self._written_at)
-        self._await_answers()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        self._listen()
+            self._node_processes.await_overlay()
+        self._node_processes.await_agents()
+        self.kubelet.start()
+        self.turn()
+        self._node_processes.await_first()
+        self.settle()
+        self._thread("events", self._telling.write)
+        self._thread("watch", self._watch)
+        self.ledger.listen(self._news.set)
         self.state = msgspec.structs.replace(self.state, running=True)
-        self._publish()
+        self.publish()
 
     def run(self) -> None:
-        """Follow the manifests and serve requests, until the process is killed: `lab down` clears up."""
+        """Follow the manifests, until the process is killed: `lab down` clears up."""
         while True:
+            self._news.wait(_RETRY_SECONDS if self.applying.pending else None)
+            self._news.clear()
             try:
-                request = self._requests.get(timeout=self._next_due())
-            except queue.Empty:
-                request = None
-            try:
-                answer = self._serve(request)
+                self.turn()
+                self.publish()
             except Exception as error:
                 kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
-                answer = {"error": f"{kind}{error}"}
-                print(f"{_now()} {answer['error']}", file=sys.stderr, flush=True)
+                print(f"{_now()} {kind}{error}", file=sys.stderr, flush=True)
                 # What is due stays due; without a pause this would turn as fast as it can.
                 time.sleep(_ERROR_PAUSE_SECONDS)
-            if request is not None:
-                request.answer(answer)
+            time.sleep(_GATHER_SECONDS)
 
-    def _serve(self, request: _Request | None) -> dict[str, Any]:
-        answer: dict[str, Any] = {}
-        if request is not None and "scale" in request.content:
-            answer = self._scale(**request.content["scale"])
-        if request is not None and "kill" in request.content:
-            answer = self._kill(**request.content["kill"])
-        self._turn()
-        # Who kills a node wants to see what follows, and not wait until it is over.
-        if request is not None and "error" not in answer and "kill" not in request.content:
-            self._settle()
-        return answer
-
-    @property
-    def _wanted(self) -> Snapshot:
-        """What the user wants, and what every cluster has."""
-        return with_pools(with_dns(self._store.snapshot, self._cluster.nodes), self._pools)
-
-    # One turn: what is wanted, what there is, what the nodes read.
-
-    def _scan(self) -> None:
-        for event in self._source.scan():
-            self._store.apply(event)
-
-    def _turn(self) -> None:
-        self._scan()
-        wanted, before = self._wanted, self._cluster.services
-        self._cluster = controllers.reconcile(wanted, self._scales, self._see_dead(), _now())
-        if wanted.address_pools:
-            self._cluster = self._balanced(wanted, before)
-        self._retry_at = None
-        self._start_pods()
-        self._remove_pods()
-        content = manifest_list(controllers.objects(wanted, self._cluster))
-        if content != self._written:
-            self._written, self._written_at = content, time.time()
-            self._directory.write_manifests(content)
-        self._publish()
-
-    def _see_dead(self) -> Cluster:
-        """The cluster, which by now knows of the nodes that died a while ago."""
-        now = time.monotonic()
-        known = frozenset(name for name, moment in self._dead_until.items() if moment <= now)
-        for name in known:
-            del self._dead_until[name]
-        return msgspec.structs.replace(self._cluster, lost=self._cluster.lost | known)
-
-    def _balanced(self, wanted: Snapshot, before: Mapping[NamespacedName, Service]) -> Cluster:
-        """The cluster with addresses for its load balancers, after the network leads to them."""
-        from narthex.apps.lab import balancers
-
-        problems = self._cluster.problems
-        if not self.state.balancing:
-            return msgspec.structs.replace(
-                self._cluster, problems=(*problems, *map(_too_late, wanted.address_pools.values()))
-            )
-        made = balancers.balance(wanted, self._cluster, before)
-        if made.networks != self._pool_networks:
-            have, want = set(self._pool_networks), set(made.networks)
-            for wiring in topology.wire_balancers(self.state.name, sorted(have - want), sorted(want - have)):
-                wire(wiring)
-            self._pool_networks = made.networks
-        return msgspec.structs.replace(self._cluster, services=made.services, problems=(*problems, *made.problems))
-
-    def _await_answers(self) -> None:
-        if self.state.balancing:
-            from narthex.apps.lab.balancers import to_answer
-
-            self._nodes.await_answers(to_answer(self._cluster.services.values()))
-
-    def _start_pods(self) -> None:
-        new = [pod for pod in self._cluster.pods if pod.placed and not pod.pod.ready and not pod.terminating]
-        for pod, made in self._each(new, self._runner.start):
-            if isinstance(made, BaseException):
-                self._pod_problems[pod.key] = str(made)
-                self._retry_at = time.monotonic() + _RETRY_SECONDS
-            else:
-                self._pod_problems.pop(pod.key, None)
-                running = msgspec.structs.replace(pod.pod, ips=made, ready=True, phase="Running")
-                self._cluster = controllers.with_pod(self._cluster, msgspec.structs.replace(pod, pod=running))
-
-    def _remove_pods(self) -> None:
-        now = time.monotonic()
-        leaving = [pod for pod in self._cluster.pods if pod.terminating]
-        for pod in leaving:
-            # Nobody uses a pod that never was ready, so it may go at once.
-            self._gone_at.setdefault(pod.key, now + TERMINATION_SECONDS if pod.pod.ready else now)
-        due = [pod for pod in leaving if self._gone_at[pod.key] <= now]
-        for pod, error in self._each(due, self._runner.stop):
-            if isinstance(error, BaseException):
-                # What the plugins still hold of it they take back by themselves: its namespace is gone.
-                print(f"{_now()} Pod {pod.key}: {error}", file=sys.stderr, flush=True)
-            del self._gone_at[pod.key]
-            self._pod_problems.pop(pod.key, None)
-        self._cluster = controllers.without_pods(self._cluster, frozenset(pod.key for pod in due))
-        if due:
-            # A replacement may have waited for the name or the room.
-            self._retry_at = now
-
-    def _each(self, pods: Iterable[LabPod], do: Callable[[LabPod], _Done]) -> list[tuple[LabPod, _Done | Exception]]:
-        """Do something with pods, one after the other on each node and with all nodes side by side; what came of it."""
-        by_node: dict[str, list[LabPod]] = {}
-        for pod in pods:
-            by_node.setdefault(pod.pod.spec.node_name, []).append(pod)
-
-        def in_turn(some: list[LabPod]) -> list[tuple[LabPod, _Done | Exception]]:
-            return [(pod, _tried(do, pod)) for pod in some]
-
-        if len(by_node) < 2:
-            return [each for some in by_node.values() for each in in_turn(some)]
-        with ThreadPoolExecutor(min(_AT_ONCE, len(by_node))) as pool:
-            return [each for done in pool.map(in_turn, by_node.values()) for each in done]
-
-    def _next_due(self) -> float | None:
-        """Seconds until a turn is due by itself; None: only when something happens."""
-        due = [
-            *self._gone_at.values(),
-            *self._dead_until.values(),
-            *([self._retry_at] if self._retry_at is not None else []),
-        ]
-        return max(0.0, min(due) - time.monotonic()) if due else None
-
-    def _settle(self) -> None:
-        """Return when no pod comes or goes, the cluster knows of every dead node, and all that run have written the present."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while (self._gone_at or self._dead_until) and time.monotonic() < deadline:
-            time.sleep(self._next_due() or 0.0)
-            self._turn()
-        self._nodes.await_sync(self._written_at)
-        self._await_answers()
-
-    def _kill(self, node: str) -> dict[str, Any]:
-        found = next((each for each in self._cluster.nodes if each.name == node), None)
-        if found is None:
-            return {
-                "error": f"there is no node {node!r}; there are: {', '.join(each.name for each in self._cluster.nodes)}"
-            }
-        if node in self.state.killed:
-            return {"error": f"{node} is dead already"}
-        wire(topology.wire_dead(self.state.name, found))
-        self._nodes.kill(node)
-        self._dead_until[node] = time.monotonic() + LOST_SECONDS
-        self.state = msgspec.structs.replace(self.state, killed=(*self.state.killed, node))
-        return {}
-
-    def _scale(self, namespace: str, name: str, replicas: int) -> dict[str, Any]:
-        key = NamespacedName(namespace, name)
-        deployment = self._store.snapshot.deployments.get(key)
-        if deployment is None:
-            others = ", ".join(str(key) for key in sorted(self._store.snapshot.deployments)) or "none"
-            return {"error": f"there is no Deployment {key} in this lab; there are: {others}"}
-        self._scales[key] = Scale(replicas=replicas, manifest=deployment.replicas)
-        return {}
-
-    # What others see, and how they ask.
-
-    def _publish(self) -> None:
-        self._nodes.collect()
-        self.state = describe(
-            self.state,
-            self._wanted,
-            self._cluster,
-            self._scales,
-            problems=(*self._source.problems, *self._cluster.problems),
-            pod_problems=self._pod_problems,
-            network_namespace=self._runner.network_namespace,
-        )
-        self._directory.write(self.state)
+    def _thread(self, name: str, work: Callable[[], object]) -> None:
+        threading.Thread(target=work, name=name, daemon=True).start()
 
     def _watch(self) -> None:
         """Ring whenever the manifests change. With a source of its own, because one must not be used by two threads;
         its first scan is news to it, so a change from before the watch began rings too."""
         for _ in ManifestSource(self.state.source).changes(threading.Event()):
-            self._requests.put(None)
+            self._news.set()
 
-    def _listen(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(str(self._directory.control))
-        sock.listen()
-        threading.Thread(target=self._accept, args=(sock,), name="control", daemon=True).start()
+    # What there is from the begin.
 
-    def _accept(self, sock: socket.socket) -> None:
-        while True:
-            connection, _ = sock.accept()
-            threading.Thread(target=self._converse, args=(connection,), name="request", daemon=True).start()
+    def _fill(self) -> None:
+        with self.ledger.held() as registry:
+            for name in cluster.NAMESPACES:
+                _create(registry, "Namespace", cluster.namespace(name))
+            _create(registry, "ServiceCIDR", cluster.ranges())
+            for definition in cluster.definitions():
+                _create(registry, "CustomResourceDefinition", definition)
+            for obj in (*cluster.api_service(), *cluster.dns_service(self.nodes)):
+                _create(registry, obj["kind"], obj)
+            for pool in self._pools:
+                if registry.get("Namespace", "", pool.namespace) is None:
+                    registry.create("Namespace", cluster.namespace(pool.namespace))
+                _create(registry, "IPAddressPool.metallb.io", encode(pool))
+        self.hearts.register()
 
-    def _converse(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as stream:
-            request = _Request(msgspec.json.decode(stream.readline()))
-            self._requests.put(request)
-            connection.sendall(msgspec.json.encode(request.wait()) + b"\n")
+    # One turn: manifests, load balancers.
+
+    def turn(self) -> None:
+        """Take in the manifests and what follows from them here. Raises what the machine says of its network."""
+        with self._turning:
+            self.applying.turn()
+            self._give_way_to_users_dns()
+            if self._snapshot().address_pools:
+                self._balance()
+            else:
+                self._pool_problems = ()
+
+    def _snapshot(self) -> Snapshot:
+        with self._turning, self.ledger.held() as registry:
+            return self._mirror.follow(registry)
+
+    def _give_way_to_users_dns(self) -> None:
+        """The lab's own slices of the DNS lead nowhere that a user's Service of that name wants to go."""
+        with self.ledger.held() as registry:
+            service = registry.get("Service", *cluster.DNS)
+            if service is None or not (service.get("spec") or {}).get("selector"):
+                return
+            for each in cluster.dns_service(self.nodes)[1:]:
+                if registry.get("EndpointSlice", cluster.DNS.namespace, each["metadata"]["name"]) is not None:
+                    registry.delete("EndpointSlice", cluster.DNS.namespace, each["metadata"]["name"])
+
+    def _balance(self) -> None:
+        """Give load balancers their addresses, after the network leads to them."""
+        from narthex.apps.lab import balancers
+
+        snapshot = self._snapshot()
+        if not self.state.balancing:
+            self._pool_problems = tuple(map(_too_late, snapshot.address_pools.values()))
+            return
+        made = balancers.balance(snapshot, self.nodes)
+        if made.networks != self._pool_networks:
+            have, want = set(self._pool_networks), set(made.networks)
+            for wiring in topology.wire_balancers(self.state.name, sorted(have - want), sorted(want - have)):
+                wire(wiring)
+            self._pool_networks = made.networks
+        for service in made.changed.values():
+            for path, patch in balancers.patches(service):
+                self.request("PATCH", path, patch, "application/merge-patch+json")
+        self._pool_problems = made.problems
+
+    def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
+        """A request to the API. Raises LabError with what it says."""
+        asked = Request(method, path, {}, {"content-type": content_type}, msgspec.json.encode(body))
+        with self.ledger.held():
+            answer = self.api.answer(asked)
+        said: Object = msgspec.json.decode(answer.body) if isinstance(answer, Whole) else {}
+        if isinstance(answer, Whole) and answer.status >= 300:
+            raise LabError(str(said.get("message") or f"{method} {path}: {answer.status}"))
+        return said
+
+    # When all is in force.
+
+    def settle(self) -> None:
+        """Return when the manifests are taken in, no pod comes or goes, the cluster knows of every dead node, and all nodes
+        that run have written the present. Raises LabError."""
+        self.turn()
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        calm = 0
+        # Twice: what one has done another may have to look at.
+        while calm < 2 and time.monotonic() < deadline:
+            calm = calm + 1 if self._calm() else 0
+            time.sleep(_POLL_SECONDS if not calm else 0.0)
+        self.turn()
+        self._await_rules(deadline)
+        if self.state.balancing:
+            from narthex.apps.lab.balancers import to_answer
+
+            self._node_processes.await_answers(to_answer(self._snapshot().services.values()))
+
+    def _calm(self) -> bool:
+        return self.controlling.resting and self.kubelet.resting and not self._awaited()
+
+    def _awaited(self) -> bool:
+        """Something is on its way by itself."""
+        with self.ledger.held() as registry:
+            for pod in registry.list("Pod"):
+                life = self.kubelet.life(NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"]))
+                if life is None or self.kubelet.on_dead_node(life) or life.problem:
+                    continue
+                if pod["metadata"].get("deletionTimestamp") or life.starting:
+                    return True
+            return any(
+                condition.get("status") == "True"
+                for name in self.state.killed
+                for condition in ((registry.get("Node", "", name) or {}).get("status") or {}).get("conditions") or ()
+                if condition.get("type") == "Ready"
+            )
+
+    def _await_rules(self, deadline: float) -> None:
+        moment = self.ledger.rules_at
+        patience = time.monotonic() + _RULES_SECONDS
+        while time.monotonic() < min(deadline, patience):
+            if self._node_processes.synced(moment):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    # What is asked for.
+
+    def scale(self, namespace: str, name: str, replicas: int) -> None:
+        """Give a Deployment another number of pods. Raises LabError."""
+        with self.ledger.held() as registry:
+            held = registry.get("Deployment", namespace, name)
+            others = [
+                f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in registry.list("Deployment")
+            ]
+        if held is None:
+            known = ", ".join(sorted(others)) or "none"
+            raise LabError(f"there is no Deployment {namespace}/{name} in this lab; there are: {known}")
+        path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
+        self.request("PATCH", path, {"spec": {"replicas": replicas}}, "application/merge-patch+json")
+
+    def kill(self, node: str) -> None:
+        """Let a node die: its process and its pods' programs are killed, and its cable is dead. Raises LabError."""
+        found = next((each for each in self.nodes if each.name == node), None)
+        if found is None:
+            names = ", ".join(each.name for each in self.nodes)
+            raise LabError(f"there is no node {node!r}; there are: {names}")
+        if node in self.state.killed:
+            raise LabError(f"{node} is dead already")
+        wire(topology.wire_dead(self.state.name, found))
+        self._node_processes.kill(node)
+        self.hearts.stop(node)
+        self.kubelet.lose(node)
+        with self._turning:
+            self.state = msgspec.structs.replace(self.state, killed=(*self.state.killed, node))
+
+    def publish(self) -> None:
+        """Write the state file anew, if something in it is new."""
+        with self._turning:
+            snapshot = self._snapshot()
+            made = describe(
+                self.state,
+                snapshot,
+                scales=self._scales(snapshot),
+                problems=(*self.applying.problems, *self._pool_problems, *self._refusals()),
+                network_namespace=self._namespace,
+                lives=self.kubelet.lives(),
+                waiting=self._waiting(),
+            )
+            self.state = made
+            if made != self._published:
+                self._directory.write(made)
+                self._published = made
+
+    def _namespace(self, pod: Pod) -> str:
+        spec = {"nodeName": pod.spec.node_name, "hostNetwork": pod.spec.host_network}
+        return self._network.namespace({"metadata": {"namespace": pod.namespace, "name": pod.name}, "spec": spec})
+
+    def _waiting(self) -> dict[NamespacedName, str]:
+        """What the scheduler says of pods that have no node."""
+        with self.ledger.held() as registry:
+            return {
+                NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"]): str(each.get("message") or "")
+                for pod in registry.list("Pod")
+                if not pod["spec"].get("nodeName")
+                for each in (pod.get("status") or {}).get("conditions") or ()
+                if each["type"] == "PodScheduled" and each.get("status") == "False"
+            }
+
+    def _refusals(self) -> list[Problem]:
+        return [
+            Problem(origin="", object=name, message=message)
+            for name, message in sorted(self.controlling.refused.items())
+        ]
+
+    def _scales(self, snapshot: Snapshot) -> list[ScaleRecord]:
+        """Deployments of the user's files with another number of replicas than the files have."""
+        found = []
+        for key, deployment in sorted(snapshot.deployments.items()):
+            written = self.applying.wanted("Deployment", key)
+            asked = (written.raw.get("spec") or {}).get("replicas", 1) if written is not None else deployment.replicas
+            if asked != deployment.replicas:
+                found.append(ScaleRecord(namespace=key.namespace, name=key.name, replicas=deployment.replicas))
+        return found
 
 
-class _Request:
-    """A question from another process, on its way between two threads."""
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        self.content = content
-        self._answer: dict[str, Any] = {}
-        self._answered = threading.Event()
-
-    def answer(self, content: dict[str, Any]) -> None:
-        """Say it; the waiting thread goes on."""
-        self._answer = content
-        self._answered.set()
-
-    def wait(self) -> dict[str, Any]:
-        """What was answered."""
-        self._answered.wait()
-        return self._answer
+def _create(registry: Registry, kind: str, obj: Object) -> None:
+    meta = obj["metadata"]
+    if registry.get(kind, meta.get("namespace", ""), meta["name"]) is None:
+        registry.create(kind, obj)
 
 
-def _tried(do: Callable[[LabPod], _Done], pod: LabPod) -> _Done | Exception:
-    try:
-        return do(pod)
-    except (OSError, LinkError, CniError) as error:
-        return error
+def _beside(work: Callable[[], None]) -> Callable[[], None]:
+    """Begin a work in a thread of its own; what is returned waits for its end, and raises what it has raised."""
+    failed: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+
+    def join() -> None:
+        thread.join()
+        if failed:
+            raise failed[0]
+
+    return join
 
 
-def _pools(ranges: Sequence[str], members: Sequence[LabNode]) -> tuple[IPAddressPool, ...]:
+def _pools(ranges: Sequence[str], members: Sequence[topology.LabNode]) -> tuple[IPAddressPool, ...]:
     if not ranges:
         return ()
     from narthex.apps.lab.balancers import pools_of

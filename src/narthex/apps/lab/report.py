@@ -3,79 +3,89 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from narthex.apps.lab.pod import PodLife
 from narthex.apps.lab.state import FrontendRecord, LabState, PodRecord, ScaleRecord, ServiceRecord
-from narthex.lab.controllers import Cluster, shown_pods
-from narthex.lab.slices import slices_of
-from narthex.lab.workloads import LabPod, Scales, describe_nodes
+from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
 from narthex.model.net import family_of
-from narthex.model.objects import EndpointSlice, Service
+from narthex.model.objects import EndpointSlice, Pod, Service
 from narthex.model.problem import Problem
 from narthex.state.store import Snapshot
 
 
 def describe(
     state: LabState,
-    wanted: Snapshot,
-    cluster: Cluster,
-    scales: Scales,
+    snapshot: Snapshot,
     *,
+    scales: Iterable[ScaleRecord],
     problems: Iterable[Problem],
-    pod_problems: Mapping[NamespacedName, str],
-    network_namespace: Callable[[LabPod], str],
+    network_namespace: Callable[[Pod], str],
+    lives: Iterable[PodLife],
+    waiting: Mapping[NamespacedName, str],
 ) -> LabState:
-    """The state with everything that changes brought up to date."""
+    """The state with everything that changes brought up to date. `network_namespace` is asked for pods that have a node;
+    `waiting`: why others have none."""
+    alive = {life.key: life for life in lives}
     pods = tuple(
-        PodRecord(
-            namespace=pod.pod.namespace,
-            name=pod.pod.name,
-            node=pod.pod.spec.node_name if pod.placed else "",
-            network_namespace=network_namespace(pod) if pod.placed else "",
-            addresses=pod.pod.ips,
-            ready=pod.pod.ready and not pod.terminating,
-            terminating=pod.terminating,
-            problem=pod_problems.get(pod.key, "" if pod.placed else "no node takes it"),
-        )
-        for pod in sorted(shown_pods(cluster), key=lambda pod: pod.key)
+        _pod(pod, alive.get(key), network_namespace, waiting.get(key, "no node takes it"))
+        for key, pod in sorted(snapshot.pods.items())
     )
-    in_force = tuple(
-        ScaleRecord(namespace=key.namespace, name=key.name, replicas=scale.replicas)
-        for key, scale in sorted(scales.items())
-        if key in wanted.deployments and wanted.deployments[key].replicas == scale.manifest
+    services = tuple(
+        _service(service, state.nodes, tuple(snapshot.slices.get(key, {}).values()))
+        for key, service in sorted(snapshot.services.items())
+        if key != _API
     )
-    return msgspec.structs.replace(
-        state, pods=pods, services=_services(wanted, cluster), scales=in_force, problems=tuple(problems)
+    return msgspec.structs.replace(state, pods=pods, services=services, scales=tuple(scales), problems=tuple(problems))
+
+
+_API = NamespacedName("default", "kubernetes")
+"""The Service of the API server, which every lab has."""
+
+
+def _pod(pod: Pod, life: PodLife | None, network_namespace: Callable[[Pod], str], waiting: str) -> PodRecord:
+    node = pod.spec.node_name if life is not None else ""
+    terminating = bool(pod.deletion_timestamp)
+    runs = tuple(life.runs.items()) if life is not None else ()
+    problem = life.problem if life is not None else waiting
+    if life is None and pod.phase in ("Succeeded", "Failed"):
+        node, problem = pod.spec.node_name, ""
+    return PodRecord(
+        namespace=pod.namespace,
+        name=pod.name,
+        node=node,
+        network_namespace=network_namespace(pod) if node and life is not None else "",
+        addresses=pod.ips,
+        ready=pod.ready and not terminating,
+        terminating=terminating,
+        uid=pod.uid,
+        hostname="" if pod.spec.host_network else hostname_of(pod),
+        containers={name: run.container.pid if run.container is not None else 0 for name, run in runs},
+        problem=problem,
     )
 
 
-def _services(wanted: Snapshot, cluster: Cluster) -> tuple[ServiceRecord, ...]:
-    labels = {node.name: node.labels for node in describe_nodes(wanted, cluster.nodes)}
-    made: dict[NamespacedName, list[EndpointSlice]] = {}
-    for slice_ in slices_of(cluster.services.values(), shown_pods(cluster), labels):
-        made.setdefault(slice_.service, []).append(slice_)
-    return tuple(
-        _service(service, cluster, made.get(key, list(wanted.slices.get(key, {}).values())))
-        for key, service in sorted(cluster.services.items())
-    )
+def hostname_of(pod: Pod) -> str:
+    """The pod's host name."""
+    return (pod.spec.hostname or pod.name)[:63].rstrip("-.")
 
 
-def _service(service: Service, cluster: Cluster, slices: list[EndpointSlice]) -> ServiceRecord:
+def _service(service: Service, nodes: Sequence[LabNode], slices: Sequence[EndpointSlice]) -> ServiceRecord:
     ready = [endpoint for slice_ in slices for endpoint in slice_.endpoints if endpoint.ready]
     return ServiceRecord(
         namespace=service.namespace,
         name=service.name,
         type="headless" if service.headless else service.type,
-        frontends=tuple(_frontends(service, cluster)),
+        frontends=tuple(_frontends(service, nodes)),
         endpoints=max(Counter(map(family_of, {endpoint.address for endpoint in ready})).values(), default=0),
         pods=tuple(dict.fromkeys(endpoint.target for endpoint in ready if endpoint.target)),
     )
 
 
-def _frontends(service: Service, cluster: Cluster) -> Iterable[FrontendRecord]:
+def _frontends(service: Service, nodes: Sequence[LabNode]) -> Iterable[FrontendRecord]:
     if service.headless or service.type == "ExternalName":
         return
     families = set(service.ip_families)
@@ -86,7 +96,7 @@ def _frontends(service: Service, cluster: Cluster) -> Iterable[FrontendRecord]:
         if port.node_port:
             places += [
                 ("node port", address, port.node_port)
-                for node in cluster.nodes
+                for node in nodes
                 for address in node.addresses
                 if family_of(address) in families
             ]

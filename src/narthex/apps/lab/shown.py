@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from narthex.apps.lab import ask
-from narthex.apps.lab.labs import Lab, open_lab
+from narthex.apps.lab.labs import Lab, access_of, open_lab
 from narthex.apps.lab.trace import trace_lab
 from narthex.apps.ui.board import Board, Counts
+from narthex.apps.ui.cluster import source_of
 from narthex.apps.ui.counts import count
 from narthex.apps.ui.path import Tracer
-from narthex.sources.manifests import ManifestSource
 
 _AT_ONCE = 16
 
@@ -20,7 +20,8 @@ def board_of(name: str) -> tuple[Board, Tracer]:
     """What the page shows of a lab, and how it traces there. Raises LabError."""
     lab = open_lab(name)
     title = f"lab {lab.name}, {lab.mode} mode"
-    return Board(title, ManifestSource(lab.manifests), partial(connections, lab)), partial(trace_lab, name)
+    board = Board(title, source_of(access_of(lab)), partial(connections, lab))
+    return board, partial(trace_lab, name)
 
 
 def connections(lab: Lab) -> Counts | None:

@@ -1,13 +1,16 @@
 """A lab's directory below /run: what the lab process writes and everybody else reads.
 
     /run/narthex/lab/NAME/state.json             the whole state, replaced at once
-                         /manifests/cluster.json  what the nodes read
+                         /kubeconfig              of its API, for people: by loopback
+                         /nodes.kubeconfig        the same, for the nodes: by the network between them
+                         /api/                    the API server's certificate and key, the token
+                         /pods/UID/               files and logs of a pod (`pod_files.py`)
+                         /account/NAMESPACE/      what pods need to call the API
                          /net-conf.json           the overlay's configuration, where there is one
                          /Corefile                what the nodes' DNS answers
                          /announcer.key           the key of the nodes' announcers, where there is a pool
                          /control.sock            requests to the lab process
                          /log/                    one file for each process
-                         /dns/                    resolv.conf of the pods, one for each Kubernetes namespace
                          /input/                  manifests, when none were given
                          /NODE/                   what a node has of its own: see NodePlaces
     /var/lib/narthex/lab/NAME/NODE/               the node's CNI plugins: programs do not run from /run everywhere
@@ -33,9 +36,6 @@ LABS = Path("/run/narthex/lab")
 PROGRAMS = Path("/var/lib/narthex/lab")
 
 
-_CLUSTER = "cluster.json"
-
-
 class LabError(RuntimeError):
     """What a lab command cannot do; the message says what to do about it."""
 
@@ -58,6 +58,12 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     ready: bool = False
     terminating: bool = False
+    uid: str = ""
+    """Of the Pod; its files are in a directory of this name."""
+    hostname: str = ""
+    """Empty: it has its node's."""
+    containers: dict[str, int] = {}
+    """Those that run, by name: the process number of the container's program, 0 for the echo server."""
     problem: str = ""
 
 
@@ -103,6 +109,10 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the user's manifests."""
     since: str
     controller: Process
+    forks: Process | None = None
+    """The process that forks the nodes' and the containers'."""
+    server: str = ""
+    """URL of the API, on this machine's loopback."""
     running: bool = False
     """False until everything is up for the first time."""
     nodes: tuple[LabNode, ...]
@@ -151,7 +161,13 @@ class StateDirectory:
             raise LabError(str(error)) from None
         self.name = name
         self.path = LABS / name
-        self.manifests = self.path / "manifests"
+        self.kubeconfig = self.path / "kubeconfig"
+        """Of the lab's API, for people and their programs."""
+        self.node_kubeconfig = self.path / "nodes.kubeconfig"
+        self.certificate = self.path / "api" / "ca.crt"
+        self.key = self.path / "api" / "tls.key"
+        self.token = self.path / "api" / "token"
+        self.pods = self.path / "pods"
         self.control = self.path / "control.sock"
         self.net_conf = self.path / "net-conf.json"
         """Of the nodes' overlay."""
@@ -168,10 +184,6 @@ class StateDirectory:
         """What one node has of its own."""
         return NodePlaces(self.path / name, self.programs / name)
 
-    def resolv_conf(self, namespace: str) -> Path:
-        """What the pods of a Kubernetes namespace have as /etc/resolv.conf."""
-        return self.path / "dns" / f"{namespace}.conf"
-
     def read(self) -> LabState | None:
         """The state as last written; None when there is none."""
         try:
@@ -185,23 +197,7 @@ class StateDirectory:
         """Replace the state."""
         self._replace(self._state, msgspec.json.format(msgspec.json.encode(state)))
 
-    def write_manifests(self, content: bytes) -> None:
-        """Replace what the nodes read, all of it at one moment. The directory comes with the first of it: before that there
-        is nothing that a node could take for a cluster."""
-        if self.manifests.exists():
-            self._replace(self.manifests / _CLUSTER, content)
-            return
-        draft = self.path / ".manifests"
-        draft.mkdir(mode=0o700, exist_ok=True)
-        (draft / _CLUSTER).write_bytes(content)
-        draft.rename(self.manifests)
-
-    def ring(self) -> None:
-        """Let nodes look again that have looked before the manifests were there, and have begun to watch after."""
-        os.utime(self.manifests)
-
     def _replace(self, path: Path, content: bytes) -> None:
-        # Beside the watched directory and not in it, so that no reader meets a half-written file.
         draft = self.path / f".{path.name}"
         draft.write_bytes(content)
         draft.rename(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from narthex.apps.inputs import Wishes, read_cluster, view
+from narthex.apps.inputs import Wishes, read_server, view
 from narthex.apps.lab.labs import Lab, open_lab
 from narthex.apps.lab.state import LabError, StateDirectory
 from narthex.apps.places import Place, Places, TraceError
@@ -29,7 +29,7 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
         lab = open_lab(name)
     except LabError as error:
         raise TraceError(str(error)) from error
-    cluster = read_cluster(lab.manifests)
+    cluster = read_server(str(lab.kubeconfig), "", pods=True)
     places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, _pods(lab))
     sender, target, wanted = ask(places, source, destination)
     announcing = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None

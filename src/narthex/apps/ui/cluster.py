@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,6 +11,10 @@ from narthex.apps.ui.board import Board
 from narthex.apps.ui.path import Tracer, planned
 from narthex.sources.manifests import ManifestSource
 from narthex.trace.explain import Explanation
+
+if TYPE_CHECKING:
+    from narthex.sources.kube.access import Access
+    from narthex.sources.kube.source import KubeSource
 
 
 def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:
@@ -22,14 +27,20 @@ def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tra
     """What the page shows of a cluster: its API server is followed, its nodes are not asked."""
     # They take a third of a second to load.
     from narthex.sources.kube.access import Access
-    from narthex.sources.kube.resources import ALL_SERVICES, ENDPOINT_SLICES, NODES, PODS
-    from narthex.sources.kube.source import KubeSource
     from narthex.sources.proxy_configuration import ClientConnection
 
     access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
-    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
-    board = Board(access.origin, KubeSource(access, (ALL_SERVICES, slices, NODES, PODS)))
+    board = Board(access.origin, source_of(access))
     return board, _tracer(board, mode)
+
+
+def source_of(access: Access) -> KubeSource:
+    """What the page needs of a cluster, from its API server."""
+    from narthex.sources.kube.resources import ALL_SERVICES, ENDPOINT_SLICES, NODES, PODS
+    from narthex.sources.kube.source import KubeSource
+
+    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
+    return KubeSource(access, (ALL_SERVICES, slices, NODES, PODS))
 
 
 def _tracer(board: Board, mode: str) -> Tracer:

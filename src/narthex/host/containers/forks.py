@@ -8,7 +8,6 @@ threads could not fork safely at all. It ends with its maker, and all its jobs w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import os
 import selectors
@@ -76,7 +75,7 @@ class Forks:
 
 
 def _serve(requests: socket.socket, jobs: Mapping[str, Job], prepare: Callable[[], None]) -> NoReturn:
-    _close_others_on_exec()
+    _close_all_but(requests.fileno())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     prepare()
@@ -156,9 +155,9 @@ def _bury(askers: dict[int, socket.socket]) -> None:
             asker.close()
 
 
-def _close_others_on_exec() -> None:
-    """Files that came from whoever began all this are nothing to the programs that are started here."""
-    for entry in Path("/proc/self/fd").iterdir():
-        if int(entry.name) > 2:
+def _close_all_but(own: int) -> None:
+    """Locks, pipes and whatever else was inherited is not held by this process, nor by what it forks."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) > 2 and int(entry.name) != own:
             with contextlib.suppress(OSError):
-                fcntl.fcntl(int(entry.name), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+                os.close(int(entry.name))

@@ -84,15 +84,21 @@ def join(process: int) -> None:
 def become(program: Program, files: Sequence[int]) -> NoReturn:
     """Be the program, with these three files as its standard ones; the process is the first of its namespace of
     processes, and in its network already. Raises OSError naming what went wrong."""
+    enter(program)
+    _execute(program, program.executable, files)
+
+
+def enter(program: Program) -> None:
+    """Go where the program is to run: host name, mounts. Raises OSError naming what went wrong."""
     unshare(NEW_MOUNTS | (NEW_HOSTNAME | NEW_IPC if program.hostname else 0))
     if program.hostname:
         socket.sethostname(program.hostname)
     _mount(program)
-    _execute(program, program.executable, files)
 
 
-def become_beside(entry: Entry, executable: str, files: Sequence[int]) -> NoReturn:
-    """The same in namespaces that `join` has led to."""
+def become_beside(entry: Program | Entry, executable: str, files: Sequence[int] = ()) -> NoReturn:
+    """The same in namespaces that `join` or `enter` has led to. Without files it keeps those that it has, and its
+    session."""
     _execute(entry, executable, files)
 
 
@@ -145,7 +151,8 @@ def _show(show: Show, source: int) -> None:
 def _execute(told: Program | Entry, executable: str, files: Sequence[int]) -> NoReturn:
     for number, handle in enumerate(_above(files)):
         os.dup2(handle, number)
-    os.setsid()
+    if files:
+        os.setsid()
     if told.tty:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(told.directory)

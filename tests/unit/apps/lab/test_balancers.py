@@ -1,13 +1,11 @@
 """Addresses for the load balancers of a lab."""
 
 import pytest
-from immutables import Map
 from msgspec.structs import replace
 
-from narthex.apps.lab.balancers import balance, pools_of, to_answer
-from narthex.lab.controllers import Cluster, reconcile, with_pools
+from narthex.apps.lab.balancers import balance, patches, pools_of, to_answer
 from narthex.lab.topology import nodes
-from narthex.model.net import FAMILIES
+from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service, ServiceCIDR, ServicePort
 from narthex.testing.build import snapshot
 
@@ -18,7 +16,8 @@ SEEDS = ("192.168.15.0/28", "172.6.6.6/32")
 
 def balancer(name, asks="", **fields):
     annotations = ((ASKS, asks),) if asks else ()
-    values = {"annotations": annotations, "type": "LoadBalancer", "ports": (ServicePort(port=80),), **fields}
+    given = {"ip_families": (IPFamily.IPV4,), "cluster_ips": ("10.96.0.9",)}
+    values = {**given, "annotations": annotations, "type": "LoadBalancer", "ports": (ServicePort(port=80),), **fields}
     return Service(name=name, namespace="shop", **values)
 
 
@@ -27,20 +26,23 @@ class Lab:
 
     def __init__(self, *ranges):
         self.pools = pools_of(ranges, NODES)
-        self.cluster = Cluster(nodes=NODES)
+        self.services = {}
 
     def turn(self, *objects):
-        pools = [each for each in objects if isinstance(each, IPAddressPool)]
-        others = [each for each in objects if not isinstance(each, IPAddressPool)]
-        wanted = with_pools(snapshot(*others, with_node=False), (*self.pools, *pools))
-        before = self.cluster.services
-        self.cluster = reconcile(wanted, {}, self.cluster, "2026-01-31T12:00:00Z")
-        made = balance(wanted, self.cluster, before)
-        self.cluster = replace(self.cluster, services=made.services)
+        wanted = snapshot(*map(self.as_the_api_has_it, objects), *self.pools, with_node=False)
+        made = balance(wanted, NODES)
+        self.services = {**wanted.services, **made.changed}
         return made
 
+    def as_the_api_has_it(self, obj):
+        """Who writes a manifest again writes no status, and takes no annotation of somebody else's away."""
+        held = self.services.get(obj.key) if isinstance(obj, Service) else None
+        if held is None:
+            return obj
+        return replace(obj, ingress=obj.ingress or held.ingress, annotations=held.annotations)
+
     def addresses(self):
-        return {key.name: [entry.ip for entry in each.ingress] for key, each in self.cluster.services.items()}
+        return {key.name: [entry.ip for entry in each.ingress] for key, each in self.services.items()}
 
 
 def test_the_seeds_addresses_can_be_had():
@@ -48,7 +50,7 @@ def test_the_seeds_addresses_can_be_had():
     made = lab.turn(balancer("a", "192.168.15.1"), balancer("b", "192.168.15.8"), balancer("c", "172.6.6.6"))
     assert lab.addresses() == {"a": ["192.168.15.1"], "b": ["192.168.15.8"], "c": ["172.6.6.6"]}
     assert (made.networks, made.problems) == (("172.6.6.6/32", "192.168.15.0/28"), ())
-    assert {dict(each.annotations)["metallb.io/ip-allocated-from-pool"] for each in made.services.values()} == {
+    assert {dict(each.annotations)["metallb.io/ip-allocated-from-pool"] for each in made.changed.values()} == {
         "lab-1",
         "lab-2",
     }
@@ -70,7 +72,7 @@ def test_what_was_given_stays_when_others_come_and_go():
     assert lab.addresses() == {"z": held["z"]}
     lab.turn(balancer("z", type="ClusterIP"))
     assert lab.addresses() == {"z": []}
-    assert lab.cluster.services[balancer("z").key].annotations == ()
+    assert lab.services[balancer("z").key].annotations == ()
 
 
 def test_both_families_of_one_service_come_from_one_pool():
@@ -143,4 +145,16 @@ def test_bad_pools_are_refused_with_the_reason(ranges, reason):
 
 def test_without_ranges_there_are_no_pools():
     assert pools_of([], NODES) == ()
-    assert with_pools(snapshot(with_node=False), ()).address_pools == Map()
+
+
+def test_what_is_written_of_a_service_is_its_annotation_and_its_status():
+    made = Lab("192.168.15.0/28").turn(balancer("web"))
+    (service,) = made.changed.values()
+    path = "/api/v1/namespaces/shop/services/web"
+    assert list(patches(service)) == [
+        (path, {"metadata": {"annotations": {"metallb.io/ip-allocated-from-pool": "lab-1"}}}),
+        (
+            f"{path}/status",
+            {"metadata": {}, "status": {"loadBalancer": {"ingress": [{"ip": "192.168.15.1", "ipMode": "VIP"}]}}},
+        ),
+    ]

@@ -1,0 +1,64 @@
+"""The cluster's controllers at work: a turn whenever something has changed, or one of them has asked for it."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from datetime import UTC, datetime
+
+from narthex.apps.lab.ledger import Ledger
+from narthex.lab.control.cluster import settle
+from narthex.lab.control.turn import Control
+from narthex.lab.control.view import Create, Delete, Write
+
+_ERROR_PAUSE_SECONDS = 0.5
+
+
+class Controlling:
+    """`run` belongs to one thread."""
+
+    def __init__(self, ledger: Ledger, control: Control) -> None:
+        self._ledger = ledger
+        self._control = control
+        self._news = threading.Event()
+        self._done = 0
+        self.refused: dict[str, str] = {}
+        """What the controllers wanted and could not have: object and reason."""
+        ledger.listen(self._news.set)
+
+    @property
+    def resting(self) -> bool:
+        """All that has happened has been looked at."""
+        with self._ledger.held() as registry:
+            return registry.version == self._done
+
+    def turn(self) -> float | None:
+        """Do all there is to do now; seconds until something is due by itself."""
+        with self._ledger.held() as registry:
+            now = datetime.now(UTC)
+            refused = settle(self._control, registry, now)
+            self.refused = {_object(write): str(fault) for write, fault in refused}
+            self._done = registry.version
+            return self._control.next_due(registry, now)
+
+    def run(self) -> None:
+        """For good."""
+        due: float | None = 0.0
+        while True:
+            self._news.wait(due)
+            self._news.clear()
+            try:
+                due = self.turn()
+            except Exception:
+                # One fault must not end all care; what was not done is due still.
+                traceback.print_exc()
+                due = _ERROR_PAUSE_SECONDS
+
+
+def _object(write: Write) -> str:
+    if isinstance(write, Delete):
+        return f"{write.kind} {write.namespace}/{write.name}"
+    meta = write.obj["metadata"]
+    name = meta.get("name") or f"{meta.get('generateName', '')}…"
+    word = "new " if isinstance(write, Create) else ""
+    return f"{word}{write.kind} {meta.get('namespace', '')}/{name}"

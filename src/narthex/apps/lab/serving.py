@@ -1,0 +1,48 @@
+"""The lab's API on the machine: on loopback for people, and in the network between the nodes for nodes and pods."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from narthex.apps.lab import credentials
+from narthex.apps.lab.ledger import Ledger
+from narthex.apps.lab.state import StateDirectory
+from narthex.host import netns
+from narthex.host.lab.server import ApiServer
+from narthex.lab import topology
+from narthex.lab.api.api import Api
+
+_BACKLOG = 512
+_LOOPBACK = "127.0.0.1"
+
+
+class Serving:
+    """The server, and what is needed to reach it."""
+
+    def __init__(self, directory: StateDirectory, ledger: Ledger, api: Api) -> None:
+        self._directory = directory
+        self._token = os.urandom(24).hex()
+        self.server = ApiServer(api, ledger.lock, token=self._token, changed=ledger.tell)
+        ledger.listen(self.server.wake)
+
+    def make_certificate(self) -> None:
+        """Make what TLS needs, and the token. Raises CommandError, OSError."""
+        self._directory.certificate.parent.mkdir(mode=0o700, exist_ok=True)
+        credentials.make_certificate(self._directory.certificate, self._directory.key)
+        credentials.write_secret(self._directory.token, self._token)
+
+    def start(self, port: int = 0) -> str:
+        """Listen, and write the kubeconfigs; the URL for this machine. `port` on loopback, 0: any. Raises OSError."""
+        context = credentials.server_context(self._directory.certificate, self._directory.key)
+        with netns.entered(topology.fabric_namespace(self._directory.name)):
+            fabric = socket.create_server((topology.API_ADDRESS, topology.API_PORT), backlog=_BACKLOG)
+        loopback = socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)
+        self.server.start()
+        self.server.listen(fabric, context)
+        url = f"https://{_LOOPBACK}:{self.server.listen(loopback, context)}"
+        within = f"https://{topology.API_ADDRESS}:{topology.API_PORT}"
+        for path, where in ((self._directory.kubeconfig, url), (self._directory.node_kubeconfig, within)):
+            text = credentials.kubeconfig(self._directory.name, where, self._directory.certificate, self._token)
+            credentials.write_secret(path, text)
+        return url

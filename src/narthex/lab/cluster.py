@@ -1,0 +1,151 @@
+"""What the API of every lab holds from the begin: the objects that a new cluster has before anybody has asked for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from narthex.lab.cluster_dns import ADDRESSES, DNS_PORT, SERVICE
+from narthex.lab.topology import API_ADDRESS, API_PORT, SERVICE_CIDRS, LabNode
+from narthex.model.net import FAMILIES, family_of
+
+Object = dict[str, Any]
+
+NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+API_SERVICE_ADDRESS = "10.96.0.1"
+"""The first of the Services' range, as everywhere."""
+
+
+DNS = SERVICE
+"""Name of the DNS Service."""
+
+
+def namespace(name: str) -> Object:
+    """A Namespace."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
+        "spec": {"finalizers": ["kubernetes"]},
+        "status": {"phase": "Active"},
+    }
+
+
+def ranges() -> Object:
+    """The ServiceCIDR."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"},
+        "spec": {"cidrs": list(SERVICE_CIDRS)},
+    }
+
+
+def api_service() -> list[Object]:
+    """`default/kubernetes`, and where it leads to."""
+    labels = {"component": "apiserver", "provider": "kubernetes"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+            "spec": {
+                "type": "ClusterIP",
+                "clusterIP": API_SERVICE_ADDRESS,
+                "clusterIPs": [API_SERVICE_ADDRESS],
+                "ipFamilies": ["IPv4"],
+                "ipFamilyPolicy": "SingleStack",
+                "internalTrafficPolicy": "Cluster",
+                "sessionAffinity": "None",
+                "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": API_PORT}],
+            },
+            "status": {"loadBalancer": {}},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": "kubernetes",
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "kubernetes"},
+            },
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [API_ADDRESS], "conditions": {"ready": True}}],
+            "ports": [{"name": "https", "protocol": "TCP", "port": API_PORT}],
+        },
+    ]
+
+
+def definitions() -> list[Object]:
+    """The custom kinds that load balancers are configured with."""
+    return [_definition("metallb.io", "v1beta1", kind) for kind in ("IPAddressPool", "L2Advertisement")]
+
+
+def _definition(group: str, version: str, kind: str) -> Object:
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()},
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    "subresources": {"status": {}},
+                }
+            ],
+        },
+    }
+
+
+def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
+    """The cluster's DNS, which every node answers: a Service without a selector, and its slices."""
+    ports = [("dns", "UDP"), ("dns-tcp", "TCP")]
+    meta = {"namespace": SERVICE.namespace, "labels": {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"}}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": SERVICE.name, **meta},
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": ADDRESSES[0],
+            "clusterIPs": list(ADDRESSES),
+            "ipFamilies": [family.label for family in FAMILIES],
+            "ipFamilyPolicy": "PreferDualStack",
+            "internalTrafficPolicy": "Cluster",
+            "sessionAffinity": "None",
+            "ports": [
+                {"name": name, "protocol": protocol, "port": DNS_PORT, "targetPort": DNS_PORT}
+                for name, protocol in ports
+            ],
+        },
+        "status": {"loadBalancer": {}},
+    }
+    slices = [
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"{SERVICE.name}-{family.label.lower()}",
+                "namespace": SERVICE.namespace,
+                "labels": {"kubernetes.io/service-name": SERVICE.name},
+            },
+            "addressType": family.label,
+            "endpoints": [
+                {"addresses": [address], "conditions": {"ready": True}, "nodeName": node.name}
+                for node in nodes
+                for address in node.addresses
+                if family_of(address) is family
+            ],
+            "ports": [{"name": name, "protocol": protocol, "port": DNS_PORT} for name, protocol in ports],
+        }
+        for family in FAMILIES
+    ]
+    return [service, *slices]

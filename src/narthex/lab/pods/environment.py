@@ -1,0 +1,177 @@
+"""What a container finds in its environment, and its command line.
+
+Follows Kubernetes 1.34: kubelet_pods.go (makeEnvironmentVariables, podFieldSelectorRuntimeValue), envvars.go,
+third_party/forked/golang/expansion.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Object = Mapping[str, Any]
+Lookup = Callable[[str, str], Object | None]
+"""Kind and name of an object in the pod's namespace."""
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ConfigFault(ValueError):
+    """A container cannot be started as its spec is; the message is a kubelet's."""
+
+
+def expand(text: str, known: Mapping[str, str]) -> str:
+    """With `$(NAME)` replaced where NAME is known, and `$$` by `$`."""
+
+    def replaced(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return "$"
+        return known.get(found[1], found[0])
+
+    return _REFERENCE.sub(replaced, text)
+
+
+def environment(pod: Object, container: Object, services: Iterable[Object], lookup: Lookup) -> dict[str, str]:
+    """All variables of a container. `services`: those of the pod's namespace and `default/kubernetes`. `pod.status` holds its
+    addresses. Raises ConfigFault."""
+    made: dict[str, str] = {"PATH": _PATH, "HOSTNAME": hostname(pod)}
+    given: dict[str, str] = {}
+    for source in container.get("envFrom") or ():
+        given.update(_all_of(source, lookup))
+    offered = _of_services(pod, services)
+    for entry in container.get("env") or ():
+        name = str(entry["name"])
+        if entry.get("valueFrom"):
+            value = _value_from(entry["valueFrom"], pod, container, lookup)
+            if value is None:
+                continue
+        else:
+            value = expand(str(entry.get("value") or ""), {**offered, **given})
+        given[name] = value
+    return {**made, **offered, **given}
+
+
+def command_line(container: Object, image: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    """What is run: `command` takes the place of the image's program, `args` follow."""
+    command = [expand(str(word), known) for word in container.get("command") or ()]
+    return (*(command or [image]), *(expand(str(word), known) for word in container.get("args") or ()))
+
+
+def hostname(pod: Object) -> str:
+    """The pod's host name, at most 63 characters."""
+    return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63].rstrip("-.")
+
+
+def _of_services(pod: Object, services: Iterable[Object]) -> dict[str, str]:
+    namespace = pod["metadata"].get("namespace", "")
+    links = pod["spec"].get("enableServiceLinks", True)
+    made: dict[str, str] = {}
+    for service in services:
+        metadata, spec = service["metadata"], service.get("spec") or {}
+        master = (metadata.get("namespace"), metadata["name"]) == ("default", "kubernetes")
+        address = spec.get("clusterIP") or ""
+        if address in ("", "None") or not spec.get("ports"):
+            continue
+        if master or (links and metadata.get("namespace") == namespace):
+            made.update(_of_service(metadata["name"], address, spec["ports"]))
+    return made
+
+
+def _of_service(name: str, address: str, ports: Iterable[Object]) -> dict[str, str]:
+    prefix = name.upper().replace("-", "_")
+    bracketed = f"[{address}]" if ":" in address else address
+    made: dict[str, str] = {f"{prefix}_SERVICE_HOST": address}
+    for number, port in enumerate(ports):
+        protocol = str(port.get("protocol") or "TCP")
+        if not number:
+            made[f"{prefix}_SERVICE_PORT"] = str(port["port"])
+            made[f"{prefix}_PORT"] = f"{protocol.lower()}://{bracketed}:{port['port']}"
+        if port.get("name"):
+            made[f"{prefix}_SERVICE_PORT_{port['name'].upper().replace('-', '_')}"] = str(port["port"])
+        link = f"{prefix}_PORT_{port['port']}_{protocol}"
+        made |= {
+            link: f"{protocol.lower()}://{bracketed}:{port['port']}",
+            f"{link}_PROTO": protocol.lower(),
+            f"{link}_PORT": str(port["port"]),
+            f"{link}_ADDR": address,
+        }
+    return made
+
+
+def _all_of(source: Object, lookup: Lookup) -> dict[str, str]:
+    prefix = str(source.get("prefix") or "")
+    for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
+        if reference := source.get(field):
+            held = lookup(kind, str(reference["name"]))
+            if held is None:
+                if reference.get("optional"):
+                    return {}
+                raise ConfigFault(f'{kind.lower()} "{reference["name"]}" not found')
+            return {prefix + key: _text(kind, value) for key, value in (held.get("data") or {}).items()}
+    return {}
+
+
+def _value_from(source: Object, pod: Object, container: Object, lookup: Lookup) -> str | None:
+    if field := source.get("fieldRef"):
+        return field_value(pod, str(field["fieldPath"]))
+    if resource := source.get("resourceFieldRef"):
+        return _resource(container, str(resource["resource"]))
+    for field_name, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
+        if reference := source.get(field_name):
+            held = lookup(kind, str(reference["name"]))
+            values = (held or {}).get("data") or {}
+            if reference["key"] in values:
+                return _text(kind, values[reference["key"]])
+            if reference.get("optional"):
+                return None
+            if held is None:
+                raise ConfigFault(f'{kind.lower()} "{reference["name"]}" not found')
+            where = f"{pod['metadata'].get('namespace', '')}/{reference['name']}"
+            raise ConfigFault(f"couldn't find key {reference['key']} in {kind} {where}")
+    return ""
+
+
+def field_value(pod: Object, path: str) -> str:
+    """What the downward API says. Raises ConfigFault."""
+    metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+    if subscript := _SUBSCRIPT.fullmatch(path):
+        return str((metadata.get(subscript[1]) or {}).get(subscript[2], ""))
+    values = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata.get("namespace", ""),
+        "metadata.uid": metadata.get("uid", ""),
+        "metadata.labels": _lines(metadata.get("labels") or {}),
+        "metadata.annotations": _lines(metadata.get("annotations") or {}),
+        "spec.nodeName": spec.get("nodeName", ""),
+        "spec.serviceAccountName": spec.get("serviceAccountName", "default"),
+        "status.hostIP": status.get("hostIP", ""),
+        "status.hostIPs": ",".join(each["ip"] for each in status.get("hostIPs") or ()),
+        "status.podIP": status.get("podIP", ""),
+        "status.podIPs": ",".join(each["ip"] for each in status.get("podIPs") or ()),
+    }
+    if path not in values:
+        raise ConfigFault(f"unsupported fieldPath: {path}")
+    return str(values[path])
+
+
+def _resource(container: Object, resource: str) -> str:
+    amounts, _, name = resource.partition(".")
+    return str(((container.get("resources") or {}).get(amounts) or {}).get(name, "0"))
+
+
+def _lines(values: Mapping[str, str]) -> str:
+    return "\n".join(f'{key}="{value}"' for key, value in sorted(values.items()))
+
+
+def _text(kind: str, value: Any) -> str:
+    if kind != "Secret":
+        return str(value)
+    try:
+        return base64.b64decode(str(value)).decode(errors="replace")
+    except binascii.Error:
+        return ""

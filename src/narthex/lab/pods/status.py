@@ -1,0 +1,232 @@
+"""A pod's status, out of what its node knows of the containers.
+
+Follows Kubernetes 1.34: kubelet_pods.go (getPhase, convertToAPIContainerStatuses), status/generate.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+Object = dict[str, Any]
+
+IMAGE_ID = "narthex://"
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """It does not run."""
+
+    reason: str = "ContainerCreating"
+    message: str = ""
+
+
+class Running(msgspec.Struct, frozen=True):
+    """It runs."""
+
+    started: str
+    """As metav1.Time."""
+
+
+class Terminated(msgspec.Struct, frozen=True):
+    """It has ended."""
+
+    exit_code: int
+    reason: str
+    started: str
+    finished: str
+    signal: int = 0
+    message: str = ""
+    container_id: str = ""
+
+
+class ContainerFacts(msgspec.Struct, kw_only=True):
+    """What is known of one container now."""
+
+    name: str
+    image: str
+    state: Waiting | Running | Terminated = Waiting()
+    last: Terminated | None = None
+    """How it ended the last time, when it was started again."""
+    restarts: int = 0
+    started: bool = False
+    """Its startup probe has succeeded, or it has none."""
+    ready: bool = False
+    container_id: str = ""
+    init: bool = False
+
+
+class PodFacts(msgspec.Struct, kw_only=True):
+    """What is known of one pod now."""
+
+    containers: list[ContainerFacts]
+    """The init containers first."""
+    host_ips: tuple[str, ...] = ()
+    ips: tuple[str, ...] = ()
+    start_time: str = ""
+    networked: bool = False
+    """Its namespaces and addresses are there."""
+
+    @property
+    def init(self) -> list[ContainerFacts]:
+        """The init containers."""
+        return [each for each in self.containers if each.init]
+
+    @property
+    def main(self) -> list[ContainerFacts]:
+        """The others."""
+        return [each for each in self.containers if not each.init]
+
+    @property
+    def initialized(self) -> bool:
+        """The init containers have done their work."""
+        return all(isinstance(each.state, Terminated) and each.state.exit_code == 0 for each in self.init)
+
+    @property
+    def ready(self) -> bool:
+        """All containers are ready."""
+        return self.initialized and bool(self.main) and all(each.ready for each in self.main)
+
+
+def phase(facts: PodFacts, policy: str) -> str:
+    """Pending, Running, Succeeded or Failed."""
+    failed_init = any(isinstance(each.state, Terminated) and each.state.exit_code for each in facts.init)
+    if not facts.initialized:
+        return "Failed" if failed_init and policy == "Never" else "Pending"
+    states = [each.state for each in facts.main]
+    if any(isinstance(each.state, Waiting) and each.last is None for each in facts.main):
+        return "Pending"
+    if any(isinstance(state, Running) for state in states):
+        return "Running"
+    ended = [state for state in states if isinstance(state, Terminated)]
+    if policy == "Always" or len(ended) < len(states):
+        return "Running"
+    if all(state.exit_code == 0 for state in ended):
+        return "Succeeded"
+    return "Running" if policy == "OnFailure" else "Failed"
+
+
+def status(pod: Mapping[str, Any], facts: PodFacts, now: str) -> Object:
+    """The whole status. Conditions that others write are kept."""
+    before = pod.get("status") or {}
+    policy = pod["spec"].get("restartPolicy") or "Always"
+    found = phase(facts, policy)
+    over = found in ("Succeeded", "Failed")
+    made: Object = {name: value for name, value in before.items() if name not in _OWN}
+    made["phase"] = found
+    made["conditions"] = _conditions(pod, facts, over, found, now)
+    if facts.host_ips:
+        made |= {"hostIP": facts.host_ips[0], "hostIPs": [{"ip": ip} for ip in facts.host_ips]}
+    if facts.ips:
+        made |= {"podIP": facts.ips[0], "podIPs": [{"ip": ip} for ip in facts.ips]}
+    if facts.start_time:
+        made["startTime"] = facts.start_time
+    if facts.init:
+        made["initContainerStatuses"] = [_container(each) for each in facts.init]
+    made["containerStatuses"] = [_container(each) for each in facts.main]
+    made.setdefault("qosClass", "BestEffort")
+    return made
+
+
+_OWN = {
+    "phase",
+    "conditions",
+    "hostIP",
+    "hostIPs",
+    "podIP",
+    "podIPs",
+    "startTime",
+    "initContainerStatuses",
+    "containerStatuses",
+    "reason",
+    "message",
+}
+_TYPES = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+
+
+def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str, now: str) -> list[Object]:
+    held = {each["type"]: each for each in (pod.get("status") or {}).get("conditions") or ()}
+    unready = [each.name for each in facts.main if not each.ready]
+    not_ready: Object = {
+        "reason": "ContainersNotReady",
+        "message": f"containers with unready status: [{' '.join(unready)}]",
+    }
+    if over:
+        not_ready = {"reason": "PodCompleted" if found == "Succeeded" else "PodFailed"}
+    gates = [str(each["conditionType"]) for each in pod["spec"].get("readinessGates") or ()]
+    closed = [gate for gate in gates if held.get(gate, {}).get("status") != "True"]
+    incomplete = [each.name for each in facts.init if not isinstance(each.state, Terminated) or each.state.exit_code]
+    wanted: dict[str, tuple[bool, Object]] = {
+        "PodReadyToStartContainers": (facts.networked and not over, {}),
+        "Initialized": (
+            facts.initialized,
+            {
+                "reason": "ContainersNotInitialized",
+                "message": f"containers with incomplete status: [{' '.join(incomplete)}]",
+            },
+        ),
+        "Ready": (facts.ready and not over and not closed, _gates(closed) if facts.ready and closed else not_ready),
+        "ContainersReady": (facts.ready and not over, not_ready),
+        "PodScheduled": (True, {}),
+    }
+    if found == "Succeeded":
+        wanted["Initialized"] = (True, {"reason": "PodCompleted"})
+    made = [_condition(kind, *wanted[kind], held.get(kind), now) for kind in _TYPES]
+    return [*made, *(each for kind, each in held.items() if kind not in wanted)]
+
+
+def _gates(closed: Sequence[str]) -> Object:
+    words = "\n".join(f'corresponding condition of pod readiness gate "{gate}" does not exist.' for gate in closed)
+    return {"reason": "ReadinessGatesNotReady", "message": words}
+
+
+def _condition(kind: str, holds: bool, why_not: Object, before: Mapping[str, Any] | None, now: str) -> Object:
+    state = "True" if holds else "False"
+    since = before.get("lastTransitionTime", now) if before is not None and before.get("status") == state else now
+    made: Object = {"type": kind, "status": state, "lastProbeTime": None, "lastTransitionTime": since}
+    if not holds or why_not.get("reason") == "PodCompleted":
+        made |= why_not
+    return made
+
+
+def _container(facts: ContainerFacts) -> Object:
+    made: Object = {
+        "name": facts.name,
+        "state": _state(facts.state),
+        "lastState": _state(facts.last) if facts.last is not None else {},
+        "ready": facts.ready,
+        "restartCount": facts.restarts,
+        "image": facts.image,
+        "imageID": f"{IMAGE_ID}{facts.image}" if facts.container_id else "",
+        "started": facts.started,
+    }
+    if facts.container_id:
+        made["containerID"] = facts.container_id
+    return made
+
+
+def _state(state: Waiting | Running | Terminated) -> Object:
+    if isinstance(state, Waiting):
+        return {"waiting": _filled(reason=state.reason, message=state.message)}
+    if isinstance(state, Running):
+        return {"running": {"startedAt": state.started}}
+    ended: Object = {"exitCode": state.exit_code, "reason": state.reason}
+    ended |= _filled(signal=state.signal, message=state.message)
+    ended |= {"startedAt": state.started, "finishedAt": state.finished}
+    return {"terminated": {**ended, **_filled(containerID=state.container_id)}}
+
+
+def _filled(**values: Any) -> Object:
+    return {name: value for name, value in values.items() if value}
+
+
+def back_off(restarts: int) -> float:
+    """Seconds until a container that has ended so many times is started again: none the first time, then 10 s, doubled
+    each time, at most 5 minutes (kuberuntime_manager.go, backOffPeriod)."""
+    return 0.0 if restarts < 1 else min(10.0 * 2 ** (restarts - 1), 300.0)
+
+
+def wants_restart(policy: str, ended: Iterable[Terminated]) -> bool:
+    """Whether what has ended like this is started again."""
+    return policy == "Always" or (policy == "OnFailure" and any(each.exit_code for each in ended))
