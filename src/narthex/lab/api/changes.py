@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from narthex.lab.api import faults, patches, scale, writes
+from narthex.lab.api.bodies import body_value, decoded
 from narthex.lab.api.faults import ApiFault
 from narthex.lab.api.paths import Place
 from narthex.lab.api.pod_parts import bind, evict
@@ -26,15 +27,14 @@ def change(registry: Registry, where: Place, request: Request, selector: Callabl
         return _scale(registry, where, request)
     if method == "POST" and part in ("binding", "eviction"):
         do = bind if part == "binding" else evict
-        return Written(201, do(registry, where, writes.decoded(request)))
-    dry_run = bool(request.query.get("dryRun"))
+        return Written(201, do(registry, where, decoded(request)))
+    how = writes.options(request)
     if method == "POST" and not where.name:
-        return Written(201, writes.create(registry, where, writes.decoded(request), dry_run=dry_run))
+        return writes.create(registry, where, decoded(request), how)
     if method == "PUT" and where.name:
-        return Written(200, writes.replace(registry, where, writes.decoded(request), dry_run=dry_run))
+        return writes.replace(registry, where, decoded(request), how)
     if method == "PATCH" and where.name:
-        content_type, given = request.headers.get("content-type", ""), writes.body_value(request)
-        return Written(200, writes.patch(registry, where, content_type, given, dry_run=dry_run))
+        return writes.patch(registry, where, request, how)
     raise ApiFault(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
 
@@ -43,16 +43,16 @@ def _scale(registry: Registry, where: Place, request: Request) -> Written:
     if held is None:
         raise faults.not_found(kind.plural, kind.group, where.name)
     if request.method == "PUT":
-        wanted = writes.decoded(request)
+        wanted = decoded(request)
     elif request.method == "PATCH":
         now, content_type = scale.read(kind, held), request.headers.get("content-type", "")
         # The patch's own version counts, not the one that was just read.
         del now["metadata"]["resourceVersion"]
         how = patches.MERGE if content_type.startswith(patches.APPLY) else content_type
-        wanted = writes.patched(how, now, writes.body_value(request))
+        wanted = writes.patched(how, now, body_value(request))
     else:
         raise ApiFault(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-    new = registry.update(where.stored, scale.write(kind, held, wanted), dry_run=bool(request.query.get("dryRun")))
+    new = writes.update(registry, where, scale.write(kind, held, wanted), writes.options(request))
     return Written(200, scale.read(kind, new))
 
 
@@ -75,7 +75,7 @@ def _delete(registry: Registry, where: Place, request: Request, selector: Callab
 
 def _options(request: Request) -> Mapping[str, Any]:
     """DeleteOptions, of the body and the query."""
-    options: dict[str, Any] = writes.decoded(request) if request.body.strip() else {}
+    options: dict[str, Any] = decoded(request) if request.body.strip() else {}
     query = request.query
     if query.get("gracePeriodSeconds"):
         options["gracePeriodSeconds"] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from narthex.lab.api import writes
+from narthex.lab.api.bodies import decoded
 from narthex.lab.api.discovery import REVIEWS
 from narthex.lab.api.requests import Request, Whole, encoded
 
@@ -23,7 +23,7 @@ def review(request: Request) -> Whole | None:
     if kind is None or request.method != "POST":
         return None
     # Newer clients ask in protocol buffers, and understand JSON. The question does not matter to the answer.
-    given: dict[str, Any] = {} if request.body.startswith(b"k8s\0") else writes.decoded(request)
+    given: dict[str, Any] = {} if request.body.startswith(b"k8s\0") else decoded(request)
     status = (
         _RULES if kind == "SelfSubjectRulesReview" else {"allowed": True, "reason": "the lab's token may do everything"}
     )

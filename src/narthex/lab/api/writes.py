@@ -1,4 +1,4 @@
-"""What the API does for POST, PUT, PATCH and DELETE.
+"""What the API does for POST, PUT, PATCH and DELETE of objects.
 
 As upstream: a resourceVersion in what is sent is a precondition (409); `status` is changed through its own path only, and
 nothing else through that; what changes nothing makes no new version.
@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api import faults, patches
-from narthex.lab.api.events import to_core
+from narthex.lab.api.apply import apply, owners
+from narthex.lab.api.bodies import body_value
+from narthex.lab.api.events import to_core, to_events
 from narthex.lab.api.faults import ApiFault, Wrong
+from narthex.lab.api.fields import conformed
 from narthex.lab.api.paths import Place
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request
@@ -21,6 +24,17 @@ from narthex.lab.api.store import Raw
 from narthex.lab.api.types import ANY, Type, object_type
 
 _UNVERSIONED = "metadata.resourceVersion"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How something is to be written."""
+
+    manager: str
+    """Who writes: the fieldManager, or the first word of the User-Agent."""
+    dry_run: bool = False
+    validation: str = ""
+    """Strict, Warn or Ignore; empty is Warn."""
+    force: bool = False
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -32,59 +46,51 @@ class Written(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def decoded(request: Request) -> Raw:
-    """The object in a request's body. Raises ApiFault."""
-    content = request.headers.get("content-type", "")
-    if content and not any(known in content for known in ("json", "yaml", "*/*")):
-        message = f"the body of the request was in an unknown format - accepted media types include: application/json, application/yaml: {content}"
-        raise ApiFault(415, "UnsupportedMediaType", message)
-    raw = body_value(request)
-    if not isinstance(raw, dict):
-        raise faults.bad_request("the body of the request is not an object")
-    return raw
+def options(request: Request) -> Options:
+    """How a request wants to be done. Raises ApiFault."""
+    query, agent = request.query, request.headers.get("user-agent", "")
+    if query.get("dryRun") not in (None, "", "All"):
+        raise faults.bad_request(f'dryRun: Unsupported value: "{query["dryRun"]}": supported values: "All"')
+    validation = query.get("fieldValidation", "")
+    if validation not in ("", "Strict", "Warn", "Ignore"):
+        raise faults.bad_request(
+            f'fieldValidation: Unsupported value: "{validation}": supported values: "Ignore", "Strict", "Warn"'
+        )
+    return Options(
+        manager=query.get("fieldManager") or agent.partition("/")[0] or "unknown",
+        dry_run=bool(query.get("dryRun")),
+        validation=validation,
+        force=query.get("force") in ("true", "1"),
+    )
 
 
-def body_value(request: Request) -> Any:
-    """The JSON of a request's body, or its YAML where that is said. Raises ApiFault."""
-    try:
-        return msgspec.json.decode(request.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if "yaml" not in request.headers.get("content-type", ""):
-            raise faults.bad_request(f"error decoding the body: {error}") from None
-    return _yaml(request.body)
+def create(registry: Registry, place: Place, given: Raw, how: Options) -> Written:
+    """POST. Raises ApiFault."""
+    new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
+    return Written(201, registry.create(place.stored, _stored(place, new), dry_run=how.dry_run), warnings)
 
 
-def _yaml(body: bytes) -> Any:
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        return yaml.load(body, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise faults.bad_request(f"error decoding the body: {error}") from None
-
-
-def create(registry: Registry, place: Place, given: Raw, *, dry_run: bool = False) -> Raw:
-    """Make an object. Raises ApiFault."""
-    return registry.create(place.stored, _placed(place, given), dry_run=dry_run)
-
-
-def replace(registry: Registry, place: Place, given: Raw, *, dry_run: bool = False) -> Raw:
+def replace(registry: Registry, place: Place, given: Raw, how: Options) -> Written:
     """PUT. Raises ApiFault."""
-    given = _placed(place, given)
-    if not given["metadata"].get("resourceVersion") and not place.kind.unconditional:
+    new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
+    if not new["metadata"].get("resourceVersion") and not place.kind.unconditional:
         wrong = Wrong(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
         raise faults.invalid(place.kind.kind, place.kind.group, place.name, [wrong])
-    return registry.update(place.stored, given, subresource=place.subresource, dry_run=dry_run)
+    return Written(200, update(registry, place, _stored(place, new), how), warnings)
 
 
-def patch(registry: Registry, place: Place, content_type: str, given: Any, *, dry_run: bool = False) -> Raw:
-    """PATCH but server-side apply. Raises ApiFault."""
-    kind = place.kind
+def patch(registry: Registry, place: Place, request: Request, how: Options) -> Written:
+    """PATCH. Raises ApiFault."""
+    content_type, given = request.headers.get("content-type", ""), body_value(request)
+    if content_type.startswith(patches.APPLY):
+        return _applied(registry, place, given, how)
     held = registry.get(place.stored, *place.key)
     if held is None:
-        raise faults.not_found(kind.plural, kind.group, place.name)
-    new = patched(content_type, held, given, object_type(kind, place.version))
-    return registry.update(place.stored, _placed(place, new), subresource=place.subresource, dry_run=dry_run)
+        raise faults.not_found(place.kind.plural, place.kind.group, place.name)
+    shown = to_events(held) if place.kind.stored_as == "Event" else held
+    new = patched(content_type, shown, given, object_type(place.kind, place.version))
+    new, warnings = conformed(place.kind, place.version, _placed(place, new), how.validation)
+    return Written(200, update(registry, place, _stored(place, new), how), warnings)
 
 
 def patched(content_type: str, held: Mapping[str, Any], given: Any, of: Type = ANY) -> Raw:
@@ -101,23 +107,22 @@ def patched(content_type: str, held: Mapping[str, Any], given: Any, of: Type = A
         ) from None
 
 
-def delete(registry: Registry, place: Place, options: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
+def delete(registry: Registry, place: Place, wishes: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
     """DELETE; returns what is answered: a Status, or the object that is still there. Raises ApiFault."""
-    grace = options.get("gracePeriodSeconds")
+    grace = wishes.get("gracePeriodSeconds")
     if grace is not None and (not isinstance(grace, int) or grace < 0):
         raise faults.bad_request(f"gracePeriodSeconds: {grace!r} is not a number of seconds")
     held = registry.get(place.stored, *place.key)
-    wanted = options.get("preconditions")
-    way = options.get("propagationPolicy")
-    left = registry.delete(
-        place.stored, *place.key, grace=grace, preconditions=wanted, propagation=way, dry_run=dry_run
-    )
+    wanted, way = wishes.get("preconditions"), wishes.get("propagationPolicy")
+    if way not in (None, "", "Background", "Foreground", "Orphan"):
+        raise faults.bad_request(f'propagationPolicy: Unsupported value: "{way}"')
+    key = place.key
+    left = registry.delete(place.stored, *key, grace=grace, preconditions=wanted, propagation=way, dry_run=dry_run)
     if left is not None:
         return left
     kind = place.kind
-    details = {"name": place.name, "group": kind.group, "kind": kind.plural}
-    uid = (held or {}).get("metadata", {}).get("uid")
-    details |= {"uid": uid} if uid else {}
+    uid = (held or {}).get("metadata", {}).get("uid", "")
+    details = {"name": place.name, "group": kind.group, "kind": kind.plural, "uid": uid}
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -125,6 +130,42 @@ def delete(registry: Registry, place: Place, options: Mapping[str, Any], *, dry_
         "status": "Success",
         "details": {name: value for name, value in details.items() if value},
     }
+
+
+def _applied(registry: Registry, place: Place, given: Any, how: Options) -> Written:
+    kind = place.kind
+    if not isinstance(given, dict):
+        raise faults.bad_request("the body of the request is not an object")
+    if not given.get("kind") or not given.get("apiVersion"):
+        raise faults.bad_request("Incorrect version specified in apply patch: apiVersion and kind must be set")
+    if (given.get("metadata") or {}).get("managedFields"):
+        raise faults.bad_request("metadata.managedFields must be nil")
+    new, warnings = conformed(kind, place.version, _placed(place, given), how.validation)
+    raw, made = apply(
+        registry,
+        registry.kinds[place.stored],
+        _stored(place, new),
+        manager=how.manager,
+        force=how.force,
+        subresource=place.subresource,
+        dry_run=how.dry_run,
+    )
+    return Written(201 if made else 200, raw, warnings)
+
+
+def update(registry: Registry, place: Place, new: Raw, how: Options) -> Raw:
+    """Write an object, and note who did it, if that is noted of this object.
+
+    Who has set what is known when it is known what will be held. Raises ApiFault.
+    """
+    held, kind = registry.get(place.stored, *place.key), registry.kinds[place.stored]
+    part = "" if place.subresource == "scale" else place.subresource
+    if held is not None and held["metadata"].get("managedFields"):
+        will = registry.update(place.stored, new, subresource=part, dry_run=True)
+        noted = owners(kind, held, will, manager=how.manager, subresource=place.subresource, now=registry.stamp())
+        meta = {name: value for name, value in new["metadata"].items() if name != "managedFields"}
+        new = {**new, "metadata": {**meta, **({"managedFields": noted} if noted else {})}}
+    return registry.update(place.stored, new, subresource=part, dry_run=how.dry_run)
 
 
 def _placed(place: Place, given: Raw) -> Raw:
@@ -146,13 +187,17 @@ def _placed(place: Place, given: Raw) -> Raw:
     meta = {**meta, "namespace": place.namespace} if kind.namespaced else {**meta}
     if place.name:
         meta["name"] = place.name
-    new = {**given, "metadata": meta}
+    return {**given, "metadata": meta}
+
+
+def _stored(place: Place, given: Raw) -> Raw:
+    """What a client sends, in the version in which it is held."""
+    kind = place.kind
     if kind.stored_as == "Event":
-        return to_core(new)
-    return {**new, "apiVersion": kind.api_version, "kind": kind.kind}
+        return to_core(given)
+    return {**given, "apiVersion": kind.api_version, "kind": kind.kind}
 
 
 def _versions(place: Place) -> set[str]:
     # A patch is made of what is held, in the version in which it is held.
-    views = {"v1"} if place.kind.stored_as else set()
-    return {place.api_version, place.kind.api_version} | views
+    return {place.api_version, place.kind.api_version}

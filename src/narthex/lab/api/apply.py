@@ -1,0 +1,235 @@
+"""Server-side apply (KEP-555): who has set which fields, what an applied configuration makes of an object, and conflicts.
+
+Who set what is noted from an object's first apply on: until then nobody could get into a conflict. What was there before
+belongs to `before-first-apply`, as upstream, or to kubectl's client-side apply when that has left its annotation, so that
+kubectl can take it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api import faults
+from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.field_sets import FieldSet, Path, at_path, field_set, nested, parsed, printed, step_of, without
+from narthex.lab.api.kinds import Kind
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.store import Raw
+from narthex.lab.api.types import Type, field_type, object_type
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_SERVERS = frozenset(
+    {("f:apiVersion",), ("f:kind",), ("f:metadata",)}
+    | {
+        ("f:metadata", f"f:{name}")
+        for name in (
+            *("name", "namespace", "creationTimestamp", "selfLink", "uid", "generation", "managedFields"),
+            *("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds", "generateName"),
+        )
+    }
+)
+"""Fields that nobody owns."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What one writer has set."""
+
+    manager: str
+    operation: str
+    """Apply or Update."""
+    subresource: str
+    api_version: str
+    time: str
+    fields: FieldSet
+
+    @property
+    def writer(self) -> tuple[str, str, str]:
+        """Who it is."""
+        return self.manager, self.operation, self.subresource
+
+
+def apply(
+    registry: Registry,
+    kind: Kind,
+    given: Raw,
+    *,
+    manager: str,
+    force: bool = False,
+    subresource: str = "",
+    dry_run: bool = False,
+) -> tuple[Raw, bool]:
+    """Apply a configuration, in the version in which its kind is stored; what is held then, and whether it was made.
+
+    Raises ApiFault: Conflict when others have set some of its fields to other values and it is not forced.
+    """
+    of, meta = object_type(kind), given.get("metadata") or {}
+    key = (str(meta.get("namespace") or "") if kind.namespaced else "", str(meta.get("name") or ""))
+    held = registry.get(kind.name, *key)
+    if held is None and subresource:
+        raise faults.not_found(kind.plural, kind.group, key[1])
+    mine = field_set(given, of) - _SERVERS
+    now, version = registry.stamp(), kind.api_version
+    me = Entry(manager, "Apply", subresource, version, now, mine)
+    if held is None:
+        made = {**given, "metadata": {**meta, "managedFields": _written([me])}}
+        return registry.create(kind.name, made, dry_run=dry_run), True
+    entries = entries_of(held) or _before(held, of, now)
+    others = [each for each in entries if each.writer != me.writer]
+    before = next((each for each in entries if each.writer == me.writer), None)
+    merged = _merged(held, given, of)
+    if before is not None:
+        theirs = frozenset(path for each in others for path in each.fields)
+        merged = without(merged, _gone(before.fields, mine, theirs), of)
+    clashes = [
+        (each, path) for each in others for path in sorted(each.fields & mine) if _differs(held, merged, path, of)
+    ]
+    if clashes and not force:
+        raise _conflict(clashes)
+    lost = frozenset(path for _, path in clashes)
+    others = [msgspec.structs.replace(each, fields=each.fields - lost) for each in others]
+    if before is not None and before.fields == mine and before.api_version == version:
+        me = before
+    noted = _written([each for each in (*others, me) if each.fields])
+    new = {**merged, "metadata": {**merged["metadata"], "managedFields": noted}}
+    # A version that is named in the configuration is a precondition; otherwise the last apply counts.
+    new["metadata"]["resourceVersion"] = meta.get("resourceVersion") or held["metadata"]["resourceVersion"]
+    return registry.update(kind.name, new, subresource=subresource, dry_run=dry_run), False
+
+
+def owners(kind: Kind, held: Mapping[str, Any], new: Raw, *, manager: str, subresource: str, now: str) -> Any:
+    """`managedFields` after somebody has written an object in another way; None when nobody's fields are noted."""
+    noted, said = held["metadata"].get("managedFields"), new["metadata"].get("managedFields")
+    if not noted or (said and said != noted):
+        # Who writes them as they should be knows what he does: kubectl takes fields over so.
+        return said if said and said != [{}] else None
+    of = object_type(kind)
+    is_there = field_set(new, of) - _SERVERS
+    was = field_set(held, of) - _SERVERS
+    changed = frozenset(path for path in is_there if path not in was or _differs(held, new, path, of))
+    if not changed and was <= is_there:
+        return noted
+    me = (manager, "Update", subresource)
+    entries = entries_of(held)
+    before = next((each.fields for each in entries if each.writer == me), frozenset())
+    others = [
+        msgspec.structs.replace(each, fields=(each.fields & _with_parents(is_there)) - changed)
+        for each in entries
+        if each.writer != me
+    ]
+    mine = Entry(*me, kind.api_version, now, (before & is_there) | changed)
+    return _written([each for each in (*others, mine) if each.fields])
+
+
+def entries_of(raw: Mapping[str, Any]) -> list[Entry]:
+    """Whose fields are noted in an object."""
+    return [
+        Entry(
+            manager=str(each.get("manager", "")),
+            operation=str(each.get("operation", "")),
+            subresource=str(each.get("subresource", "")),
+            api_version=str(each.get("apiVersion", "")),
+            time=str(each.get("time", "")),
+            fields=parsed(each.get("fieldsV1")),
+        )
+        for each in raw["metadata"].get("managedFields") or ()
+        if each
+    ]
+
+
+def _written(entries: list[Entry]) -> list[Raw]:
+    return [
+        {
+            "manager": each.manager,
+            "operation": each.operation,
+            "apiVersion": each.api_version,
+            "time": each.time,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": nested(each.fields),
+            **({"subresource": each.subresource} if each.subresource else {}),
+        }
+        for each in entries
+    ]
+
+
+def _before(held: Mapping[str, Any], of: Type, now: str) -> list[Entry]:
+    there = {name: value for name, value in held.items() if name != "status"}
+    manager = "before-first-apply"
+    if _LAST_APPLIED in (held["metadata"].get("annotations") or {}):
+        manager = "kubectl-client-side-apply"
+    at = held["metadata"].get("creationTimestamp") or now
+    return [Entry(manager, "Update", "", str(held.get("apiVersion", "")), at, field_set(there, of) - _SERVERS)]
+
+
+def _with_parents(fields: FieldSet) -> FieldSet:
+    return frozenset(path[:length] for path in fields for length in range(1, len(path) + 1))
+
+
+def _gone(before: FieldSet, mine: FieldSet, theirs: FieldSet) -> FieldSet:
+    """What was applied before and is not any more, and nobody else wants."""
+    wanted = _with_parents(mine) | _with_parents(theirs)
+    return frozenset(path for path in before if path not in wanted)
+
+
+def _differs(held: Mapping[str, Any], new: Mapping[str, Any], path: Path, of: Type) -> bool:
+    if path[-1].startswith("k:"):
+        return False
+    return bool(at_path(held, path, of) != at_path(new, path, of))
+
+
+def _merged(held: Any, given: Any, of: Type) -> Any:
+    """What is held, with what is applied."""
+    if isinstance(given, Mapping) and isinstance(held, Mapping) and not of.atomic:
+        into = dict(held)
+        for name, value in given.items():
+            if value is None:
+                into.pop(name, None)
+            else:
+                into[name] = _merged(held.get(name), value, field_type(of, name))
+        return into
+    if isinstance(given, list) and isinstance(held, list) and of.keys:
+        return list(_merged_entries(held, given, of))
+    return given
+
+
+def _merged_entries(held: list[Any], given: list[Any], of: Type) -> Iterator[Any]:
+    wanted = {step_of(each, of): each for each in given}
+    there = {step_of(each, of): each for each in held}
+    # The configuration's order, if it names all; else new entries come last.
+    order = list(wanted) if set(there) <= set(wanted) else [*there, *(step for step in wanted if step not in there)]
+    for step in order:
+        if step not in wanted:
+            yield there[step]
+        elif step in there:
+            yield _merged(there[step], wanted[step], of.item)
+        else:
+            yield wanted[step]
+
+
+def _conflict(clashes: list[tuple[Entry, Path]]) -> ApiFault:
+    by: dict[str, list[str]] = {}
+    for entry, path in clashes:
+        by.setdefault(_named(entry), []).append(printed(path))
+    causes = [
+        {"reason": "FieldManagerConflict", "message": f"conflict with {name}", "field": field}
+        for name, fields in by.items()
+        for field in fields
+    ]
+    if len(clashes) == 1:
+        said = f"1 conflict: {causes[0]['message']}: {causes[0]['field']}"
+    else:
+        lists = (
+            f"conflicts with {name}:\n" + "\n".join(f"- {field}" for field in fields)
+            for name, fields in sorted(by.items())
+        )
+        said = f"{len(clashes)} conflicts: " + "\n".join(lists)
+    return ApiFault(409, "Conflict", f"Apply failed with {said}", {"causes": causes})
+
+
+def _named(entry: Entry) -> str:
+    name = f'"{entry.manager}"' + (f' with subresource "{entry.subresource}"' if entry.subresource else "")
+    if entry.operation != "Update":
+        return name
+    return f"{name} using {entry.api_version}" + (f" at {entry.time}" if entry.time else "")

@@ -1,0 +1,46 @@
+"""What requests carry: JSON, or YAML or protocol buffers where they say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api import faults, protobuf
+from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.requests import Request
+from narthex.lab.api.store import Raw
+
+
+def decoded(request: Request) -> Raw:
+    """The object in a request's body. Raises ApiFault."""
+    if request.body.startswith(protobuf.MAGIC):
+        return protobuf.decode(request.body)
+    content = request.headers.get("content-type", "")
+    if content and not any(known in content for known in ("json", "yaml", "*/*")):
+        known = "application/json, application/yaml"
+        message = f"the body of the request was in an unknown format - accepted media types include: {known}"
+        raise ApiFault(415, "UnsupportedMediaType", message)
+    raw = body_value(request)
+    if not isinstance(raw, dict):
+        raise faults.bad_request("the body of the request is not an object")
+    return raw
+
+
+def body_value(request: Request) -> Any:
+    """The JSON of a request's body, or its YAML where that is said. Raises ApiFault."""
+    try:
+        return msgspec.json.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if "yaml" not in request.headers.get("content-type", ""):
+            raise faults.bad_request(f"error decoding the body: {error}") from None
+    return _yaml(request.body)
+
+
+def _yaml(body: bytes) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return yaml.load(body, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise faults.bad_request(f"error decoding the body: {error}") from None

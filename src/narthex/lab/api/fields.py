@@ -1,0 +1,111 @@
+"""Whether what is sent can be an object of its type: unknown fields, and values of the wrong sort.
+
+Unknown fields are left out; `fieldValidation` says whether that is an error, a warning, or nothing (KEP-2885).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from narthex.lab.api.faults import bad_request
+from narthex.lab.api.kinds import Kind
+from narthex.lab.api.store import Raw
+from narthex.lab.api.types import Type, object_type, resolve
+
+_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)")
+_GO = {"str": "string", "int": "int32", "num": "float64", "bool": "bool", "list": "[]", "map": "map[string]string"}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+
+
+def conformed(kind: Kind, version: str, raw: Raw, validation: str) -> tuple[Raw, tuple[str, ...]]:
+    """The object without the fields that its kind does not have, and the warnings about them.
+
+    `validation`: Strict, Warn (also when empty) or Ignore. Raises ApiFault 400.
+    """
+    unknown: list[str] = []
+    of = object_type(kind, version)
+    clean = _Reader(kind, version, unknown).value(raw, of, "")
+    if unknown and validation == "Strict":
+        said = ", ".join(f'unknown field "{field}"' for field in unknown)
+        raise _undecodable(kind, version, f"strict decoding error: {said}")
+    if unknown and validation == "Ignore":
+        unknown = []
+    # Custom objects are stored as they are given.
+    return (raw if kind.custom else clean), tuple(f'unknown field "{field}"' for field in unknown)
+
+
+class _Reader:
+    """One object's decoding."""
+
+    def __init__(self, kind: Kind, version: str, unknown: list[str]) -> None:
+        self._kind = kind
+        self._version = version
+        self._unknown = unknown
+
+    def value(self, found: Any, of: Type, at: str) -> Any:
+        if found is None or of.sort == "any":
+            return found
+        match of.sort:
+            case "struct":
+                return self._struct(found, of, at)
+            case "map":
+                if not isinstance(found, Mapping):
+                    raise self._mistyped(found, of, at)
+                return {key: self.value(each, of.item, f"{at}.{key}") for key, each in found.items()}
+            case "list":
+                if not isinstance(found, list):
+                    raise self._mistyped(found, of, at)
+                return [self.value(each, of.item, f"{at}[{index}]") for index, each in enumerate(found)]
+        if not _fits(found, of.sort):
+            raise self._mistyped(found, of, at)
+        if of.sort == "quantity" and not _QUANTITY.fullmatch(str(found)):
+            raise _undecodable(
+                self._kind, self._version, f"quantities must match the regular expression '^{_QUANTITY.pattern}$'"
+            )
+        if of.sort == "time" and not _TIME.fullmatch(found):
+            text = f'parsing time "{found}" as "2006-01-02T15:04:05Z07:00": cannot parse it'
+            raise _undecodable(self._kind, self._version, text)
+        return int(found) if of.sort == "int" and isinstance(found, float) else found
+
+    def _struct(self, found: Any, of: Type, at: str) -> Raw:
+        if not isinstance(found, Mapping):
+            raise self._mistyped(found, of, at)
+        clean: Raw = {}
+        for name, each in found.items():
+            field = of.fields.get(name)
+            path = f"{at}.{name}" if at else name
+            if field is None:
+                self._unknown.append(path)
+            else:
+                clean[name] = self.value(each, resolve(field), path)
+        return clean
+
+    def _mistyped(self, found: Any, of: Type, at: str) -> Exception:
+        sort = {bool: "bool", int: "number", float: "number", str: "string", list: "array"}.get(type(found), "object")
+        wanted = _GO.get(of.sort) or (of.name.replace("_", ".").rpartition(".")[2] if of.name else of.sort)
+        path = re.sub(r"\[\d+\]", "", at)
+        text = f"json: cannot unmarshal {sort} into Go struct field {self._kind.kind}.{path} of type {wanted}"
+        return _undecodable(self._kind, self._version, text)
+
+
+def _fits(found: Any, sort: str) -> bool:
+    match sort:
+        case "str" | "bytes" | "time":
+            return isinstance(found, str)
+        case "bool":
+            return isinstance(found, bool)
+        case "int":
+            return not isinstance(found, bool) and (
+                isinstance(found, int) or (isinstance(found, float) and found.is_integer())
+            )
+        case "num":
+            return isinstance(found, int | float) and not isinstance(found, bool)
+        case "intstr" | "quantity":
+            return isinstance(found, int | float | str) and not isinstance(found, bool)
+    return True
+
+
+def _undecodable(kind: Kind, version: str, why: str) -> Exception:
+    return bad_request(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
