@@ -16,9 +16,9 @@ from immutables import Map, MapMutation
 
 from narthex.backends import iptables_names as names
 from narthex.backends.iptables_chains import Fragment, count_endpoints, fragment
-from narthex.backends.iptables_frame import Frame, Rules, rule
+from narthex.backends.iptables_frame import Frame, rule
 from narthex.backends.iptables_refusals import comment_text, firewall_lines, leaks_to, unless_sent
-from narthex.backends.iptables_rules import Descent, XtablesChanges, XtablesRules, diff, patch
+from narthex.backends.iptables_rules import Descent, Rules, XtablesChanges, XtablesRules, diff, patch
 from narthex.backends.traits import IPTABLES
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace

@@ -6,20 +6,17 @@ Forward decisions become chains of the nat table. Drop and Reject become rules o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from narthex.backends import iptables_names as names
 from narthex.backends.iptables_frame import FROM_SELF, JUMP_MARK, Frame, Match, Rules, address_match, rule
-from narthex.backends.iptables_refusals import PROTOCOLS, Refused, Row, comment_text, destination, refused, row_of
+from narthex.backends.iptables_lazy import DrawRules, EndpointRules
+from narthex.backends.iptables_refusals import Refused, Row, comment_text, destination, refused, row_of
 from narthex.model.names import ServicePortName
 from narthex.model.net import join_port
 from narthex.netfilter.ast import (
-    Chance,
-    Compare,
-    Dnat,
     Expression,
     Field,
     Jump,
@@ -28,7 +25,6 @@ from narthex.netfilter.ast import (
     Return,
     Rule,
 )
-from narthex.netfilter.xtables_values import equal_share
 from narthex.plan.ir import Decision, Endpoint, Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
 
 _KIND_WORDS = {
@@ -43,7 +39,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one Service port: chains of its own, and its lines in the chains that all share."""
 
     service: ServicePlan
-    chains: Mapping[str, Rules]
+    chains: Mapping[str, Sequence[Rule]]
     """In the nat table."""
     services: Rules = ()
     """nat KUBE-SERVICES."""
@@ -61,6 +57,8 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
 
 def count_endpoints(service: ServicePlan) -> int:
     """How many endpoints a Service port has, in both sets."""
+    if service.local is None:
+        return len(_endpoints(service.cluster))
     return len({*_endpoints(service.cluster), *_endpoints(service.local)})
 
 
@@ -78,7 +76,7 @@ class _Writer:
         self._service = service
         self._frame = frame
         self._name: ServicePortName = service.name
-        self._chains: dict[str, Rules] = {}
+        self._chains: dict[str, Sequence[Rule]] = {}
         self._marks: dict[Scope, Rules] = {}
         """Masquerade rules at the head of the two endpoint chains."""
         self._used: set[Scope] = set()
@@ -198,21 +196,23 @@ class _Writer:
 
     def _endpoint_chains(self) -> None:
         drawn: dict[Endpoint, str] = {}
+        identity = names.service_id(self._name)
         for scope in Scope:
             if scope not in self._used:
                 continue
             pool = self._service.pool(scope).endpoints
             for endpoint in pool:
                 if endpoint not in drawn:
-                    drawn[endpoint] = names.sep(self._name, endpoint)
+                    drawn[endpoint] = names.sep_of(identity, endpoint)
             ladder = [(endpoint, drawn[endpoint]) for endpoint in pool]
-            self._chains[self._endpoint_chain(scope)] = (
-                *self._marks.get(scope, ()),
-                *self._remembered(ladder),
-                *self._ladder(ladder),
+            self._chains[self._endpoint_chain(scope)] = DrawRules(
+                (*self._marks.get(scope, ()), *self._remembered(ladder)),
+                tuple([chain for _, chain in ladder]),
+                tuple([self._arrow(endpoint) for endpoint in pool]) if self._frame.commented else (),
             )
+        comment = self._text() if self._frame.commented else ""
         for endpoint, chain in drawn.items():
-            self._chains[chain] = self._sep_rules(endpoint, chain)
+            self._chains[chain] = self._sep_rules(endpoint, chain, comment)
 
     def _remembered(self, pool: list[tuple[Endpoint, str]]) -> Iterator[Rule]:
         """Clients of an endpoint go back to it (row 14.6)."""
@@ -221,22 +221,13 @@ class _Writer:
             for endpoint, chain in pool:
                 yield rule(Recent(chain, seconds), Jump(chain), comment=self._arrow(endpoint))
 
-    def _ladder(self, pool: list[tuple[Endpoint, str]]) -> Iterator[Rule]:
-        """Each of the rest is drawn with the probability that makes all equally likely (row 3.9)."""
-        for position, (endpoint, chain) in enumerate(pool):
-            left = len(pool) - position
-            chance = (_share(left),) if left > 1 else ()
-            yield Rule((*chance, Jump(chain)), self._arrow(endpoint))
-
-    def _sep_rules(self, endpoint: Endpoint, chain: str) -> Rules:
-        comment = self._text() if self._frame.commented else ""
-        remember = () if self._service.affinity_seconds is None else (RecentSet(chain),)
-        to = Dnat(endpoint.address, endpoint.port)
-        # Built without sorting: these are nearly all the rules there are.
-        return (
-            Rule((Compare(Field.SADDR, (endpoint.address,)), JUMP_MARK), comment),
-            Rule((PROTOCOLS[self._name.protocol], *remember, to), comment),
-        )
+    def _sep_rules(self, endpoint: Endpoint, chain: str, comment: str) -> Sequence[Rule]:
+        made = EndpointRules(endpoint, self._name.protocol, comment)
+        if self._service.affinity_seconds is None:
+            return made
+        hairpin, send = made
+        protocol, to = send.expressions
+        return hairpin, Rule((protocol, RecentSet(chain), to), comment)
 
     # ---- comments --------------------------------------------------------------------------------------------------
 
@@ -247,8 +238,3 @@ class _Writer:
         if not self._frame.commented:
             return ""
         return comment_text(f"{self._name} -> {join_port(endpoint.address, endpoint.port)}")
-
-
-@lru_cache(maxsize=4096)
-def _share(left: int) -> Chance:
-    return Chance(equal_share(left))

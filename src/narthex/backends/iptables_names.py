@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
+import struct
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -66,10 +66,20 @@ IPTABLES = Ownership(
 """Of mode iptables."""
 
 
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_PAIRS = [one + other for one in _LETTERS for other in _LETTERS]
+_HASH_BYTES = struct.Struct(">QH")
+
+
 def chain_hash(identity: str) -> str:
     """16 characters of base32(sha256(identity))."""
-    # Ten bytes are sixteen characters.
-    return base64.b32encode(hashlib.sha256(identity.encode()).digest()[:10]).decode()
+    # Ten bytes are sixteen characters. A big cluster has a hundred thousand chains, and base64.b32encode is slow.
+    high, low = _HASH_BYTES.unpack_from(hashlib.sha256(identity.encode()).digest())
+    pair = _PAIRS
+    return (
+        f"{pair[high >> 54]}{pair[high >> 44 & 1023]}{pair[high >> 34 & 1023]}{pair[high >> 24 & 1023]}"
+        f"{pair[high >> 14 & 1023]}{pair[high >> 4 & 1023]}{pair[(high & 15) << 6 | low >> 10]}{pair[low & 1023]}"
+    )
 
 
 def service_id(name: ServicePortName) -> str:
@@ -102,4 +112,9 @@ def fw(name: ServicePortName, variant: str = "") -> str:
 
 def sep(name: ServicePortName, endpoint: Endpoint) -> str:
     """Chain of one endpoint of one Service port."""
-    return f"KUBE-SEP-{chain_hash(service_id(name) + join_port(endpoint.address, endpoint.port))}"
+    return sep_of(service_id(name), endpoint)
+
+
+def sep_of(service: str, endpoint: Endpoint) -> str:
+    """As `sep`, for who has the Service port's `service_id` already."""
+    return f"KUBE-SEP-{chain_hash(service + join_port(endpoint.address, endpoint.port))}"

@@ -9,7 +9,7 @@ like) is in no piece and comes last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from narthex.backends.iptables_names import MARK_MASQ, MARK_STRANGERS
 from narthex.netfilter.ast import Rule
@@ -22,7 +22,7 @@ _PREFIX_RANKS = {"KUBE-SEP-": 1, "KUBE-SVC-": 2, "KUBE-SVL-": 2, "KUBE-EXT-": 3,
 """A chain jumps to chains of lower rank only."""
 
 
-def pieces(chains: Mapping[str, tuple[Rule, ...]]) -> list[dict[str, tuple[Rule, ...]]]:
+def pieces(chains: Mapping[str, Sequence[Rule]]) -> list[dict[str, Sequence[Rule]]]:
     """Chains of table nat to write before the others, in pieces and in order; none when there are few."""
     ranks = {chain: rank for chain in chains if (rank := _rank(chain)) is not None}
     if len(ranks) <= MOST_CHAINS:

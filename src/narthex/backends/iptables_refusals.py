@@ -65,6 +65,8 @@ def comment_text(text: str) -> str:
 
     Names that the API server has let through never change here.
     """
+    if text.isprintable() and text.isascii() and len(text) <= MAX_COMMENT:
+        return text
     plain = "".join(character if character.isprintable() else "?" for character in text)
     return plain.encode()[:MAX_COMMENT].decode(errors="ignore")
 

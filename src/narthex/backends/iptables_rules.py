@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -15,7 +15,8 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
 from narthex.netfilter.xtables_values import builtin_chains, hook_of
 
-Rules = tuple[Rule, ...]
+Rules = Sequence[Rule]
+"""A tuple, or rules that are made when somebody looks at them."""
 Chains = Mapping[str, Rules]
 Jumps = Mapping[tuple[str, str], Rules]
 """Table and built-in chain to our rules in it, in order. Other rules there are somebody else's."""
@@ -74,10 +75,10 @@ class XtablesRules:
 
     def _table(self, table: str) -> Table:
         builtin = (
-            Chain(name=name, rules=self.jumps.get((table, name), ()), hook=hook_of(table, name))
+            Chain(name=name, rules=tuple(self.jumps.get((table, name), ())), hook=hook_of(table, name))
             for name in builtin_chains(table)
         )
-        own = (Chain(name=name, rules=rules) for name, rules in sorted(self.chains[table].items()))
+        own = (Chain(name=name, rules=tuple(rules)) for name, rules in sorted(self.chains[table].items()))
         return Table(family=self.family, name=table, chains={chain.name: chain for chain in (*builtin, *own)})
 
 

@@ -18,7 +18,7 @@ from narthex.backends.iptables_rules import Rules, Sysctl, XtablesChanges, Xtabl
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, CtState, Goto, Jump, Rule, Table
 from narthex.netfilter.xtables import parse
-from narthex.netfilter.xtables_print import chain_lines, chain_word, rule_text
+from narthex.netfilter.xtables_print import chain_lines, chain_words, rule_text
 from narthex.netfilter.xtables_values import builtin_chains
 
 _TO_FIREWALL = Rule((Jump(names.FIREWALL),))
@@ -188,7 +188,7 @@ def restore_input(changes: XtablesChanges, found: Found | None = None) -> str:
         body = _table_lines(table, changes, found)
         if body:
             lines += (f"*{table}", *body, "COMMIT")
-    return "".join(line + "\n" for line in lines)
+    return "\n".join([*lines, ""]) if lines else ""
 
 
 def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> list[str]:
@@ -203,7 +203,7 @@ def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> li
     shared = _shared_lines(table, written, found)
     if shared is not None:
         written = {chain: rules for chain, rules in written.items() if chain != names.FIREWALL}
-    lines = [f":{chain_word(chain)} - [0:0]" for chain in (*written, *removed)]
+    lines = [f":{chain} - [0:0]" for chain in chain_words((*written, *removed))]
     if changes.jumps is not None and found is not None:
         lines += _jump_lines(table, changes, found)
     lines += shared or ()
@@ -219,7 +219,7 @@ def _shared_lines(table: str, written: Mapping[str, Rules], found: Found | None)
         return None
     held = found.own[table].get(names.FIREWALL, ())
     missing = [rule for rule in written.get(names.FIREWALL, ()) if rule not in held]
-    return list(chain_lines(names.FIREWALL, missing, found.family))
+    return chain_lines(names.FIREWALL, missing, found.family)
 
 
 def _jump_lines(table: str, changes: XtablesChanges, found: Found) -> Iterator[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import narthex
@@ -67,14 +68,30 @@ def start_program(argv: Sequence[str], *, namespace: str | None = None) -> Start
         )
 
 
+@contextmanager
+def _file_of(text: str) -> Iterator[int]:
+    """A file that holds it, in memory: through a pipe ten megabytes take as long as some programs do with them."""
+    if not text:
+        yield subprocess.DEVNULL
+        return
+    file = os.memfd_create("input")
+    try:
+        with open(file, "w", encoding="utf-8", closefd=False) as writer:
+            writer.write(text)
+        os.lseek(file, 0, os.SEEK_SET)
+        yield file
+    finally:
+        os.close(file)
+
+
 def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, timeout: float = 300) -> str:
     """Run a program without a shell and return what it printed.
 
     `namespace` is a named network namespace, None for the present one. Raises CommandError when the program fails,
     FileNotFoundError when it is not installed, subprocess.TimeoutExpired after `timeout` seconds.
     """
-    with netns.entered(namespace):
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    with netns.entered(namespace), _file_of(stdin) as file:
+        done = subprocess.run(argv, stdin=file, capture_output=True, text=True, timeout=timeout, check=False)
     if done.returncode != 0:
         raise CommandError(argv, done.returncode, done.stderr or done.stdout)
     return done.stdout

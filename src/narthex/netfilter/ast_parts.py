@@ -29,6 +29,8 @@ class Field(enum.Enum):
     ORIG_SPORT = "ct original proto-src"
     ORIG_DPORT = "ct original proto-dst"
 
+    __hash__ = object.__hash__  # as `model.net.IPFamily`
+
 
 class Slot(msgspec.Struct, frozen=True, tag=True):
     """A random number below `mod`, as part of a key: `numgen random mod N`."""

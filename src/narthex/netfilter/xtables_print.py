@@ -7,7 +7,7 @@ that could end its word raises `Unprintable`, and a comment is quoted. So no nam
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from narthex.model.net import IPFamily, join_port
@@ -47,12 +47,14 @@ from narthex.netfilter.ast import (
     Unknown,
     Unprintable,
 )
+from narthex.netfilter.lazy_rules import LazyRules
 from narthex.netfilter.xtables_values import TABLES, builtin_chains, reject_words
 
 MAX_COMMENT = 255
 """Bytes of a comment that xt_comment keeps."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,27}", re.ASCII)
+_NAMES = re.compile(rf"{_NAME.pattern}(?:\n{_NAME.pattern})*", re.ASCII)
 _LIST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,198}", re.ASCII)
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:@][A-Za-z0-9_.:@-]{0,14}", re.ASCII)
 _NETWORK = re.compile(r"[0-9A-Fa-f:.]+(?:/\d{1,3})?", re.ASCII)
@@ -79,6 +81,16 @@ def quoted(text: str) -> str:
 def chain_word(name: str) -> str:
     """A chain's name, checked: at most 28 characters, nothing that could be read as an option or a second word."""
     return _word(_NAME, name, "a chain name")
+
+
+def chain_words(names: Sequence[str]) -> Sequence[str]:
+    """Names of chains, all checked with one look."""
+    lines = "\n".join(names)
+    # Who has a line break in his name has two.
+    if names and (_NAMES.fullmatch(lines) is None or lines.count("\n") != len(names) - 1):
+        for name in names:
+            chain_word(name)
+    return names
 
 
 def save_text(ruleset: Ruleset) -> str:
@@ -111,11 +123,12 @@ def _policy(table: str, chain: Chain) -> str:
     return chain.hook.policy.upper() if chain.hook else "-"
 
 
-def chain_lines(chain: str, rules: Iterable[Rule], family: IPFamily) -> Iterator[str]:
+def chain_lines(chain: str, rules: Iterable[Rule], family: IPFamily) -> list[str]:
     """The `-A` lines of a chain."""
-    head = f"-A {chain_word(chain)}"
-    for rule in rules:
-        yield head + rule_text(rule, family)
+    word = chain_word(chain)
+    if isinstance(rules, LazyRules):
+        return rules.lines(word, family)
+    return [f"-A {word}{rule_text(rule, family)}" for rule in rules]
 
 
 def rule_text(rule: Rule, family: IPFamily) -> str:
@@ -173,7 +186,13 @@ def _single(values: tuple[Atom, ...]) -> Atom:
     return values[0]
 
 
-def _network(value: Atom, family: IPFamily) -> str:
+def comment_words(comment: str) -> str:
+    """What a comment adds to a line, with a space in front; empty for none."""
+    return "".join(f" {word}" for word in _comment(comment)) if comment else ""
+
+
+def network_word(value: Atom, family: IPFamily) -> str:
+    """An address or network, checked."""
     text = _word(_NETWORK, str(value), "an address or network")
     return text if "/" in text else f"{text}/{family.host_bits}"
 
@@ -190,8 +209,8 @@ def _protocol(value: Atom, _family: IPFamily) -> str:
 
 
 _BASIC: dict[Field, tuple[str, Callable[[Atom, IPFamily], str]]] = {
-    Field.SADDR: ("-s", _network),
-    Field.DADDR: ("-d", _network),
+    Field.SADDR: ("-s", network_word),
+    Field.DADDR: ("-d", network_word),
     Field.IIFNAME: ("-i", _interface),
     Field.OIFNAME: ("-o", _interface),
     Field.L4PROTO: ("-p", _protocol),
@@ -305,12 +324,28 @@ def _reject(e: RejectPacket, family: IPFamily, _protocol: str) -> str:
 
 
 def _dnat(e: Dnat, _family: IPFamily, protocol: str) -> str:
-    address = _word(_NETWORK, e.address, "an address")
+    to = destination_word(e.address, e.port)
+    return (
+        f"-j DNAT --to-destination {to}"
+        if e.port is None
+        else f"-m {_with_ports(protocol)} -j DNAT --to-destination {to}"
+    )
+
+
+def host_words(address: str, port: int, family: IPFamily) -> tuple[str, str]:
+    """One host as a source, and with a port as a destination; checked."""
+    if not _NETWORK.fullmatch(address) or "/" in address or not 0 <= port <= 65535:
+        return network_word(address, family), destination_word(address, port)
+    to = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return f"{address}/{family.host_bits}", to
+
+
+def destination_word(address: str, port: int | None) -> str:
+    """Where a connection is sent to, checked."""
+    _word(_NETWORK, address, "an address")
     if "/" in address:
         raise Unprintable(f"{address}: a connection is sent to one address")
-    if e.port is None:
-        return f"-j DNAT --to-destination {address}"
-    return f"-m {_with_ports(protocol)} -j DNAT --to-destination {join_port(address, _port(e.port))}"
+    return address if port is None else join_port(address, _port(port))
 
 
 def _redirect(e: Redirect, _family: IPFamily, protocol: str) -> str:
