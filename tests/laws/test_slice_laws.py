@@ -1,5 +1,7 @@
 """What holds of a Service's slices through any history of its pods."""
 
+from itertools import count
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,6 +9,7 @@ from narthex.lab.control.endpoints import endpoints_of
 from narthex.lab.control.packing import MAX_ENDPOINTS, pack
 from unit.lab.control.world import World, pod, service
 
+NUMBERS = count()
 PORTS = [({"name": "http", "protocol": "TCP", "port": number},) for number in (80, 81)]
 
 
@@ -32,9 +35,9 @@ def written(packed, existing):
     """The slices as they are then, and which were written."""
     names = {id(each): each["name"] for each in existing}
     slices, writes = [], len(packed.empty)
-    for index, (old, ports, endpoints) in enumerate(packed.filled):
+    for old, ports, endpoints in packed.filled:
         new = {
-            "name": names.get(id(old), f"new-{len(existing)}-{index}"),
+            "name": names.get(id(old)) or f"new-{next(NUMBERS)}",
             "ports": list(ports),
             "endpoints": list(endpoints),
         }

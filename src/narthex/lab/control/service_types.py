@@ -108,9 +108,10 @@ def check_fits(spec: Spec, old: Spec | None) -> None:
                 raise Wrong(f"spec.ports[{index}].nodePort", "FieldValueForbidden", why)
     addresses = spec.get("clusterIPs") or []
     if kind == "ExternalName":
-        if addresses:
-            why = f"Invalid value: {strings(addresses)}: may not be set for ExternalName services"
-            raise Wrong("spec.clusterIPs", "FieldValueInvalid", why)
+        for field in ("clusterIPs", "ipFamilies", "ipFamilyPolicy"):
+            if spec.get(field):
+                why = "Forbidden: may not be set for ExternalName services"
+                raise Wrong(f"spec.{field}", "FieldValueForbidden", why)
         return
     if may_have_node_ports(spec) and spec.get("clusterIP") == "None":
         why = f"Invalid value: {strings(addresses)}: may not be set to 'None' for {kind} services"

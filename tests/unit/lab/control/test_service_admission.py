@@ -169,7 +169,11 @@ def test_who_has_a_health_check_port(asked, has):
         ),
         (
             {"type": "ExternalName", "clusterIP": "10.96.0.5"},
-            'spec.clusterIPs: Invalid value: []string{"10.96.0.5"}: may not be set for ExternalName services',
+            "spec.clusterIPs: Forbidden: may not be set for ExternalName services",
+        ),
+        (
+            {"type": "ExternalName", "ipFamilyPolicy": "SingleStack"},
+            "spec.ipFamilyPolicy: Forbidden: may not be set for ExternalName services",
         ),
         (
             {"type": "NodePort", "clusterIP": "None"},
