@@ -13,15 +13,16 @@ from narthex.apps.path.known import Known
 from narthex.apps.path.travel import Wish, travel
 from narthex.apps.places import OUTSIDE, Places, TraceError
 from narthex.apps.trace import CLUSTER_DOMAIN, Question, answer, ask, question
-from narthex.cli.inputs import cluster_of, has_source, options, output_option, source_options, viewed, wishes_of
+from narthex.cli.inputs import cluster_of, has_source, options, source_options, viewed, wishes_of
 from narthex.cli.sources import node_options, views_of
+from narthex.cli.trace_output import DRAWN, findings_of, output_option, show
 from narthex.model.net import address
 from narthex.netfilter.dump import DumpError, read_all
 from narthex.sources.node.tar import BundleError
 from narthex.state.store import Snapshot
+from narthex.trace.causes import told
+from narthex.trace.causes.finding import Finding
 from narthex.trace.explain import Explanation, as_data
-from narthex.trace.journey import as_data as journey_data
-from narthex.trace.journey_text import text as journey_text
 from narthex.trace.names import Named
 from narthex.trace.tree import text
 
@@ -99,26 +100,37 @@ def command(
         size=size,
         domain=domain,
     )
+    findings: list[Finding] = []
     try:
         if bundles or live or (dumps and not objects):
-            journey = travel(_known(given), wish)
-            if output == "json":
-                click.echo(msgspec.json.format(msgspec.json.encode(journey_data(journey))))
-            else:
-                click.echo(journey_text(journey, every=every), nl=False)
+            known = _known(given)
+            journey = travel(known, wish)
+            show(journey, findings_of(journey, known), output, every=every)
             return
         if lab is not None:
+            from narthex.apps.lab.known import known_of, look_into_pods
             from narthex.apps.lab.trace import trace_lab
 
             explanation = trace_lab(lab, source, destination, str(given["node"]), iif)
+            known = known_of(lab)
+            journey = travel(known, msgspec.structs.replace(wish, node=explanation.node))
+            look_into_pods(lab, known, journey)
+            findings = findings_of(journey, known)
+            if output in DRAWN:
+                show(journey, findings, output)
+                return
+        elif output in DRAWN:
+            raise click.UsageError(f"-o {output} draws what nodes really have: give --live, --bundle or --lab")
         else:
             explanation = _from_objects(source, destination, domain, iif, dumps, given)
     except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(as_data(explanation))))
+        data = {**as_data(explanation), **({"findings": told.as_data(findings)} if lab is not None else {})}
+        click.echo(msgspec.json.format(msgspec.json.encode(data)))
     else:
         click.echo(text(explanation), nl=False)
+        click.echo(told.text(findings), nl=False)
 
 
 def _known(options: dict[str, Any]) -> Known:

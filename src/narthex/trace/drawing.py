@@ -6,6 +6,7 @@ is escaped here: that is for who knows the form.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import groupby
@@ -26,6 +27,8 @@ MOST_BOXES = 160
 _MOST_NEAR = 3
 _LONGEST = 400
 """Characters of one text."""
+
+_BEFORE_RULE = re.compile(r"^(?:\[\d+:\d+\] )?(?:-A \S+ )?")
 
 GOOD = frozenset({Fate.DELIVERED, Fate.LEAVES})
 
@@ -119,6 +122,13 @@ def _result(journey: Journey, failing: Fraction) -> str:
     if failing == 1:
         return " or ".join(sorted(fate.value for fate in fates))
     return f"fails in {percent(failing)} of all cases"
+
+
+def verdict(drawing: Drawing, fails: bool) -> tuple[str, str]:
+    """What becomes of the packet, and `good`, `bad` or `doubt`. `fails`: something else is wrong with the path."""
+    if drawing.good and fails:
+        return f"{drawing.result}, and yet it fails", "bad"
+    return drawing.result, "good" if drawing.good else "doubt" if drawing.result == "not known" else "bad"
 
 
 def percent(chance: Fraction) -> str:
@@ -234,8 +244,9 @@ def _rows(step: Step) -> Iterator[Row]:
 
 
 def _row(step: Step) -> Row:
-    text = step.rule if step.chain and step.rule else step.what
-    notes = [step.what if step.what != text else "", step.why, step.unknown and f"not known: {step.unknown}"]
+    # Chain and counters stand beside it, or say nothing of this packet.
+    text = _BEFORE_RULE.sub("", step.rule) if step.chain and step.rule else step.what
+    notes = [step.why, step.unknown and f"not known: {step.unknown}"]
     if step.chance != 1:
         notes.append(f"chance {percent(step.chance)}")
     note = "; ".join(dict.fromkeys(note for note in notes if note and note != text))

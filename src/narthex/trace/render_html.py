@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from narthex.plan.show import visible
 from narthex.trace import render_svg
 from narthex.trace.causes.finding import Finding
-from narthex.trace.drawing import Drawing, draw, percent
+from narthex.trace.drawing import Drawing, draw, percent, verdict
 from narthex.trace.journey import Journey, Leaf, Step
 
 MOST_LEAVES = 20
@@ -58,7 +58,7 @@ def page(journey: Journey, findings: Sequence[Finding] = ()) -> str:
     ET.SubElement(head, "title").text = f"{drawing.title}: {drawing.result}"
     ET.SubElement(head, "style").text = _STYLE
     main = ET.SubElement(ET.SubElement(html, "body"), "main")
-    _summary(main, drawing)
+    _summary(main, drawing, bool(findings and findings[0].explains))
     for number, finding in enumerate(findings):
         _cause(main, finding, "Why not" if not number else "Also")
     _put(main, "h2", "The way")
@@ -87,11 +87,11 @@ def _put(into: ET.Element, tag: str, text: str, kind: str = "") -> ET.Element:
     return made
 
 
-def _summary(main: ET.Element, drawing: Drawing) -> None:
+def _summary(main: ET.Element, drawing: Drawing, fails: bool) -> None:
     header = ET.SubElement(main, "header")
     _put(header, "h1", drawing.title)
-    kind = "good" if drawing.good else "doubt" if drawing.result == "not known" else "bad"
-    _put(header, "span", drawing.result, f"result {kind}").set("role", "status")
+    said, kind = verdict(drawing, fails)
+    _put(header, "span", said, f"result {kind}").set("role", "status")
     facts = ET.SubElement(header, "dl")
     for name, value in drawing.lines:
         _put(facts, "dt", name)

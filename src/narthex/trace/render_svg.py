@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from narthex.trace.causes.finding import Finding
-from narthex.trace.drawing import GOOD, Area, Box, Drawing, Lane, Row, clean
+from narthex.trace.drawing import GOOD, Area, Box, Drawing, Lane, Row, clean, verdict
 from narthex.trace.journey import Fate
 
 WIDTH = 1040
@@ -108,6 +108,7 @@ def wrapped(text: str, width: float, character: float = _MONO) -> list[str]:
 class _Painter:
     def __init__(self, drawing: Drawing, findings: Sequence[Finding], head: bool) -> None:
         self.root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "class": "nx", "role": "img"})
+        self._last_dot = 0.0
         self.root.set("aria-labelledby", "nx-title nx-description")
         ET.SubElement(self.root, "title", id="nx-title").text = f"{drawing.title}: {drawing.result}"
         described = [f"{name} {value}" for name, value in drawing.lines]
@@ -150,10 +151,10 @@ class _Painter:
         for line in wrapped(drawing.title, WIDTH - 2 * _EDGE, 10):
             self._text(self.root, _EDGE, y, line, "h1")
             y += 24
-        kind = "good" if drawing.good else "doubt" if drawing.result == "not known" else "bad"
-        width = len(drawing.result) * 7.2 + 32
+        said, kind = verdict(drawing, bool(findings and findings[0].explains))
+        width = len(said) * 7.2 + 32
         self._rect(self.root, _EDGE, y - 10, width, 24, kind, 12)
-        self._text(self.root, _EDGE + 14, y + 6.5, drawing.result, f"{kind}-text")
+        self._text(self.root, _EDGE + 14, y + 6.5, said, f"{kind}-text")
         y += 36
         for name, value in drawing.lines:
             self._text(self.root, _EDGE, y, name, "dim")
@@ -251,6 +252,7 @@ class _Painter:
         self._rect(frame, left, start, width, y - start - 8, "box", 6)
         group.insert(place, frame)
         self._line(group, f"M{_n(x + _SPINE)} {_n(start + 13)}H{_n(left)}")
+        self._last_dot = start + 13
         ET.SubElement(group, "circle", {"cx": _n(x + _SPINE), "cy": _n(start + 13), "r": "5.5", "class": "dot"})
         return y - 2
 
@@ -297,11 +299,11 @@ class _Painter:
         self._text(group, x + _AREA_LEFT, y + 10, "the answer's way back", "strong")
         y += 20
         spine = self._line(group, "")
-        top, bottom = y, y
+        top = y
         for area in lane.reply:
-            bottom = y
             y = self._area(group, area, x, y)
-        spine.set("d", f"M{_n(x + _SPINE)} {_n(top + 44)}V{_n(max(bottom, top) + 44)}")
+        if lane.reply:
+            spine.set("d", f"M{_n(x + _SPINE)} {_n(top)}V{_n(self._last_dot)}")
         kind = "good-text" if good else "bad-text"
         for line in wrapped(f"the answer: {lane.reply_end}", self._room(x), 7.6):
             self._text(group, x + _AREA_LEFT, y + 8, line, kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from narthex.apps.inputs import Wishes, read_server, view
+from narthex.apps.inputs import Cluster, Wishes, read_server, view
 from narthex.apps.lab.labs import Lab, open_lab
 from narthex.apps.lab.state import LabError, StateDirectory
 from narthex.apps.places import Place, Places, TraceError
@@ -29,8 +29,8 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
         lab = open_lab(name)
     except LabError as error:
         raise TraceError(str(error)) from error
-    cluster = read_server(str(lab.kubeconfig), "", pods=True)
-    places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, _pods(lab))
+    cluster = cluster_of(lab)
+    places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
     sender, target, wanted = ask(places, source, destination)
     announcing = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
     node = _node(lab, node_name or sender.node or target.node or (announcing.holder if announcing else ""))
@@ -42,7 +42,7 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
     with netns.entered(node.namespace):
         own = tuple(each.address for each in own_addresses())
     host = Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
-    others = _names(lab)
+    others = names_of(lab)
     names = Names(cluster.snapshot, others)
     return answer(
         question(places, sender, target, wanted, inputs, host, iif),
@@ -86,7 +86,13 @@ def _node(lab: Lab, name: str) -> LabNode:
     return found or lab.nodes[0]
 
 
-def _pods(lab: Lab) -> list[Place]:
+def cluster_of(lab: Lab) -> Cluster:
+    """The lab's objects as they are now. Raises InputError."""
+    return read_server(str(lab.kubeconfig), "", pods=True)
+
+
+def pods_of(lab: Lab) -> list[Place]:
+    """The lab's pods that have addresses."""
     return [
         Place(kind="pod", name=f"{pod.namespace}/{pod.name}", addresses=pod.addresses, node=pod.node)
         for pod in lab.pods
@@ -94,7 +100,8 @@ def _pods(lab: Lab) -> list[Place]:
     ]
 
 
-def _names(lab: Lab) -> dict[str, Named]:
+def names_of(lab: Lab) -> dict[str, Named]:
+    """What the lab's addresses are."""
     names = {ip: Named("outside", "") for ip in OUTSIDE_ADDRESSES}
     for pod in lab.pods:
         names.update({ip: Named("pod", f"{pod.namespace}/{pod.name}", pod.node) for ip in pod.addresses})

@@ -16,7 +16,7 @@ def name_not_found(name: str, asker: str, asked: Iterable[str], services: Iterab
              for namespace, _, service in (each.partition("/") for each in services)}  # fmt: skip
     namespace = asker.removeprefix("pod ").partition("/")[0]
     full = ".".join(wanted[:2]) if len(wanted) > 1 else f"{wanted[0]}.{namespace}"
-    near = get_close_matches(full, known, n=3, cutoff=0.6)
+    near = get_close_matches(full, known, n=3, cutoff=0.75)
     near += [each for each in known if each.partition(".")[0] == wanted[0] and each not in near][:3]
     if near:
         advice += f" Names that are close: {', '.join(near)}."

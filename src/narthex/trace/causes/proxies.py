@@ -179,7 +179,10 @@ def _to_gone(scene: Scene) -> list[tuple[str, int]]:
     for leaf in scene.leaves:
         step = scene.rewritten(leaf)
         to = scene.sent_to(leaf)
-        if step is not None and is_proxys(step.table, step.chain) and to is not None and to not in known:
+        # The relay of userspace mode is the node's own, and so is not among the endpoints.
+        if to is None or to in known or scene.is_own(to[0]):
+            continue
+        if step is not None and is_proxys(step.table, step.chain):
             gone[to] = None
     return list(gone)
 
