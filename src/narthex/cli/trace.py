@@ -23,6 +23,9 @@ from narthex.state.store import Snapshot
 from narthex.trace.causes import told
 from narthex.trace.causes.finding import Finding
 from narthex.trace.explain import Explanation, as_data
+from narthex.trace.journey import Journey
+from narthex.trace.journey import as_data as journey_data
+from narthex.trace.journey_text import text as journey_text
 from narthex.trace.names import Named
 from narthex.trace.tree import text
 
@@ -101,6 +104,7 @@ def command(
         domain=domain,
     )
     findings: list[Finding] = []
+    journey: Journey | None = None
     try:
         if bundles or live or (dumps and not objects):
             known = _known(given)
@@ -126,9 +130,13 @@ def command(
     except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
-        data = {**as_data(explanation), **({"findings": told.as_data(findings)} if lab is not None else {})}
+        data = as_data(explanation)
+        if journey is not None:
+            data |= {"findings": told.as_data(findings), "journey": journey_data(journey)}
         click.echo(msgspec.json.format(msgspec.json.encode(data)))
     else:
+        if journey is not None and every:
+            click.echo(journey_text(journey, every=True))
         click.echo(text(explanation), nl=False)
         click.echo(told.text(findings), nl=False)
 
