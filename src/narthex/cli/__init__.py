@@ -13,6 +13,7 @@ _COMMANDS = {
     "check": ("narthex.cli.check", "Compare the cluster's objects with what a node's kernel does."),
     "cleanup": ("narthex.cli.cleanup", "Remove all rules that Narthex or kube-proxy left here."),
     "cni": ("narthex.cli.cni", "The CNI plugins: put them in place, and run their agent."),
+    "diff": ("narthex.cli.diff", "Tell in what two bundles, or two modes, differ."),
     "dns": ("narthex.cli.dns", "Be the cluster's DNS server."),
     "lab": ("narthex.cli.lab", "A cluster network on this machine, made of network namespaces."),
     "lb": ("narthex.cli.lb", "Addresses for Services of type LoadBalancer."),
@@ -23,6 +24,7 @@ _COMMANDS = {
     "proxy": ("narthex.cli.proxy", "Be the node proxy: program this network namespace until stopped."),
     "render": ("narthex.cli.render", "Print the rules that a plan becomes in a mode."),
     "scenario": ("narthex.cli.scenario", "Check packet-flow scenarios against plan, rules and kernel."),
+    "top": ("narthex.cli.top", "Show new connections of Services and endpoints, as the kernel counts them."),
     "trace": ("narthex.cli.trace", "Explain a packet's way through Services, step by step."),
     "ui": ("narthex.cli.ui", "Show a cluster as a picture in a browser."),
 }

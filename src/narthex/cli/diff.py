@@ -1,0 +1,85 @@
+"""`narthex diff`: two bundles, or two modes of the same objects."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from narthex.backends import BACKENDS
+from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, output_option, source_options
+from narthex.plan.show import visible
+from narthex.sources.node.tar import BundleError, read_bundle
+from narthex.sources.node.view import view_of_bundle, view_of_files
+from narthex.trace.difference import Difference, Differences, differences, rules_in_text
+from narthex.trace.views import Address, NodeView
+
+
+@click.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@source_options
+@options_of_all_nodes
+@click.option("--text", "as_text", is_flag=True, help="Also lines of rules that only one side has, whatever they mean.")
+@output_option
+def command(before: str, after: str, as_text: bool, output: str, **given: Any) -> None:
+    """Tell in what two bundles differ: what packets meet at each way into each Service, by exact shares, then routes, policy
+    rules, links, addresses and settings. Rules that are written otherwise and mean the same are the same.
+
+    With --manifests or --kubeconfig, A and B may be modes: what the same objects become on --node.
+
+    Exit status, as diff has it: 0 nothing differs, 1 something does, 2 it cannot be told.
+
+    \b
+        narthex diff yesterday.tgz today.tgz
+        narthex diff iptables nftables --manifests DIR --node worker-a
+    """
+    try:
+        (one, first), (other, second) = (_side(word, given) for word in (before, after))
+    except BundleError as error:
+        raise click.ClickException(str(error)) from error
+    found = differences(one, other)
+    if as_text:
+        more = tuple(rules_in_text(first, second))
+        found = msgspec.structs.replace(found, found=(*found.found, *more))
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode({"status": found.status, **msgspec.to_builtins(found)})))
+    else:
+        click.echo(_told(found), nl=False)
+    sys.exit(found.status)
+
+
+def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
+    if word in BACKENDS and has_source(given):
+        inputs = inputs_of({**given, "mode": word})
+        backend: Any = BACKENDS[word]
+        texts = [
+            (f"{word} {family.label}", backend.text(backend.render(inputs.plan(family)))) for family in inputs.families
+        ]
+        view = view_of_files(texts, inputs.config.node_name)
+        view.origin = f"mode {word}"
+        view.addresses = tuple(Address(ip, 128 if ":" in ip else 32, "eth0") for ip in inputs.host.addresses)
+        return view, {f"rules/{name}": text for name, text in texts}
+    path = Path(word)
+    if not path.exists():
+        modes = ", ".join(BACKENDS)
+        raise click.UsageError(f"{word!r} is no bundle; with --manifests or --kubeconfig it may be a mode: {modes}")
+    bundle = read_bundle(path)
+    return view_of_bundle(bundle.parts, bundle.table, str(path)), bundle.parts
+
+
+def _told(found: Differences) -> str:
+    lines: list[str] = []
+    for each in found.found:
+        lines.append(f"{each.part}: {each.what}")
+        lines += _sides(each)
+    lines += [f"cannot tell: {text}" for text in found.unknown]
+    return "".join(f"{visible(line)}\n" for line in lines)
+
+
+def _sides(each: Difference) -> list[str]:
+    before = [f"  - {line}" for line in (each.before or "(not there)").splitlines()]
+    return before + [f"  + {line}" for line in (each.after or "(not there)").splitlines()]

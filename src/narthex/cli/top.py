@@ -1,0 +1,158 @@
+"""`narthex top`: which Services and endpoints get new connections, as the kernel counts them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from narthex.apps.inputs import Cluster
+from narthex.apps.path.counts import look, look_at_bundle, names_of
+from narthex.cli.inputs import cluster_of, has_source, output_option, source_options
+from narthex.plan.show import visible
+from narthex.sources.node.tar import BundleError
+from narthex.state.store import Snapshot
+from narthex.trace.counting import Counts, Row, ordered, rows
+from narthex.trace.names import Names
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SORTS = ("rate", "total", "name")
+
+
+@click.command()
+@source_options
+@click.option(
+    "--bundle", type=click.Path(exists=True, path_type=Path), help="A node's bundle: what it had counted then."
+)
+@click.option("--netns", metavar="NAME", help="A named network namespace instead of the present one.")
+@click.option("--sort", type=click.Choice(_SORTS), default="rate", show_default=True, help="What comes first.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS", help="Between looks."
+)
+@click.option("--once", is_flag=True, help="Two looks, one table.")
+@click.option("--services", is_flag=True, help="Service ports only, without their endpoints.")
+@output_option
+def command(
+    bundle: Path | None,
+    netns: str | None,
+    sort: str,
+    interval: float,
+    once: bool,
+    services: bool,
+    output: str,
+    **given: Any,
+) -> None:
+    """Show new connections per second of each Service port and endpoint, with any proxy on this node: from counters of
+    iptables rules, of nftables elements or of IPVS; where there are none, from the connection table. The first line says
+    which.
+
+    --manifests, --kubeconfig or --master give names where rules have none. In a terminal the table stays up to date, and the
+    keys r, t, n sort by rate, total and name, q ends it.
+
+    \b
+        narthex top
+        narthex top --once -o json
+    """
+    cluster: Cluster | None = cluster_of(given, pods=True) if has_source(given) else None
+    snapshot = cluster.snapshot if cluster is not None else Snapshot()
+    names, addresses = names_of(snapshot), Names(snapshot)
+
+    def table(now: Counts, before: Counts | None, seconds: float, by: str) -> tuple[Row, ...]:
+        found = ordered(rows(now, before, seconds), by)
+        named = (msgspec.structs.replace(row, name=addresses.of(_address(row.endpoint))) for row in found)
+        return tuple(row for row in named if not (services and row.endpoint))
+
+    try:
+        if bundle is not None:
+            now = look_at_bundle(bundle, names)
+            click.echo(_told(now, table(now, None, 0.0, sort), output), nl=False)
+            return
+        _live(lambda: look(names, netns), table, sort, interval, once, output)
+    except BundleError as error:
+        raise click.ClickException(str(error)) from error
+    except FileNotFoundError as error:
+        raise click.ClickException(f"there is no network namespace {netns}") from error
+    except KeyboardInterrupt:
+        return
+
+
+_Table = Callable[[Counts, Counts | None, float, str], tuple[Row, ...]]
+
+
+def _live(looking: Callable[[], Counts], table: _Table, sort: str, interval: float, once: bool, output: str) -> None:
+    before, at = looking(), time.monotonic()
+    if not once and output == "text" and sys.stdout.isatty():
+        _screen(looking, table, sort, interval, before, at)
+        return
+    while True:
+        time.sleep(interval)
+        now, then = looking(), time.monotonic()
+        click.echo(_told(now, table(now, before, then - at, sort), output), nl=False)
+        if once:
+            return
+        before, at = now, then
+
+
+def _screen(
+    looking: Callable[[], Counts], table: _Table, sort: str, interval: float, before: Counts, at: float
+) -> None:
+    """A table that stays up to date, until q or Ctrl-C."""
+    from rich.live import Live
+
+    from narthex.cli.keys import Keys
+
+    with Keys() as keys, Live(_rich(before, table(before, None, 0.0, sort)), screen=True, auto_refresh=False) as screen:
+        now, rate_from, seconds = before, before, 0.0
+        while True:
+            pressed = keys.wait(interval)
+            if pressed == "q":
+                return
+            chosen = next((each for each in _SORTS if pressed and each[0] == pressed), "")
+            if chosen:
+                sort = chosen
+            else:
+                rate_from, now, then = now, looking(), time.monotonic()
+                seconds, at = then - at, then
+            screen.update(_rich(now, table(now, rate_from if seconds else None, seconds, sort)), refresh=True)
+
+
+def _rich(counts: Counts, found: tuple[Row, ...]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=Text(f"from {counts.source}"), title_justify="left", expand=True)
+    for head, justify in (("Service port", "left"), ("endpoint", "left"), ("new/s", "right"), ("connections", "right")):
+        made.add_column(head, justify="right" if justify == "right" else "left")
+    for row in found:
+        told = _cells(row)
+        made.add_row(*(Text(visible(each)) for each in told), style="" if row.endpoint else "bold")
+    return made
+
+
+def _cells(row: Row) -> tuple[str, str, str, str]:
+    rate = "" if row.per_second is None else f"{row.per_second:.1f}"
+    where = f"{row.endpoint} ({row.name})" if row.name else row.endpoint
+    return ("" if row.endpoint else row.service or "(no name)", where, rate, str(row.connections))
+
+
+def _told(counts: Counts, found: tuple[Row, ...], output: str) -> str:
+    if output == "json":
+        data = {"source": counts.source, "sampled": counts.sampled, "rows": found}
+        return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"
+    cells = [("SERVICE PORT", "ENDPOINT", "NEW/S", "CONNECTIONS"), *map(_cells, found)]
+    wide = [max(len(each[column]) for each in cells) for column in range(4)]
+    lines = [f"from {counts.source}"]
+    for one, two, three, four in cells:
+        lines.append(f"{one:{wide[0]}}  {two:{wide[1]}}  {three:>{wide[2]}}  {four:>{wide[3]}}".rstrip())
+    return "".join(f"{visible(line)}\n" for line in lines) + "\n"
+
+
+def _address(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0].strip("[]")

@@ -1,0 +1,243 @@
+"""New connections as a node's kernel counts them, whoever wrote the rules: from what its tools print.
+
+A rule or element of nat counts the first packet of each connection, since nat chains see no other. Where rules have no
+counters, the connection table says how many connections there are, and new ones are those that were not there before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from narthex.model.net import join_port, split_port
+
+Key = tuple[str, str]
+"""Service port and endpoint (`address:port`), or "" for the Service port as a whole."""
+
+
+class Count(NamedTuple):
+    """One counter."""
+
+    counter: str
+    """What it is known by from look to look. One that was made anew begins at 0."""
+    service: str
+    """Empty when nothing tells it."""
+    endpoint: str
+    """`address:port`; empty for the Service port as a whole, where endpoints have no counters of their own."""
+    connections: int
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """One look."""
+
+    source: str
+    """Where the figures come from, for people."""
+    counts: tuple[Count, ...] = ()
+    sampled: bool = False
+    """From the connection table: short connections between two looks are not seen."""
+
+
+Names = Mapping[tuple[str, str, int], str]
+"""Service port by address, protocol in lower case and port of a frontend (address "" for node ports)."""
+
+_NAT = re.compile(r"^\*nat\n(.*?)^COMMIT", re.MULTILINE | re.DOTALL)
+_SENDS = re.compile(r"^\[(\d+):\d+\] -A (KUBE-SEP-\S+) (.*-j DNAT .*--to-destination (\S+).*)$", re.MULTILINE)
+_LEADS = re.compile(r"^(?:\[\d+:\d+\] )?-A (KUBE-(?:SVC|SVL|XLB|FW|EXT)-\S+) (.*)-j (KUBE-SEP-\S+)", re.MULTILINE)
+_INTO = re.compile(
+    r"^(?:\[\d+:\d+\] )?-A KUBE-(?:SERVICES|NODEPORTS) (.*)-j (KUBE-(?:SVC|SVL|XLB|FW|EXT)-\S+)", re.MULTILINE
+)
+_COMMENT = re.compile(r'--comment (?:"([^"]*)"|(\S+))')
+_SERVICE = re.compile(r"([a-z0-9.-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: |$)")
+
+
+def count(
+    rules: Iterable[str], nft: str, ipvs: str, connections: Callable[[], Iterable[ConnectionLike]] | None, names: Names
+) -> Counts:
+    """The best source there is: counters of iptables rules, of nft elements, of IPVS; else the connection table."""
+    found = [one for text in rules for one in of_iptables(text)]
+    if found:
+        return Counts(source="counters of iptables rules", counts=tuple(found))
+    found = list(of_nft(nft, names))
+    if found:
+        return Counts(source="counters of nftables elements", counts=tuple(found))
+    found = list(of_ipvs(ipvs, names))
+    if found:
+        return Counts(source="counters of IPVS", counts=tuple(found))
+    if connections is None:
+        return Counts(source="nothing: no rule with counters is there, and the connection table is not known")
+    return Counts(
+        source="the connection table: connections that begin and end between two looks are not seen",
+        counts=tuple(of_connections(connections(), names)),
+        sampled=True,
+    )
+
+
+def of_iptables(text: str) -> Iterator[Count]:
+    """`iptables-save -c`: the rule of each endpoint's chain that rewrites the destination."""
+    for table in _NAT.finditer(text):
+        body = table[1]
+        owner = {match[2]: name for match in _INTO.finditer(body) if (name := _service(match[1]))}
+        of_endpoint: dict[str, str] = {}
+        for match in _LEADS.finditer(body):
+            name = owner.get(match[1]) or _service(match[2])
+            if name:
+                of_endpoint.setdefault(match[3], name)
+        for match in _SENDS.finditer(body):
+            name = _service(match[3]) or of_endpoint.get(match[2], "")
+            yield Count(match[2], name, match[4], int(match[1]))
+
+
+def _service(words: str) -> str:
+    """The Service port that a rule's comment begins with."""
+    comment = _COMMENT.search(words)
+    found = _SERVICE.match(comment[1] or comment[2] or "") if comment else None
+    return found[1].rstrip(":") if found else ""
+
+
+_MAP = re.compile(r"^\tmap ([a-z0-9-]+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
+_FRONTEND = re.compile(r"(?:(\S+) \. )?(tcp|udp|sctp) \. (\d+) counter packets (\d+) bytes \d+ : (?:goto|jump) ")
+_ENDPOINT = re.compile(
+    r"(?:(\S+) \. )?(tcp|udp|sctp) \. (\d+) \. (\d+) counter packets (\d+) bytes \d+ : (\S+) \. (\d+)"
+)
+
+
+def of_nft(text: str, names: Names) -> Iterator[Count]:
+    """`nft list ruleset`: elements of maps that count, as Narthex has them."""
+    for held in _MAP.finditer(text):
+        endpoints = {match.span()[0]: match for match in _ENDPOINT.finditer(held[2])}
+        for match in endpoints.values():
+            address, protocol, port, slot, packets, to, to_port = match.groups()
+            name = names.get((address or "", protocol, int(port)), "")
+            key = f"{held[1]} {address or ''} {protocol} {port} {slot} {to} {to_port}"
+            yield Count(
+                key, name or f"{address or 'node'}:{port}/{protocol}", join_port(to, int(to_port)), int(packets)
+            )
+        for match in _FRONTEND.finditer(held[2]):
+            address, protocol, port, packets = match.groups()
+            name = names.get((address or "", protocol, int(port)), "")
+            title = name or f"{address or 'node'}:{port}/{protocol}"
+            yield Count(f"{held[1]} {address or ''} {protocol} {port}", title, "", int(packets))
+
+
+_VIRTUAL = re.compile(r"^(TCP|UDP|SCTP)\s+(\S+)\s+(\d+)\b")
+_REAL = re.compile(r"^\s+->\s+(\S+)\s+(\d+)\b")
+
+
+def of_ipvs(text: str, names: Names) -> Iterator[Count]:
+    """`ipvsadm -L -n --stats --exact`: connections of each real server."""
+    title, key = "", ""
+    for line in text.splitlines():
+        virtual = _VIRTUAL.match(line)
+        real = _REAL.match(line)
+        try:
+            if virtual:
+                address, port = split_port(virtual[2])
+                protocol = virtual[1].lower()
+                key = f"{address} {protocol} {port}"
+                title = (
+                    names.get((address, protocol, port))
+                    or names.get(("", protocol, port))
+                    or f"{virtual[2]}/{protocol}"
+                )
+            elif real and key:
+                address, port = split_port(real[1])
+                yield Count(f"{key} {address} {port}", title, join_port(address, port), int(real[2]))
+        except ValueError:
+            key = ""
+
+
+class ConnectionLike(NamedTuple):
+    """What a count needs of a connection."""
+
+    protocol: str
+    source: str
+    source_port: int
+    destination: str
+    port: int
+    reply_source: str
+    reply_port: int
+
+
+def of_connections(connections: Iterable[ConnectionLike], names: Names) -> Iterator[Count]:
+    """Each connection through a Service is a counter of its own, which stands at 1."""
+    for one in connections:
+        name = names.get((one.destination, one.protocol, one.port)) or ""
+        rewritten = (one.reply_source, one.reply_port) != (one.destination, one.port)
+        if not name and rewritten:
+            name = names.get(("", one.protocol, one.port), "")
+        if not (name or rewritten) or not rewritten:
+            continue
+        key = " ".join(map(str, one))
+        title = name or f"{join_port(one.destination, one.port)}/{one.protocol}"
+        yield Count(key, title, join_port(one.reply_source, one.reply_port), 1)
+
+
+# ---- a table -------------------------------------------------------------------------------------------------------
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One Service port, or one of its endpoints."""
+
+    service: str
+    endpoint: str = ""
+    connections: int = 0
+    """Since the rules were made; from the connection table: those that are there now."""
+    per_second: float | None = None
+    """New ones, between two looks; None: there was only one look."""
+    name: str = ""
+    """What the endpoint is."""
+
+
+def rows(now: Counts, before: Counts | None, seconds: float) -> tuple[Row, ...]:
+    """A row for each Service port, and behind it one for each of its endpoints, as they come."""
+    earlier = {one.counter: one.connections for one in before.counts} if before is not None else {}
+    total: dict[Key, int] = {}
+    fresh: dict[Key, int] = {}
+    for one in now.counts:
+        was = earlier.get(one.counter, 0)
+        # A counter that has gone back was made anew since.
+        new = one.connections - was if one.connections >= was else one.connections
+        key = one.service, one.endpoint
+        total[key] = total.get(key, 0) + one.connections
+        fresh[key] = fresh.get(key, 0) + new
+    services = list(dict.fromkeys(service for service, _ in total))
+    made: list[Row] = []
+    for service in services:
+        parts = [key for key in total if key[0] == service and key[1]]
+        whole = (service, "")
+        # Frontends count what their endpoints count, too, but for Service ports with chains of their own.
+        figures = [whole] if whole in total else parts
+        made.append(_row(service, "", figures, total, fresh, before is not None, seconds))
+        made += [_row(service, key[1], [key], total, fresh, before is not None, seconds) for key in parts]
+    return tuple(made)
+
+
+def _row(
+    service: str,
+    endpoint: str,
+    keys: list[Key],
+    total: dict[Key, int],
+    fresh: dict[Key, int],
+    two: bool,
+    seconds: float,
+) -> Row:
+    rate = sum(fresh[key] for key in keys) / seconds if two and seconds > 0 else None
+    return Row(service=service, endpoint=endpoint, connections=sum(total[key] for key in keys), per_second=rate)
+
+
+def ordered(found: tuple[Row, ...], by: str) -> tuple[Row, ...]:
+    """Service ports by `rate`, `total` or `name`, each with its endpoints in the same order."""
+    groups: dict[str, list[Row]] = {}
+    for row in found:
+        groups.setdefault(row.service, []).append(row)
+
+    def key(row: Row) -> tuple[float, float, str]:
+        rate = -(row.per_second or 0.0) if by == "rate" else 0.0
+        most = -row.connections if by in ("rate", "total") else 0
+        return rate, most, row.endpoint or row.service
+
+    heads = sorted((group[0] for group in groups.values()), key=key)
+    return tuple(row for head in heads for row in (head, *sorted(groups[head.service][1:], key=key)))
