@@ -107,6 +107,10 @@ def patched(content_type: str, held: Mapping[str, Any], given: Any, of: Type = A
         ) from None
 
 
+_LAST_STATE = frozenset({"Pod", "Service", "ServiceAccount"})
+"""Kinds of which a deletion answers with the last state (upstream's `ReturnDeletedObject`); clients read it as one of them."""
+
+
 def delete(registry: Registry, place: Place, wishes: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
     """DELETE; returns what is answered: a Status, or the object that is still there. Raises ApiFault."""
     grace = wishes.get("gracePeriodSeconds")
@@ -121,6 +125,8 @@ def delete(registry: Registry, place: Place, wishes: Mapping[str, Any], *, dry_r
     if left is not None:
         return left
     kind = place.kind
+    if held is not None and kind.name in _LAST_STATE:
+        return held
     uid = (held or {}).get("metadata", {}).get("uid", "")
     details = {"name": place.name, "group": kind.group, "kind": kind.plural, "uid": uid}
     return {
