@@ -15,7 +15,8 @@ import msgspec
 from narthex.apps.lab import inside, labs
 from narthex.apps.lab.state import LabError
 from narthex.cli import lab_output
-from narthex.cli.lab_history import replay
+from narthex.cli.lab_faults import fault
+from narthex.cli.lab_history import record, replay
 from narthex.cli.ui import port_option, show
 
 OVERLAYS = ("none", "vxlan", "host-gw")
@@ -246,4 +247,6 @@ def down(name: str, all_labs: bool, output: str) -> None:
         click.echo("There is no lab.")
 
 
+command.add_command(fault)
+command.add_command(record)
 command.add_command(replay)

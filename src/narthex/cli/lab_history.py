@@ -1,4 +1,4 @@
-"""`narthex lab replay`: a recorded history once more."""
+"""`narthex lab record` and `narthex lab replay`: a history, and the same once more."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from narthex.apps.lab.state import LabError
+from narthex.apps.lab import labs
+from narthex.apps.lab.ask import request
+from narthex.apps.lab.state import LabError, StateDirectory
+from narthex.apps.logs import printable
 
 if TYPE_CHECKING:
     from narthex.lab.replay import Replay
+
+_SECONDS = 60.0
 
 
 @click.command()
@@ -49,6 +54,33 @@ def replay(file: Path, speed: float | None, output: str) -> None:
     click.echo("At the end: " + (", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "nothing"))
 
 
+@click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--end", is_flag=True, help="End the record that is being written.")
+@click.option("--name", default=labs.DEFAULT_NAME, show_default=True, help="Which lab.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of the output.")
+def record(file: Path | None, end: bool, name: str, output: str) -> None:
+    """Record a lab's history in FILE from now on: all objects, each change of them with its time, and faults.
+
+    The file is one of JSON lines, readable by root alone. Of Secrets it has the names only; what else the objects hold (environment
+    variables, annotations) is in it. `narthex lab replay` goes through it once more.
+    """
+    if end is (file is not None):
+        raise click.UsageError("give FILE to begin, or --end")
+    content = {"end": True} if file is None else {"begin": str(file.absolute())}
+    try:
+        told = request(StateDirectory(labs.read(name).name), {"record": content}, _SECONDS)
+    except LabError as error:
+        raise click.ClickException(str(error)) from error
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(told)))
+    elif end:
+        click.echo(printable(f"{told['path']} is complete."))
+    else:
+        option = "" if name == labs.DEFAULT_NAME else f" --name {name}"
+        click.echo(printable(f"{told['path']} is being written; `narthex lab record --end{option}` ends it."))
+
+
 class _Teller:
     """Tells what happens while it happens."""
 
@@ -59,8 +91,6 @@ class _Teller:
     def __call__(self, moment: datetime, again: Replay) -> None:
         if self._quiet:
             return
-        from narthex.apps.logs import printable
-
         for change in again.registry.store.changes(self._version or again.begin.version):
             word = "deleted" if change.now is None else "changed" if change.was is not None else "created"
             name = "/".join(part for part in change.key if part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,7 +45,9 @@ def status(found: LabStatus) -> str:
     scales = "\n".join(
         f"Deployment {scale.namespace}/{scale.name} is scaled to {scale.replicas}" for scale in state.scales
     )
-    parts = [head, problems(state), _nodes(state, dict(health)), pods(state), _services(state), scales]
+    now = time.time()
+    faults = "\n".join(printable(f"Fault {each.number}: {each.text(now)}") for each in state.faults)
+    parts = [head, problems(state), faults, _nodes(state, dict(health)), pods(state), _services(state), scales]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -3,6 +3,7 @@
     {"settle": true}                                                    wait until all is in force
     {"scale": {"namespace": "default", "name": "web", "replicas": 3}}   another number of pods, and wait
     {"kill": {"node": "node-2"}}                                        let a node die
+    {"fault": {…}}  {"record": {…}}                                     see troubles.py
 
 The answer is a line, too: `{}`, or `{"error": "…"}`. Whoever adds a question adds it to `_ANSWERS`.
 """
@@ -41,7 +42,13 @@ def _kill(lab: LabProcess, content: Any) -> Object:
     return {}
 
 
-_ANSWERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {"settle": _settle, "scale": _scale, "kill": _kill}
+_ANSWERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {
+    "settle": _settle,
+    "scale": _scale,
+    "kill": _kill,
+    "fault": lambda lab, content: lab.troubles.answer_fault(content),
+    "record": lambda lab, content: lab.troubles.answer_record(content),
+}
 
 
 def listen(lab: LabProcess, directory: StateDirectory) -> None:

@@ -7,6 +7,7 @@ import traceback
 from datetime import UTC, datetime
 
 from narthex.apps.lab.ledger import Ledger
+from narthex.apps.lab.recorder import Recorder
 from narthex.lab.control.cluster import settle
 from narthex.lab.control.turn import Control
 from narthex.lab.control.view import Create, Delete, Write
@@ -24,6 +25,8 @@ class Controlling:
         self._done = 0
         self.refused: dict[str, str] = {}
         """What the controllers wanted and could not have: object and reason."""
+        self.recorder: Recorder | None = None
+        """Is told of each turn. Belongs to whoever holds the objects' lock."""
         ledger.listen(self._news.set)
 
     @property
@@ -32,11 +35,19 @@ class Controlling:
         with self._ledger.held() as registry:
             return registry.version == self._done
 
+    def begin_anew(self, control: Control, recorder: Recorder) -> None:
+        """From now on with controllers that know nothing yet, whose turns are recorded. The caller holds the objects' lock."""
+        self._control, self.recorder = control, recorder
+        self._news.set()
+
     def turn(self) -> float | None:
         """Do all there is to do now; seconds until something is due by itself."""
         with self._ledger.held() as registry:
             now = datetime.now(UTC)
+            before = registry.version
             refused = settle(self._control, registry, now)
+            if self.recorder is not None:
+                self.recorder.turned(now, before, datetime.now(UTC))
             self.refused = {_object(write): str(fault) for write, fault in refused}
             self._done = registry.version
             return self._control.next_due(registry, now)

@@ -1,10 +1,12 @@
 """Faults in force in a running lab: begun on request, ended by time or request, kept true by rules and queues.
 
-For the lab's own thread; what is in force is decided anew at each turn, so a pod that is gone takes its faults along.
+What is in force is decided anew at each turn, so a pod that is gone takes its faults along.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,8 +21,13 @@ Told = Callable[[Fault, bool], object]
 """Is told of each fault that begins (True) or ends."""
 
 
+_LOOK_SECONDS = 1.0
+"""While there are faults: a pod that has gone takes its faults along."""
+_ERROR_PAUSE_SECONDS = 1.0
+
+
 class Faults:
-    """What goes wrong at present."""
+    """What goes wrong at present. For any thread; one runs `run`."""
 
     def __init__(
         self,
@@ -31,6 +38,8 @@ class Faults:
     ) -> None:
         """`places`: of all nodes and pods now; `api` takes the API server's listeners down (False) and up."""
         self.present: tuple[Fault, ...] = ()
+        self._lock = threading.RLock()
+        self._news = threading.Event()
         self._places = places
         self._api = api
         self._told = told
@@ -44,51 +53,68 @@ class Faults:
     def begin(self, wish: Mapping[str, Any]) -> Fault:
         """A fault from now on: `kind`, `targets`, and `percent`, `milliseconds`, `seconds` where it has them. Raises LabError
         when it cannot be; then nothing has changed."""
-        now = self._wall()
-        seconds = wish.get("seconds")
-        try:
-            fault = checked(
-                Fault(
-                    number=self._numbers + 1,
-                    kind=Kind(wish["kind"]),
-                    targets=tuple(self._named(target) for target in wish.get("targets", ())),
-                    percent=int(wish.get("percent", 0)),
-                    milliseconds=int(wish.get("milliseconds", 0)),
-                    since=now,
-                    until=None if seconds is None else now + float(seconds),
-                ),
-                self._places(),
-            )
-        except BadFault as error:
-            raise LabError(str(error)) from None
-        before = self.present
-        self.present = (*before, fault)
-        try:
-            self._apply()
-        except LabError:
-            self.present = before
-            self._apply()
-            raise
-        self._numbers += 1
+        with self._lock:
+            try:
+                fault = checked(self._wished(wish), self._places())
+            except BadFault as error:
+                raise LabError(str(error)) from None
+            before = self.present
+            self.present = (*before, fault)
+            try:
+                self._apply()
+            except LabError:
+                self.present = before
+                self._apply()
+                raise
+            self._numbers += 1
         self._told(fault, True)
+        self._news.set()
         return fault
 
     def end(self, number: int | None) -> tuple[Fault, ...]:
         """End one fault, or all; those that ended. Raises LabError when there is none of that number."""
-        ended = tuple(fault for fault in self.present if number in (None, fault.number))
-        if number is not None and not ended:
-            raise LabError(f"there is no fault {number}; `narthex lab fault list` shows which there are")
-        self._keep(tuple(fault for fault in self.present if fault not in ended))
+        with self._lock:
+            ended = tuple(fault for fault in self.present if number in (None, fault.number))
+            if number is not None and not ended:
+                raise LabError(f"there is no fault {number}; `narthex lab fault list` shows which there are")
+            self._keep(tuple(fault for fault in self.present if fault not in ended))
         return ended
 
     def turn(self) -> None:
         """End what is due. Raises LabError when the kernel does not let go."""
-        self._keep(in_force(self.present, self._places(), self._wall()))
+        with self._lock:
+            self._keep(in_force(self.present, self._places(), self._wall()))
 
-    def next_due(self) -> float | None:
-        """Seconds until one ends by itself; None: none does."""
-        end = next_end(self.present)
-        return None if end is None else max(0.0, end - self._wall())
+    def run(self) -> None:
+        """End what is due, for good."""
+        while True:
+            self._news.wait(self._next_look())
+            self._news.clear()
+            try:
+                self.turn()
+            except LabError as error:
+                print(f"faults: {error}", file=sys.stderr, flush=True)
+                time.sleep(_ERROR_PAUSE_SECONDS)
+
+    def _next_look(self) -> float | None:
+        """Seconds; None: nothing ends before something begins."""
+        present = self.present
+        if not present:
+            return None
+        end = next_end(present)
+        return _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, max(0.0, end - self._wall()))
+
+    def _wished(self, wish: Mapping[str, Any]) -> Fault:
+        now, seconds = self._wall(), wish.get("seconds")
+        return Fault(
+            number=self._numbers + 1,
+            kind=Kind(wish["kind"]),
+            targets=tuple(self.named(target) for target in wish.get("targets", ())),
+            percent=int(wish.get("percent", 0)),
+            milliseconds=int(wish.get("milliseconds", 0)),
+            since=now,
+            until=None if seconds is None else now + float(seconds),
+        )
 
     def _keep(self, left: tuple[Fault, ...]) -> None:
         if left == self.present:
@@ -100,8 +126,9 @@ class Faults:
         for fault in gone:
             self._told(fault, False)
 
-    def _named(self, target: str) -> str:
-        """A pod's name alone means the one in the namespace `default`, as with kubectl, or the only one of that name."""
+    def named(self, target: str) -> str:
+        """A pod's name alone means the one in the namespace `default`, as with kubectl, or the only one of that name. Raises
+        BadFault when it could be several."""
         places = self._places()
         if target in places or "/" in target:
             return target

@@ -57,6 +57,14 @@ class Kubelet:
                     if run.container is not None:
                         run.container.signal(9)
 
+    def crash(self, key: NamespacedName) -> bool:
+        """Kill a pod's containers, as a fault of theirs would; False when no living node has it."""
+        life = self.life(key)
+        if life is None or self.on_dead_node(life):
+            return False
+        self._workers[life.pod["spec"]["nodeName"]].post(life.crash)
+        return True
+
     def lives(self) -> list[PodLife]:
         """All pods that are not gone. From any thread; what is in them belongs to their workers."""
         return [life for life in tuple(self._lives.values()) if not life.gone]

@@ -34,6 +34,7 @@ class Nodes:
         self._mode = mode
         self._overlay = overlay
         self._forks = forks
+        self._orders: dict[str, NodeOrder] = {}
         self._processes: dict[str, NodeProcess] = {}
 
     def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
@@ -54,11 +55,18 @@ class Nodes:
             arguments = ("--hostname-override", node.name, "--config", str(places.configuration))
             log = self._directory.logs / f"{node.name}.log"
             log.touch(mode=0o600)
-            process = NodeProcess(self._forks, NodeOrder(node.namespace, str(log), arguments))
-            self._processes[node.name] = process
-            if process.identity is not None:
-                records.append(NodeRecord(node=node.name, process=process.identity))
+            self._orders[node.name] = NodeOrder(node.namespace, str(log), arguments)
+            records += self._begin(node.name)
         return tuple(records)
+
+    def _begin(self, name: str) -> list[NodeRecord]:
+        process = self._processes[name] = NodeProcess(self._forks, self._orders[name])
+        return [NodeRecord(node=name, process=process.identity)] if process.identity is not None else []
+
+    def restart(self, name: str) -> list[NodeRecord]:
+        """End a node's process at once, and start another, as a supervisor would; the record of that. Raises OSError."""
+        self.kill(name)
+        return self._begin(name)
 
     def _make_key(self) -> None:
         handle = os.open(self._directory.announcer_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -349,6 +349,16 @@ class PodLife:
         quiet = time.monotonic() - self._tools.echo.quiet_since(name)
         return quiet < (_IDLE_SECONDS if self._tools.echo.open(name) else _QUIET_SECONDS)
 
+    def crash(self) -> None:
+        """Its containers are killed by somebody."""
+        for facts in self.facts.containers:
+            run = self.runs.get(facts.name)
+            if run is not None and run.container is not None:
+                run.container.signal(signal.SIGKILL)
+            elif run is not None:
+                self._tools.echo.remove(self.echo_name(facts.name))
+                self._over(facts, 128 + signal.SIGKILL, signal.SIGKILL)
+
     def _kill(self) -> None:
         for facts in self.facts.containers:
             run = self.runs.get(facts.name)

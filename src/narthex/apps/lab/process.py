@@ -8,6 +8,7 @@
     nodes.py         the nodes' own processes (`narthex node`), which follow the API over the network between them
     serving.py       the API's sockets, certificate, token and kubeconfigs
     inside.py, pod_access.py    programs in pods: `lab exec`, and logs and exec for the API
+    troubles.py     faults on request, and the record of what happens: faults.py, recorder.py
     report.py        all of it in the words of the state file
 
 This module makes them and holds them together: its own thread takes in manifests, gives load balancers their addresses
@@ -43,6 +44,7 @@ from narthex.apps.lab.release import Releases
 from narthex.apps.lab.report import describe
 from narthex.apps.lab.state import LabError, LabState, ScaleRecord, StateDirectory
 from narthex.apps.lab.telling import Telling
+from narthex.apps.lab.troubles import Troubles
 from narthex.host.containers.container import Containers
 from narthex.host.containers.forks import Forks
 from narthex.host.processes import identify
@@ -118,6 +120,7 @@ class LabProcess:
         self.serving = serving.Serving(state, self.ledger, self.api)
         self._mirror = Mirror()
         self._published: LabState | None = None
+        self.troubles = Troubles(self)
         self._turning = threading.RLock()
         self._news = threading.Event()
         self._pool_networks: tuple[str, ...] = ()
@@ -165,6 +168,7 @@ class LabProcess:
         self._node_processes.await_first()
         self.settle()
         self._thread("events", self._telling.write)
+        self._thread("faults", self.troubles.faults.run)
         self._thread("watch", self._watch)
         self.ledger.listen(self._news.set)
         self.state = msgspec.structs.replace(self.state, running=True)
@@ -342,6 +346,15 @@ class LabProcess:
         with self._turning:
             self.state = msgspec.structs.replace(self.state, killed=(*self.state.killed, node))
 
+    def restart(self, node: str) -> None:
+        """Let a node's process die; a supervisor starts another one. Raises LabError."""
+        if node not in {each.name for each in self.nodes} or node in self.state.killed:
+            raise LabError(f"there is no node {node!r} that lives")
+        with self._turning:
+            began = self._node_processes.restart(node)
+            others = [each for each in self.state.processes if each.node != node]
+            self.state = msgspec.structs.replace(self.state, processes=(*others, *began))
+
     def publish(self) -> None:
         """Write the state file anew, if something in it is new."""
         with self._turning:
@@ -355,6 +368,7 @@ class LabProcess:
                 lives=self.kubelet.lives(),
                 waiting=self._waiting(),
             )
+            made = msgspec.structs.replace(made, faults=self.troubles.faults.present)
             self.state = made
             if made != self._published:
                 self._directory.write(made)

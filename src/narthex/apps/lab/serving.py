@@ -23,6 +23,7 @@ class Serving:
     def __init__(self, directory: StateDirectory, ledger: Ledger, api: Api) -> None:
         self._directory = directory
         self._token = os.urandom(24).hex()
+        self._port = 0
         self.server = ApiServer(api, ledger.lock, token=self._token, changed=ledger.tell)
         ledger.listen(self.server.wake)
 
@@ -40,9 +41,18 @@ class Serving:
         loopback = socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)
         self.server.start()
         self.server.listen(fabric, context)
-        url = f"https://{_LOOPBACK}:{self.server.listen(loopback, context)}"
+        self._port = self.server.listen(loopback, context)
+        url = f"https://{_LOOPBACK}:{self._port}"
         within = f"https://{topology.API_ADDRESS}:{topology.API_PORT}"
         for path, where in ((self._directory.kubeconfig, url), (self._directory.node_kubeconfig, within)):
             text = credentials.kubeconfig(self._directory.name, where, self._directory.certificate, self._token)
             credentials.write_secret(path, text)
         return url
+
+    def pause(self) -> None:
+        """Break all connections and take no new ones. The caller does not hold the objects' lock."""
+        self.server.stop()
+
+    def resume(self) -> None:
+        """Listen again where it was. Raises OSError."""
+        self.start(self._port)

@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 
 from narthex.host.processes import Process
+from narthex.lab.faults import Fault
 from narthex.lab.pod_network import NETWORK, NONE
 from narthex.lab.topology import LabNode, check_name
 from narthex.model.problem import Problem
@@ -127,6 +128,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceRecord, ...] = ()
     scales: tuple[ScaleRecord, ...] = ()
     problems: tuple[Problem, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong on request."""
 
 
 class NodePlaces:
