@@ -5,7 +5,7 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narthex.lab.control.endpoints import endpoints_of
+from narthex.lab.control.endpoints import Endpoints
 from narthex.lab.control.packing import MAX_ENDPOINTS, pack
 from unit.lab.control.world import World, pod, service
 
@@ -104,7 +104,7 @@ def test_after_any_history_the_slices_are_as_if_made_anew(steps, policy):
         for family in web["spec"]["ipFamilies"]:
             expected = [
                 (list(ports), each)
-                for ports, some in endpoints_of(web, pods, family, world.control._present)
+                for ports, some in Endpoints().of(web, pods, family, world.control._present)
                 for each in some
             ]
             got = [

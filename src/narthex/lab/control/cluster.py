@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from narthex.lab.api.faults import ApiFault
 from narthex.lab.control.deployments import Deployments
 from narthex.lab.control.endpoint_slices import EndpointSlices
+from narthex.lab.control.endpoints import Endpoints
 from narthex.lab.control.endpoints_objects import EndpointsObjects, Mirrors
 from narthex.lab.control.garbage import GarbageCollector
 from narthex.lab.control.node_lifecycle import NodeLifecycle
@@ -25,13 +26,14 @@ _MOST_TURNS = 10_000
 
 def all_controllers(settings: Settings = LAB) -> Control:
     """The controllers of a new lab."""
+    endpoints = Endpoints()
     return Control(
         [
             Deployments(),
             ReplicaSets(),
             Scheduler(),
-            EndpointSlices(),
-            EndpointsObjects(),
+            EndpointSlices(endpoints),
+            EndpointsObjects(endpoints),
             Mirrors(),
             ServiceCIDRs(),
             NodeLifecycle(settings),

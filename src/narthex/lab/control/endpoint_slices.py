@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.control.endpoints import ZONE, endpoints_of, families_of
+from narthex.lab.control.endpoints import ZONE, Endpoints, families_of
 from narthex.lab.control.hints import hinted, is_automatic, node_share
 from narthex.lab.control.objects import (
     key_of,
@@ -32,7 +32,8 @@ class EndpointSlices:
     name = "endpointslice-controller"
     kinds = frozenset({"Service", "EndpointSlice", "Pod", "Node"})
 
-    def __init__(self) -> None:
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
         self._writer = SliceWriter(MANAGER)
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
@@ -61,6 +62,7 @@ class EndpointSlices:
         service = present.get("Service", key)
         if service is None or leaving(service):
             # Its slices go with it: they have an owner.
+            self._endpoints.forget(key)
             return
         existing = self._writer.mine(service, key, present)
         spec = spec_of(service)
@@ -74,7 +76,7 @@ class EndpointSlices:
         families = families_of(service)
         yield from (delete(each) for each in existing if each.get("addressType") not in families)
         for family in families:
-            wanted = hinted(service, endpoints_of(service, pods, family, present), present)
+            wanted = hinted(service, self._endpoints.of(service, pods, family, present), present)
             mine = [each for each in existing if each.get("addressType") == family]
             yield from self._writer.write(service, _labels(service), family, wanted, mine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from narthex.lab.control.objects import (
     key_of,
@@ -18,9 +19,21 @@ from narthex.lab.control.present import Present
 from narthex.lab.control.view import Key, Object
 
 ZONE = "topology.kubernetes.io/zone"
+FAMILIES = ("IPv4", "IPv6")
 
 Group = tuple[tuple[Object, ...], list[Object]]
 """Ports, and the endpoints that have exactly these."""
+
+
+class _Made(NamedTuple):
+    """What became of one pod, and what of."""
+
+    pod: Object
+    node: Object | None
+    ports: tuple[Object, ...]
+    same: str
+    """Equal for equal ports."""
+    endpoint: Object | None
 
 
 def families_of(service: Object) -> tuple[str, ...]:
@@ -32,17 +45,44 @@ def families_of(service: Object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given)) or ("IPv4",)
 
 
-def endpoints_of(service: Object, pods: Iterable[Object], family: str, present: Present) -> list[Group]:
-    """The endpoints of a family by their ports, in order of pods. Pods may give one named port different numbers, so each
-    set of ports needs slices of its own."""
-    groups: dict[str, Group] = {}
-    for pod in pods:
-        address = next((each for each in pod_addresses(pod) if (":" in each) == (family == "IPv6")), None)
-        if address is None or pod_over(pod):
-            continue
-        ports = _ports(service, pod)
-        groups.setdefault(repr(ports), (ports, []))[1].append(_endpoint(service, pod, address, present))
-    return list(groups.values())
+class Endpoints:
+    """The endpoints of Services. What follows from a pod is remembered until the pod, its node or the Service is another."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Key, str], tuple[Object, dict[str, _Made]]] = {}
+
+    def of(self, service: Object, pods: Iterable[Object], family: str, present: Present) -> list[Group]:
+        """The endpoints of a family by their ports, in order of pods. Pods may give one named port different numbers, so
+        each set of ports needs slices of its own."""
+        place = (key_of(service), family)
+        held, before = self._made.get(place, (None, {}))
+        if held is not service:
+            before = {}
+        made: dict[str, _Made] = {}
+        groups: dict[str, Group] = {}
+        for pod in pods:
+            name, node = pod["metadata"]["name"], present.get("Node", Key("", spec_of(pod).get("nodeName") or ""))
+            found = before.get(name)
+            if found is None or found.pod is not pod or found.node is not node:
+                found = _make(service, pod, node, family)
+            made[name] = found
+            if found.endpoint is not None:
+                groups.setdefault(found.same, (found.ports, []))[1].append(found.endpoint)
+        self._made[place] = (service, made)
+        return list(groups.values())
+
+    def forget(self, service: Key) -> None:
+        """It is gone."""
+        for family in FAMILIES:
+            self._made.pop((service, family), None)
+
+
+def _make(service: Object, pod: Object, node: Object | None, family: str) -> _Made:
+    address = next((each for each in pod_addresses(pod) if (":" in each) == (family == "IPv6")), None)
+    if address is None or pod_over(pod):
+        return _Made(pod, node, (), "", None)
+    ports = _ports(service, pod)
+    return _Made(pod, node, ports, repr(ports), _endpoint(service, pod, address, node))
 
 
 def _ports(service: Object, pod: Object) -> tuple[Object, ...]:
@@ -82,7 +122,7 @@ def _containers(pod: Object) -> Sequence[Object]:
     return [*(spec.get("containers") or ()), *sidecars]
 
 
-def _endpoint(service: Object, pod: Object, address: str, present: Present) -> Object:
+def _endpoint(service: Object, pod: Object, address: str, node: Object | None) -> Object:
     spec, key = spec_of(pod), key_of(pod)
     ready, terminating = pod_ready(pod), leaving(pod)
     published = bool(spec_of(service).get("publishNotReadyAddresses"))
@@ -97,7 +137,6 @@ def _endpoint(service: Object, pod: Object, address: str, present: Present) -> O
     }
     if spec.get("nodeName"):
         endpoint["nodeName"] = spec["nodeName"]
-        node = present.get("Node", Key("", spec["nodeName"]))
         zone = labels_of(node).get(ZONE) if node is not None else None
         if zone:
             endpoint["zone"] = zone

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.control.endpoint_slices import HEADLESS, RESERVED, concerned_by_pod
-from narthex.lab.control.endpoints import Group, endpoints_of, families_of
+from narthex.lab.control.endpoints import FAMILIES, Endpoints, Group, families_of
 from narthex.lab.control.objects import annotations_of, labels_of, leaving, spec_of
 from narthex.lab.control.present import SERVICE_NAME, Present, Seen
 from narthex.lab.control.slice_writing import SliceWriter, delete
@@ -31,6 +31,9 @@ class EndpointsObjects:
     name = "endpoint-controller"
     kinds = frozenset({"Service", "Endpoints", "Pod"})
 
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The Service, its Endpoints, the Services that select a pod."""
         if seen.kind in ("Service", "Endpoints"):
@@ -48,7 +51,7 @@ class EndpointsObjects:
         if leaving(service) or not spec_of(service).get("selector") or spec_of(service).get("type") == "ExternalName":
             return
         family = families_of(service)[0]
-        groups = endpoints_of(service, present.selected("Service", service), family, present)
+        groups = self._endpoints.of(service, present.selected("Service", service), family, present)
         subsets = [subset for ports, some in groups if (subset := _subset(ports, some, service)) is not None]
         headless = {HEADLESS: ""} if spec_of(service).get("clusterIP") == "None" else {}
         labels = {**labels_of(service), **headless, MANAGED_BY: MANAGER}
@@ -132,7 +135,7 @@ class Mirrors:
             yield from map(delete, existing)
             return
         labels = {name: value for name, value in labels_of(endpoints).items() if name not in RESERVED}
-        for family in ("IPv4", "IPv6"):
+        for family in FAMILIES:
             groups = [group for subset in endpoints.get("subsets") or () if (group := _mirrored(subset, family))[1]]
             mine = [each for each in existing if each.get("addressType") == family]
             if groups:

@@ -15,8 +15,6 @@ from narthex.lab.control.view import Object
 MAX_ENDPOINTS = 100
 """In one slice."""
 
-_IDENTITY = ("addresses", "hostname", "nodeName")
-
 
 class Packed(msgspec.Struct, frozen=True):
     """What the slices become."""
@@ -80,5 +78,11 @@ def _group(endpoints: Sequence[Object], existing: Sequence[Object]) -> list[tupl
     return slices
 
 
-def _identity(endpoint: Mapping[str, Any]) -> str:
-    return repr([endpoint.get(field) for field in _IDENTITY]) + repr(sorted((endpoint.get("targetRef") or {}).items()))
+def _identity(endpoint: Mapping[str, Any]) -> tuple[object, ...]:
+    target = endpoint.get("targetRef") or {}
+    return (
+        *endpoint["addresses"],
+        endpoint.get("hostname"),
+        endpoint.get("nodeName"),
+        *(target.get(field) for field in ("kind", "namespace", "name", "uid")),
+    )

@@ -5,7 +5,7 @@ It follows a View by its changes, so that one pod's change costs what it concern
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -106,7 +106,7 @@ class Present:
     def _places(self, kind: str, key: Key, obj: Object) -> Iterator[tuple[dict[Any, set[Any]], Any, Any]]:
         for reference in obj["metadata"].get("ownerReferences") or ():
             yield self._owned, reference.get("uid") or "", (kind, key)
-        if kind == "ReplicaSet" and controller_of(obj) is None:
+        if kind in ("ReplicaSet", "Pod") and controller_of(obj) is None:
             yield self._orphans, (kind, key.namespace), key
         if key.namespace:
             yield self._inside, key.namespace, (kind, key)
@@ -148,18 +148,15 @@ class Present:
         return [self._objects[kind][key] for found, key in self.owned(uid_of(owner)) if found == kind]
 
     def orphans(self, kind: str, namespace: str) -> list[Object]:
-        """Objects of a kind in a namespace that nobody controls (ReplicaSet), in order of names."""
+        """Objects of a kind in a namespace that nobody controls (ReplicaSet, Pod), in order of names."""
         objects = self._objects.get(kind, {})
         return [objects[key] for key in sorted(self._orphans.get((kind, namespace), ()))]
 
-    def pods_with(self, namespace: str, labels: Mapping[str, str]) -> list[Object]:
-        """Pods that have all these labels (at least one is given), in order of names."""
+    def pods_with(self, namespace: str, labels: Mapping[str, str]) -> set[Key]:
+        """Pods that have all these labels; at least one is given."""
         sets = [self._labelled.get((namespace, name, value), set()) for name, value in labels.items()]
-        if not sets:
-            return []
         sets.sort(key=len)
-        pods = self._objects.get("Pod", {})
-        return [pods[key] for key in sorted(sets[0].intersection(*sets[1:]))]
+        return sets[0].intersection(*sets[1:])
 
     def pods_on(self, node: str) -> list[Object]:
         """Pods of a node, in order of keys."""
@@ -182,19 +179,23 @@ class Present:
 
     def selected(self, kind: str, owner: Object) -> list[Object]:
         """The pods that an object of such a kind selects, in order of names."""
+        pods = self._objects.get("Pod", {})
+        return [pods[key] for key in sorted(self.selected_keys(kind, owner))]
+
+    def selected_keys(self, kind: str, owner: Object) -> set[Key]:
+        """The same, as keys."""
         selector = selector_of(kind, owner)
-        namespace = key_of(owner).namespace
-        demanded = (selector or {}).get("matchLabels")
-        candidates: Iterable[Object] = (
-            self.pods_with(namespace, demanded)
-            if demanded
-            else (
-                self._objects["Pod"][key]
-                for found, key in self.inside(namespace)
-                if selector is not None and found == "Pod"
-            )
-        )
-        return [pod for pod in candidates if selects(selector, labels_of(pod))]
+        if selector is None:
+            return set()
+        namespace, demanded = key_of(owner).namespace, selector.get("matchLabels")
+        if demanded:
+            found = self.pods_with(namespace, demanded)
+        else:
+            found = {key for of, key in self._inside.get(namespace, ()) if of == "Pod"}
+        if not selector.get("matchExpressions"):
+            return found
+        pods = self._objects.get("Pod", {})
+        return {key for key in found if selects(selector, labels_of(pods[key]))}
 
 
 def selector_of(kind: str, obj: Object) -> Mapping[str, Any] | None:

@@ -10,6 +10,7 @@ from narthex.lab.control.objects import (
     condition,
     controlled_by,
     controller_of,
+    key_of,
     labels_of,
     leaving,
     letters,
@@ -21,11 +22,12 @@ from narthex.lab.control.objects import (
     reference_to,
     spec_of,
     status_of,
+    uid_of,
     with_metadata,
 )
 from narthex.lab.control.pod_ranking import first_to_go
 from narthex.lab.control.present import Present, Seen
-from narthex.lab.control.selectors import is_empty, selects
+from narthex.lab.control.selectors import is_empty
 from narthex.lab.control.view import Again, Answer, Create, Delete, Key, Object, Update
 
 BURST = 500
@@ -71,7 +73,7 @@ class ReplicaSets:
             # What is adopted or released counts from the next look on.
             yield from claims
             return
-        pods = [pod for pod in present.owned_of("Pod", replica_set) if controlled_by(pod, replica_set)]
+        pods = present.owned_of("Pod", replica_set)
         active = [pod for pod in pods if pod_active(pod)]
         if not leaving(replica_set):
             missing = number(spec_of(replica_set).get("replicas"), 1) - len(active)
@@ -115,16 +117,19 @@ class ReplicaSets:
 
 def _claims(replica_set: Object, present: Present) -> Iterator[Update]:
     """Pods that fit and are nobody's become its own; its own that do not fit any more are let go."""
-    selector = spec_of(replica_set).get("selector")
-    for pod in present.owned_of("Pod", replica_set):
-        if controlled_by(pod, replica_set) and not selects(selector, labels_of(pod)) and not leaving(pod):
-            uid = replica_set["metadata"].get("uid")
+    selector, uid = spec_of(replica_set).get("selector"), uid_of(replica_set)
+    selected = present.selected_keys("ReplicaSet", replica_set)
+    for kind, key in present.owned(uid):
+        if kind != "Pod" or key in selected:
+            continue
+        pod = present.get("Pod", key)
+        if pod is not None and controlled_by(pod, replica_set) and not leaving(pod):
             owners = [each for each in pod["metadata"]["ownerReferences"] if each.get("uid") != uid]
             yield Update("Pod", with_metadata(pod, ownerReferences=owners or None))
     if leaving(replica_set) or is_empty(selector):
         return
-    for pod in present.selected("ReplicaSet", replica_set):
-        if controller_of(pod) is None and pod_active(pod):
+    for pod in present.orphans("Pod", key_of(replica_set).namespace):
+        if key_of(pod) in selected and pod_active(pod):
             owners = [*(pod["metadata"].get("ownerReferences") or ()), reference_to(replica_set)]
             yield Update("Pod", with_metadata(pod, ownerReferences=owners))
 
