@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -15,19 +15,17 @@ from narthex.apps.places import OUTSIDE, Places, TraceError
 from narthex.apps.trace import CLUSTER_DOMAIN, Question, answer, ask, question
 from narthex.cli.inputs import cluster_of, has_source, options, source_options, viewed, wishes_of
 from narthex.cli.sources import node_options, views_of
-from narthex.cli.trace_output import DRAWN, findings_of, output_option, show
+from narthex.cli.trace_output import DRAWN, Shown, findings_of, output_option, show, show_explanation
 from narthex.model.net import address
 from narthex.netfilter.dump import DumpError, read_all
 from narthex.sources.node.tar import BundleError
 from narthex.state.store import Snapshot
-from narthex.trace.causes import told
-from narthex.trace.causes.finding import Finding
-from narthex.trace.explain import Explanation, as_data
+from narthex.trace.explain import Explanation
 from narthex.trace.journey import Journey
-from narthex.trace.journey import as_data as journey_data
-from narthex.trace.journey_text import text as journey_text
 from narthex.trace.names import Named
-from narthex.trace.tree import text
+
+if TYPE_CHECKING:
+    from narthex.apps.path.probing import Tried
 
 
 @click.command()
@@ -52,6 +50,12 @@ from narthex.trace.tree import text
 @click.option(
     "--size", type=click.IntRange(0, 65535), default=0, help="Bytes of the packet, which may not be cut in pieces."
 )
+@click.option(
+    "--probe",
+    is_flag=True,
+    help="Also send ONE packet, with --live from a pod of this node or the node itself, or in a lab, and compare the kernel's "
+    "own trace (nft monitor trace) with the prediction; the exit status is 1 where they part.",
+)
 @click.option("--all", "every", is_flag=True, help="Also rules that only led to others, and those that nearly matched.")
 @output_option
 def command(
@@ -62,6 +66,7 @@ def command(
     iif: str | None,
     source_port: int | None,
     size: int,
+    probe: bool,
     every: bool,
     output: str,
     **given: Any,
@@ -78,6 +83,7 @@ def command(
     \b
         narthex trace outside 192.168.49.11:30001 --bundle node-1.tgz --bundle node-2.tgz
         narthex trace 10.244.1.7 10.96.0.10:53/udp --rules iptables-save.txt --rules ip-route.txt
+        narthex trace 10.244.1.7 10.96.0.10:53/udp --live --probe
         narthex trace shop/client shop/web --manifests DIR --node worker-a
         narthex trace shop/client web.shop:80 --manifests DIR
         narthex trace outside worker-a:30001 --manifests DIR
@@ -103,42 +109,54 @@ def command(
         size=size,
         domain=domain,
     )
-    findings: list[Finding] = []
-    journey: Journey | None = None
+    if probe and not (live or lab is not None):
+        raise click.UsageError("--probe sends a packet, and needs --live or --lab NAME")
     try:
         if bundles or live or (dumps and not objects):
             known = _known(given)
             journey = travel(known, wish)
-            show(journey, findings_of(journey, known), output, every=every)
-            return
-        if lab is not None:
-            from narthex.apps.lab.known import known_of, look_into_pods
-            from narthex.apps.lab.trace import trace_lab
-
-            explanation = trace_lab(lab, source, destination, str(given["node"]), iif)
-            known = known_of(lab)
-            journey = travel(known, msgspec.structs.replace(wish, node=explanation.node))
-            look_into_pods(lab, known, journey)
-            findings = findings_of(journey, known)
-            if output in DRAWN:
-                show(journey, findings, output)
-                return
+            tried = _probe_live(journey, given["netns"]) if probe else None
+            shown = Shown(findings=findings_of(journey, known), tried=tried)
+            show(journey, shown, output, every=every)
+        elif lab is not None:
+            shown = _in_lab(lab, wish, output, probe=probe, every=every)
         elif output in DRAWN:
             raise click.UsageError(f"-o {output} draws what nodes really have: give --live, --bundle or --lab")
         else:
-            explanation = _from_objects(source, destination, domain, iif, dumps, given)
+            shown = Shown()
+            show_explanation(_from_objects(source, destination, domain, iif, dumps, given), shown, output)
     except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
-    if output == "json":
-        data = as_data(explanation)
-        if journey is not None:
-            data |= {"findings": told.as_data(findings), "journey": journey_data(journey)}
-        click.echo(msgspec.json.format(msgspec.json.encode(data)))
+    if shown.parts:
+        raise SystemExit(1)
+
+
+def _probe_live(journey: Journey, namespace: str | None) -> Tried:
+    from narthex.apps.path.probing import send, sender_of
+
+    return send(journey, sender=sender_of(journey.packet.source, namespace), node=namespace)
+
+
+def _in_lab(name: str, wish: Wish, output: str, *, probe: bool, every: bool) -> Shown:
+    """The plan and the live rules, the journey beside them, and what may be wrong with it."""
+    from narthex.apps.lab.known import known_of, look_into_pods, namespace_of
+    from narthex.apps.lab.trace import trace_lab
+    from narthex.apps.path.probing import send
+
+    explanation = trace_lab(name, wish.source, wish.destination, wish.node, wish.iif or None)
+    known = known_of(name)
+    journey = travel(known, msgspec.structs.replace(wish, node=explanation.node))
+    look_into_pods(name, known, journey)
+    tried = None
+    if probe:
+        sender = namespace_of(name, journey.packet.source)
+        tried = send(journey, sender=sender, node=namespace_of(name, explanation.node), node_name=explanation.node)
+    shown = Shown(findings=findings_of(journey, known), tried=tried)
+    if output in DRAWN:
+        show(journey, shown, output)
     else:
-        if journey is not None and every:
-            click.echo(journey_text(journey, every=True))
-        click.echo(text(explanation), nl=False)
-        click.echo(told.text(findings), nl=False)
+        show_explanation(explanation, shown, output, journey, every=every)
+    return shown
 
 
 def _known(options: dict[str, Any]) -> Known:

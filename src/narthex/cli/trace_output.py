@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from narthex.trace import explain
 from narthex.trace.causes import told
 from narthex.trace.causes.finding import Finding
+from narthex.trace.explain import Explanation
 from narthex.trace.journey import Journey, as_data
 from narthex.trace.journey_text import text
+from narthex.trace.tree import text as tree_text
 
 if TYPE_CHECKING:
     from narthex.apps.path.known import Known
+    from narthex.apps.path.probing import Tried
 
 DRAWN = ("dot", "mermaid", "html", "svg")
 
@@ -36,20 +40,62 @@ def findings_of(journey: Journey, known: Known) -> list[Finding]:
     return find(journey, {view.name: view for view in known.views}, known.snapshot if known.has_objects else None)
 
 
-def show(journey: Journey, findings: list[Finding], output: str, *, every: bool = False, probe: Any = None) -> None:
-    """Print it. `probe`: what the kernel said of a packet of ours, for JSON."""
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands below a way."""
+
+    findings: list[Finding] = []
+    tried: Tried | None = None
+
+    @property
+    def parts(self) -> bool:
+        """Whether the kernel went another way than predicted."""
+        return self.tried is not None and not self.tried.alignment.agrees
+
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+        found: dict[str, Any] = {"findings": told.as_data(self.findings)}
+        if self.tried is not None:
+            from narthex.apps.path import probing
+
+            found["probe"] = probing.as_data(self.tried)
+        return found
+
+    def text(self) -> str:
+        """For people; may be empty."""
+        said = told.text(self.findings)
+        if self.tried is not None:
+            from narthex.apps.path import probing
+
+            said += probing.text(self.tried)
+        return said
+
+
+def show(journey: Journey, shown: Shown, output: str, *, every: bool = False) -> None:
+    """Print a journey and what stands below it."""
     if output == "json":
-        data = {
-            **as_data(journey),
-            "findings": told.as_data(findings),
-            **({"probe": probe} if probe is not None else {}),
-        }
-        click.echo(msgspec.json.format(msgspec.json.encode(data)))
+        _print_json({**as_data(journey), **shown.data()})
     elif output == "text":
-        click.echo(text(journey, every=every), nl=False)
-        click.echo(told.text(findings), nl=False)
+        click.echo(text(journey, every=every) + shown.text(), nl=False)
     else:
-        click.echo(_drawn(output)(journey, findings), nl=False)
+        click.echo(_drawn(output)(journey, shown.findings), nl=False)
+
+
+def show_explanation(
+    explanation: Explanation, shown: Shown, output: str, journey: Journey | None = None, *, every: bool = False
+) -> None:
+    """Print what the plan and the rules say, and what stands below it. `journey`: over the lab's nodes, for JSON and with
+    `every`."""
+    if output == "json":
+        beside = {**shown.data(), "journey": as_data(journey)} if journey is not None else {}
+        _print_json({**explain.as_data(explanation), **beside})
+    else:
+        if journey is not None and every:
+            click.echo(text(journey, every=True))
+        click.echo(tree_text(explanation) + shown.text(), nl=False)
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(data)))
 
 
 def _drawn(output: str) -> Callable[[Journey, list[Finding]], str]:

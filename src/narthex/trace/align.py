@@ -7,14 +7,17 @@ print one rule in several ways.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from narthex.netfilter.kernel_trace import KernelStep, KernelTrace, Told
+from narthex.plan.show import visible
 from narthex.trace.journey import Journey, Leaf, Step
 
 _AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
+_AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,26 +52,31 @@ class _Move(msgspec.Struct, frozen=True):
         return self.table, self.chain, self.what
 
 
-def align(journey: Journey, trace: KernelTrace | None, node: str = "", unseen: Collection[str] = ()) -> Alignment:
-    """Lay one node's part of a journey beside what its kernel told. `node`: whose part; empty takes all. `unseen`:
-    tables that the kernel cannot tell of, those of iptables-legacy."""
+def align(journey: Journey, trace: KernelTrace | None, node: str = "") -> Alignment:
+    """Lay one node's part of a journey beside what its kernel told. `node`: whose part; empty takes all. What the rules
+    of iptables-legacy do is left out of the comparison, for nft's tracing does not tell of it."""
     leaves = journey.leaves()
-    notes = (f"the kernel does not tell of {', '.join(sorted(unseen))} (iptables-legacy)",) if unseen else ()
+    legacy = any(_is_legacy(step) for leaf in leaves for step in leaf.steps)
+    notes = ("the kernel's tracing does not tell of iptables-legacy: those rules are left out",) if legacy else ()
     if trace is None:
-        expected = any(True for leaf in leaves for _ in _predicted(leaf, node, unseen))
+        expected = any(True for leaf in leaves for _ in _predicted(leaf, node))
         parting = "the kernel's hooks never saw the packet, though the prediction has it there" if expected else ""
         return Alignment(agrees=not expected, pairs=(), parting=parting, notes=notes)
     kernel = list(_told(trace))
-    best: tuple[int, list[_Move]] = (-1, [])
+    best: tuple[bool, int, list[_Move]] = (False, -1, [])
     for leaf in leaves:
-        predicted = list(_predicted(leaf, node, unseen))
+        predicted = list(_predicted(leaf, node))
         shared = _shared(kernel, predicted)
-        if shared > best[0] or (shared == best[0] and len(predicted) == len(kernel) == shared):
-            best = shared, predicted
-    shared, predicted = max(best[0], 0), best[1]
-    agrees = shared == len(kernel) == len(predicted)
+        whole = shared == len(kernel) == len(predicted)
+        if (whole, shared) > best[:2]:
+            best = whole, shared, predicted
+    agrees, shared, predicted = best
     parting = "" if agrees else _parting(kernel, predicted, shared)
-    return Alignment(agrees=agrees, pairs=tuple(_pairs(trace, kernel, predicted, shared)), parting=parting, notes=notes)
+    return Alignment(agrees=agrees, pairs=tuple(_pairs(trace, predicted, shared)), parting=parting, notes=notes)
+
+
+def _is_legacy(step: Step) -> bool:
+    return "iptables-legacy" in step.place or "ip6tables-legacy" in step.place
 
 
 def _told(trace: KernelTrace) -> Iterator[_Move]:
@@ -90,9 +98,9 @@ def _kernel_text(step: KernelStep) -> str:
     return f"{step.family} {step.table} {step.chain}: {step.rule + ': ' if step.rule else ''}{said}"
 
 
-def _predicted(leaf: Leaf, node: str, unseen: Collection[str]) -> Iterator[_Move]:
+def _predicted(leaf: Leaf, node: str) -> Iterator[_Move]:
     for step in leaf.steps:
-        if not step.chain or step.namespace or (node and step.node != node) or step.table in unseen:
+        if not step.chain or step.namespace or (node and step.node != node) or _is_legacy(step):
             continue
         what = _predicted_move(step.verdict)
         if what:
@@ -100,6 +108,10 @@ def _predicted(leaf: Leaf, node: str, unseen: Collection[str]) -> Iterator[_Move
 
 
 def _predicted_move(verdict: str) -> str:
+    """In the kernel's words. An element of a map, or one of several draws, has its verdict at its end."""
+    inside = _AT_THE_END.search(verdict)
+    if inside is not None:
+        return inside[1]
     word = verdict.removeprefix("policy ").partition(" ")[0]
     if word in _AFTER_REWRITING:
         return "accept"
@@ -111,7 +123,7 @@ def _predicted_move(verdict: str) -> str:
 
 
 def _predicted_text(step: Step) -> str:
-    return f"{step.table} {step.chain}: {step.rule or step.what}: {step.verdict}"
+    return f"{step.table} {step.chain}: {step.rule or step.what}"
 
 
 def _shared(kernel: Sequence[_Move], predicted: Sequence[_Move]) -> int:
@@ -130,7 +142,7 @@ def _parting(kernel: Sequence[_Move], predicted: Sequence[_Move], shared: int) -
     return f"{after}{said}; {meant}"
 
 
-def _pairs(trace: KernelTrace, kernel: Sequence[_Move], predicted: Sequence[_Move], shared: int) -> Iterator[Pair]:
+def _pairs(trace: KernelTrace, predicted: Sequence[_Move], shared: int) -> Iterator[Pair]:
     moves = 0
     for step in trace.steps:
         if not _kernel_move(step):
@@ -139,4 +151,16 @@ def _pairs(trace: KernelTrace, kernel: Sequence[_Move], predicted: Sequence[_Mov
         meant = predicted[moves].text if moves < len(predicted) else ""
         yield Pair(kernel=_kernel_text(step), predicted=meant, same=moves < shared)
         moves += 1
-    yield from (Pair(predicted=each.text, same=False) for each in predicted[len(kernel) :])
+    yield from (Pair(predicted=each.text, same=False) for each in predicted[moves:])
+
+
+def text(alignment: Alignment) -> str:
+    """For people, ending with a newline."""
+    lines = [
+        f"   {'' if pair.same else '! '}{pair.kernel or f'predicted: {pair.predicted}'}" for pair in alignment.pairs
+    ]
+    lines += [f"   note: {note}" for note in alignment.notes]
+    lines.append(
+        "prediction and kernel agree" if alignment.agrees else f"prediction and kernel PART {alignment.parting}"
+    )
+    return "".join(f"{visible(line)}\n" for line in lines)

@@ -47,6 +47,20 @@ def look_into_pods(name: str, known: Known, journey: Journey) -> None:
                 continue  # it has gone meanwhile
 
 
+def namespace_of(name: str, what: str) -> str:
+    """The network namespace of a node, by its name, or of whoever in the lab has an address. Raises TraceError."""
+    lab = _open(name)
+    for node in lab.nodes:
+        if what == node.name or what in node.addresses:
+            return node.namespace
+    for pod in lab.pods:
+        if what in pod.addresses and pod.network_namespace:
+            return pod.network_namespace
+    if what in OUTSIDE_ADDRESSES:
+        return lab.outside
+    raise TraceError(f"the probe: nobody in lab {name} has {what}, so no packet can be sent from there")
+
+
 def _pod(name: str, namespace: str) -> NodeView:
     gathered = gather(name, namespace, without=_NOT_OF_A_POD)
     return view_of_bundle(gathered.parts, gathered.table, "live")
