@@ -151,7 +151,7 @@ def test_only_one_probe_at_a_time_and_a_killed_one_leaves_nothing(stand: Stand) 
     assert tried(stand, to_service("web")).alignment.agrees
 
 
-def test_the_command_tells_it_and_its_exit_status(stand: Stand, tmp_path: Path) -> None:
+def test_the_command_tells_it_and_its_exit_status(stand: Stand) -> None:
     words = [
         sys.executable, "-m", "narthex", "trace", NODE_IPS[0], f"{cluster_ip('web')}:80", "--live", "--netns",
         stand.world.node, "--probe",

@@ -14,7 +14,7 @@ import msgspec
 
 from narthex.netfilter.kernel_trace import KernelStep, KernelTrace, Told
 from narthex.plan.show import visible
-from narthex.trace.journey import Journey, Leaf, Step
+from narthex.trace.journey import Journey, Leaf, Stage, Step
 
 _AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
 _AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
@@ -99,9 +99,15 @@ def _kernel_text(step: KernelStep) -> str:
 
 
 def _predicted(leaf: Leaf, node: str) -> Iterator[_Move]:
+    sent = False
     for step in leaf.steps:
         if not step.chain or step.namespace or (node and step.node != node) or _is_legacy(step):
             continue
+        if step.stage is Stage.POSTROUTING:
+            sent = True
+        elif sent:
+            # Over loopback the packet comes in once more, and the kernel has forgotten that it was to be traced.
+            return
         what = _predicted_move(step.verdict)
         if what:
             yield _Move(step.table, step.chain, what, _predicted_text(step))

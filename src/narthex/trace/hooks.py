@@ -155,7 +155,9 @@ class Hooks:
         return found
 
     def _miss(self, each: Missed) -> NearMiss:
-        place, text = self._held.place(each.table, each.chain, each.rule) if self._held is not None else ("", "")
+        place, text = (
+            self._held.place(each.table, each.chain, each.rule, each.what) if self._held is not None else ("", "")
+        )
         return NearMiss(table=each.table, chain=each.chain, rule=text or each.what, place=place, missing=each.missing)
 
     def _end(
@@ -188,7 +190,7 @@ class Hooks:
         ipvs = words[-1] == "IPVS" and len(words) == 2
         at, text = "", ""
         if self._held is not None and met.rule is not None:
-            at, text = self._held.place(met.table, met.chain, met.rule)
+            at, text = self._held.place(met.table, met.chain, met.rule, met.what)
         return Step(
             stage=Stage.IPVS if ipvs else Stage(place.hook),
             node=self._view.name,

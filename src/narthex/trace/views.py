@@ -195,8 +195,9 @@ class Rules(Shape):
         """Lines that could not be read, each with the reason."""
         ...
 
-    def place(self, table: str, chain: str, rule: int) -> tuple[str, str]:
-        """Where a rule stood ("nat.txt:214"), counted from 0 in its chain, and its text; empty when that is not known."""
+    def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
+        """Where a rule stood ("nat.txt:214"), counted from 0 in its chain, and its text; empty when that is not known. `what`,
+        the rule printed for people, tells it from that of a table of the same name."""
         ...
 
 

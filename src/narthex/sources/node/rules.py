@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.netfilter import dump
-from narthex.netfilter.ast import Ruleset
+from narthex.netfilter.ast import Chain, Ruleset
+from narthex.netfilter.brief import brief_rule
 from narthex.netfilter.ipvs import Beside
 
 Texts = Sequence[tuple[str, str]]
@@ -23,13 +24,20 @@ class FamilyRules:
         self.unread = tuple(map(str, held.problems))
         self._dump = held
 
-    def place(self, table: str, chain: str, rule: int) -> tuple[str, str]:
-        """Where a rule stood ("nat.txt:214"), and its text; empty when that is not known."""
-        held = next((each for each in self.ruleset.tables if each.name == table and chain in each.chains), None)
-        if held is None:
+    def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
+        """Where a rule stood ("nat.txt:214"), and its text; empty when that is not known. iptables-legacy and iptables-nft may
+        both have the chain: `what`, the rule printed for people, tells which is meant."""
+        having = [each for each in self.ruleset.tables if each.name == table and chain in each.chains]
+        if not having:
             return "", ""
+        alike = (each for each in having[1:] and having if _printed(each.chains[chain], rule) == what)
+        held = next(alike, having[0])
         origin, line, text = self._dump.place(held, chain, rule)
         return (f"{origin}:{line}" if line else ""), text
+
+
+def _printed(chain: Chain, rule: int) -> str:
+    return brief_rule(chain.rules[rule]) if rule < len(chain.rules) else ""
 
 
 class Rules(Mapping[IPFamily, FamilyRules]):
