@@ -166,6 +166,7 @@ class Passage:
             checked = check_source(
                 self._view,
                 Question(destination=destination, source=header.source or destination, iif=iif, mark=header.mark),
+                found.hops[0][0].link if found.hops else "lo",
             )
             if checked.passed is False and header.source:
                 self._lost(traveller, Stage.RP_FILTER, checked.reason, checked.evidence)

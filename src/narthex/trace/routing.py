@@ -162,8 +162,9 @@ class SourceCheck(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
 
 
-def check_source(view: NodeView, asked: Question) -> SourceCheck:
-    """`fib_validate_source`: martians, and rp_filter. `asked` is the packet as it is routed, `iif` where it came in."""
+def check_source(view: NodeView, asked: Question, out: str = "lo") -> SourceCheck:
+    """`fib_validate_source`: martians, and rp_filter. `asked` is the packet as it is routed, `iif` where it came in; `out`
+    is the link that it will leave by, since the way back is looked up as if the answer came in by that."""
     source = asked.source
     if family_of(source) is IPFamily.IPV6 or asked.iif in ("", "lo"):
         return SourceCheck(passed=True)
@@ -187,7 +188,7 @@ def check_source(view: NodeView, asked: Question) -> SourceCheck:
     if view.routes is None:
         return SourceCheck(passed=None, reason="rp_filter is on and the routes are not known", evidence=evidence)
     mark = asked.mark if _on(view, asked.iif, "src_valid_mark") else 0
-    back = look_up(view, Question(destination=source, source=asked.destination, iif=asked.iif, mark=mark))
+    back = look_up(view, Question(destination=source, source=asked.destination, iif=out, mark=mark))
     return _reverse(back, number, asked, evidence)
 
 
