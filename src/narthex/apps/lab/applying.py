@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from narthex.apps.lab.image import ECHO
 from narthex.apps.lab.ledger import Ledger
 from narthex.lab.api.api import Api
 from narthex.lab.api.kinds import Kind
@@ -51,7 +52,7 @@ class Written(Object, frozen=True, kw_only=True):
     raw: dict[str, Any]
 
     @property
-    def label(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         """What to call it."""
         return f"{self.kind} {self.key}"
 
@@ -160,15 +161,11 @@ class Applying:
             return True
         self._have_namespace(kind, item)
         path, body = self._path(kind, item), self._body(identity, item)
-        with self._ledger.held() as registry:
-            there = registry.get(kind.name, item.namespace or "default" if kind.namespaced else "", item.name)
-        answer = (
-            self._send("PATCH", path, item, body) if there else self._send("POST", path.rpartition("/")[0], item, body)
-        )
+        answer = self._send("PATCH", path, body)
         if answer.status >= 300:
             return self._cannot(identity, item, kind, answer)
         for part in _statuses(item):
-            self._send("PATCH", f"{self._path(kind, item)}/status", item, part)
+            self._send("PATCH", f"{self._path(kind, item)}/status", part)
         self._applied[identity] = item
         self._faults.pop(identity, None)
         return True
@@ -176,7 +173,7 @@ class Applying:
     def _cannot(self, identity: Identity, item: Written, kind: Kind, answer: Whole) -> bool:
         if item.kind == "Pod" and identity in self._applied and answer.status == 422:
             # Most of a pod cannot be changed: there is to be another one of this name, when this one has gone.
-            self._send("DELETE", self._path(kind, item), item, {})
+            self._send("DELETE", self._path(kind, item), {})
             return False
         said = msgspec.json.decode(answer.body)
         message = str(said.get("message") or f"is refused ({answer.status})")
@@ -187,7 +184,7 @@ class Applying:
     def _fault(self, identity: Identity, item: Written, message: str, severity: str = "error") -> None:
         self._faults[identity] = Problem(
             origin=item.origin,
-            object=item.label,
+            object=item.title,
             message=message,
             severity="warning" if severity == "warning" else "error",
         )
@@ -195,7 +192,7 @@ class Applying:
     def _delete(self, item: Written) -> None:
         kind = self._kind(item)
         if kind is not None:
-            self._send("DELETE", self._path(kind, item), item, {})
+            self._send("DELETE", self._path(kind, item), {})
 
     def _kind(self, item: Written) -> Kind | None:
         group, _, version = item.api_version.rpartition("/")
@@ -210,14 +207,13 @@ class Applying:
         home = f"/namespaces/{item.namespace or 'default'}" if kind.namespaced else ""
         return f"{root}{home}/{kind.plural}/{item.name}"
 
-    def _send(self, method: str, path: str, item: Written, body: Mapping[str, Any]) -> Whole:
-        del item
+    def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Whole:
         query = {"fieldManager": MANAGER, "force": "true"} if method == "PATCH" else {}
         request = Request(
             method,
             path,
             query,
-            {"content-type": "application/merge-patch+json" if method == "PATCH" else "application/json"},
+            {"content-type": "application/apply-patch+yaml" if method == "PATCH" else "application/json"},
             msgspec.json.encode(body) if body else b"",
             tuple(query.items()),
         )
@@ -235,6 +231,10 @@ class Applying:
         if item.kind == "Node":
             spec = made.get("spec") or {}
             made["spec"] = {name: spec[name] for name in ("taints", "unschedulable") if name in spec}
+        if item.kind == "Pod":
+            made["spec"] = _with_images(made.get("spec"))
+        elif isinstance(template := (made.get("spec") or {}).get("template"), dict):
+            made["spec"] = {**made["spec"], "template": {**template, "spec": _with_images(template.get("spec"))}}
         replicas = self._scaled(identity, item)
         if replicas is not None:
             made["spec"] = {**made["spec"], "replicas": replicas}
@@ -266,6 +266,15 @@ class Applying:
             with self._ledger.held() as registry:
                 if registry.get("Namespace", "", home) is None:
                     registry.create("Namespace", namespace(home))
+
+
+def _with_images(spec: Any) -> Any:
+    """A pod's spec in which each container has an image: a lab's file need not name one for the echo server."""
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(containers, list):
+        return spec
+    named = [{"image": ECHO, **each} if isinstance(each, dict) else each for each in containers]
+    return {**spec, "containers": named}
 
 
 def _replicas(raw: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from narthex.apps.lab.ledger import Ledger
-from narthex.apps.lab.pod import PodLife, Tools
+from narthex.apps.lab.pod import PodLife
+from narthex.apps.lab.starting import Tools
 from narthex.apps.lab.worker import Worker
 from narthex.lab.api.faults import ApiFault
 from narthex.lab.topology import LabNode
@@ -128,7 +129,7 @@ class Kubelet:
             return
         if pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return
-        life = PodLife(pod, self._nodes[pod["spec"]["nodeName"]].addresses, worker, self._tools)
+        life = PodLife(pod, self._nodes[pod["spec"]["nodeName"]], worker, self._tools)
         self._lives[key] = life
         if pod["metadata"].get("deletionTimestamp"):
             life.end(0.0)

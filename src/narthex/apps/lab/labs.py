@@ -1,26 +1,21 @@
 """Labs from outside: bring one up, look at it, ask it for something, take it away.
 
-The lab itself is another process (`process.py`), forked from the one that calls `up`: everything is loaded already,
-so the fork costs nothing where a fresh interpreter would cost a tenth of the whole start.
+The lab itself is another process (`process.py`), forked from the one that calls `up` (`beginning.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from narthex.apps.lab import ask
+from narthex.apps.lab import ask, beginning
 from narthex.apps.lab.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
 from narthex.host import netns, processes
 from narthex.host.processes import Process
@@ -29,7 +24,6 @@ from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
 
 if TYPE_CHECKING:
-    from narthex.apps.lab.process import LabProcess
     from narthex.sources.kube.access import Access
 
 DEFAULT_NAME = "default"
@@ -173,11 +167,12 @@ def up(
         raise LabError(str(error)) from None
     lock = None
     try:
-        with _no_interrupt():
+        with beginning.no_interrupt():
             lock, cleared = _take_name(directory)
         _make_directories(directory)
         manifests = directory.input if source is None else source.resolve()
-        message = _start_process(directory, partial(_lab_process, directory, manifests, nodes, mode, overlay, pools))
+        make = partial(beginning.lab_process, directory, manifests, nodes, mode, overlay, pools)
+        message = beginning.start_process(directory, make, _clear)
     except BaseException:
         if lock is not None:
             os.close(lock)
@@ -304,88 +299,6 @@ def _make_directories(directory: StateDirectory) -> None:
     for path in (directory.logs, directory.input):
         path.mkdir(mode=0o700)
     directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
-
-
-@contextlib.contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """An interrupt is raised at the end of this, and not in it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_process(directory: StateDirectory, make: Callable[[], LabProcess]) -> bytes:
-    """Fork the lab's process and wait for its word: `ready`, or what went wrong; empty when it died."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reader, writer = os.pipe()
-    # Raised in the hooks that libraries run around a fork, an interrupt would be lost.
-    with _no_interrupt():
-        child = os.fork()
-    if child == 0:
-        # Forked twice, so that the caller has no child to collect when the lab ends.
-        if os.fork() == 0:
-            os.close(reader)
-            _be_the_lab(directory, make, writer)
-        os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    message = b""
-    try:
-        while part := os.read(reader, 65536):
-            message += part
-        return message
-    finally:
-        os.close(reader)
-
-
-def _lab_process(
-    directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str]
-) -> LabProcess:
-    # Loaded after the fork: who only asks need not wait for it. First comes the process that will fork the nodes, which
-    # has much to load itself.
-    from narthex.apps.lab.node_process import NODE, be_a_node, load
-    from narthex.host.containers.container import JOBS
-    from narthex.host.containers.forks import Forks
-
-    forks = Forks({**JOBS, NODE: be_a_node}, load)
-    from narthex.apps.lab.process import LabProcess
-
-    return LabProcess(directory, source, nodes, mode, overlay, pools, forks)
-
-
-def _be_the_lab(directory: StateDirectory, make: Callable[[], LabProcess], writer: int) -> NoReturn:
-    """The rest of the forked process's life. It keeps the lock, which it has inherited, until its end."""
-    try:
-        os.setsid()
-        os.chdir("/")
-        null = os.open(os.devnull, os.O_RDONLY)
-        log = os.open(directory.logs / "lab.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for handle, number in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(handle, number)
-        for handle in {null, log} - {0, 1, 2}:
-            os.close(handle)
-        process = make()
-        process.start()
-        from narthex.apps.lab import control
-
-        control.listen(process, directory)
-        # Nobody at the other end any more: whoever wanted the lab is gone, and this raises.
-        os.write(writer, b"ready")
-        os.close(writer)
-    except BaseException as error:
-        traceback.print_exc()
-        _clear(directory)
-        with contextlib.suppress(BrokenPipeError):
-            os.write(writer, str(error).encode() or type(error).__name__.encode())
-        os._exit(1)
-    try:
-        process.run()
-    finally:
-        traceback.print_exc()
-        os._exit(1)
 
 
 def _check_machine(mode: str) -> None:

@@ -11,24 +11,20 @@ import hashlib
 import signal
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from narthex.apps.lab.echo import EchoServer
-from narthex.apps.lab.image import Image, image_of
-from narthex.apps.lab.ledger import Ledger
-from narthex.apps.lab.network import PodNetwork
-from narthex.apps.lab.pod_files import PodFiles
+from narthex.apps.lab.image import image_of
+from narthex.apps.lab.probing import Place, Result
+from narthex.apps.lab.starting import Run, Tools, echo_name, start_echo, start_program
 from narthex.apps.lab.worker import Worker
 from narthex.cni.errors import CniError
-from narthex.host.containers.container import Container, Containers, StartError
-from narthex.host.containers.inside import find
-from narthex.host.containers.program import Program
+from narthex.host.containers.container import Container, StartError
 from narthex.host.links import LinkError
 from narthex.lab.api.faults import ApiFault
-from narthex.lab.cluster_dns import DNS_PORT
-from narthex.lab.pods.environment import ConfigFault, command_line, environment, hostname
+from narthex.lab.control.probes import Probe
+from narthex.lab.pods.environment import ConfigFault
 from narthex.lab.pods.status import (
     ContainerFacts,
     PodFacts,
@@ -39,6 +35,7 @@ from narthex.lab.pods.status import (
     status,
     wants_restart,
 )
+from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
 
 Object = dict[str, Any]
@@ -47,6 +44,7 @@ _RETRY_SECONDS = 1.0
 _FORGET_SECONDS = 600.0
 """A container that has run so long may fail again as if it were the first time."""
 _LOOK_SECONDS = 0.05
+_GRACE_SECONDS = 30
 _DRAIN_SECONDS = 10.0
 """The echo server lets itself be kept so long at most by those who still come, after its end was wished."""
 _QUIET_SECONDS = 0.25
@@ -54,58 +52,23 @@ _IDLE_SECONDS = 1.0
 """A connection to the echo server on which nothing was said for so long is over, when its pod goes."""
 
 
-class Tell(Protocol):
-    """Takes what is to become an Event."""
-
-    def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
-        """`about`: the pod; the rest as Events have it."""
-
-
-class Released(Protocol):
-    """Says whether nobody is sent to a pod any more."""
-
-    def __call__(self, key: NamespacedName, since: float) -> bool:
-        """`since`: when its end was wished, in seconds since 1970."""
-
-
-class Tools(NamedTuple):
-    """What pods are made with."""
-
-    ledger: Ledger
-    network: PodNetwork
-    files: PodFiles
-    echo: EchoServer
-    containers: Containers
-    tell: Tell
-    released: Released
-
-
-class Run:
-    """One container of a pod, from start to end."""
-
-    def __init__(self, image: Image, container: Container | None) -> None:
-        self.image = image
-        self.container = container
-        """None: the echo server does its work."""
-        self.began = time.monotonic()
-
-
 class PodLife:
     """One pod. Everything is called by its node's worker."""
 
-    def __init__(self, pod: Object, node_addresses: tuple[str, ...], worker: Worker, tools: Tools) -> None:
+    def __init__(self, pod: Object, node: LabNode, worker: Worker, tools: Tools) -> None:
         self.pod = pod
         self.key = NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"])
         self.uid: str = pod["metadata"]["uid"]
         self.problem = ""
         """Why it does not run; empty when it does."""
         self.runs: dict[str, Run] = {}
+        self._node = node
         self._worker = worker
         self._tools = tools
-        self._specs = {
+        self.specs = {
             each["name"]: each for each in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"])
         }
-        self.facts = PodFacts(containers=self._new_facts(), host_ips=node_addresses)
+        self.facts = PodFacts(containers=self._new_facts(), host_ips=node.addresses)
         self._policy = pod["spec"].get("restartPolicy") or "Always"
         self._ending = False
         self._asked_at = 0.0
@@ -116,8 +79,13 @@ class PodLife:
         waits = "PodInitializing" if inits else "ContainerCreating"
         return [
             ContainerFacts(name=name, image=spec.get("image") or "", state=Waiting(waits), init=name in inits)
-            for name, spec in self._specs.items()
+            for name, spec in self.specs.items()
         ]
+
+    @property
+    def namespace(self) -> str:
+        """The network namespace of its processes, by name."""
+        return self._tools.network.namespace(self.pod)
 
     @property
     def starting(self) -> bool:
@@ -166,14 +134,14 @@ class PodLife:
                 self._start_container(facts)
 
     def _start_container(self, facts: ContainerFacts) -> None:
-        spec = self._specs[facts.name]
+        spec = self.specs[facts.name]
         image = image_of(spec)
         if image.missing:
             facts.state = Waiting("ErrImagePull", image.missing)
             self._container_cannot(facts, "Failed", f'Failed to pull image "{facts.image}": {image.missing}')
             return
         try:
-            run = self._run_program(spec, image) if image.program else self._run_echo(spec, image)
+            run = self._run(spec, image.program, facts)
         except ConfigFault as fault:
             facts.state = Waiting("CreateContainerConfigError", str(fault))
             self._container_cannot(facts, "Failed", f"Error: {fault}")
@@ -187,11 +155,70 @@ class PodLife:
             self.runs[facts.name] = run
             facts.container_id = f"narthex://{_id(self.uid, facts.name, facts.restarts)}"
             facts.state = Running(_stamp())
-            facts.started = facts.ready = not facts.init
+            self._judge(facts, run)
             present = f'Container image "{facts.image}" already present on machine'
             self._tools.tell(self.pod, "Pulled", present)
             self._tools.tell(self.pod, "Created", f"Created container: {facts.name}")
             self._tools.tell(self.pod, "Started", f"Started container {facts.name}")
+
+    def _run(self, spec: Object, program: str, facts: ContainerFacts) -> Run:
+        if not program:
+            return start_echo(self.pod, spec, self._tools)
+
+        def ended(container: Container) -> None:
+            self._worker.post(lambda: self._ended(facts.name, container))
+
+        return start_program(self.pod, spec, program, facts.restarts, self._tools, ended)
+
+    # Probes.
+
+    def _judge(self, facts: ContainerFacts, run: Run) -> None:
+        """Take over what its probes have come to, and run those that are due."""
+        judgement, now = run.judgement, datetime.now(UTC)
+        facts.started, facts.ready = judgement.started, judgement.ready and not facts.init
+        if judgement.to_restart is not None:
+            self._fail(facts, run, judgement.to_restart)
+            return
+        for probe in judgement.due(now):
+            judgement.begin(probe, now)
+            process = run.container.pid if run.container is not None else 0
+            place = Place(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
+            self._tools.prober.run(probe, place, partial(self._told, facts, run, probe))
+        due = judgement.next_due()
+        if due is not None and not run.asked:
+            run.asked = True
+            self._worker.after((due - now).total_seconds(), partial(self._ask, facts, run))
+
+    def _ask(self, facts: ContainerFacts, run: Run) -> None:
+        run.asked = False
+        if self.runs.get(facts.name) is run and not self._ending:
+            self._judge(facts, run)
+
+    def _told(self, facts: ContainerFacts, run: Run, probe: Probe, result: Result) -> None:
+        """By another thread."""
+        self._worker.post(lambda: self._heed(facts, run, probe, result))
+
+    def _heed(self, facts: ContainerFacts, run: Run, probe: Probe, result: Result) -> None:
+        if self.runs.get(facts.name) is not run or self._ending or run.failed:
+            return
+        run.judgement.tell(probe, result.ok, datetime.now(UTC))
+        if not result.ok:
+            self._tools.tell(self.pod, "Unhealthy", probe.complaint(result.why), warning=True)
+        self._judge(facts, run)
+        self.write()
+
+    def _fail(self, facts: ContainerFacts, run: Run, probe: Probe) -> None:
+        """End a container for its probe; it is started again as after any other end."""
+        run.failed = True
+        words = f"Container {facts.name} failed {probe.purpose} probe, will be restarted"
+        self._tools.tell(self.pod, "Killing", words)
+        if run.container is None:
+            self._tools.echo.remove(echo_name(self.pod, facts.name))
+            self._over(facts, 137, signal.SIGKILL)
+            return
+        run.container.signal(signal.SIGTERM)
+        grace = float(self.pod["spec"].get("terminationGracePeriodSeconds") or _GRACE_SECONDS)
+        self._worker.after(grace, partial(run.container.signal, signal.SIGKILL))
 
     def _container_cannot(self, facts: ContainerFacts, reason: str, message: str) -> None:
         self._cannot(reason, message, lambda: self._again(facts), f"container {facts.name}: {message}")
@@ -201,53 +228,6 @@ class PodLife:
         if not self._ending and not self._gone and facts.name not in self.runs:
             self._start_container(facts)
             self.write()
-
-    def _run_echo(self, spec: Object, image: Image) -> Run:
-        ports = _ports(spec)
-        if self.pod["spec"].get("hostNetwork") and any(number == DNS_PORT for _, number in ports):
-            node = self.pod["spec"]["nodeName"]
-            raise OSError(98, f"Address already in use: port {DNS_PORT} of {node} is the lab's DNS's")
-        says = f"{self.key.name} on {self.pod['spec']['nodeName']}"
-        self._tools.echo.add(self.echo_name(spec["name"]), says, self._tools.network.namespace(self.pod), ports)
-        return Run(image, None)
-
-    def echo_name(self, container: str) -> str:
-        """What the echo server knows a container by."""
-        return f"{self.uid}/{container}"
-
-    def _run_program(self, spec: Object, image: Image) -> Run:
-        known = self._environment(spec)
-        argv = command_line(spec, image.program, known)
-        directory = spec.get("workingDir") or "/"
-        try:
-            executable = find(argv[0], known, directory)
-        except OSError as error:
-            raise StartError(str(error.strerror), missing=True) from error
-        security = {**(self.pod["spec"].get("securityContext") or {}), **(spec.get("securityContext") or {})}
-        facts = next(each for each in self.facts.containers if each.name == spec["name"])
-        program = Program(
-            argv=argv,
-            executable=executable,
-            environment=known,
-            directory=directory,
-            network_namespace=self._tools.network.namespace(self.pod),
-            hostname="" if self.pod["spec"].get("hostNetwork") else hostname(self.pod),
-            shows=tuple(self._tools.files.shows(self.pod, spec)),
-            user=security.get("runAsUser"),
-            group=security.get("runAsGroup"),
-            log=str(self._tools.files.log(self.pod, spec["name"], facts.restarts)),
-        )
-        container = self._tools.containers.run(
-            program, ended=lambda ended: self._worker.post(lambda: self._ended(spec["name"], ended))
-        )
-        return Run(image, container)
-
-    def _environment(self, spec: Object) -> dict[str, str]:
-        with self._tools.ledger.held() as registry:
-            services = [*registry.list("Service", "default"), *registry.list("Service", self.key.namespace)]
-            return environment(
-                self.pod, spec, services, lambda kind, name: registry.get(kind, self.key.namespace, name)
-            )
 
     # What happens to it.
 
@@ -314,10 +294,10 @@ class PodLife:
                 continue
             self._tools.tell(self.pod, "Killing", f"Stopping container {facts.name}")
             if run.container is None:
-                self._tools.echo.drain(self.echo_name(facts.name))
+                self._tools.echo.drain(echo_name(self.pod, facts.name))
                 self._worker.post(partial(self._drained, facts))
             else:
-                self._worker.after(_sleeps(self._specs[facts.name], grace), partial(_terminate, run))
+                self._worker.after(_sleeps(self.specs[facts.name], grace), partial(_terminate, run))
         self._finish_if_over()
 
     def _drained(self, facts: ContainerFacts) -> None:
@@ -326,13 +306,13 @@ class PodLife:
         if run is None or run.container is not None:
             return
         now = time.time()
-        sleeps = _sleeps(self._specs[facts.name], _DRAIN_SECONDS)
+        sleeps = _sleeps(self.specs[facts.name], _DRAIN_SECONDS)
         patience = now - self._asked_at < sleeps + _DRAIN_SECONDS
         waits = now - self._asked_at < sleeps or not self._tools.released(self.key, self._wished_at())
         if patience and (waits or self._spoken(facts)):
             self._worker.after(_LOOK_SECONDS, lambda: self._drained(facts))
             return
-        self._tools.echo.remove(self.echo_name(facts.name))
+        self._tools.echo.remove(echo_name(self.pod, facts.name))
         self._over(facts, 0)
 
     def _wished_at(self) -> float:
@@ -345,7 +325,7 @@ class PodLife:
 
     def _spoken(self, facts: ContainerFacts) -> bool:
         """Somebody has come a moment ago, or has a connection that may still be used."""
-        name = self.echo_name(facts.name)
+        name = echo_name(self.pod, facts.name)
         quiet = time.monotonic() - self._tools.echo.quiet_since(name)
         return quiet < (_IDLE_SECONDS if self._tools.echo.open(name) else _QUIET_SECONDS)
 
@@ -356,7 +336,7 @@ class PodLife:
             if run is not None and run.container is not None:
                 run.container.signal(signal.SIGKILL)
             elif run is not None:
-                self._tools.echo.remove(self.echo_name(facts.name))
+                self._tools.echo.remove(echo_name(self.pod, facts.name))
                 self._over(facts, 128 + signal.SIGKILL, signal.SIGKILL)
 
     def _kill(self) -> None:
@@ -367,7 +347,7 @@ class PodLife:
             if run.container is not None:
                 run.container.signal(signal.SIGKILL)
             else:
-                self._tools.echo.remove(self.echo_name(facts.name))
+                self._tools.echo.remove(echo_name(self.pod, facts.name))
                 self._over(facts, 0)
         self._finish_if_over()
 
@@ -415,12 +395,6 @@ def _sleeps(spec: Mapping[str, Any], grace: float) -> float:
     """Seconds that its preStop hook sleeps."""
     hook = (spec.get("lifecycle") or {}).get("preStop") or {}
     return min(float((hook.get("sleep") or {}).get("seconds") or 0), grace)
-
-
-def _ports(spec: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """What a container declares, each once."""
-    declared = ((str(port.get("protocol") or "TCP"), int(port["containerPort"])) for port in spec.get("ports") or ())
-    return list(dict.fromkeys(declared))
 
 
 def _id(*parts: object) -> str:

@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ import msgspec
 
 from narthex.apps.lab import serving
 from narthex.apps.lab.applying import Applying
+from narthex.apps.lab.balancing import Balancing
 from narthex.apps.lab.controlling import Controlling
 from narthex.apps.lab.echo import EchoServer
 from narthex.apps.lab.heart import Hearts
@@ -38,10 +39,12 @@ from narthex.apps.lab.ledger import Ledger
 from narthex.apps.lab.mirror import Mirror
 from narthex.apps.lab.network import PodNetwork, make_network, wire
 from narthex.apps.lab.nodes import Nodes
-from narthex.apps.lab.pod import Tools
+from narthex.apps.lab.pod_access import PodAccess
 from narthex.apps.lab.pod_files import PodFiles
+from narthex.apps.lab.probing import Prober
 from narthex.apps.lab.release import Releases
 from narthex.apps.lab.report import describe
+from narthex.apps.lab.starting import Tools
 from narthex.apps.lab.state import LabError, LabState, ScaleRecord, StateDirectory
 from narthex.apps.lab.telling import Telling
 from narthex.apps.lab.troubles import Troubles
@@ -49,7 +52,9 @@ from narthex.host.containers.container import Containers
 from narthex.host.containers.forks import Forks
 from narthex.host.processes import identify
 from narthex.lab import cluster, topology
+from narthex.lab.api.admission import admit
 from narthex.lab.api.api import Api
+from narthex.lab.api.kinds import Kind
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request, Whole
 from narthex.lab.control.cluster import all_controllers
@@ -96,7 +101,14 @@ class LabProcess:
         self.nodes = topology.nodes(state.name, nodes)
         self._pools = _pools(pools, self.nodes)
         self._forks = forks
-        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=Allocation().admit))
+        allocation = Allocation()
+
+        def complete(
+            registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Object, subresource: str
+        ) -> Object:
+            return allocation.admit(registry, kind, held, admit(registry, kind, held, new, subresource), subresource)
+
+        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=complete))
         with self.ledger.held() as registry:
             self.api = Api(registry)
         self.applying = Applying(source, self.ledger, self.api, tuple(node.name for node in self.nodes))
@@ -115,17 +127,17 @@ class LabProcess:
             containers=self._containers,
             tell=self._telling,
             released=Releases(self.ledger, self._node_processes.synced),
+            prober=Prober(self._containers),
         )
         self.kubelet = Kubelet(self.nodes, self.ledger, tools)
-        self.serving = serving.Serving(state, self.ledger, self.api)
+        access = PodAccess(self.kubelet, tools)
+        self.serving = serving.Serving(state, self.ledger, self.api, access)
         self._mirror = Mirror()
         self._published: LabState | None = None
         self.troubles = Troubles(self)
         self._turning = threading.RLock()
         self._news = threading.Event()
-        self._pool_networks: tuple[str, ...] = ()
-        """Of load balancers, as the network has them."""
-        self._pool_problems: tuple[Problem, ...] = ()
+        self._balancing = Balancing(state.name, self.nodes, self.request)
         own, forking = identify(os.getpid()), identify(forks.pid)
         if own is None:
             raise LabError("this process cannot be found in /proc")
@@ -222,10 +234,7 @@ class LabProcess:
         with self._turning:
             self.applying.turn()
             self._give_way_to_users_dns()
-            if self._snapshot().address_pools:
-                self._balance()
-            else:
-                self._pool_problems = ()
+            self._balancing.turn(self._snapshot(), balancing=self.state.balancing)
 
     def _snapshot(self) -> Snapshot:
         with self._turning, self.ledger.held() as registry:
@@ -240,25 +249,6 @@ class LabProcess:
             for each in cluster.dns_service(self.nodes)[1:]:
                 if registry.get("EndpointSlice", cluster.DNS.namespace, each["metadata"]["name"]) is not None:
                     registry.delete("EndpointSlice", cluster.DNS.namespace, each["metadata"]["name"])
-
-    def _balance(self) -> None:
-        """Give load balancers their addresses, after the network leads to them."""
-        from narthex.apps.lab import balancers
-
-        snapshot = self._snapshot()
-        if not self.state.balancing:
-            self._pool_problems = tuple(map(_too_late, snapshot.address_pools.values()))
-            return
-        made = balancers.balance(snapshot, self.nodes)
-        if made.networks != self._pool_networks:
-            have, want = set(self._pool_networks), set(made.networks)
-            for wiring in topology.wire_balancers(self.state.name, sorted(have - want), sorted(want - have)):
-                wire(wiring)
-            self._pool_networks = made.networks
-        for service in made.changed.values():
-            for path, patch in balancers.patches(service):
-                self.request("PATCH", path, patch, "application/merge-patch+json")
-        self._pool_problems = made.problems
 
     def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
         """A request to the API. Raises LabError with what it says."""
@@ -363,7 +353,7 @@ class LabProcess:
                 self.state,
                 snapshot,
                 scales=self._scales(snapshot),
-                problems=(*self.applying.problems, *self._pool_problems, *self._refusals()),
+                problems=(*self.applying.problems, *self._balancing.problems, *self._refusals()),
                 network_namespace=self._namespace,
                 lives=self.kubelet.lives(),
                 waiting=self._waiting(),
@@ -439,11 +429,6 @@ def _pools(ranges: Sequence[str], members: Sequence[topology.LabNode]) -> tuple[
     from narthex.apps.lab.balancers import pools_of
 
     return pools_of(ranges, members)
-
-
-def _too_late(pool: IPAddressPool) -> Problem:
-    message = "came when the nodes ran without announcers, so nothing is given from it: take the lab down and bring it up again"
-    return Problem(origin=pool.origin, object=f"IPAddressPool {pool.key}", message=message, severity="warning")
 
 
 def _now() -> str:

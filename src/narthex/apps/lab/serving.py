@@ -9,6 +9,8 @@ from narthex.apps.lab import credentials
 from narthex.apps.lab.ledger import Ledger
 from narthex.apps.lab.state import StateDirectory
 from narthex.host import netns
+from narthex.host.lab import certificate
+from narthex.host.lab.pods import Pods
 from narthex.host.lab.server import ApiServer
 from narthex.lab import topology
 from narthex.lab.api.api import Api
@@ -20,22 +22,25 @@ _LOOPBACK = "127.0.0.1"
 class Serving:
     """The server, and what is needed to reach it."""
 
-    def __init__(self, directory: StateDirectory, ledger: Ledger, api: Api) -> None:
+    def __init__(self, directory: StateDirectory, ledger: Ledger, api: Api, pods: Pods) -> None:
         self._directory = directory
         self._token = os.urandom(24).hex()
         self._port = 0
-        self.server = ApiServer(api, ledger.lock, token=self._token, changed=ledger.tell)
+        self.server = ApiServer(api, ledger.lock, token=self._token, pods=pods, changed=ledger.tell)
         ledger.listen(self.server.wake)
 
     def make_certificate(self) -> None:
         """Make what TLS needs, and the token. Raises CommandError, OSError."""
         self._directory.certificate.parent.mkdir(mode=0o700, exist_ok=True)
-        credentials.make_certificate(self._directory.certificate, self._directory.key)
+        made = certificate.make(credentials.NAMES)
+        self._directory.certificate.write_text(made.certificate)
+        credentials.write_secret(self._directory.key, made.key)
         credentials.write_secret(self._directory.token, self._token)
 
     def start(self, port: int = 0) -> str:
         """Listen, and write the kubeconfigs; the URL for this machine. `port` on loopback, 0: any. Raises OSError."""
-        context = credentials.server_context(self._directory.certificate, self._directory.key)
+        made = certificate.Certificate(self._directory.certificate.read_text(), self._directory.key.read_text())
+        context = made.context()
         with netns.entered(topology.fabric_namespace(self._directory.name)):
             fabric = socket.create_server((topology.API_ADDRESS, topology.API_PORT), backlog=_BACKLOG)
         loopback = socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)

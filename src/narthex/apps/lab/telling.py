@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ class Telling:
         self._ledger = ledger
         self._new: deque[tuple[Mapping[str, Any], str, str, bool, float]] = deque()
         self._news = threading.Event()
+        self._names: dict[tuple[str, str, str], str] = {}
 
     def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
         """What has happened to an object. The same words again count up."""
@@ -46,8 +46,9 @@ class Telling:
     ) -> None:
         meta = about["metadata"]
         namespace = meta.get("namespace") or "default"
-        digest = hashlib.sha256(f"{meta.get('uid')} {reason} {message}".encode()).hexdigest()[:16]
-        name = f"{meta['name'][:230]}.{digest}"
+        said = (str(meta.get("uid")), reason, message)
+        # In the order of time, which whoever lists them sees where seconds are the same.
+        name = self._names.setdefault(said, f"{meta['name'][:230]}.{time.time_ns():x}")
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
         held = registry.get("Event", namespace, name)
         try:

@@ -52,10 +52,12 @@ class Pods(Protocol):
         follow: bool,
         since: float | None,
         previous: bool,
+        timestamps: bool,
     ) -> Iterator[bytes]:
         """What a container has written, in pieces of whole lines.
 
-        `tail`: so many last lines; `since`: seconds since 1970; `previous`: of the run before this one. With `follow` it
+        `tail`: so many last lines; `since`: seconds since 1970; `previous`: of the run before this one;
+        `timestamps`: each line begins with its time. With `follow` it
         goes on until the container ends, and yields `b""` at least once a second while there is nothing new, so that a
         client which has gone is noticed; the iterator is closed then.
         """

@@ -20,7 +20,14 @@ async def send_logs(connection: Connection, pods: Pods | None, asked: Logs) -> N
     if pods is None:
         raise ApiFault(501, "NotImplemented", f"no pod runs here, so that pod {asked.namespace}/{asked.pod} has no log")
     pieces = pods.logs(
-        asked.namespace, asked.pod, asked.container, asked.tail, asked.follow, asked.since, asked.previous
+        asked.namespace,
+        asked.pod,
+        asked.container,
+        asked.tail,
+        asked.follow,
+        asked.since,
+        asked.previous,
+        asked.timestamps,
     )
     pump = _Pump(pieces)
     try:
