@@ -25,18 +25,27 @@ NODE = "node"
 _LOADED = (
     "narthex.cli.node",
     "narthex.apps.node.process",
+    "narthex.apps.node.shapes",
     "narthex.apps.cni.agent",
     "narthex.apps.dns.node_local",
     "narthex.apps.proxy.api_server",
     "narthex.sources.kube.access",
+    "narthex.sources.kube.chunks",
     "narthex.sources.kube.session",
+    "narthex.sources.kube.transport",
+    "narthex.backends.nftables",
+    "narthex.host.nft",
+    "narthex.model.documents",
     "lightkube.config.client_adapter",
     "lightkube.config.kubeconfig",
     "httpx2",
+    "h11",
     "prometheus_client.core",
     "yaml",
     "ssl",
     "asyncio",
+    "concurrent.futures.thread",
+    "encodings.idna",
 )
 """What every node loads sooner or later."""
 
@@ -60,6 +69,7 @@ def load() -> None:
     """Load what nodes need. Before the first one is forked."""
     for module in _LOADED:
         importlib.import_module(module)
+    importlib.import_module("narthex.apps.node.shapes").make_known()
 
 
 def be_a_node(control: socket.socket, order: bytes, files: Sequence[int]) -> None:
