@@ -27,6 +27,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """A way on which it was rewritten."""
     outside: bool = True
     """The sender is none of the cluster's pods."""
+    untracked: bool = False
+    """Rules keep it from being rewritten, as for a cache of names that answers on the node itself (`notrack`)."""
 
     @property
     def foreign(self) -> str:
@@ -62,6 +64,7 @@ def meet(
             first = first or branch
         else:
             rest.append(branch)
+    untracked = any(not branch.tracked for branch in rest)
     if rest and walk.local(destination):
         place = Place("input", iif=iif)
         rest, off = walk.hook(place, rest, span=BEFORE_INPUT)
@@ -81,6 +84,7 @@ def meet(
         unknown=_unknown(ended),
         first=first,
         outside=outside,
+        untracked=untracked,
     )
 
 

@@ -139,3 +139,13 @@ def test_a_match_that_is_not_understood_is_no_difference() -> None:
     report = check(wanted, seen("iptables", wanted, more), OWN)
     assert report.status == 2
     assert "quux" in report.unknown[0]
+
+
+def test_a_cache_of_names_on_the_node_answers_in_its_place() -> None:
+    """NodeLocal DNSCache has the cluster IP on a link of its own, and rules that keep nat away from it."""
+    wanted = objects("10.244.1.7")
+    more = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j NOTRACK\nCOMMIT\n"
+    view = seen("iptables", wanted, more)
+    assert kinds(wanted, view) == [(Kind.MISSING, "shop/web:http", "")]
+    view.addresses = (*(view.addresses or ()), Address("10.96.0.9", 32, "nodelocaldns"))
+    assert kinds(wanted, view) == []
