@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from narthex.host.lab.connection import Connection, Malformed
 from narthex.host.lab.pods import Pods
+from narthex.host.lab.remote_command import serve_exec
 from narthex.host.lab.streams import send_logs
 from narthex.lab.api.api import Api, refusal
 from narthex.lab.api.faults import ApiFault
@@ -126,7 +127,9 @@ class ApiServer:
             elif isinstance(reply, Logs):
                 await send_logs(connection, self._pods, reply)
             elif isinstance(reply, Exec):
-                raise ApiFault(501, "NotImplemented", "exec is not served here; use `narthex lab exec`")
+                await serve_exec(connection, self._pods, request, reply)
+                # What was a conversation is no HTTP any more.
+                raise ConnectionResetError
             else:
                 await self._stream(connection, reply)
         except ApiFault as fault:

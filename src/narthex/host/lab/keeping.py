@@ -1,0 +1,159 @@
+"""A file that keeps what the registry holds: SQLite, written behind it by a thread, so that nobody waits for the disk.
+
+    keeper = Keeper(path)
+    keeper.load(registry.store)         # what was held before; versions go on from there
+    keeper.follow(registry, lock)       # from now on; `keeper.wake()` after changes
+    keeper.close()                      # writes the rest
+
+Each batch is one transaction with the version up to which it goes, so that after a crash the file holds what was held at some
+moment, whole. After a load versions go on behind a margin, so that none is given out twice, not even those that were lost.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.store import Raw, Store
+
+_SCHEMA = 1
+_MARGIN = 10_000
+"""Versions that may have been given out since the last transaction."""
+_PAUSE = 0.2
+"""Seconds for which changes gather."""
+
+
+class Unreadable(Exception):
+    """The file is none of ours, or damaged. Says which file and what to do."""
+
+
+class Keeper:
+    """The file. Made and closed by any thread; it writes in one of its own."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make it. Raises Unreadable, OSError."""
+        self._path = path
+        try:
+            path.touch(0o600)
+            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._file.executescript(
+                "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
+                "CREATE TABLE IF NOT EXISTS objects"
+                " (kind TEXT, namespace TEXT, name TEXT, data BLOB, PRIMARY KEY (kind, namespace, name)) WITHOUT ROWID;"
+                "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;"
+            )
+            held = dict(self._file.execute("SELECT name, value FROM facts"))
+        except sqlite3.DatabaseError as error:
+            raise self._unreadable(str(error)) from error
+        if held.setdefault("schema", _SCHEMA) != _SCHEMA:
+            raise self._unreadable(f"it was written by another version of Narthex (schema {held['schema']})")
+        self._version = int(held.get("version", 0))
+        self._news = threading.Event()
+        self._over = False
+        self._thread: threading.Thread | None = None
+        self.trouble = ""
+        """Why nothing can be written at present, empty when it can."""
+
+    def load(self, store: Store) -> int:
+        """Put what was kept into an empty store; how many objects that are. Raises Unreadable."""
+        entries = list(self._entries())
+        if entries or self._version:
+            store.load(self._version + _MARGIN, iter(entries))
+        return len(entries)
+
+    def follow(self, registry: Registry, lock: threading.RLock) -> None:
+        """Keep what is changed from now on, and what is held now."""
+        with lock:
+            version = registry.version
+            held = [
+                (kind, key, stored.raw)
+                for kind in registry.store.kinds()
+                for key, stored in registry.store.entries(kind)
+            ]
+        self._write(version, whole=True, changes=[(kind, *key, raw) for kind, key, raw in held])
+        self._version = version
+        self._thread = threading.Thread(target=self._run, args=(registry, lock), name="keeper", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._news.set()
+
+    def close(self) -> None:
+        """Write what is left, and let go of the file."""
+        self._over = True
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._file.close()
+
+    def _run(self, registry: Registry, lock: threading.RLock) -> None:
+        while True:
+            self._news.wait()
+            if not self._over:
+                # Changes come in crowds.
+                time.sleep(_PAUSE)
+            self._news.clear()
+            # `close` says so before it wakes, so that a call which has just been cleared away is not missed.
+            over = self._over
+            try:
+                self._catch_up(registry, lock)
+                self.trouble = ""
+            except sqlite3.Error as error:
+                # The disk is full, perhaps; what has not been written is tried again with what comes next.
+                self.trouble = f"{self._path}: {error}"
+            if over:
+                return
+
+    def _catch_up(self, registry: Registry, lock: threading.RLock) -> None:
+        with lock:
+            version, store = registry.version, registry.store
+            whole = self._version < store.oldest
+            if whole:
+                found = [(kind, *key, held.raw) for kind in store.kinds() for key, held in store.entries(kind)]
+                last: dict[tuple[str, str, str], Raw | None] = {
+                    (kind, space, name): raw for kind, space, name, raw in found
+                }
+            else:
+                last = {(each.kind, *each.key): each.after for each in store.changes(self._version)}
+        if version != self._version:
+            self._write(version, whole=whole, changes=[(*key, raw) for key, raw in last.items()])
+            self._version = version
+
+    def _write(self, version: int, *, whole: bool, changes: list[tuple[str, str, str, Raw | None]]) -> None:
+        gone = [(kind, space, name) for kind, space, name, raw in changes if raw is None]
+        there = [(kind, space, name, msgspec.json.encode(raw)) for kind, space, name, raw in changes if raw is not None]
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            if whole:
+                self._file.execute("DELETE FROM objects")
+            self._file.executemany("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", gone)
+            self._file.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", there)
+            facts = [("schema", _SCHEMA), ("version", version)]
+            self._file.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
+            self._file.execute("COMMIT")
+        except BaseException:
+            self._file.execute("ROLLBACK")
+            raise
+
+    def _entries(self) -> Iterator[tuple[str, Raw]]:
+        try:
+            for kind, name, data in self._file.execute("SELECT kind, name, data FROM objects"):
+                raw = msgspec.json.decode(data)
+                if (
+                    not isinstance(raw, dict)
+                    or not str((raw.get("metadata") or {}).get("resourceVersion", "")).isdigit()
+                ):
+                    raise self._unreadable(f"what is kept of {kind} {name} is no object")
+                yield kind, raw
+        except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
+            raise self._unreadable(str(error)) from error
+
+    def _unreadable(self, why: str) -> Unreadable:
+        return Unreadable(f"{self._path} cannot be read as a lab's saved objects: {why}. Remove it to begin anew")
