@@ -1,8 +1,8 @@
 """Every command that the documents show is run, and prints what they say.
 
 In a block of kind `console`, `$` begins a command for anyone and `#` one for root; what follows is its output, where
-`...` stands for anything. Spaces at line ends do not count. A last line `[exit status N]` says how the command ends when
-that is part of its answer.
+`...` stands for anything. Spaces at line ends do not count. `export NAME=VALUE` holds for what follows on the page. A last
+line `[exit status N]` says how the command ends when that is part of its answer.
 """
 
 import doctest
@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STATUS = re.compile(r"\[exit status (\d+)\]")
-NEEDS_ROOT = ("narthex lab ", "--lab ")
+NEEDS_ROOT = ("narthex lab ", "--lab ", "kubectl ")
+EXPORT = re.compile(r"export (\w+)=(\S+)")
 
 
 def commands(page):
@@ -47,11 +48,15 @@ def run_page(page):
 def run_commands(page):
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": str(ROOT / "src")}
     for command, _, expected in commands(page):
+        if set_there := EXPORT.fullmatch(command):
+            environment[set_there[1]] = set_there[2]
+            continue
         words = shlex.split(command)
-        assert words[0] == "narthex", f"{page}: {command}: only narthex's own commands are run here"
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        assert words[0] in ("narthex", "kubectl"), (
+            f"{page}: {command}: only narthex's own commands and kubectl are run here"
         )
+        own = [sys.executable, "-m"] if words[0] == "narthex" else []
+        done = subprocess.run([*own, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
         told = STATUS.fullmatch(expected[-1]) if expected else None
         expected = expected[:-1] if told else expected
         status = int(told[1]) if told else 0

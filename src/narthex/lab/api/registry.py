@@ -62,6 +62,8 @@ class Registry:
         self._clock = clock
         self._entropy = entropy
         self._admit = admit
+        self._ending: set[str] = set()
+        """Namespaces whose objects are being deleted at this moment."""
         self._changed_kinds()
 
     @property
@@ -254,12 +256,17 @@ class Registry:
             self.store.put(
                 "Namespace", {**held, "metadata": {**meta, "deletionTimestamp": self.stamp()}, "status": ending}
             )
-        for kind in self.kinds.values():
-            for (_, each), stored in self.store.entries(kind.name, name) if kind.namespaced else ():
-                if not stored.raw["metadata"].get("deletionTimestamp"):
-                    self.delete(kind.name, name, each)
-        if self.get("Namespace", "", name) is None:
-            return None
+        if name in self._ending:
+            # What is deleted here asks for the same again.
+            return self.get("Namespace", "", name)
+        self._ending.add(name)
+        try:
+            for kind in self.kinds.values():
+                for (_, each), stored in self.store.entries(kind.name, name) if kind.namespaced else ():
+                    if not stored.raw["metadata"].get("deletionTimestamp"):
+                        self.delete(kind.name, name, each)
+        finally:
+            self._ending.discard(name)
         if any(self.store.entries(kind.name, name) for kind in self.kinds.values() if kind.namespaced):
             return self.get("Namespace", "", name)
         self.store.delete("Namespace", "", name)

@@ -170,6 +170,15 @@ def test_a_namespace_ends_with_all_that_is_in_it_and_waits_for_pods():
     assert held.delete("Namespace", "", "empty") is None
 
 
+def test_a_namespace_with_many_objects_goes_at_once():
+    held = registry()
+    held.create("Namespace", thing("shop", ""))
+    for number in range(1500):
+        held.create("ConfigMap", thing(f"map-{number}"))
+    assert held.delete("Namespace", "", "shop") is None
+    assert held.list("ConfigMap") == []
+
+
 def test_changes_are_told_in_order_until_they_are_forgotten():
     held = registry()
     start = held.version
