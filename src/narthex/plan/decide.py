@@ -57,18 +57,20 @@ class _Ways(msgspec.Struct, frozen=True):
     allow_from: tuple[str, ...] | None
 
 
-def decide(service: Service, slices: Iterable[EndpointSlice], context: Context) -> tuple[ServicePlan, ...]:
-    """One plan for each port of the Service that can be reached over this family; () when none can."""
+def decide(
+    key: NamespacedName, service: Service, slices: tuple[EndpointSlice, ...], context: Context
+) -> tuple[ServicePlan, ...]:
+    """One plan for each port of the Service that can be reached over this family; () when none can. `key` is the Service's,
+    so that many plans hold one and the same."""
     family = context.family
     address = cluster_ip(service, family)
     if not address:
         return ()
-    slices = tuple(slices)
     balancers: tuple[str, ...] = ()
     if service.ingress:
         balancers = tuple([each.ip for each in service.ingress if not each.proxy and family_of(each.ip) is family])
     ways = _Ways(
-        service.key,
+        key,
         address,
         tuple([ip for ip in service.external_ips if family_of(ip) is family]) if service.external_ips else (),
         balancers,
@@ -79,17 +81,23 @@ def decide(service: Service, slices: Iterable[EndpointSlice], context: Context) 
 
 def cluster_ip(service: Service, family: IPFamily) -> str:
     """The Service's ClusterIP of the family; empty when the proxy has nothing to do with it (rows 1.1 to 1.5)."""
-    if service.type == "ExternalName" or service.headless:
+    found = _cluster_ip(service.cluster_ips, service.ip_families, family)
+    if not found or service.type == "ExternalName" or service.headless:
         return ""
     for key, _ in service.labels:
         if key in _NOT_OURS:
             return ""
-    if service.ip_families:
-        for of, ip in zip(service.ip_families, service.cluster_ips, strict=False):
-            if of is family and family_of(ip) is family:
-                return ip
-        return ""
-    return next((ip for ip in service.cluster_ips[:1] if family_of(ip) is family), "")
+    return found
+
+
+def _cluster_ip(ips: tuple[str, ...], families: tuple[IPFamily, ...], family: IPFamily) -> str:
+    """Asked of every Service in both families; most have one address."""
+    if not families:
+        return ips[0] if ips and family_of(ips[0]) is family else ""
+    for of, ip in zip(families, ips, strict=False):
+        if of is family and family_of(ip) is family:
+            return ip
+    return ""
 
 
 def _decide_port(

@@ -117,7 +117,7 @@ class Planner:
         if last is not None and not fresh and last.service is service and last.slices is slices:
             return
         ordered = slices.ordered if slices is not None else ()
-        wishes = decide(service, ordered, self._context)
+        wishes = decide(name, service, ordered, self._context)
         if service.health_check_node_port or name in self._health:
             self._note_health(name, health_check(service, ordered, self._context))
         before = last.wishes if last is not None else ()

@@ -64,8 +64,9 @@ def candidates(slices: Iterable[EndpointSlice], port: ServicePort, family: IPFam
     if len(parts) == 1:
         # Nearly all are like this.
         number, states = parts[0]
-        if len(states) < 2 or len({state.address for state in states}) == len(states):
-            states = tuple(sorted(states, key=_BY_ADDRESS))
+        several = len(states) > 1
+        if not several or len({state.address for state in states}) == len(states):
+            states = tuple(sorted(states, key=_BY_ADDRESS)) if several else states
             ends = [Endpoint(state.address, number, state.node_name == here != "") for state in states]
             return Candidates(tuple(ends), states, False not in [state.ready for state in states])
     found: dict[tuple[str, int], SliceEndpoint] = {}
