@@ -47,6 +47,7 @@ BENCHMARKS = (
     Benchmark("connect", "connect latency through a Service by size", ("nft",)),
     Benchmark("throughput", "bytes through a Service beside the direct path", ("nft",)),
     Benchmark("churn", "an hour of changes, sped up: processor and memory", ("nft",)),
+    Benchmark("memory_profile", "bytes for each Service and endpoint, by table"),
     Benchmark("userspace_relay", "the relay beside the direct path"),
     Benchmark("dns", "answers a second beside an echo loop and knot", ("dnsperf", "knotd")),
     Benchmark("cni_add_del", "a pod's network beside the reference plugins", ("/usr/lib/cni/bridge",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import intern
 from typing import Any, TypedDict
 
 from narthex.model import wire
@@ -12,6 +13,9 @@ from narthex.model.problem import Report, quoted, wrong_type
 from narthex.model.validate import DNS_LABEL, LABEL_KEY, LABEL_VALUE, Syntax
 
 MOST_ANNOTATION_BYTES = 256 * 1024
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+"""The whole object once more, for kubectl alone. It is not kept: nobody here reads it, and it is as big as all the rest."""
 
 _is_key, _is_value = LABEL_KEY.holds, LABEL_VALUE.holds
 
@@ -45,8 +49,9 @@ def object_fields(meta: wire.Meta | None, report: Report, names: Syntax, *, name
         report.warning("metadata.namespace", "is ignored, this kind has no namespace")
     stamp = meta.deletionTimestamp
     return {
-        "name": meta.name or "",
-        "namespace": namespace,
+        # Equal names are one text: that of a Service stands in its labels, its selector and its slices, too.
+        "name": intern(meta.name or ""),
+        "namespace": intern(namespace),
         "labels": labels("metadata.labels", meta.labels, report),
         "annotations": _annotations(meta.annotations, report),
         "uid": meta.uid or "",
@@ -61,7 +66,7 @@ def labels(field: str, value: Any, report: Report) -> Labels:
     if not value and (value is None or isinstance(value, dict)):
         return ()
     if isinstance(value, dict) and all(map(_is_label, value, value.values())):
-        return tuple(sorted(value.items()))
+        return tuple([(intern(key), intern(value[key])) for key in sorted(value)])
     found = []
     for key, text in _pairs(field, value, report):
         if not _is_key(key):
@@ -93,7 +98,8 @@ def _annotations(value: Any, report: Report) -> Labels:
         elif not isinstance(text, str):
             report.error(f"metadata.annotations[{key}]", wrong_type(text, "text"))
         else:
-            found.append((key, text))
+            if key != LAST_APPLIED:
+                found.append((intern(key), text))
             size += len(key) + len(text)
     if size > MOST_ANNOTATION_BYTES:
         report.error("metadata.annotations", f"hold {size} bytes together, at most {MOST_ANNOTATION_BYTES} are allowed")

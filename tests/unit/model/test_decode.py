@@ -544,3 +544,8 @@ def test_a_byte_order_mark_is_nothing():
 
 def test_problem_without_place():
     assert str(Problem(message="m")) == "error: m"
+
+
+def test_what_kubectl_keeps_for_itself_is_not_kept():
+    raw = changed(SERVICE, "metadata/annotations", {"kubectl.kubernetes.io/last-applied-configuration": "{}", "a": "b"})
+    assert decode(raw).object.annotations == (("a", "b"),)

@@ -6,6 +6,8 @@ now and never on what was seen on the way.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from narthex.model.decode import Decoded, decode_json, decode_shape
@@ -30,6 +32,11 @@ class Holdings:
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    @property
+    def objects(self) -> Collection[AnyObject]:
+        """All that can be used."""
+        return self._objects.values()
 
     @property
     def problems(self) -> tuple[Problem, ...]:
