@@ -25,12 +25,15 @@ class _Names(msgspec.Struct):
     chain: str = ""
 
 
+_NOTHING = msgspec.Raw(b"")
+
+
 class _Object(msgspec.Struct):
-    table: msgspec.Raw | None = None
-    chain: msgspec.Raw | None = None
-    rule: msgspec.Raw | None = None
-    set: msgspec.Raw | None = None
-    map: msgspec.Raw | None = None
+    table: msgspec.Raw = _NOTHING
+    chain: msgspec.Raw = _NOTHING
+    rule: msgspec.Raw = _NOTHING
+    set: msgspec.Raw = _NOTHING
+    map: msgspec.Raw = _NOTHING
 
 
 class _Listing(msgspec.Struct):
@@ -56,19 +59,19 @@ def read(text: str) -> tuple[list[tuple[Table, int]], list[tuple[int, str]]]:
     troubles: list[tuple[int, str]] = []
     names = msgspec.json.Decoder(_Names)
     for number, each in enumerate(listing.nftables):
-        raw = each.table or each.chain or each.rule or each.set or each.map
+        raw = next((one for one in (each.table, each.chain, each.rule, each.set, each.map) if bytes(one)), None)
         if raw is None:
             continue
         try:
             said = names.decode(raw)
             key = said.family, said.table or said.name
             parts = tables.setdefault(key, _Parts())
-            if each.chain:
+            if bytes(each.chain):
                 parts.chains[said.name] = msgspec.json.decode(raw)
-            elif each.rule:
+            elif bytes(each.rule):
                 parts.rules.setdefault(said.chain, []).append(raw)
-            elif each.set or each.map:
-                parts.sets[said.name] = ("map" if each.map else "set", raw)
+            elif bytes(each.set) or bytes(each.map):
+                parts.sets[said.name] = ("map" if bytes(each.map) else "set", raw)
         except msgspec.DecodeError as error:
             troubles.append((0, f"object {number} of the JSON: {error}"))
     found = [

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 
-class _Strange(Exception):
+class _Strange(ValueError):
     """There are no words here for an object."""
 
 
@@ -98,12 +98,9 @@ def _payload(held: Any) -> str:
 
 
 def _ct(held: Any) -> str:
-    words = [
-        "ct",
-        *([held["dir"]] if "dir" in held else []),
-        *([held["family"]] if "family" in held else []),
-        held["key"],
-    ]
+    # The family may stand in front of the key, in the same word.
+    family = [held["family"]] if "family" in held else []
+    words = ["ct", *([held["dir"]] if "dir" in held else []), *family, *str(held["key"]).split()]
     return " ".join(map(_name, words))
 
 
@@ -232,13 +229,16 @@ _STATEMENTS: dict[str, Callable[[Any], str]] = {
 }
 
 
+def _types(types: Any) -> str:
+    """`["ipv4_addr", "inet_service"]`, or the same with dots in one text."""
+    return " . ".join(map(_name, types if isinstance(types, list) else str(types).split(" . ")))
+
+
 def set_words(kind: str, held: dict[str, Any]) -> Iterator[str]:
     """The lines of a set or map. Raises KeyError, TypeError or ValueError for what has no words."""
-    types = held["type"]
-    text = " . ".join(map(_name, types)) if isinstance(types, list) else _name(types)
+    text = _types(held["type"])
     if kind == "map":
-        data = held["map"]
-        text += " : " + (" . ".join(map(_name, data)) if isinstance(data, list) else _name(data))
+        text += f" : {_types(held['map'])}"
     yield f"type {text}"
     flags = held.get("flags", [])
     if flags:

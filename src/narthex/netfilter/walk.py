@@ -145,7 +145,8 @@ class _Walk:
         here = self._hook(Place("input", iif=iif), here, span=AFTER_INPUT)
         away = self._hook(Place("forward", iif=iif, oif=None), away)
         away += self._hook(Place("output", oif=None), sent, nat=False)
-        return here + self._hook(Place("postrouting", oif=None), away)
+        # Since Linux 5.7 (commit 28f8bfd1ac94) rules of postrouting see where a forwarded packet came in.
+        return here + self._hook(Place("postrouting", iif=iif, oif=None), away)
 
     def _sent(self, branches: list[Branch]) -> list[Branch]:
         """Made on this host: output and postrouting, and once more in over loopback when it is for this host. What IPVS

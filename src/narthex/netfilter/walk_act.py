@@ -107,6 +107,8 @@ class Actor:
             branch.mark = (branch.mark | e.bits) & _U32
         elif isinstance(e, MarkXor):
             branch.mark = (branch.mark ^ e.bits) & _U32
+        elif isinstance(e, MarkCopy) and not branch.tracked:
+            pass
         elif isinstance(e, MarkTo):
             if e.connection:
                 branch.connection_mark = (branch.connection_mark & ~e.mask ^ e.value) & _U32
@@ -290,8 +292,9 @@ class Actor:
             return unsupported(f"destination rewritten in {place.hook}")
         if family_of(address) is not self._matcher.family:
             return unsupported(f"destination rewritten to {address}, which is of the other family")
-        branch.daddr = address
-        branch.dport = branch.dport if port is None else port
+        port = branch.dport if port is None else port
+        branch.rewritten = branch.rewritten or (branch.daddr, branch.dport) != (address, port)
+        branch.daddr, branch.dport = address, port
         branch.dnat = True
         return ACCEPT
 

@@ -41,12 +41,16 @@ from narthex.netfilter.ipvs import Beside
 from narthex.netfilter.walk_foreign import foreign_answers
 from narthex.netfilter.walk_index import Elements, IndexedRuleset
 from narthex.netfilter.walk_state import Branch, Place
+from narthex.netfilter.xtables_values import TABLES
 
 Answer = bool | str
 
+_ORIGINAL = frozenset((Field.ORIG_SADDR, Field.ORIG_DADDR, Field.ORIG_SPORT, Field.ORIG_DPORT))
+_PORTS = frozenset((Field.SPORT, Field.DPORT))
+_NO_PORTS = "a packet without ports has a checksum, which is not known, where others have them"
 _ADDRESSES = frozenset((Field.SADDR, Field.DADDR, Field.ORIG_SADDR, Field.ORIG_DADDR))
 _ICMP = {IPFamily.IPV4: ("icmp", 1), IPFamily.IPV6: ("icmpv6", "ipv6-icmp", 58)}
-_OWN_STATUS = {"dnat": "dnat", "snat": "masquerade"}
+_OWN_STATUS = ("dnat", "snat")
 _NEVER_ON_FIRST_PACKET = {"seen-reply", "assured", "expected", "dying", "confirmed"}
 _MAX_DRAW = 100_000
 
@@ -129,9 +133,14 @@ class Matcher:
     def draws(self, key: Key, branch: Branch, place: Place) -> Iterator[tuple[Fraction, tuple[Atom, ...]]]:
         """All values that a key can have, each with its probability; none when the packet lacks a field. Raises
         NotKnown."""
-        values: list[Atom | None] = [
-            None if isinstance(part, Slot) else self._value(part, branch, place) for part in key
-        ]
+        if not self._has_ports and Field.L4PROTO in key:
+            # What stands in the ports' place of other protocols is no element of a set that names the protocol.
+            values: list[Atom | None] = [
+                None if isinstance(part, Slot) else -1 if part in _PORTS else self._value(part, branch, place)
+                for part in key
+            ]
+        else:
+            values = [None if isinstance(part, Slot) else self._value(part, branch, place) for part in key]
         slots = [(position, part.mod) for position, part in enumerate(key) if isinstance(part, Slot)]
         if sum(value is None for value in values) > len(slots):
             return
@@ -203,6 +212,8 @@ class Matcher:
         packet = self.packet
         if field is Field.NFPROTO:
             return "ipv4" if self.family is IPFamily.IPV4 else "ipv6"
+        if field in _ORIGINAL and not branch.tracked:
+            return None
         if field is Field.ORIG_SADDR:
             return packet.source
         if field is Field.ORIG_DADDR:
@@ -225,7 +236,7 @@ class Matcher:
             # Routing never sends a packet for elsewhere out over loopback.
             return e.negate if field is Field.OIFNAME and e.values == ("lo",) else str(error)
         if value is None:
-            return False
+            return _NO_PORTS if field in _PORTS else False
         if field in _ADDRESSES:
             return self._address_in(str(value), e)
         if field is Field.IIFNAME or field is Field.OIFNAME:
@@ -251,7 +262,9 @@ class Matcher:
             value = self._value(e.field, branch, place)
         except NotKnown as error:
             return str(error)
-        return isinstance(value, int) and (e.first <= value <= e.last) is not e.negate
+        if not isinstance(value, int):
+            return _NO_PORTS if e.field in _PORTS else False
+        return (e.first <= value <= e.last) is not e.negate
 
     def _is_local(self, e: IsLocal, branch: Branch, _place: Place, _table: Table) -> Answer:
         if e.field is Field.SADDR:
@@ -262,11 +275,16 @@ class Matcher:
     def _ct_state(self, e: CtState, branch: Branch, _place: Place, _table: Table) -> Answer:
         return ((self._state if branch.tracked else "untracked") in e.states) is not e.negate
 
-    def _ct_status(self, e: CtStatus, branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _ct_status(self, e: CtStatus, branch: Branch, _place: Place, table: Table) -> Answer:
+        if not branch.tracked:
+            # For iptables these are states, which an untracked packet does not have; nft has nothing to look at.
+            return e.negate and table.family is not None and table.name in TABLES
         strange = [bit for bit in e.bits if bit not in _OWN_STATUS and bit not in _NEVER_ON_FIRST_PACKET]
         if strange:
             return f"connection status {strange[0]} is not known here"
-        return any(bit in _OWN_STATUS and bool(getattr(branch, _OWN_STATUS[bit])) for bit in e.bits) is not e.negate
+        source = branch.masquerade and branch.saddr != self.packet.source
+        found = ("dnat" in e.bits and branch.rewritten) or ("snat" in e.bits and source)
+        return found is not e.negate
 
     def _tcp_reset(self, _e: TcpReset, _branch: Branch, _place: Place, _table: Table) -> Answer:
         return False  # a packet that begins a connection does not end one

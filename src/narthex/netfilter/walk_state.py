@@ -67,6 +67,7 @@ class Branch:
         "masquerade",
         "probability",
         "remembers",
+        "rewritten",
         "saddr",
         "served",
         "supposing",
@@ -80,6 +81,9 @@ class Branch:
         self.mark = 0
         self.connection_mark = 0
         self.dnat = False
+        """A rule has settled where it goes; no other rule for that is asked."""
+        self.rewritten = False
+        """The destination is another than before, which the kernel remembers of the connection (IPS_DST_NAT)."""
         self.masquerade = False
         self.saddr = ""
         """The new source, when a rule names it."""
@@ -106,6 +110,7 @@ class Branch:
             self.connection_mark,
         )
         made.dnat, made.masquerade, made.saddr, made.tracked = self.dnat, self.masquerade, self.saddr, self.tracked
+        made.rewritten = self.rewritten
         made.served, made.doubt, made.supposing, made.remembers = (
             self.served,
             self.doubt,
@@ -146,6 +151,7 @@ class Branch:
             self.mark,
             self.connection_mark,
             self.dnat,
+            self.rewritten,
             self.masquerade,
             self.saddr,
             self.tracked,
