@@ -40,8 +40,7 @@ def _missing(node: str, part: str, why: str) -> str:
 
 
 def _way(way: Way, every: bool) -> list[Line]:
-    onwards = {each.steps[0].chain for each in way.ways if each.steps}
-    lines = [line for step in _telling(way.steps, onwards, every) for line in _step(step, every)]
+    lines = [line for step in _chosen(way, every) for line in _step(step, every)]
     if way.end is not None:
         return [*lines, _end(way.end, every)]
     for each in way.ways:
@@ -61,10 +60,18 @@ def _inner(way: Way, every: bool) -> list[Line]:
     return [*lines[:-1], *lines[-1].below]
 
 
-def _telling(steps: Sequence[Step], onwards: Collection[str], every: bool) -> list[Step]:
-    """The steps without visits to chains in which nothing happened."""
+def _chosen(way: Way, every: bool) -> Sequence[Step]:
+    """The steps that are worth telling; the last one of a way that a rule ends is always."""
     if every:
-        return list(steps)
+        return way.steps
+    onwards = {each.steps[0].chain for each in way.ways if each.steps}
+    if way.steps and way.end is not None and way.end.fate in (Fate.UNKNOWN, Fate.DROPPED, Fate.REJECTED):
+        return [*_telling(way.steps[:-1], {way.steps[-1].chain}), way.steps[-1]]
+    return _telling(way.steps, onwards)
+
+
+def _telling(steps: Sequence[Step], onwards: Collection[str]) -> list[Step]:
+    """The steps without visits to chains in which nothing happened; `onwards` are chains where it goes on."""
     told: list[Step] = []
     for step in reversed(steps):
         _, jump, chain = step.what.rpartition("jump ")

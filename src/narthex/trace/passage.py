@@ -145,7 +145,8 @@ class Passage:
         header = self._hooks.header(traveller)
         question = Question(destination=header.destination, source=header.source, iif=iif, mark=header.mark)
         found = look_up(self._view, question)
-        if found.kind == "unknown" and self._view.routes is None and self._hooks.local(header.destination):
+        # Without a list of addresses, those of Services that IPVS has, and those that a person named, are known all the same.
+        if self._view.addresses is None and self._hooks.local(header.destination):
             return Found(kind="local", evidence=("an address of this node",))
         return found
 

@@ -1,6 +1,7 @@
 """`narthex trace` over dumps and bundles: the walks that people made by hand, and over more than one node."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,65 @@ def test_a_known_connection_skips_nat(tmp_path: Path) -> None:
     assert ends(*words) == {"10.244.1.7:8080": "1/2", "10.244.2.7:8080": "1/2"}
     assert "1 known connection(s) from here to there go to 10.244.1.8:8080" in trace(*words)
     assert ends(*words, "--sport", 40000) == {"10.244.1.8:8080": "1"}
+
+
+@pytest.mark.parametrize(
+    ("dump", "question", "shares"),
+    [
+        (
+            "appname-backend.listing",
+            ("outside", "10.3.49.200:31103", "--node-ip", "10.3.49.200"),
+            {"10.3.34.219:3001": "1/2", "10.3.57.124:3001": "1/2"},
+        ),
+        (
+            "app.ipvsadm",
+            ("172.30.3.9", "172.31.12.98:50051", "--iif", "cni0"),
+            {f"172.30.{end}:50051": "1/4" for end in ("0.12", "0.16", "3.12", "3.13")},
+        ),
+    ],
+)
+def test_walks_that_people_made_by_hand(dump: str, question: tuple[str, ...], shares: dict[str, str]) -> None:
+    assert ends(*question, "--rules", DUMPS / dump) == shares
+
+
+@pytest.mark.parametrize(
+    ("dump", "question", "known", "count"),
+    [
+        ("testsvc.listing", ("10.0.0.9", "172.30.5.207:443"), "172.31.9.52:80", 7),
+        ("redis-and-traefik.rules", ("10.244.1.9", "10.96.7.210:6379"), "10.244.5.216:6379", 6),
+    ],
+)
+def test_shares_of_a_ladder_with_old_decimals(dump: str, question: tuple[str, ...], known: str, count: int) -> None:
+    """Of all endpoints the article shows one; the others' chains are missing, and their shares are told all the same."""
+    data = json.loads(trace(*question, "--rules", DUMPS / dump, "-o", "json"))
+    assert len(data["ends"]) == count
+    for each in data["ends"]:
+        assert abs(Fraction(each["probability"]) - Fraction(1, count)) < Fraction(1, 10_000)
+        if each["fate"] == "unknown":
+            assert "is not there" in each["reason"]
+        else:
+            assert f"{each['address']}:{each['port']}" == known
+    assert [each["fate"] for each in data["ends"]].count("unknown") == count - 1
+
+
+def test_a_load_balancers_address_with_local_policy_leads_to_the_local_pod() -> None:
+    said = trace("outside", "192.168.15.1:80", "--rules", DUMPS / "redis-and-traefik.rules")
+    assert "Balancing rule 0 for kube-system/traefik-load-balance-service:web" in said
+    assert "not known: the chain KUBE-SEP-EUB52TCTNKDY6XP4 of table nat is not there" in said
+    assert "Service port: kube-system/traefik-load-balance-service:web" in said
+
+
+def test_one_text_may_hold_rules_and_routes(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text(
+        HELLO.read_text() + "\n$ ip r\n10.244.3.0/24 dev cni0 proto kernel scope link src 10.244.3.1\n"
+    )
+    assert "10.244.3.81: over cni0, straight to it" in trace(
+        "10.244.0.5", "10.106.183.112:4000", "--rules", tmp_path / "all.txt"
+    )
+
+
+def test_a_text_that_tells_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "prose.txt").write_text("It does not work.\n")
+    assert "prose.txt: holds nothing that is known" in trace(
+        "outside", "10.0.0.1:80", "--rules", tmp_path / "prose.txt", fails=True
+    )

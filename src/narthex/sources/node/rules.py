@@ -43,9 +43,10 @@ def _printed(chain: Chain, rule: int) -> str:
 class Rules(Mapping[IPFamily, FamilyRules]):
     """Rules by family, read when they are asked for: a dump of 200,000 rules has one family in most cases."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: Texts = (), dumps: Sequence[dump.Dump] = ()) -> None:
+        """Of texts that are read when they are needed, or of dumps that were read."""
         self._texts = [(name, text) for name, text in texts if _says_something(text)]
-        self._dump: dump.Dump | None = None
+        self._dump: dump.Dump | None = dump.together(dumps) if dumps else None
         self._held: dict[IPFamily, FamilyRules] = {}
 
     def __getitem__(self, family: IPFamily) -> FamilyRules:

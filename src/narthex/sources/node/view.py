@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from narthex.model.net import FAMILIES, IPFamily
+from narthex.netfilter import dump
 from narthex.sources.node import links, routes
 from narthex.sources.node.connections import LINE, ConnectionTable
 from narthex.sources.node.listeners import listeners_of
@@ -113,35 +114,37 @@ _KEYS: tuple[tuple[str, str], ...] = (
 def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     """A view from pairs of a file's name and its text. Raises DumpError for a text of no kind that is known."""
     view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files))
-    rules: list[tuple[str, str]] = []
+    rules: list[dump.Dump] = []
     for file, text in files:
-        if not _not_rules(view, text):
-            rules.append((file, text))
-    view.rules = Rules(rules) if rules else None
+        other = _other_than_rules(view, text)
+        found = dump.read(text, file)
+        if found.held or found.sets or found.servers:
+            rules.append(found)
+        elif not other:
+            raise dump.DumpError(
+                f"{file}: holds nothing that is known: no rules, sets, routes, links, connections, settings"
+            )
+    view.rules = Rules(dumps=rules) if rules else None
     for field in ("rules", "links", "addresses", "routes", "policies", "neighbours", "fdb", "connections", "sysctls"):
         if getattr(view, field) is None:
             view.absent = {**view.absent, field: "no file was given that tells it"}
     return view
 
 
-def _not_rules(view: NodeView, text: str) -> bool:
-    """Take a text that is something else than rules into the view; says whether it was."""
+def _other_than_rules(view: NodeView, text: str) -> bool:
+    """Take what a text has beside rules into the view: an article or a bug report may have all of it. Says whether it has
+    anything."""
     if text.lstrip().startswith("[") and _json(view, text):
         return True
-    if LINE.search(text):
-        view.connections = ConnectionTable(text)
-        return True
+    found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
+    _add_routes(view, found_routes, found_policies)
     settings = settings_of(text)
     if settings:
         view.sysctls = {**(view.sysctls or {}), **settings}
-        return True
-    found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
-    if (found_routes or found_policies) and not any(
-        line.startswith(("*", "-A", "table ")) for line in text.splitlines()
-    ):
-        _add_routes(view, found_routes, found_policies)
-        return True
-    return False
+    connections = LINE.search(text) is not None
+    if connections:
+        view.connections = ConnectionTable(text)
+    return bool(found_routes or found_policies or settings or connections)
 
 
 def _add_routes(view: NodeView, found: Iterable[Route], policies: Iterable[PolicyRule]) -> None:
