@@ -168,11 +168,11 @@ def test_who_has_a_health_check_port(asked, has):
             'spec.clusterIPs[0]: Invalid value: "10.96.0.5": expected an IPv6 value as indicated by `ipFamilies[0]`',
         ),
         (
-            {"type": "ExternalName", "clusterIP": "10.96.0.5"},
+            {"type": "ExternalName", "externalName": "a.example", "clusterIP": "10.96.0.5"},
             "spec.clusterIPs: Forbidden: may not be set for ExternalName services",
         ),
         (
-            {"type": "ExternalName", "ipFamilyPolicy": "SingleStack"},
+            {"type": "ExternalName", "externalName": "a.example", "ipFamilyPolicy": "SingleStack"},
             "spec.ipFamilyPolicy: Forbidden: may not be set for ExternalName services",
         ),
         (
@@ -223,9 +223,9 @@ def test_an_update_that_leaves_all_open_keeps_all():
     wanted = service(type="LoadBalancer", externalTrafficPolicy="Local", ipFamilyPolicy="PreferDualStack")
     before = made(wanted, world=world)
     changed = service(
-        type="LoadBalancer", externalTrafficPolicy="Local", ipFamilyPolicy="PreferDualStack", sessionAffinity="ClientIP"
+        type="LoadBalancer", externalTrafficPolicy="Local", ipFamilyPolicy="PreferDualStack", selector={"app": "x"}
     )
-    assert made(changed, world=world) == {**before, "sessionAffinity": "ClientIP"}
+    assert made(changed, world=world) == {**before, "selector": {"app": "x"}}
 
 
 def test_through_all_types_and_back():

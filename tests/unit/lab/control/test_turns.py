@@ -58,6 +58,7 @@ def test_an_object_that_nobody_understands_stops_nobody_else():
     world = World()
     broken = deployment(2, "broken")
     broken["spec"]["template"] = "not a template"
+    world.checks = False
     world.put(broken)
     world.put(deployment(2))
     world.converge()
@@ -102,3 +103,18 @@ def test_a_hundred_pods_need_few_turns():
     # Pods, their Events, their nodes, being told of these: no write is done twice.
     assert sum(turns) < 100 * 7
     assert len(turns) < 40
+
+
+def test_a_namespace_ends_with_all_that_is_in_it():
+    world = World()
+    world.put(service())
+    world.put(deployment(300))
+    world.converge()
+    assert len(world.list("Event")) > 600
+    world.registry.delete("Namespace", "", "shop")
+    world.settle()
+    assert world.get("Namespace", "shop", "")["status"]["phase"] == "Terminating", "its pods have their grace"
+    world.run_pods()
+    assert world.get("Namespace", "shop", "") is None
+    assert not [each for kind in world.registry.kinds for each in world.list(kind)]
+    assert world.refused == []

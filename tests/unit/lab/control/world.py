@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
+from narthex.lab.api.admission import admit
 from narthex.lab.api.faults import forbidden
 from narthex.lab.api.registry import Registry
 from narthex.lab.control.cluster import all_controllers, settle
@@ -20,10 +21,14 @@ class World:
         numbers = count(1)
         self.forbidden = set()
         """Kinds of which nothing may be made."""
+        self.checks = True
+        """Whether the API looks at what is written."""
         self._allocation = Allocation()
         self.registry = Registry(lambda: self.now, lambda n: next(numbers).to_bytes(n, "big"), admit=self._admit)
         self.control = control if control is not None else all_controllers()
         self.refused = []
+        for name in ("shop", "other", "default", "kube-node-lease"):
+            self.registry.create("Namespace", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         for index in range(1, nodes + 1):
             self.registry.create("Node", node(f"node-{index}"))
         if begin:
@@ -32,6 +37,8 @@ class World:
     def _admit(self, registry, kind, held, new, subresource):
         if kind.name in self.forbidden and held is None:
             raise forbidden(kind.plural, kind.group, new["metadata"]["name"], "no more room")
+        if self.checks:
+            new = admit(registry, kind, held, new, subresource)
         return self._allocation.admit(registry, kind, held, new, subresource)
 
     def settle(self):
