@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from narthex.model.net import Protocol
+from narthex.model.objects import ServiceCIDR
 from netns.fault_stand import (
     BALANCER,
     PATIENCE,
@@ -226,6 +227,7 @@ DATAGRAM = Way(destination=cluster_ip("dns"), protocol=Protocol.UDP)
 SAME_FLOW = msgspec.structs.replace(DATAGRAM, source_port=45353)
 LARGE = Way(source=OUTSIDE[4], destination=NODE_IPS[0], port=to_node_port("dns").port, protocol=Protocol.UDP, size=1500)
 LOCAL_HERE = slices("local", HERE[4][0], HERE[6][0])
+RANGE = ServiceCIDR(name="kubernetes", cidrs=("10.110.0.0/16",))
 TWIN = service("twin", cluster_ips=(cluster_ip("web"),))
 NEW = (service("twin"), *slices("twin", HERE[4][0]))
 RANGED = Way(source=OUTSIDE[4], destination="203.0.113.11")
@@ -244,6 +246,7 @@ FAULTS = [
     Fault(cause="endpoints-not-ready", way=to_service("unready"), evidence="ready=false"),
     Fault(cause="port-name", way=to_service("portname"), evidence="metrics 8080/tcp"),
     Fault(cause="wrong-family", way=to_service("six"), evidence=HERE[6][0]),
+    Fault(cause="no-such-service", way=Way(destination="10.110.0.200"), cluster=(RANGE,), evidence="10.110.0.0/16"),
     Fault(cause="port-not-served", way=msgspec.structs.replace(to_service("web"), port=81), evidence="80/tcp (http)"),
     Fault(cause="local-policy", way=Way(source=OUTSIDE[4], destination=BALANCER), evidence="worker-b"),
     Fault(cause="local-policy", way=to_service("inside"), evidence="internalTrafficPolicy: Local", name="internal"),

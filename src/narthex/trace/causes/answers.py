@@ -129,7 +129,9 @@ def _unmasked(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
     if leaf.end.masqueraded or to is None or scene.is_own(to[0]):
         return
     elsewhere = _elsewhere(scene, to[0])
-    outside = not scene.from_cluster and (front is None or front.external or leaf in scene.unanswered)
+    outside = not scene.from_cluster and (
+        front is None or (front.external and not front.local) or leaf in scene.unanswered
+    )
     if not outside or elsewhere is not True:
         return
     yield finding(

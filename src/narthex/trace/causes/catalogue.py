@@ -8,6 +8,7 @@ _GROUPS: dict[str, dict[str, str]] = {
     "The name and the cluster's objects": {
         "dns-name": "The name is not found",
         "wrong-family": "The Service has no endpoint of the packet's IP family",
+        "no-such-service": "No Service has the address",
         "duplicate-cluster-ip": "Two Services have the same cluster IP",
         "port-not-served": "The Service has no such port",
         "selector-matches-nothing": "The Service's selector matches no pod",

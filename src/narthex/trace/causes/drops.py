@@ -44,8 +44,9 @@ def of_drops(scene: Scene) -> Iterator[Finding]:
     for leaf in scene.failing:
         if leaf.end.fate not in (Fate.DROPPED, Fate.REJECTED):
             continue
-        step = scene.last_rule(leaf)
-        if step is None or step.table in PROXY_TABLES:
+        step = leaf.steps[-1] if leaf.steps else None
+        # IPVS refuses by itself; that is no rule's doing.
+        if step is None or not step.chain or step.table in PROXY_TABLES:
             continue
         maker = _policy_maker(leaf, step)
         if maker:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 
-from narthex.model.net import in_any, join_port
+from narthex.model.net import contains, in_any, join_port
 from narthex.model.objects import Pod, Service
 from narthex.trace.causes.finding import Finding
-from narthex.trace.causes.scene import BALANCER, Front, Held, Scene, finding
+from narthex.trace.causes.scene import Front, Held, Scene, finding
 from narthex.trace.journey import Leaf
 
 _COMPARED = 200
@@ -22,11 +22,14 @@ _REFUSING_COMMENTS = {
 def of_objects(scene: Scene) -> Iterator[Finding]:
     """What is wrong with the Service and its endpoints. Only where the packet does not arrive."""
     front = scene.front
-    if front is None or scene.cluster is None:
+    if scene.cluster is None:
         yield from _by_comments(scene)
         return
+    if front is None:
+        yield from _nobodys(scene)
+        return
     yield from _duplicate(scene, front)
-    refused = [leaf for leaf in scene.leaves if scene.rewritten(leaf) is None]
+    refused = [leaf for leaf in scene.leaves if scene.sent_to(leaf) is None]
     if not refused:
         return
     if front.port is None:
@@ -47,6 +50,24 @@ def _duplicate(scene: Scene, front: Front) -> Iterator[Finding]:
             evidence=tuple(f"Service {name}: clusterIP {to}" for name in same[:5]),
             advice="Delete one of them and make it again without clusterIP, so that it gets a free one.",
             explains=str(front.service.key) == same[0] or bool(scene.failing),
+        )
+
+
+def _nobodys(scene: Scene) -> Iterator[Finding]:
+    """An address of the range that Services get theirs from, and no Service has it."""
+    assert scene.cluster is not None
+    to = scene.packet.destination
+    ranges = [
+        (each.name, cidr) for each in scene.cluster.service_cidrs.values() for cidr in each.cidrs if contains(cidr, to)
+    ]
+    if ranges and any(scene.sent_to(leaf) is None for leaf in scene.leaves):
+        name, cidr = ranges[0]
+        yield finding(
+            "no-such-service",
+            f"no Service has the address {to}, though it is of the range that Services get theirs from",
+            evidence=(f"ServiceCIDR {name}: {cidr}",),
+            advice="Ask for the Service by its name: an address is another one after it was deleted and made anew. Who still "
+            "knows the old one has kept it in a configuration, or in a cache of names.",
         )
 
 
@@ -196,12 +217,10 @@ def _not_ready(front: Front, here: list[Held]) -> Finding:
 def _allowed(scene: Scene, front: Front, refused: list[Leaf]) -> Iterator[Finding]:
     ranges = front.service.source_ranges
     source = scene.packet.source
-    if (
-        front.kind != BALANCER
-        or not ranges
-        or in_any(ranges, source)
-        or not any(leaf in scene.failing for leaf in refused)
-    ):
+    # With the gate NarthexStrictSourceRanges they hold for every way in from outside.
+    if not front.external or not ranges or in_any(ranges, source):
+        return
+    if not any(leaf in scene.failing for leaf in refused):
         return
     yield finding(
         "source-range",

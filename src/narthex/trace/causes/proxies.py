@@ -11,7 +11,7 @@ from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk import walk
 from narthex.trace.causes.finding import Finding
-from narthex.trace.causes.scene import BAD, NODE_PORT, Scene, finding, rule_text
+from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, Scene, finding, rule_text
 from narthex.trace.journey import Fate, Leaf, Stage
 from narthex.trace.views import NodeView
 
@@ -246,6 +246,8 @@ def _not_served(scene: Scene) -> Iterator[Finding]:
         advice="See whether the node's proxy runs and reaches the API server, and what it logs. It writes all rules again "
         "when it is started anew.",
         node=scene.node,
+        # Its feature gates may have it leave external IPs alone.
+        certain=front.kind != EXTERNAL_IP,
     )
 
 
@@ -254,6 +256,8 @@ def _by_ipvs(leaf: Leaf) -> bool:
 
 
 def _refused_by_proxy(scene: Scene, leaf: Leaf) -> bool:
+    if leaf.steps and leaf.steps[-1].stage is Stage.IPVS:
+        return True
     step = scene.last_rule(leaf)
     return step is not None and is_proxys(step.table, step.chain)
 

@@ -11,6 +11,7 @@ import msgspec
 from narthex.model.net import IPFamily, Protocol, contains, family_of
 from narthex.model.objects import EndpointPort, Service, ServicePort, SliceEndpoint
 from narthex.netfilter.ast import Table
+from narthex.plan.select import HEADLESS_LABEL
 from narthex.state.store import Snapshot
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.finding import Finding
@@ -172,7 +173,7 @@ class Scene:
                 (EXTERNAL_IP, service.external_ips),
                 (BALANCER, tuple(entry.ip for entry in service.ingress if not entry.proxy)),
             )
-            if to in addresses
+            if to in addresses and service.type != "ExternalName"
         ]
         fronts = [Front(service=service, kind=kind, port=self._port(service)) for service, kind in found]
         if fronts:
@@ -200,9 +201,15 @@ class Scene:
         held = []
         for each in self.cluster.slices.get(front.service.key, {}).values():
             port = next(
-                (p for p in each.ports if wanted and p.name == wanted.name and p.protocol is wanted.protocol), None
+                (
+                    p
+                    for p in each.ports
+                    if wanted and p.port and p.name == wanted.name and p.protocol is wanted.protocol
+                ),
+                None,
             )
-            if each.family is not None:
+            # A slice for names alone is no proxy's business.
+            if each.family is not None and each.label(HEADLESS_LABEL) is None:
                 held += [Held(endpoint, each.family, port, each.name) for endpoint in each.endpoints]
         return tuple(held)
 
@@ -210,12 +217,8 @@ class Scene:
     def usable(self) -> tuple[Held, ...]:
         """Those of the packet's family, with the port, that may get connections: ready, or the last that still serve."""
         fitting = [each for each in self.endpoints if each.family is self.family and each.port is not None]
-        ready = [each for each in fitting if each.endpoint.ready or self._unready_too]
+        ready = [each for each in fitting if each.endpoint.ready]
         return tuple(ready or (each for each in fitting if each.endpoint.serving and each.endpoint.terminating))
-
-    @property
-    def _unready_too(self) -> bool:
-        return bool(self.front and self.front.service.publish_not_ready)
 
     @cached_property
     def from_cluster(self) -> bool:
