@@ -310,7 +310,7 @@ def test_labs_side_by_side(tmp_path):
 
 def test_host_network_pods_and_pods_without_room_for_their_port(tmp_path):
     shared = DEPLOYMENT.replace("spec: {containers", "spec: {hostNetwork: true, containers")
-    (tmp_path / "taken.yaml").write_text(manifest(shared, "taken", 1))
+    (tmp_path / "taken.yaml").write_text(manifest(shared.replace("8080", "8081"), "taken", 1))
     without = shared.replace(", {name: dns, containerPort: 53, protocol: UDP}", "")
     (tmp_path / "host.yaml").write_text(manifest(without, "host", 2))
     with running(fresh_name("h"), tmp_path, "--nodes", "1") as found:
