@@ -78,11 +78,23 @@ def command() -> None:
     help="Addresses for Services of type LoadBalancer (192.168.15.0/28, or FIRST-LAST); repeatable. IPAddressPools among "
     "the manifests count, too.",
 )
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Keep what the API holds: the next lab of this name goes on with it, until `lab down --forget`.",
+)
 @_name
 @_output
 @_plain_errors
 def up(
-    directory: Path | None, nodes: int, mode: str, overlay: str, pools: tuple[str, ...], name: str, output: str
+    directory: Path | None,
+    nodes: int,
+    mode: str,
+    overlay: str,
+    pools: tuple[str, ...],
+    keep: bool,
+    name: str,
+    output: str,
 ) -> None:
     """Bring a lab up over the manifests in DIRECTORY, which it follows from then on: edits take effect at once.
 
@@ -90,7 +102,7 @@ def up(
     Without DIRECTORY the lab makes an empty one and says where. With a pool, the nodes answer for load balancers' addresses,
     and `outside` reaches them.
     """
-    started = labs.up(name, directory, nodes, mode, overlay, pools)
+    started = labs.up(name, directory, nodes, mode, overlay, pools, keep=keep)
     if output == "json":
         _print_json({**labs.to_builtins(started.state), "seconds": round(started.seconds, 3)})
     else:
@@ -232,17 +244,20 @@ def ui(name: str, port: int) -> None:
 @command.command()
 @_name
 @click.option("--all", "all_labs", is_flag=True, help="Every lab on this machine.")
+@click.option("--forget", is_flag=True, help="Also what was kept by `lab up --keep`.")
 @_output
 @_plain_errors
-def down(name: str, all_labs: bool, output: str) -> None:
+def down(name: str, all_labs: bool, forget: bool, output: str) -> None:
     """Take a lab away with everything in it, also what a crash has left."""
-    names = labs.all_names() if all_labs else [name]
-    done = [{"name": each, "removed": labs.down(each)} for each in names]
+    names = sorted({*labs.all_names(), *(labs.kept_names() if forget else ())}) if all_labs else [name]
+    done = [{"name": each, "removed": labs.down(each, forget=forget)} for each in names]
     if output == "json":
         _print_json(done)
         return
     for each in done:
-        click.echo(f"Lab {each['name']} is gone." if each["removed"] else f"There is no lab {each['name']}.")
+        gone = f"Lab {each['name']} is gone." if each["removed"] else f"There is no lab {each['name']}."
+        rest = " What its API held is kept for the next one." if labs.is_kept(str(each["name"])) else ""
+        click.echo(gone + rest)
     if not done:
         click.echo("There is no lab.")
 

@@ -19,7 +19,7 @@ from narthex.lab.api.kinds import Kind
 from narthex.lab.api.requests import Request, Whole
 from narthex.lab.cluster import namespace
 from narthex.model.decode import KINDS, Decoded, Identity, decode
-from narthex.model.events import Delete, Upsert
+from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject, Object
 from narthex.model.problem import Problem
@@ -90,15 +90,22 @@ def _refused(origin: str, label: str, message: str) -> Decoded:
 class Applying:
     """Keeps the API as the files are. Used by one thread."""
 
-    def __init__(self, source: Path, ledger: Ledger, api: Api, nodes: tuple[str, ...]) -> None:
-        """`nodes`: names of the lab's."""
+    def __init__(
+        self, source: Path, ledger: Ledger, api: Api, nodes: tuple[str, ...], kept: Path | None = None
+    ) -> None:
+        """`nodes`: names of the lab's. `kept`: the file that remembers what was applied."""
+        self._kept = kept
         self._source = ManifestSource(source, written)
         self._ledger = ledger
         self._api = api
         self._nodes = nodes
         self._wanted: dict[Identity, Written] = {}
+        self._found = False
+        """The files were there once."""
         self._pending: set[Identity] = set()
-        self._applied: dict[Identity, Written] = {}
+        self._applied: dict[Identity, Written] = _remembered(kept)
+        self._lost = set(self._applied)
+        """Applied by an earlier lab, and not seen among the files yet."""
         self._faults: dict[Identity, Problem] = {}
 
     @property
@@ -121,7 +128,9 @@ class Applying:
     def turn(self) -> None:
         """Take in what the files hold now."""
         gone: list[Identity] = []
-        for event in self._source.scan():
+        events = self._source.scan()
+        self._found = self._found or any(isinstance(event, Synced) for event in events)
+        for event in events:
             if isinstance(event, Upsert):
                 item = cast(Written, event.object)
                 identity = (item.kind, item.key)
@@ -129,6 +138,9 @@ class Applying:
                 self._pending.add(identity)
             elif isinstance(event, Delete):
                 gone.append((event.kind, event.key))
+        if self._lost and self._found and not self._source.problems:
+            gone += [identity for identity in self._lost if identity not in self._wanted]
+            self._lost.clear()
         for identity in gone:
             self._wanted.pop(identity, None)
             self._pending.discard(identity)
@@ -136,9 +148,17 @@ class Applying:
             applied = self._applied.pop(identity, None)
             if applied is not None:
                 self._delete(applied)
+        changed = bool(gone or self._pending)
         for identity in sorted(self._pending, key=self._rank):
             if self._apply(identity, self._wanted[identity]):
                 self._pending.discard(identity)
+        if changed and self._kept is not None:
+            self._remember(self._kept)
+
+    def _remember(self, path: Path) -> None:
+        draft = path.with_name(f".{path.name}")
+        draft.write_bytes(msgspec.json.encode(list(self._applied.values())))
+        draft.rename(path)
 
     def _rank(self, identity: Identity) -> tuple[int, str, Identity]:
         order = _FIRST.index(identity[0]) if identity[0] in _FIRST else len(_FIRST)
@@ -275,6 +295,13 @@ def _with_images(spec: Any) -> Any:
         return spec
     named = [{"image": ECHO, **each} if isinstance(each, dict) else each for each in containers]
     return {**spec, "containers": named}
+
+
+def _remembered(path: Path | None) -> dict[Identity, Written]:
+    if path is None or not path.exists():
+        return {}
+    found = msgspec.json.decode(path.read_bytes(), type=list[Written])
+    return {(each.kind, each.key): each for each in found}
 
 
 def _replicas(raw: Mapping[str, Any]) -> int | None:

@@ -4,6 +4,7 @@
     {"scale": {"namespace": "default", "name": "web", "replicas": 3}}   another number of pods, and wait
     {"kill": {"node": "node-2"}}                                        let a node die
     {"fault": {…}}  {"record": {…}}                                     see troubles.py
+    {"close": true}                                                     write what is kept: the end is near
 
 The answer is a line, too: `{}`, or `{"error": "…"}`. Whoever adds a question adds it to `_ANSWERS`.
 """
@@ -42,10 +43,17 @@ def _kill(lab: LabProcess, content: Any) -> Object:
     return {}
 
 
+def _close(lab: LabProcess, content: Any) -> Object:
+    del content
+    lab.close()
+    return {}
+
+
 _ANSWERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {
     "settle": _settle,
     "scale": _scale,
     "kill": _kill,
+    "close": _close,
     "fault": lambda lab, content: lab.troubles.answer_fault(content),
     "record": lambda lab, content: lab.troubles.answer_record(content),
 }

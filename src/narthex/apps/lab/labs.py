@@ -5,6 +5,7 @@ The lab itself is another process (`process.py`), forked from the one that calls
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -16,7 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from narthex.apps.lab import ask, beginning
-from narthex.apps.lab.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
+from narthex.apps.lab.state import (
+    LABS,
+    PROGRAMS,
+    LabError,
+    LabState,
+    PodRecord,
+    StateDirectory,
+    existing,
+    kept,
+    remaining,
+)
 from narthex.host import netns, processes
 from narthex.host.processes import Process
 from narthex.lab import topology
@@ -30,6 +41,7 @@ DEFAULT_NAME = "default"
 _NEEDED = {"ip": "iproute2", "nft": "nftables", "openssl": "openssl"}
 _REQUEST_SECONDS = 60.0
 _LOCK_SECONDS = 5.0
+_CLOSE_SECONDS = 10.0
 
 
 class Lab(NamedTuple):
@@ -144,11 +156,29 @@ def all_names() -> list[str]:
     return sorted({*remaining(), *(name for name in left if name is not None)})
 
 
+def is_kept(name: str) -> bool:
+    """Whether a next lab of this name goes on with what was kept of an earlier one."""
+    return name in kept()
+
+
+def kept_names() -> list[str]:
+    """Names of all labs of which something is kept, running or not."""
+    return kept()
+
+
 def up(
-    name: str, source: Path | None, nodes: int, mode: str, overlay: str = NONE, pools: Sequence[str] = ()
+    name: str,
+    source: Path | None,
+    nodes: int,
+    mode: str,
+    overlay: str = NONE,
+    pools: Sequence[str] = (),
+    *,
+    keep: bool = False,
 ) -> Started:
     """Bring a lab up; returns when every node has done its first sync. `source`: None makes an empty directory. `pools`:
-    ranges of addresses for load balancers.
+    ranges of addresses for load balancers. `keep`: what its API holds outlives it, and the next lab of this name goes on with
+    that.
 
     Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
     """
@@ -169,8 +199,8 @@ def up(
     try:
         with beginning.no_interrupt():
             lock, cleared = _take_name(directory)
-        _make_directories(directory)
-        manifests = directory.input if source is None else source.resolve()
+        own = _make_directories(directory, keep=keep)
+        manifests = own if source is None else source.resolve()
         make = partial(beginning.lab_process, directory, manifests, nodes, mode, overlay, pools)
         message = beginning.start_process(directory, make, _clear)
     except BaseException:
@@ -207,8 +237,9 @@ def settle(name: str) -> LabState:
     return read(name)
 
 
-def down(name: str) -> bool:
-    """Take the lab away with all that is in it, running or crashed. False: there was nothing. Raises LabError.
+def down(name: str, *, forget: bool = False) -> bool:
+    """Take the lab away with all that is in it, running or crashed. False: there was nothing. Raises LabError. Of a lab that
+    is kept the kept things stay, unless they are to be forgotten.
 
     A process belongs to the lab when it is recorded as the lab's own, or when it lives in one of its namespaces.
     """
@@ -216,13 +247,18 @@ def down(name: str) -> bool:
     directory = StateDirectory(name)
     state = directory.read()
     if state is not None:
+        if state.kept and not forget and is_running(state):
+            # It may have something left to write.
+            with contextlib.suppress(LabError):
+                ask.request(directory, {"close": True}, _CLOSE_SECONDS)
         processes.kill(_own(state))
     namespaces = [each for each in netns.names() if topology.owns(name, each)]
-    if state is None and not namespaces and not directory.path.is_dir() and not directory.programs.is_dir():
+    rest = directory.programs.is_dir() and (forget or name in remaining())
+    if state is None and not namespaces and not directory.path.is_dir() and not rest:
         return False
     lock = _wait_for_lock(directory)
     try:
-        _clear(directory)
+        _clear(directory, forget=forget)
     finally:
         if lock is not None:
             os.close(lock)
@@ -250,7 +286,7 @@ def _wait_for_lock(directory: StateDirectory) -> int | None:
     return None
 
 
-def _clear(directory: StateDirectory) -> None:
+def _clear(directory: StateDirectory, *, forget: bool = False) -> None:
     """Processes, namespaces, files. The caller owns the lab, so nothing new comes."""
     while True:
         # The names are read again each time: a namespace may have been made just before its maker was killed.
@@ -262,7 +298,11 @@ def _clear(directory: StateDirectory) -> None:
     for namespace in namespaces:
         netns.delete(namespace)
     shutil.rmtree(directory.path, ignore_errors=True)
-    shutil.rmtree(directory.programs, ignore_errors=True)
+    for entry in directory.programs.iterdir() if directory.programs.is_dir() else ():
+        if forget or entry != directory.kept:
+            shutil.rmtree(entry, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.programs.rmdir()
     if not remaining():
         for parent in (LABS, LABS.parent, PROGRAMS, PROGRAMS.parent):
             try:
@@ -295,10 +335,16 @@ def _take_name(directory: StateDirectory) -> tuple[int, bool]:
     return lock, False
 
 
-def _make_directories(directory: StateDirectory) -> None:
+def _make_directories(directory: StateDirectory, *, keep: bool) -> Path:
+    """Where manifests go when none are given."""
     for path in (directory.logs, directory.input):
         path.mkdir(mode=0o700)
     directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not keep and not directory.kept.is_dir():
+        return directory.input
+    own = directory.kept / "input"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return own
 
 
 def _check_machine(mode: str) -> None:

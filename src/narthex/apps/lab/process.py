@@ -34,6 +34,7 @@ from narthex.apps.lab.balancing import Balancing
 from narthex.apps.lab.controlling import Controlling
 from narthex.apps.lab.echo import EchoServer
 from narthex.apps.lab.heart import Hearts
+from narthex.apps.lab.keeping import Keeping
 from narthex.apps.lab.kubelet import Kubelet
 from narthex.apps.lab.ledger import Ledger
 from narthex.apps.lab.mirror import Mirror
@@ -57,6 +58,7 @@ from narthex.lab.api.api import Api
 from narthex.lab.api.kinds import Kind
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request, Whole
+from narthex.lab.api.store import Store
 from narthex.lab.control.cluster import all_controllers
 from narthex.lab.control.service_admission import Allocation
 from narthex.lab.control.settings import LAB
@@ -108,10 +110,15 @@ class LabProcess:
         ) -> Object:
             return allocation.admit(registry, kind, held, admit(registry, kind, held, new, subresource), subresource)
 
-        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=complete))
+        store = Store()
+        self._keeping = Keeping(state) if state.kept.is_dir() else None
+        if self._keeping is not None:
+            self._keeping.load(store)
+        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=complete, store=store))
         with self.ledger.held() as registry:
             self.api = Api(registry)
-        self.applying = Applying(source, self.ledger, self.api, tuple(node.name for node in self.nodes))
+        applied = self._keeping.applied if self._keeping is not None else None
+        self.applying = Applying(source, self.ledger, self.api, tuple(node.name for node in self.nodes), applied)
         self.controlling = Controlling(self.ledger, all_controllers())
         self.hearts = Hearts(self.nodes, self.ledger, every=LAB.node_grace / _BEATS, lasts=int(LAB.node_grace))
         self._echo = EchoServer()
@@ -151,6 +158,7 @@ class LabProcess:
             forks=forking,
             nodes=self.nodes,
             outside=topology.outside_namespace(state.name),
+            kept=self._keeping is not None,
         )
 
     def start(self) -> None:
@@ -214,6 +222,8 @@ class LabProcess:
 
     def _fill(self) -> None:
         with self.ledger.held() as registry:
+            if self._keeping is not None:
+                self._keeping.begin_again(registry, {node.name for node in self.nodes})
             for name in cluster.NAMESPACES:
                 _create(registry, "Namespace", cluster.namespace(name))
             _create(registry, "ServiceCIDR", cluster.ranges())
@@ -226,6 +236,13 @@ class LabProcess:
                     registry.create("Namespace", cluster.namespace(pool.namespace))
                 _create(registry, "IPAddressPool.metallb.io", encode(pool))
         self.hearts.register()
+        if self._keeping is not None:
+            self._keeping.follow(self.ledger)
+
+    def close(self) -> None:
+        """Write what is to outlive this process."""
+        if self._keeping is not None:
+            self._keeping.close()
 
     # One turn: manifests, load balancers.
 

@@ -14,6 +14,9 @@
                          /input/                  manifests, when none were given
                          /NODE/                   what a node has of its own: see NodePlaces
     /var/lib/narthex/lab/NAME/NODE/               the node's CNI plugins: programs do not run from /run everywhere
+    /var/lib/narthex/lab/NAME/kept/objects.db     what the API held, of a lab that is kept; `lab down` leaves it
+                             /kept/applied.json   which manifests had been applied
+                             /kept/input/         manifests, when none were given
 
 Whoever holds the lock on the directory owns the lab. The kernel lets the lock go with its last holder, so a lab
 without one has crashed.
@@ -35,6 +38,7 @@ from narthex.model.problem import Problem
 
 LABS = Path("/run/narthex/lab")
 PROGRAMS = Path("/var/lib/narthex/lab")
+KEPT = "kept"
 
 
 class LabError(RuntimeError):
@@ -122,6 +126,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[NodeRecord, ...] = ()
     balancing: bool = False
     """Nodes answer for load balancers' addresses: there was a pool when the lab came up."""
+    kept: bool = False
+    """What its API holds outlives it."""
     killed: tuple[str, ...] = ()
     """Nodes that `lab kill` has ended."""
     pods: tuple[PodRecord, ...] = ()
@@ -181,6 +187,10 @@ class StateDirectory:
         self.logs = self.path / "log"
         self.input = self.path / "input"
         self.programs = PROGRAMS / name
+        self.kept = self.programs / KEPT
+        """Of a lab that is kept; else it is not there."""
+        self.objects = self.kept / "objects.db"
+        self.applied = self.kept / "applied.json"
         self._state = self.path / "state.json"
 
     def node(self, name: str) -> NodePlaces:
@@ -229,7 +239,13 @@ def existing() -> list[str]:
 
 def remaining() -> list[str]:
     """Names of all labs that have files. What is below /run goes when the machine is started anew, programs do not."""
-    return sorted({*_folders(LABS), *_folders(PROGRAMS)})
+    programs = (name for name in _folders(PROGRAMS) if any(each.name != KEPT for each in (PROGRAMS / name).iterdir()))
+    return sorted({*_folders(LABS), *programs})
+
+
+def kept() -> list[str]:
+    """Names of all labs of which something is kept."""
+    return [name for name in _folders(PROGRAMS) if (PROGRAMS / name / KEPT).is_dir()]
 
 
 def _folders(place: Path) -> list[str]:
