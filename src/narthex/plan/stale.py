@@ -12,12 +12,12 @@ entry whose endpoint is gone sends its client into nothing. Narrower than kube-p
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from narthex.model.flow import Flow
 from narthex.model.names import ServicePortName
 from narthex.model.net import Protocol, contains, family_of, in_any
-from narthex.plan.ir import Match, NodePorts, Plan, ServicePlan
+from narthex.plan.ir import Frontend, Match, NodePorts, Plan, ServicePlan
 
 Place = tuple[str, int]
 """Address and port."""
@@ -34,6 +34,42 @@ class Reason(enum.Enum):
     """UDP to a frontend that was never sent to an endpoint: begun before there were rules (row 18.5)."""
 
 
+class Owners:
+    """Who has each match, kept from plan to plan once somebody has asked: a cluster where connections lose their endpoints
+    all the time is not to be looked through each time."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        """The plan that is known, once somebody has asked."""
+        self._known: dict[Match, ServicePlan] = {}
+
+    def of(self, plan: Plan) -> Mapping[Match, ServicePlan]:
+        """Those of a plan."""
+        if self._plan is not plan:
+            self._plan, self._known = plan, _owners(plan)
+        return self._known
+
+    def follow(self, plan: Plan) -> None:
+        """Go over to the next plan. Costs what differs."""
+        before = self._plan
+        if before is None or before is plan:
+            return
+        if plan.lineage.parent != before.lineage.number:
+            self._plan, self._known = None, {}
+            return
+        for name in plan.lineage.changed:
+            for front in _frontends(before.services.get(name)):
+                del self._known[front.match]
+        for name in plan.lineage.changed:
+            service = plan.services.get(name)
+            self._known.update((front.match, service) for front in _frontends(service) if service is not None)
+        self._plan = plan
+
+
+def _frontends(service: ServicePlan | None) -> tuple[Frontend, ...]:
+    return service.frontends if service is not None else ()
+
+
 class Search:
     """What to look for after the kernel was brought from one plan to another, of one family."""
 
@@ -46,11 +82,12 @@ class Search:
         everything: bool = False,
         relayed: bool = False,
         gentle: bool = False,
+        owners: Owners | None = None,
     ) -> None:
         """`changed` are the Service ports that differ from `before`. `everything`: whatever happened meanwhile was not
         seen, so each Service port is looked at, as when the node proxy starts. `relayed`: what leads to this node leads
         to a relay, which ends its connections itself. `gentle`: TCP connections to endpoints that leave a Service go on to
-        their end (row 24.8)."""
+        their end (row 24.8). `owners`, when it is kept from search to search."""
         self._plan = plan
         self._gentle = gentle
         self._relayed = relayed
@@ -59,7 +96,7 @@ class Search:
         """Who has the match now, among the Service ports that are looked at."""
         self._former: dict[Match, ServicePlan] = {}
         """Who had it before."""
-        self._owners: dict[Match, ServicePlan] | None = None
+        self._owners = owners if owners is not None else Owners()
         self._alive: dict[ServicePortName, frozenset[Place]] = {}
         self._unseen = [each for each in (before, plan) if each is not None] if everything else []
         """Plans of which each Service port is to be looked at, once there is a connection that asks for it."""
@@ -129,10 +166,8 @@ class Search:
             return Reason.ENDPOINT_GONE
         return Reason.BLACK_HOLE if flow.protocol is Protocol.UDP else None
 
-    def _all(self) -> dict[Match, ServicePlan]:
-        if self._owners is None:
-            self._owners = _owners(self._plan)
-        return self._owners
+    def _all(self) -> Mapping[Match, ServicePlan]:
+        return self._owners.of(self._plan)
 
 
 def _owners(plan: Plan) -> dict[Match, ServicePlan]:

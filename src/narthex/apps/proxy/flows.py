@@ -16,7 +16,7 @@ from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily
 from narthex.netfilter.ctnetlink import Entry
 from narthex.plan.ir import Plan
-from narthex.plan.stale import Reason, Search
+from narthex.plan.stale import Owners, Reason, Search
 
 
 class Table(Protocol):
@@ -35,6 +35,7 @@ class _Half:
         self.changed: frozenset[ServicePortName] = frozenset()
         """Service ports that differ from it."""
         self.everything = False
+        self.owners = Owners()
         self.failing = False
 
 
@@ -65,6 +66,7 @@ class Flows:
         """Bring the table in line with what was just synced."""
         half = self._halves.setdefault(done.family, _Half())
         half.changed |= done.changed
+        half.owners.follow(done.plan)
         # While somebody else had changed our rules, connections went past them.
         half.everything |= done.first or done.drift
         search = Search(
@@ -74,6 +76,7 @@ class Flows:
             everything=half.everything,
             relayed=self._relayed,
             gentle=self._gentle,
+            owners=half.owners,
         )
         if search.towards:
             try:

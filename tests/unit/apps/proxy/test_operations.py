@@ -10,14 +10,18 @@ import tracemalloc
 import msgspec
 import pytest
 
+from narthex.apps.proxy.flows import Flows
 from narthex.apps.proxy.loop import Proxy
+from narthex.apps.proxy.metrics import Metrics
 from narthex.apps.proxy.schedule import Periods
 from narthex.apps.proxy.sync import FamilySync
 from narthex.backends import BACKENDS
 from narthex.backends.iptables_script import restore_inputs
 from narthex.lab.encode import encode
 from narthex.model.events import Synced, Upsert
-from narthex.model.net import IPFamily
+from narthex.model.flow import Flow
+from narthex.model.net import IPFamily, Protocol
+from narthex.netfilter.ctnetlink import Entry
 from narthex.netfilter.elements import encoder, key_encoder
 from narthex.plan.planner import Planner
 from narthex.sources.kube.exchange import Lines, Opened, Start
@@ -100,6 +104,18 @@ def effort(act):
     return steps, most
 
 
+class Connections:
+    """The kernel's: one to each endpoint that the changing Service ever had."""
+
+    def entries(self, _family, _towards):
+        ends = [each.address for each in web_slice(7, 4).endpoints]
+        flows = [Flow(Protocol.TCP, "10.64.1.200", 40_000, "10.110.0.7", 80, end, 80) for end in ends]
+        return [Entry(flow, b"") for flow in flows]
+
+    def remove(self, _family, entries):
+        return [True] * len(entries)
+
+
 def running(mode, services):
     """A proxy that has done its first sync, its inbox, and what it writes to."""
     clock, target = FakeClock(), Written(mode)
@@ -109,7 +125,8 @@ def running(mode, services):
     ]
     inbox = Inbox([*map(Upsert, objects), Synced()])
     sync = FamilySync(V4, Planner(CONFIG, V4), BACKENDS[mode], target, clock)
-    proxy = Proxy(inbox, [sync], clock, Periods(0.0), node_name=NODE)
+    flows = Flows(Connections(), tuple, clock, Metrics(mode))
+    proxy = Proxy(inbox, [sync], clock, Periods(0.0), node_name=NODE, after_sync=flows.after)
     proxy.turn()
     return proxy, inbox, target
 
@@ -125,9 +142,13 @@ def one_change(mode, services):
     change(3)
     change(4)
     change(3)
-    found = effort(lambda: change(4))
+    steps, most = effort(lambda: change(4))
+    wrote = target.sent
+    # One that leaves, with a connection that it leaves behind.
+    more, at_most = effort(lambda: change(3))
+    assert wrote
     assert target.sent
-    return *found, target.sent
+    return steps + more, max(most, at_most), wrote
 
 
 @pytest.mark.parametrize("mode", ["nftables", "iptables"])
