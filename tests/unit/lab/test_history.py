@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from narthex.apps.lab.recorder import Recorder
 from narthex.cli import main
-from narthex.lab.control.cluster import settle
 from narthex.lab.control.service_admission import Allocation
 from narthex.lab.faults import Fault, Kind
 from narthex.lab.history import BadHistory, Begin, Changed, Turned, read
@@ -30,7 +29,7 @@ class Recorded(World):
 
     def settle(self):
         after = self.registry.version
-        self.refused += settle(self.control, self.registry, self.now)
+        super().settle()
         if self.recorder is not None:
             self.recorder.turned(self.now, after, self.now)
 

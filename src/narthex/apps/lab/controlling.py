@@ -10,7 +10,6 @@ from narthex.apps.lab.ledger import Ledger
 from narthex.apps.lab.recorder import Recorder
 from narthex.lab.control.cluster import settle
 from narthex.lab.control.turn import Control
-from narthex.lab.control.view import Create, Delete, Write
 
 _ERROR_PAUSE_SECONDS = 0.5
 
@@ -23,8 +22,8 @@ class Controlling:
         self._control = control
         self._news = threading.Event()
         self._done = 0
-        self.refused: dict[str, str] = {}
-        """What the controllers wanted and could not have: object and reason."""
+        self.problems: tuple[str, ...] = ()
+        """What controllers cannot make out or may not write, in sentences."""
         self.recorder: Recorder | None = None
         """Is told of each turn. Belongs to whoever holds the objects' lock."""
         ledger.listen(self._news.set)
@@ -45,10 +44,10 @@ class Controlling:
         with self._ledger.held() as registry:
             now = datetime.now(UTC)
             before = registry.version
-            refused = settle(self._control, registry, now)
+            settle(self._control, registry, now)
             if self.recorder is not None:
                 self.recorder.turned(now, before, datetime.now(UTC))
-            self.refused = {_object(write): str(fault) for write, fault in refused}
+            self.problems = tuple(sorted(set(self._control.problems.values())))
             self._done = registry.version
             return self._control.next_due(registry, now)
 
@@ -64,12 +63,3 @@ class Controlling:
                 # One fault must not end all care; what was not done is due still.
                 traceback.print_exc()
                 due = _ERROR_PAUSE_SECONDS
-
-
-def _object(write: Write) -> str:
-    if isinstance(write, Delete):
-        return f"{write.kind} {write.namespace}/{write.name}"
-    meta = write.obj["metadata"]
-    name = meta.get("name") or f"{meta.get('generateName', '')}…"
-    word = "new " if isinstance(write, Create) else ""
-    return f"{word}{write.kind} {meta.get('namespace', '')}/{name}"

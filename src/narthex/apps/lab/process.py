@@ -370,7 +370,11 @@ class LabProcess:
                 self.state,
                 snapshot,
                 scales=self._scales(snapshot),
-                problems=(*self.applying.problems, *self._balancing.problems, *self._refusals()),
+                problems=(
+                    *self.applying.problems,
+                    *self._balancing.problems,
+                    *map(_unwritten, self.controlling.problems),
+                ),
                 network_namespace=self._namespace,
                 lives=self.kubelet.lives(),
                 waiting=self._waiting(),
@@ -395,12 +399,6 @@ class LabProcess:
                 for each in (pod.get("status") or {}).get("conditions") or ()
                 if each["type"] == "PodScheduled" and each.get("status") == "False"
             }
-
-    def _refusals(self) -> list[Problem]:
-        return [
-            Problem(origin="", object=name, message=message)
-            for name, message in sorted(self.controlling.refused.items())
-        ]
 
     def _scales(self, snapshot: Snapshot) -> list[ScaleRecord]:
         """Deployments of the user's files with another number of replicas than the files have."""
@@ -446,6 +444,10 @@ def _pools(ranges: Sequence[str], members: Sequence[topology.LabNode]) -> tuple[
     from narthex.apps.lab.balancers import pools_of
 
     return pools_of(ranges, members)
+
+
+def _unwritten(message: str) -> Problem:
+    return Problem(message=message)
 
 
 def _now() -> str:

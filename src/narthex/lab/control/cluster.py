@@ -56,14 +56,13 @@ class Written(View, Protocol):
         """End an object."""
 
 
-def settle(control: Control, registry: Written, now: datetime) -> list[tuple[Write, ApiFault]]:
-    """Turn and write until nothing is left to do at this moment. Returns what was refused for good, to be told; each such
-    write is tried again later. Whoever serves the registry holds its lock meanwhile."""
-    refused: list[tuple[Write, ApiFault]] = []
+def settle(control: Control, registry: Written, now: datetime) -> None:
+    """Turn and write until nothing is left to do at this moment. What was refused is in `control.problems`, and tried again
+    later. Whoever serves the registry holds its lock meanwhile."""
     for _ in range(_MOST_TURNS):
         writes = control.turn(registry, now)
         if not writes:
-            return refused
+            return
         for write in writes:
             try:
                 _do(registry, write)
@@ -74,10 +73,10 @@ def settle(control: Control, registry: Written, now: datetime) -> list[tuple[Wri
                 if fault.code == 404 and not isinstance(write, Create):
                     # What is gone needs nothing any more.
                     continue
-                conflict = fault.reason == "Conflict"
-                control.refused(write, now, conflict=conflict)
-                if not conflict:
-                    refused.append((write, fault))
+                if fault.reason == "Conflict":
+                    control.outdated(write)
+                else:
+                    control.refused(write, fault.message, now)
             else:
                 control.done(write)
     raise RuntimeError(f"the controllers do not come to rest; the last of them wanted {writes[:3]}")

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from narthex.lab.control.present import Present, Seen
-from narthex.lab.control.view import Again, Answer, Key, View, Work, Write
+from narthex.lab.control.view import Again, Answer, Key, View, Work, Write, named
 
 _FIRST_PAUSE = timedelta(seconds=0.25)
 _LONGEST_PAUSE = timedelta(seconds=30)
@@ -51,7 +51,7 @@ class Control:
         self._later: dict[Work, datetime] = {}
         self._refusals: dict[Work, int] = {}
         self.problems: dict[Work, str] = {}
-        """Objects that a controller could not make out, in a sentence."""
+        """What a controller could not make out or was not allowed to write, in a sentence, for as long as that is so."""
 
     def turn(self, view: View, now: datetime) -> Sequence[Write]:
         """What all controllers want written now. Empty: the cluster is as it must be until `next_due`."""
@@ -102,14 +102,16 @@ class Control:
         self.problems.pop(work, None)
         return writes
 
-    def refused(self, write: Write, now: datetime, *, conflict: bool = False) -> None:
-        """Tell that a write of the last turn was not done: it is decided again, at once after a conflict, else after a
-        pause that doubles each time."""
+    def outdated(self, write: Write) -> None:
+        """Tell that a write of the last turn met another version of its object (409 Conflict): it is decided again at once."""
+        if write.by is not None:
+            self._due[write.by.controller].add(write.by.key)
+
+    def refused(self, write: Write, why: str, now: datetime) -> None:
+        """Tell that a write of the last turn was not done: it is decided again after a pause that doubles each time."""
         if write.by is None:
             return
-        if conflict:
-            self._due[write.by.controller].add(write.by.key)
-            return
+        self.problems[write.by] = f"{write.by.controller} could not write {named(write)}: {why}"
         count = self._refusals[write.by] = self._refusals.get(write.by, 0) + 1
         self._wait(write.by, now + min(_FIRST_PAUSE * 2 ** min(count - 1, 10), _LONGEST_PAUSE))
 

@@ -96,6 +96,14 @@ class Delete(msgspec.Struct, frozen=True):
 Write: TypeAlias = Create | Update | Delete
 
 
+def named(write: Write) -> str:
+    """What a write is about, for people."""
+    if isinstance(write, Delete):
+        return f"{write.kind} {Key(write.namespace, write.name)}"
+    metadata = write.obj["metadata"]
+    return f"{write.kind} {Key(metadata.get('namespace') or '', metadata['name'])}"
+
+
 class Again(msgspec.Struct, frozen=True):
     """No write, but this object is to be looked at again at this moment, whatever happens until then."""
 

@@ -71,11 +71,14 @@ def test_a_set_that_cannot_make_its_pods_tries_again_later():
     world = World()
     world.forbidden = {"Pod"}
     world.put(replica_set(1))
-    assert "no more room" in str(world.refused[0][1])
+    (problem,) = world.control.problems.values()
+    assert problem.startswith("replicaset-controller could not write Pod shop/web-")
+    assert problem.endswith("no more room")
     assert names(world) == set()
     world.forbidden = set()
     world.wait(60)
     assert len(names(world)) == 1
+    assert world.control.problems == {}
 
 
 def ranked(**given):

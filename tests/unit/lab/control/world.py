@@ -42,7 +42,8 @@ class World:
         return self._allocation.admit(registry, kind, held, new, subresource)
 
     def settle(self):
-        self.refused += settle(self.control, self.registry, self.now)
+        settle(self.control, self.registry, self.now)
+        self.refused += self.control.problems.values()
 
     def wait(self, seconds=0.0):
         """Let time pass, as the loop of the lab would: from one thing that is due to the next."""
