@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,8 +41,13 @@ def _statement_words(one: Any) -> str:
 _PLAIN = frozenset(("accept", "drop", "return", "continue", "notrack"))
 
 
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_.:*-]+|@[A-Za-z0-9_./-]+", re.ASCII)
+
+
 def _match(held: Any) -> str:
     operator = held["op"]
+    if held["right"] is False:
+        return f"{_value(held['left'])} missing"
     left, right = _value(held["left"]), _value(held["right"])
     if operator == "in":
         return f"{left} & {_grouped(held['right'])} != 0" if "flags" in left else f"{left} {right}"
@@ -64,11 +70,7 @@ def _value(one: Any) -> str:
     if isinstance(one, int):
         return str(one)
     if isinstance(one, str):
-        return (
-            one
-            if one.replace("_", "").replace("-", "").replace(".", "").replace(":", "").isalnum() or one[:1] == "@"
-            else f'"{_safe(one)}"'
-        )
+        return one if _PLAIN_WORD.fullmatch(one) else f'"{_safe(one)}"'
     if isinstance(one, list):
         return ",".join(map(_value, one))
     ((kind, held),) = one.items()

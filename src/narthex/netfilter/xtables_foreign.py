@@ -194,6 +194,9 @@ def _recent(options: Options) -> Expression:
     # A first packet is in no list unless somebody has put it there; hits are not counted here.
     verbs = options.keys() & {"--rcheck", "--update"}
     options = {name: one for name, one in options.items() if name not in ("--mask", "--rsource", "--reap", "--rttl")}
+    if verbs and "--hitcount" in options and not any(one.negate for one in options.values()):
+        text = " ".join(("-m recent", *(one.text() for one in options.values())))
+        return Circumstance("how often the sender came before", text)
     if (
         len(verbs) != 1
         or options.keys() - verbs - {"--seconds", "--name"}
