@@ -130,8 +130,10 @@ def texts(
     field: str, values: list[str] | None, report: Report, read: Callable[[str], str], *, lenient: bool = False
 ) -> tuple[str, ...]:
     """Values through a reader that raises ValueError: an error each, or a warning when `lenient`."""
+    if not values:
+        return ()
     found = []
-    for index, value in enumerate(values or ()):
+    for index, value in enumerate(values):
         try:
             found.append(read(value))
         except ValueError as error:

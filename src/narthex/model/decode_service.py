@@ -73,7 +73,7 @@ def _cluster_ips(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
             return ()
     else:
         found = texts(field, wanted, report, validate.host_address)
-    if len(found) > 2 or len({family_of(ip) for ip in found}) < len(found):
+    if len(found) > 1 and (len(found) > 2 or family_of(found[0]) is family_of(found[1])):
         report.error(field, "at most one address of each IP family is allowed")
     return found
 
@@ -85,7 +85,7 @@ def _ip_families(spec: wire.ServiceSpec, cluster_ips: tuple[str, ...], report: R
     if len(families) < len(named):
         for index, word in enumerate(named):
             report.choice(f"spec.ipFamilies[{index}]", word, _FAMILIES)
-    if len(set(families)) != len(families):
+    if len(families) > 1 and len(set(families)) != len(families):
         report.error("spec.ipFamilies", "a family is named twice")
     if spec.ipFamilyPolicy == "SingleStack" and max(len(families), len(cluster_ips)) > 1:
         report.error("spec.ipFamilyPolicy", "is SingleStack, but the Service has two families")
@@ -158,8 +158,10 @@ def _target_port(field: str, value: int | str | None, report: Report) -> int | s
 def _ingress(status: wire.ServiceStatus | None, report: Report) -> tuple[LoadBalancerIngress, ...]:
     """Addresses of the balancer. A controller wrote them, so a bad one must not take the whole Service down."""
     balancer = status.loadBalancer if status is not None else None
+    if balancer is None or not balancer.ingress:
+        return ()
     found = []
-    for index, entry in enumerate((balancer.ingress if balancer is not None else None) or ()):
+    for index, entry in enumerate(balancer.ingress):
         field = f"status.loadBalancer.ingress[{index}]"
         if entry.ipMode and not report.choice(f"{field}.ipMode", entry.ipMode, ("VIP", "Proxy")):
             continue
@@ -176,12 +178,14 @@ def _ingress(status: wire.ServiceStatus | None, report: Report) -> tuple[LoadBal
 
 def _ingress_names(status: wire.ServiceStatus | None) -> tuple[str, ...]:
     balancer = status.loadBalancer if status is not None else None
-    return tuple(
-        entry.hostname for entry in (balancer.ingress if balancer is not None else None) or () if entry.hostname
-    )
+    if balancer is None or not balancer.ingress:
+        return ()
+    return tuple(entry.hostname for entry in balancer.ingress if entry.hostname)
 
 
 def _source_ranges(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
+    if not spec.loadBalancerSourceRanges:
+        return ()
     return texts(
         "spec.loadBalancerSourceRanges",
         spec.loadBalancerSourceRanges,
@@ -193,6 +197,8 @@ def _source_ranges(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
 
 def _affinity(spec: wire.ServiceSpec, report: Report) -> int | None:
     word = spec.sessionAffinity or "None"
+    if word == "None" and spec.sessionAffinityConfig is None:
+        return None
     report.choice("spec.sessionAffinity", word, ("None", "ClientIP"))
     config = spec.sessionAffinityConfig
     client = config.clientIP if config is not None else None
@@ -210,6 +216,8 @@ def _affinity(spec: wire.ServiceSpec, report: Report) -> int | None:
 
 def _health_check_port(spec: wire.ServiceSpec, report: Report) -> int:
     port = spec.healthCheckNodePort or 0
+    if not port:
+        return 0
     report.number("spec.healthCheckNodePort", port, 0, 65535)
     return port
 

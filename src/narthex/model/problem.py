@@ -6,7 +6,7 @@ Text that a stranger wrote is only ever shown through `quoted`, so it cannot for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 import msgspec
@@ -120,11 +120,11 @@ class Report:
         self.error(field, f"{quoted(value)} is not {syntax.name}: {syntax.allowed}")
         return False
 
-    def choice(self, field: str, value: str, allowed: Iterable[str]) -> bool:
+    def choice(self, field: str, value: str, allowed: Collection[str]) -> bool:
         """Whether the value is one of the words; an error when it is not."""
-        words = tuple(allowed)
-        if value in words:
+        if value in allowed:
             return True
+        words = tuple(allowed)
         self.error(field, f"{quoted(value)} is not {one_of(words)}")
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from narthex.model.duration import duration
@@ -56,7 +56,7 @@ class Fields:
             self.error(name, f"{quoted(text)} {error}")
             return default
 
-    def word(self, name: str, allowed: Iterable[str], default: str = "") -> str:
+    def word(self, name: str, allowed: Collection[str], default: str = "") -> str:
         """One of some words."""
         text = self.text(name)
         return text if text and self.report.choice(self.path(name), text, allowed) else default
