@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from narthex.apps.lab.recorder import Recorder
 from narthex.cli import main
-from narthex.lab.control.service_admission import Allocation
+from narthex.lab.admission import admission
 from narthex.lab.faults import Fault, Kind
 from narthex.lab.history import BadHistory, Begin, Changed, Turned, read
 from narthex.lab.replay import Differs, Replay, objects
@@ -39,7 +39,7 @@ class Recorded(World):
 
 
 def replayed(path):
-    replay = Replay(read(path.read_bytes().splitlines(keepends=True)), Allocation().admit)
+    replay = Replay(read(path.read_bytes().splitlines(keepends=True)), admission())
     while replay.step():
         pass
     return replay
@@ -79,7 +79,7 @@ def test_a_replay_ends_with_the_very_same_objects(story):
 
 def test_faults_are_there_while_they_were(story):
     path, _ = story
-    replay = Replay(read(path.read_bytes().splitlines(keepends=True)), Allocation().admit)
+    replay = Replay(read(path.read_bytes().splitlines(keepends=True)), admission())
     seen = []
     while replay.step():
         seen.append([fault.text(0) for fault in replay.faults.values()])
@@ -150,7 +150,7 @@ def test_a_secret_stays_where_it_is(tmp_path):
 )  # fmt: skip
 def test_what_is_no_history(lines, said):
     with pytest.raises(BadHistory, match=said):
-        Replay(read(lines), Allocation().admit).step()
+        Replay(read(lines), admission()).step()
 
 
 def test_a_line_that_was_cut_off_counts_as_not_written(story):

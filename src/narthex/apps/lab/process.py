@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,12 @@ from narthex.host.containers.container import Containers
 from narthex.host.containers.forks import Forks
 from narthex.host.processes import identify
 from narthex.lab import cluster, topology
-from narthex.lab.api.admission import admit
+from narthex.lab.admission import admission
 from narthex.lab.api.api import Api
-from narthex.lab.api.kinds import Kind
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request, Whole
 from narthex.lab.api.store import Store
 from narthex.lab.control.cluster import all_controllers
-from narthex.lab.control.service_admission import Allocation
 from narthex.lab.control.settings import LAB
 from narthex.lab.encode import encode
 from narthex.lab.pod_network import NONE
@@ -103,18 +101,11 @@ class LabProcess:
         self.nodes = topology.nodes(state.name, nodes)
         self._pools = _pools(pools, self.nodes)
         self._forks = forks
-        allocation = Allocation()
-
-        def complete(
-            registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Object, subresource: str
-        ) -> Object:
-            return allocation.admit(registry, kind, held, admit(registry, kind, held, new, subresource), subresource)
-
         store = Store()
         self._keeping = Keeping(state) if state.kept.is_dir() else None
         if self._keeping is not None:
             self._keeping.load(store)
-        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=complete, store=store))
+        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
         with self.ledger.held() as registry:
             self.api = Api(registry)
         applied = self._keeping.applied if self._keeping is not None else None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from narthex.apps.lab.state import LabError
-from narthex.lab.control.service_admission import Allocation
+from narthex.lab.admission import admission
 from narthex.lab.history import BadHistory, read
 from narthex.lab.replay import Differs, Replay
 
@@ -42,7 +42,7 @@ def replay(
         raise LabError(f"{path} cannot be read: {error.strerror}") from None
     try:
         with file:
-            again = Replay(read(file), Allocation().admit)
+            again = Replay(read(file), admission())
             last = begin = again.begin.at
             started = time.monotonic()
             while (moment := again.step()) is not None:
