@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import narthex
+from narthex.host import netns
 
 pytestmark = pytest.mark.kernel
 
@@ -62,3 +64,30 @@ def test_live_rules_and_routes_are_told(lab: str) -> None:
     assert f"pod {pod} on node-1" in told
     assert "sender: pod" in told
     assert told.endswith("└─ plan and rules agree\n")
+    the_kernel_does_what_the_journey_says(lab, data)
+
+
+REQUESTS = 40
+"""So many that each of two endpoints is met: it is not with a chance of one in 10^12."""
+
+
+def the_kernel_does_what_the_journey_says(lab: str, data) -> None:
+    """Each endpoint with its share, and who it believes to be asked by."""
+    journey = data["journey"]
+    assert journey["missing"] == []
+    if data["mode"] == "userspace":
+        (end,) = journey["ends"]
+        assert (end["fate"], end["address"]) == ("delivered", "192.168.49.11")  # the relay, a process of the node
+        return
+    assert {each["probability"] for each in journey["ends"]} == {"1/2"}
+    predicted = {each["name"].split("/")[1].split()[0]: each["source"] for each in journey["ends"]}
+    seen: dict[str, str] = {}
+    for _ in range(REQUESTS):
+        with netns.entered(f"nx-{lab}-outside"):
+            client = socket.create_connection(("192.168.49.11", 30001), timeout=30)
+        with client:
+            client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            said = client.makefile("rb").read().decode()
+        words = said.rpartition("\r\n")[2].split()
+        seen[words[0]] = words[-1].rpartition(":")[0]
+    assert seen == predicted

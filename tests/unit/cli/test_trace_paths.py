@@ -260,3 +260,85 @@ def test_a_text_that_tells_nothing_is_said(tmp_path: Path) -> None:
     assert "prose.txt: holds nothing that is known" in trace(
         "outside", "10.0.0.1:80", "--rules", tmp_path / "prose.txt", fails=True
     )
+
+
+def flannel(number: int, **more: str) -> dict[str, str]:
+    """The same node with flannel's VXLAN to the other."""
+    other = 3 - number
+    parts = node(number)
+    vxlan = {
+        "ifname": "flannel.1",
+        "flags": ["UP"],
+        "mtu": 1450,
+        "linkinfo": {
+            "info_kind": "vxlan",
+            "info_data": {"id": 1, "local": f"10.0.0.{number}", "port": 8472, "link": "eth0"},
+        },
+    }
+    routes = [each for each in json.loads(parts["net/routes-4.json"]) if each["dst"] != f"10.244.{other}.0/24"]
+    routes.append(
+        {"dst": f"10.244.{other}.0/24", "gateway": f"10.244.{other}.0", "dev": "flannel.1", "flags": ["onlink"]}
+    )
+    conf = "".join(f"net.ipv4.conf.flannel/1.{key} = 0\n" for key in ("rp_filter", "accept_local", "route_localnet"))
+    neighbour = {
+        "dst": f"10.244.{other}.0",
+        "dev": "flannel.1",
+        "lladdr": f"02:00:00:00:00:0{other}",
+        "state": ["PERMANENT"],
+    }
+    return {
+        **parts,
+        "net/links.json": json.dumps([*json.loads(parts["net/links.json"]), vxlan]),
+        "net/routes-4.json": json.dumps(routes),
+        "net/neighbours.json": json.dumps([neighbour]),
+        "net/fdb.json": json.dumps(
+            [{"mac": f"02:00:00:00:00:0{other}", "ifname": "flannel.1", "dst": f"10.0.0.{other}"}]
+        ),
+        "net/sysctls.txt": parts["net/sysctls.txt"] + conf,
+        **{name.replace("__", "/"): text for name, text in more.items()},
+    }
+
+
+def test_a_vxlan_is_followed_into_the_next_node_and_back(tmp_path: Path) -> None:
+    said = trace("10.244.1.9", "10.244.2.7:80", *bundles(tmp_path, flannel(1), flannel(2)), "--all")
+    for told in (
+        "neighbour: 10.244.2.0 is 02:00:00:00:00:02",
+        "overlay: put into a packet to 10.0.0.2 (VXLAN 1, udp port 8472)",
+        "node node-2: overlay: taken out of it, in by flannel.1",
+        "node node-1: overlay: taken out of it, in by flannel.1",
+        "delivered to 10.244.1.9, which sees 10.244.2.7",
+    ):
+        assert told in said
+    assert "1451 bytes with DF set do not fit through flannel.1 (mtu 1450)" in trace(
+        "10.244.1.9", "10.244.2.7:80", *bundles_in(tmp_path / "mtu", flannel(1), flannel(2)), "--size", 1451
+    )
+
+
+DROP_OVERLAY = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p udp -m udp --dport 8472 -j DROP\nCOMMIT\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "told"),
+    [
+        (
+            1,
+            {"net__fdb.json": "[]"},
+            "flannel.1 does not know where 10.244.2.0 is: no neighbour and no forwarding entry",
+        ),
+        (1, {"net__neighbours.json": "[]"}, "flannel.1 does not know where 10.244.2.0 is"),
+        (
+            2,
+            {"rules__iptables-legacy.txt": DROP_OVERLAY},
+            "the overlay's own packet, on node node-2: a rule throws it away",
+        ),
+        (2, {"net__links.json": "[]"}, "node node-2 has no VXLAN 1"),
+    ],
+)
+def test_what_an_overlay_lacks_is_said(tmp_path: Path, number: int, changes: dict[str, str], told: str) -> None:
+    nodes = [flannel(each, **(changes if each == number else {})) for each in (1, 2)]
+    assert told in trace("10.244.1.9", "10.244.2.7:80", *bundles(tmp_path, *nodes))
+
+
+def bundles_in(path: Path, *nodes: dict[str, str]) -> list[str]:
+    path.mkdir()
+    return bundles(path, *nodes)
