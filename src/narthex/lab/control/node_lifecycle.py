@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from narthex.lab.control.events import event
 from narthex.lab.control.fitness import UNSCHEDULABLE, toleration
@@ -39,6 +39,21 @@ _UNKNOWN = "NodeStatusUnknown"
 _NODE_NOT_READY = "NodeNotReady"
 
 
+_DOUBT = 0.25
+"""The part of the grace that a node gets once it is over: whoever looks late must not take his own sleep for the node's."""
+
+
+class _Heard(NamedTuple):
+    """What was last heard of a node."""
+
+    heartbeat: str
+    """What its Lease says."""
+    at: datetime
+    """When that was seen here: the node's clock does not count."""
+    doubted: datetime | None
+    """When the grace was seen to be over."""
+
+
 class NodeLifecycle:
     """Tells that a node is unknown, taints it, takes its pods out of service, and in the end away."""
 
@@ -47,8 +62,7 @@ class NodeLifecycle:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._heard: dict[str, tuple[str, datetime]] = {}
-        """The last heartbeat of each node, and when it was seen here: the node's clock does not count."""
+        self._heard: dict[str, _Heard] = {}
 
     def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
         """The node, that of a Lease, that of a pod when it has taints."""
@@ -97,10 +111,14 @@ class NodeLifecycle:
         known = self._heard.get(name)
         if known is None and (condition(node, "Ready") or {}).get("reason") == _UNKNOWN:
             # This controller is new, the node's silence is not: only the next heartbeat ends it.
-            known = self._heard[name] = (renewed, now - grace)
-        elif known is None or known[0] != renewed:
-            known = self._heard[name] = (renewed, now)
-        return known[1] + grace
+            known = _Heard(renewed, now - grace, now - grace)
+        elif known is None or known.heartbeat != renewed:
+            known = _Heard(renewed, now, None)
+        elif known.doubted is None and known.at + grace <= now:
+            # Perhaps this process had no turn for as long, and the heartbeats wait beside it.
+            known = known._replace(doubted=now)
+        self._heard[name] = known
+        return known.at + grace if known.doubted is None else known.doubted + grace * _DOUBT
 
     def _evict(self, taints: Sequence[Object], pods: Sequence[Object], now: datetime) -> Iterator[Answer]:
         lasting = [taint for taint in taints if taint.get("effect") == "NoExecute"]

@@ -1,5 +1,7 @@
 """Nodes that fall silent, and what becomes of their pods."""
 
+from datetime import timedelta
+
 import pytest
 
 from narthex.lab.control.objects import condition, labels_of, leaving, pod_ready
@@ -57,6 +59,15 @@ def test_a_silent_node_is_unknown_and_tainted_and_its_pods_serve_nobody():
     (slice_,) = world.list("EndpointSlice")
     assert {each["nodeName"]: each["conditions"]["ready"] for each in slice_["endpoints"]} == by_node
     assert ("NodeNotReady", "Node node-2 status is now: NodeNotReady") in world.events(namespace="default")
+
+
+def test_who_looks_late_does_not_take_his_own_sleep_for_the_nodes():
+    world = running()
+    world.now += timedelta(seconds=100)
+    world.settle()
+    assert ready_of(world, "node-2") == "True"
+    live(world, 4, "node-1", "node-2")
+    assert ready_of(world, "node-2") == "True"
 
 
 def test_it_comes_back():
