@@ -34,7 +34,8 @@ from narthex.model.net import IPFamily
 from narthex.netfilter import nft, slotted
 from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable
 from narthex.netfilter.bytecode import chain_payload, rule_payload
-from narthex.netfilter.elements import decode_list, encoder, is_config_set, key_encoder
+from narthex.netfilter.elements import encoder, is_config_set, key_encoder
+from narthex.netfilter.elements_read import decode_list
 from narthex.netfilter.nft_print import element_text
 from narthex.netfilter.slotted import Slotted
 

@@ -12,12 +12,12 @@ from narthex.netfilter.ast import DropPacket, Field, Goto, Return, Set, Slot, Un
 from narthex.netfilter.elements import (
     attribute,
     attributes,
-    decode_list,
     encoder,
     is_config_set,
     key_encoder,
     networks_between,
 )
+from narthex.netfilter.elements_read import decode_list
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 FRONTEND = (Field.DADDR, Field.L4PROTO, Field.DPORT)
