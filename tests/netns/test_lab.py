@@ -74,9 +74,21 @@ def left_of(name):
     return [
         *namespaces,
         *processes.inside(namespaces),
+        *running_for(name),
         *files,
         *(mount for mount in mounts if topology.owns(name, mount.rpartition("/")[2])),
     ]
+
+
+def running_for(name):
+    """Processes of the lab that are in none of its namespaces: its own, and the one that forks."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = each.read_bytes().split(b"\0")
+            if b"up" in words and name.encode() in words:
+                found.append(each)
+    return found
 
 
 @contextlib.contextmanager

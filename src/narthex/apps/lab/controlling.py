@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from datetime import UTC, datetime
 
@@ -12,6 +13,10 @@ from narthex.lab.control.cluster import settle
 from narthex.lab.control.turn import Control
 
 _ERROR_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE = 0.25
+_PAUSES = 2.0
+"""After a turn it rests so many times as long as the turn took: what comes in crowds is looked at together, and what comes alone
+at once."""
 
 
 class Controlling:
@@ -57,8 +62,10 @@ class Controlling:
         while True:
             self._news.wait(due)
             self._news.clear()
+            began = time.monotonic()
             try:
                 due = self.turn()
+                time.sleep(min(_PAUSES * (time.monotonic() - began), _LONGEST_PAUSE))
             except Exception:
                 # One fault must not end all care; what was not done is due still.
                 traceback.print_exc()

@@ -21,6 +21,7 @@ from narthex.lab.topology import LabNode
 _FIRST_SECONDS = 60.0
 _SYNC_SECONDS = 25.0
 _POLL_SECONDS = 0.01
+_SYNC_PERIOD = "100ms"
 
 
 class Nodes:
@@ -146,7 +147,8 @@ class Nodes:
             if time.monotonic() > deadline:
                 name = waiting[0].name
                 raise LabError(f"{name} {what_not} after {patience:.0f} s:\n{self._last_words(name)}")
-            time.sleep(_POLL_SECONDS)
+            # To ask takes the nodes' time, of which they have little now.
+            time.sleep(_POLL_SECONDS * (1 + len(waiting)))
 
     def _last_words(self, node: str) -> str:
         log = (self._directory.logs / f"{node}.log").read_text(errors="replace")
@@ -166,6 +168,8 @@ class Nodes:
             "mode": self._mode,
             "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
             "detectLocalMode": "ClusterCIDR",
+            # Where pods come by the dozen the rules need not follow each of them.
+            **{mode: {"minSyncPeriod": _SYNC_PERIOD} for mode in ("iptables", "ipvs", "nftables")},
             "clientConnection": {"kubeconfig": str(self._directory.node_kubeconfig)},
             # The table's size is the machine's alone, and no namespace may change it.
             "conntrack": {"maxPerCore": 0},
@@ -193,7 +197,7 @@ class Nodes:
         if announce:
             own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
             # In mode ipvs every node has the addresses itself, and only one may say so.
-            proxy["ipvs"] = {"strictARP": True}
+            proxy["ipvs"] = {"minSyncPeriod": _SYNC_PERIOD, "strictARP": True}
         return [proxy, own]
 
 

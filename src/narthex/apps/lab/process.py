@@ -76,6 +76,8 @@ _GATHER_SECONDS = 0.05
 """Changes closer together than this are reported together."""
 _SETTLE_SECONDS = 25.0
 _POLL_SECONDS = 0.01
+_RESTS = 5.0
+"""After a look it rests so many times as long as the look took."""
 _RULES_SECONDS = 5.0
 """A change that means nothing to the nodes' rules is waited for no longer than this."""
 _BEATS = 4
@@ -190,9 +192,11 @@ class LabProcess:
         while True:
             self._news.wait(_RETRY_SECONDS if self.applying.pending else None)
             self._news.clear()
+            began = time.monotonic()
             try:
                 self.turn()
                 self.publish()
+                time.sleep(_RESTS * (time.monotonic() - began))
             except Exception as error:
                 kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
                 print(f"{_now()} {kind}{error}", file=sys.stderr, flush=True)
@@ -278,8 +282,9 @@ class LabProcess:
         calm = 0
         # Twice: what one has done another may have to look at.
         while calm < 2 and time.monotonic() < deadline:
+            began = time.monotonic()
             calm = calm + 1 if self._calm() else 0
-            time.sleep(_POLL_SECONDS if not calm else 0.0)
+            time.sleep(_POLL_SECONDS + _RESTS * (time.monotonic() - began) if not calm else 0.0)
         self.turn()
         self._await_rules(deadline)
         if self.state.balancing:

@@ -16,6 +16,8 @@ from narthex.lab import topology
 from narthex.lab.api.api import Api
 
 _BACKLOG = 512
+_GATHER_SECONDS = 0.005
+"""What changes within so short a time is told to watchers together."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -26,7 +28,9 @@ class Serving:
         self._directory = directory
         self._token = os.urandom(24).hex()
         self._port = 0
-        self.server = ApiServer(api, ledger.lock, token=self._token, pods=pods, changed=ledger.tell)
+        self.server = ApiServer(
+            api, ledger.lock, token=self._token, pods=pods, changed=ledger.tell, gather=_GATHER_SECONDS
+        )
         ledger.listen(self.server.wake)
 
     def make_certificate(self) -> None:

@@ -48,14 +48,18 @@ class ApiServer:
         pods: Pods | None = None,
         bookmark_seconds: float = 60.0,
         changed: Callable[[], None] = lambda: None,
+        gather: float = 0.0,
     ) -> None:
-        """With a `token`, requests without it are answered 401. `changed` is called, without the lock, after a write."""
+        """With a `token`, requests without it are answered 401. `changed` is called, without the lock, after a write. Watchers
+        are told `gather` seconds after `wake`, of all that has come by then."""
         self.api = api
         self.lock = lock
         self.token = token
         self._pods = pods
         self._bookmark_seconds = bookmark_seconds
         self._changed = changed
+        self._gather = gather
+        self._waking = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="api", daemon=True)
         self._servers: dict[int, asyncio.Server] = {}
@@ -79,8 +83,10 @@ class ApiServer:
 
     def wake(self) -> None:
         """Tell the watchers that something has changed."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
+        if self._loop.is_closed() or self._waking:
+            return
+        self._waking = self._gather > 0
+        self._loop.call_soon_threadsafe(self._wake_later)
 
     def drop(self) -> None:
         """Reset all connections."""
@@ -166,7 +172,15 @@ class ApiServer:
         for connection in list(self._connections):
             connection.reset()
 
+    def _wake_later(self) -> None:
+        if self._gather > 0:
+            self._loop.call_later(self._gather, self._wake)
+        else:
+            self._wake()
+
     def _wake(self) -> None:
+        # First, so that a change from here on is not missed.
+        self._waking = False
         for connection in self._connections:
             connection.news.set()
 
