@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from narthex.cli.sources import no_namespace
 from narthex.plan.show import visible
 from narthex.trace.layout import TAKEN, Table
 
@@ -54,7 +55,10 @@ def command(
         return
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("a bundle is no text for a terminal: name a file with -o, or send it on")
-    gathered = take(node, namespace, kubeconfig or "", master)
+    try:
+        gathered = take(node, namespace, kubeconfig or "", master)
+    except (FileNotFoundError, PermissionError, ValueError) as error:
+        raise no_namespace(namespace, error) from error
     if output == "json":
         _show(gathered.table, output)
         return

@@ -56,8 +56,16 @@ def views_of(options: dict[str, Any], *, default_live: bool = True) -> tuple[tup
             views = (*views, live(str(options.get("node", "")), options.get("netns")))
     except (BundleError, DumpError) as error:
         raise click.ClickException(str(error)) from error
-    except FileNotFoundError as error:
-        raise click.ClickException(f"there is no network namespace {options.get('netns')}") from error
+    except (FileNotFoundError, PermissionError, ValueError) as error:
+        raise no_namespace(options.get("netns"), error) from error
     if has_source(options):
         cluster = cluster_of(options, pods=True)
     return views, cluster
+
+
+def no_namespace(name: str | None, error: Exception) -> click.ClickException:
+    """Why a network namespace cannot be looked into."""
+    if isinstance(error, FileNotFoundError):
+        return click.ClickException(f"there is no network namespace {name}")
+    why = "it takes root" if isinstance(error, PermissionError) else str(error)
+    return click.ClickException(f"the network namespace {name} cannot be entered: {why}")

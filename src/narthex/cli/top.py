@@ -14,6 +14,7 @@ import msgspec
 from narthex.apps.inputs import Cluster
 from narthex.apps.path.counts import look, look_at_bundle, names_of
 from narthex.cli.inputs import cluster_of, has_source, output_option, source_options
+from narthex.cli.sources import no_namespace
 from narthex.plan.show import visible
 from narthex.sources.node.tar import BundleError
 from narthex.state.store import Snapshot
@@ -77,8 +78,8 @@ def command(
         _live(lambda: look(names, netns), table, sort, interval, once, output)
     except BundleError as error:
         raise click.ClickException(str(error)) from error
-    except FileNotFoundError as error:
-        raise click.ClickException(f"there is no network namespace {netns}") from error
+    except (FileNotFoundError, PermissionError, ValueError) as error:
+        raise no_namespace(netns, error) from error
     except KeyboardInterrupt:
         return
 
