@@ -131,10 +131,6 @@ class Present:
         """Every object of a kind."""
         return self._objects.get(kind, {})
 
-    def inside(self, namespace: str) -> list[tuple[str, Key]]:
-        """Everything in a namespace, in order."""
-        return sorted(self._inside.get(namespace, ()))
-
     def by_uid(self, uid: str) -> tuple[str, Key] | None:
         """What object has this uid."""
         return self._uids.get(uid)

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from narthex.lab.api.admission import admit
+from narthex.lab.admission import admission
 from narthex.lab.api.faults import forbidden
 from narthex.lab.api.registry import Registry
 from narthex.lab.control.cluster import all_controllers, settle
@@ -23,7 +23,7 @@ class World:
         """Kinds of which nothing may be made."""
         self.checks = True
         """Whether the API looks at what is written."""
-        self._allocation = Allocation()
+        self._checked, self._unchecked = admission(), Allocation().admit
         self.registry = Registry(lambda: self.now, lambda n: next(numbers).to_bytes(n, "big"), admit=self._admit)
         self.control = control if control is not None else all_controllers()
         self.refused = []
@@ -37,9 +37,8 @@ class World:
     def _admit(self, registry, kind, held, new, subresource):
         if kind.name in self.forbidden and held is None:
             raise forbidden(kind.plural, kind.group, new["metadata"]["name"], "no more room")
-        if self.checks:
-            new = admit(registry, kind, held, new, subresource)
-        return self._allocation.admit(registry, kind, held, new, subresource)
+        admit = self._checked if self.checks else self._unchecked
+        return admit(registry, kind, held, new, subresource)
 
     def settle(self):
         settle(self.control, self.registry, self.now)
