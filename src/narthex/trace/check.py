@@ -149,6 +149,12 @@ class _Checker:
         if met.unknown:
             self.unknown.append(f"{_text(frontend)} of {service.name}: {met.unknown}")
             return
+        if met.relayed:
+            told = f"{_text(frontend)} of {service.name}"
+            self.unknown.append(
+                f"{told}: a relay on this node takes it (userspace mode); no rule says where it connects to"
+            )
+            return
         if met.untracked and not met.endpoints and self._view.own(to) is not None:
             return  # a process on this node answers there, and rules see to it
         for finding in _differences(service, frontend, met, self._there):

@@ -35,6 +35,16 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
         """The rule of somebody else that rewrote it; empty when one of a Service's did."""
         return _foreign(self.first.steps()) if self.first is not None else ""
 
+    @property
+    def relayed(self) -> bool:
+        """A relay on the node takes it (userspace mode): no rule says where that connects to."""
+        steps = self.first.steps() if self.first is not None else ()
+        return bool(steps) and steps[-1].chain.startswith(_RELAYS)
+
+
+_RELAYS = ("KUBE-PORTAL", "KUBE-NODEPORT-")
+"""Chains of the userspace mode, kube-proxy's and ours."""
+
 
 def meet(
     view: NodeView,

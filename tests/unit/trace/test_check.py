@@ -149,3 +149,18 @@ def test_a_cache_of_names_on_the_node_answers_in_its_place() -> None:
     assert kinds(wanted, view) == [(Kind.MISSING, "shop/web:http", "")]
     view.addresses = (*(view.addresses or ()), Address("10.96.0.9", 32, "nodelocaldns"))
     assert kinds(wanted, view) == []
+
+
+def test_what_a_relay_does_no_rule_tells() -> None:
+    wanted = objects("10.244.1.7")
+    more = (
+        "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-PORTALS-CONTAINER - [0:0]\n-A PREROUTING -j KUBE-PORTALS-CONTAINER\n"
+        "-A KUBE-PORTALS-CONTAINER -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000\n"
+        "-A KUBE-PORTALS-CONTAINER -p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 40000\nCOMMIT\n"
+        "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -d 10.96.0.10/32 -j REJECT\nCOMMIT\n"
+    )
+    view = view_of_files([("rules.txt", more)], "node-a")
+    view.addresses = (Address(OWN[0], 24, "eth0"),)
+    report = check(wanted, view, OWN)
+    assert (report.findings, report.status) == ((), 2)
+    assert all("a relay on this node takes it" in text for text in report.unknown)
