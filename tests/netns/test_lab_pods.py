@@ -141,6 +141,12 @@ def test_exec_is_beside_the_program(lab):
     assert "no such program" in narthex("exec", "--name", lab, "serve", "--", "no-such-program", status=1)
 
 
+def test_kubectl_exec_runs_beside_a_program_and_where_none_is(lab):
+    assert kubectl(lab, "exec", "serve", "--", "hostname") == "serve\n"
+    until(lambda: ready(lab, "answers"), "a ready pod")
+    assert "answers" in kubectl(lab, "exec", "answers", "--", "sh", "-c", "hostname; cat /etc/hosts; exit 7", status=7)
+
+
 def test_a_pod_calls_the_api(lab):
     place = "/run/secrets/kubernetes.io/serviceaccount"
     script = (
