@@ -104,3 +104,10 @@ def test_readme_shows_the_two_commands():
     for target in ("demo", "test"):
         assert f"make {target}" in text
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_the_page_of_the_labs_api_names_every_kind():
+    from narthex.lab.api.kinds import KINDS
+
+    text = (ROOT / "docs" / "reference" / "lab-api.md").read_text()
+    assert [kind.name for kind in KINDS.values() if not re.search(rf"\b{kind.kind}\b", text)] == []

@@ -14,6 +14,7 @@ from narthex import __version__
 from narthex.apps.lab.ledger import Ledger
 from narthex.lab import node_objects
 from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.registry import Registry
 from narthex.lab.topology import LabNode
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -60,6 +61,7 @@ class Hearts:
         self._lasts = lasts
         self._machine = machine()
         self._dead: set[str] = set()
+        self._cut: frozenset[str] = frozenset()
 
     def register(self) -> None:
         """Make what is not there yet."""
@@ -67,15 +69,27 @@ class Hearts:
             for node in self._nodes.values():
                 if registry.get("Node", "", node.name) is None:
                     registry.create("Node", node_objects.node(node, self._machine))
-                held = registry.get("Node", "", node.name) or {}
-                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                status = node_objects.status(node, self._machine, held.get("status") or {}, now)
-                registry.update("Node", {**held, "status": status}, subresource="status")
+                self._post(registry, node)
         self._renew()
+
+    def _post(self, registry: Registry, node: LabNode) -> None:
+        """The node is well, it says."""
+        held = registry.get("Node", "", node.name) or {}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        status = node_objects.status(node, self._machine, held.get("status") or {}, now)
+        registry.update("Node", {**held, "status": status}, subresource="status")
 
     def stop(self, node: str) -> None:
         """No more heartbeats of this one."""
         self._dead.add(node)
+
+    def cut(self, names: frozenset[str]) -> None:
+        """Nothing of these nodes arrives at present. Those of which it does again say at once that they are well."""
+        back, self._cut = self._cut - names - self._dead, names
+        with contextlib.suppress(ApiFault), self._ledger.held() as registry:
+            for name in sorted(back):
+                self._post(registry, self._nodes[name])
+        self._renew()
 
     def beat(self) -> None:
         """For good."""
@@ -86,7 +100,7 @@ class Hearts:
     def _renew(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         with contextlib.suppress(ApiFault), self._ledger.held() as registry:
-            for name in self._nodes.keys() - self._dead:
+            for name in self._nodes.keys() - self._dead - self._cut:
                 lease = node_objects.lease(name, self._lasts, now)
                 held = registry.get("Lease", node_objects.LEASES, name)
                 if held is None:

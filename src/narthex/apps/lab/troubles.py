@@ -14,7 +14,7 @@ from narthex.apps.lab.recorder import Recorder
 from narthex.apps.lab.state import LabError
 from narthex.lab import topology
 from narthex.lab.control.cluster import all_controllers
-from narthex.lab.faults import BadFault, Fault, Place
+from narthex.lab.faults import BadFault, Fault, Kind, Place
 from narthex.model.names import NamespacedName
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ class Troubles:
                     self.recorder.broke(fault, now)
                 else:
                     self.recorder.mended(fault.number, now)
+        apart = (each for each in self.faults.present if each.kind is Kind.PARTITION)
+        nodes = {node.name for node in self._lab.nodes}
+        self._lab.hearts.cut(frozenset(target for each in apart for target in each.targets if target in nodes))
         self._lab.publish()
 
     def _places(self) -> dict[str, Place]:
