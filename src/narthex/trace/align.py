@@ -103,7 +103,7 @@ def _predicted(leaf: Leaf, node: str) -> Iterator[_Move]:
     for step in leaf.steps:
         if not step.chain or step.namespace or (node and step.node != node) or _is_legacy(step):
             continue
-        if step.stage is Stage.POSTROUTING:
+        if step.stage in (Stage.OUTPUT, Stage.POSTROUTING):
             sent = True
         elif sent:
             # Over loopback the packet comes in once more, and the kernel has forgotten that it was to be traced.

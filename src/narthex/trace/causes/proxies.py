@@ -180,7 +180,7 @@ def _to_gone(scene: Scene) -> list[tuple[str, int]]:
         step = scene.rewritten(leaf)
         to = scene.sent_to(leaf)
         # The relay of userspace mode is the node's own, and so is not among the endpoints.
-        if to is None or to in known or scene.is_own(to[0]):
+        if to is None or to in known or any(view.own(to[0]) for view in scene.views.values()):
             continue
         if step is not None and is_proxys(step.table, step.chain):
             gone[to] = None
@@ -217,6 +217,9 @@ def _not_served(scene: Scene) -> Iterator[Finding]:
     if front.local and not any(each.endpoint.node_name == scene.node for each in scene.usable):
         return
     if any(leaf.end.fate is Fate.UNKNOWN for leaf in untouched):
+        return
+    # A DNS cache on the node has its Service's address itself, and no rule is asked.
+    if front.kind != NODE_PORT and view.own(scene.packet.destination) and not scene.failing:
         return
     found = proxies(scene, view)
     if not found:
