@@ -180,7 +180,12 @@ def _without_twins(held: tuple[Held, ...]) -> list[Held]:
         if each.whole:
             seen.add(key)
         chosen.append(each)
-    return chosen
+    # nft lists all tables of nf_tables in the order in which they were made, which says whose chain is called first.
+    made = {
+        (each.table.family, each.table.name): number
+        for number, each in enumerate(each for each in held if each.flavour is Flavour.NFTABLES)
+    }
+    return sorted(chosen, key=lambda each: made.get((each.table.family, each.table.name), -1))
 
 
 def _unknown(expressions: tuple[Expression, ...]) -> Iterable[str]:

@@ -139,6 +139,8 @@ class IndexedRuleset:
         self._fitting: dict[int, Fitting] = {}
         tables = [table for table in ruleset.tables if table.family in (None, family)]
         found = [(table, chain) for table in tables for chain in base_chains(table.chains)]
+        # Of equal priorities the youngest comes first (nf_hook_entries_grow), and dumps have the oldest first.
+        found.reverse()
         self._base = sorted(found, key=lambda pair: _call_order(pair[1]))
 
     def base_chains(self, hook: str, span: Span = EVERY) -> Iterator[tuple[Table, Chain]]:
