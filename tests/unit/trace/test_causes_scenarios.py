@@ -5,7 +5,7 @@ import pytest
 from narthex.apps.path.known import Known
 from narthex.apps.path.travel import Wish, travel
 from narthex.backends import BACKENDS
-from narthex.model.net import IPFamily, join_port
+from narthex.model.net import IPFamily, family_of, join_port
 from narthex.plan.planner import plan_once
 from narthex.sources.node.rules import Rules
 from narthex.testing.declared import as_declared
@@ -40,7 +40,9 @@ def test_only_what_does_not_arrive_has_a_cause(mode: str, scenario: Scenario) ->
     cluster, rules = snapshot(scenario), rules_of(scenario, mode)
     for flow in as_declared(scenario.flows_in(mode), BACKENDS[mode].deviations):
         packet, host = packet_of(scenario, flow), host_of(scenario, flow)
-        own = tuple(Address(each, 128 if ":" in each else 32, "eth0") for each in host.addresses)
+        # IPVS mode puts the Services' addresses on a link of its own.
+        bound = rules[family_of(flow.destination)].beside.bound
+        own = tuple(Address(each, 128 if ":" in each else 32, "eth0") for each in (*host.addresses, *sorted(bound)))
         view = NodeView(name=scenario.node_name, rules=rules, addresses=own)
         wish = Wish(
             source=flow.source, destination=f"{join_port(flow.destination, flow.port)}/{flow.protocol.lower}",
