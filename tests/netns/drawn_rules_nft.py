@@ -158,9 +158,15 @@ map drawn-endpoints {
 """
 
 
-def nft_script(cases):
-    """What `nft -f` reads for all cases: each hook finds a case by its source in a verdict map."""
-    lines = ["table inet drawn {", _SETS]
+def nft_scripts(cases):
+    """What `nft -f` reads for all cases, in tables of a few hundred: the kernel looks through a table's chains again and
+    again while it takes one in."""
+    return [nft_script(cases[at : at + 200], f"drawn-{at}") for at in range(0, len(cases), 200)]
+
+
+def nft_script(cases, table_name):
+    """One table: each hook finds a case by its source in a verdict map."""
+    lines = [f"table inet {table_name} {{", _SETS]
     for (table, hook), held in _by_hook(cases).items():
         for case in held:
             for chain, rules in reversed(list(case.tables[table, hook].items())):

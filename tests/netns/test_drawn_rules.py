@@ -16,7 +16,7 @@ from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.dump import read, together
 from narthex.netfilter.walk import HookWalk, Place
 from netns.drawn_rules import IPSETS, SaveCase, numbers, save_script
-from netns.drawn_rules_nft import NftCase, nft_script
+from netns.drawn_rules_nft import NftCase, nft_scripts
 from netns.packet_range import IIF, OIF, OWN, SENDERS, Range
 
 pytestmark = pytest.mark.kernel
@@ -111,7 +111,8 @@ def test_iptables(place, draw, tool):
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_nft(place, draw, form):
     cases = [NftCase(draw, number) for number in numbers(COUNT if form == "text" else COUNT // 4)]
-    run(["nft", "-f", "-"], stdin=nft_script(cases), namespace=place.node)
+    for script in nft_scripts(cases):
+        run(["nft", "-f", "-"], stdin=script, namespace=place.node)
     dump = read(run(["nft", *(["-j"] if form == "json" else []), "list", "ruleset"], namespace=place.node), form)
     assert not dump.problems and not dump.check()
     judge(place, cases, dump.of(IPFamily.IPV4), draw)
