@@ -162,9 +162,22 @@ def _end(
         masquerade=outcome.masquerade,
         rewriting=_rewriting(case, outcome, found, sender),
         route=route(outcome.endpoint[0] if outcome.endpoint else case.packet.destination) if goes_on else "",
-        note=outcome.note,
+        note=_note(outcome),
         steps=tuple(map(_met, outcome.steps)),
     )
+
+
+def _note(outcome: Outcome) -> str:
+    """Why it ends so; for what is not known, where it may end; and what was taken for granted."""
+    said = [outcome.note]
+    if outcome.may:
+        ways = (
+            disposition.value + (f" to {join_port(*endpoint)}" if endpoint else "")
+            for disposition, endpoint, _ in outcome.may
+        )
+        said.append(f"it may be {' or '.join(dict.fromkeys(ways))}")
+    said += (f"supposed: {text}" for text in outcome.supposing)
+    return "; ".join(filter(None, said))
 
 
 def _rewriting(
