@@ -1,9 +1,12 @@
 """Faults of a lab on request, and a history that is recorded while they happen."""
 
+import contextlib
+import http.client
 import json
 import socket
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -200,3 +203,37 @@ def test_a_history_is_recorded_and_replays_to_the_very_same_objects(cluster, tmp
     assert b"partition" not in file.read_bytes()
     assert b'"kind":"loss"' in file.read_bytes()
     cluster.kubectl("delete", "deployment/app", "service/app")
+
+
+def test_the_picture_of_a_lab(cluster):
+    """What the page of `lab ui` gets; the page itself is tried in tests/ui."""
+    words = [sys.executable, "-m", "narthex", "lab", "ui", "--name", cluster.name]
+    serving = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        address = urllib.parse.urlsplit(serving.stdout.readline().split()[1])
+        first, second = (http.client.HTTPConnection(address.hostname, address.port, timeout=60) for _ in range(2))
+        with contextlib.closing(first), contextlib.closing(second):
+            first.request("GET", f"/?{address.query}")
+            answer = first.getresponse()
+            answer.read()
+            cookie = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+            first.request("GET", "/events", headers=cookie)
+            events = first.getresponse()
+            told = {"picture": ""}
+            while "counts" not in told or "default/faraway" not in told["picture"]:
+                kind, data = (events.readline().decode().partition(": ")[2] for _ in range(2))
+                told[kind.strip()] = data
+                events.readline()
+            assert json.loads(told["counts"])["known"]
+            second.request("GET", "/path?from=client&to=default/web:8080", headers=cookie)
+            found = json.loads(second.getresponse().read())
+            assert {end["key"]: end["fraction"] for end in found["ends"]} == {
+                "default/neighbour": "1/2",
+                "default/faraway": "1/2",
+            }
+            assert found["rules"] == "read from the node"
+            events.close()
+    finally:
+        serving.terminate()
+        assert serving.wait(30) == 0
+        serving.stdout.close()
