@@ -1,9 +1,11 @@
-"""Answers to `exec`: the connection becomes a WebSocket, or SPDY for kubectl before 1.31, and carries a program's channels."""
+"""Answers to `exec`: the connection becomes a WebSocket and carries a program's channels."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+
+import msgspec
 
 from narthex.host.lab.connection import Connection
 from narthex.host.lab.conversation import converse
@@ -29,7 +31,15 @@ async def serve_exec(connection: Connection, pods: Pods | None, request: Request
             "this client asks for exec in a protocol that is not spoken here: use a newer kubectl (1.31), "
             "or `narthex lab exec`",
         )
-    process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, asked)
+    try:
+        process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, asked)
+    except ApiFault as fault:
+        # A refusal before the upgrade means to clients that they should try an older protocol.
+        carrier = _WebSocket(connection)
+        await connection.head(101, headers)
+        await carrier.send(websocket.ERROR, msgspec.json.encode(fault.status()))
+        await carrier.close()
+        return
     try:
         await connection.head(101, headers)
         await converse(_WebSocket(connection), process)

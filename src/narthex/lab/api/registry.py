@@ -62,8 +62,6 @@ class Registry:
         self._clock = clock
         self._entropy = entropy
         self._admit = admit
-        self._ending: set[str] = set()
-        """Namespaces whose objects are being deleted at this moment."""
         self._changed_kinds()
 
     @property
@@ -246,7 +244,7 @@ class Registry:
         self._changed_kinds(of.name)
         home = self.get("Namespace", "", key[0]) if key[0] else None
         if home is not None and home["metadata"].get("deletionTimestamp"):
-            self._end_namespace(home)
+            self._settle_namespace(key[0])
 
     def _end_namespace(self, held: Raw) -> Raw | None:
         """Delete what is in a namespace, and the namespace when nothing is. None: it is gone."""
@@ -256,21 +254,17 @@ class Registry:
             self.store.put(
                 "Namespace", {**held, "metadata": {**meta, "deletionTimestamp": self.stamp()}, "status": ending}
             )
-        if name in self._ending:
-            # What is deleted here asks for the same again.
-            return self.get("Namespace", "", name)
-        self._ending.add(name)
-        try:
-            for kind in self.kinds.values():
-                for (_, each), stored in self.store.entries(kind.name, name) if kind.namespaced else ():
-                    if not stored.raw["metadata"].get("deletionTimestamp"):
-                        self.delete(kind.name, name, each)
-        finally:
-            self._ending.discard(name)
-        if any(self.store.entries(kind.name, name) for kind in self.kinds.values() if kind.namespaced):
-            return self.get("Namespace", "", name)
-        self.store.delete("Namespace", "", name)
-        return None
+        for kind in self.kinds.values():
+            for (_, each), stored in self.store.entries(kind.name, name) if kind.namespaced else ():
+                if not stored.raw["metadata"].get("deletionTimestamp"):
+                    self.delete(kind.name, name, each)
+        self._settle_namespace(name)
+        return self.get("Namespace", "", name)
+
+    def _settle_namespace(self, name: str) -> None:
+        """A namespace that ends is gone when nothing is in it any more."""
+        if not any(self.store.entries(kind.name, name) for kind in self.kinds.values() if kind.namespaced):
+            self.store.delete("Namespace", "", name)
 
     def _changed_kinds(self, changed: str = "CustomResourceDefinition") -> None:
         if changed != "CustomResourceDefinition":
