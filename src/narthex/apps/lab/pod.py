@@ -89,8 +89,10 @@ class PodLife:
 
     @property
     def starting(self) -> bool:
-        """It has containers that are about to be started for the first time."""
-        return any(isinstance(each.state, Waiting) and each.last is None for each in self.facts.main)
+        """It has containers that are about to be started for the first time, and need not wait for others."""
+        return self.facts.initialized and any(
+            isinstance(each.state, Waiting) and each.last is None for each in self.facts.main
+        )
 
     # What there is to do.
 

@@ -74,7 +74,9 @@ _RETRY_SECONDS = 0.5
 _ERROR_PAUSE_SECONDS = 0.2
 _GATHER_SECONDS = 0.05
 """Changes closer together than this are reported together."""
-_SETTLE_SECONDS = 25.0
+_SETTLE_SECONDS = 50.0
+_FIRST_SECONDS = 180.0
+"""A hundred pods on a machine that is busy otherwise."""
 _POLL_SECONDS = 0.01
 _RESTS = 5.0
 """After a look it rests so many times as long as the look took."""
@@ -179,7 +181,7 @@ class LabProcess:
         self.kubelet.start()
         self.turn()
         self._node_processes.await_first()
-        self.settle()
+        self.settle(_FIRST_SECONDS)
         self._thread("events", self._telling.write)
         self._thread("faults", self.troubles.faults.run)
         self._thread("watch", self._watch)
@@ -274,11 +276,11 @@ class LabProcess:
 
     # When all is in force.
 
-    def settle(self) -> None:
+    def settle(self, patience: float = _SETTLE_SECONDS) -> None:
         """Return when the manifests are taken in, no pod comes or goes, the cluster knows of every dead node, and all nodes
         that run have written the present. Raises LabError."""
         self.turn()
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        deadline = time.monotonic() + patience
         calm = 0
         # Twice: what one has done another may have to look at.
         while calm < 2 and time.monotonic() < deadline:
