@@ -29,6 +29,9 @@ from narthex.plan.ir import Deviation, HealthCheck, Plan
 
 LARGE = 1000
 """Endpoints beyond which endpoint rules carry no comments (row 21.12)."""
+SMALL_AGAIN = 800
+"""Comments come back below so many: with or without them is all chains of all endpoints, which a cluster that swings about one
+number would have to rewrite at every change."""
 
 _LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
@@ -56,7 +59,8 @@ class IptablesBackend:
         """The rules for a plan. Fragments of unchanged Service ports are taken over from `previous`."""
         last = cast("_Rendering | None", previous.rendering) if previous else None
         endpoints = _count(plan, last)
-        frame = Frame(plan, commented=endpoints <= LARGE)
+        large = last is not None and not last.frame.commented
+        frame = Frame(plan, commented=endpoints <= (SMALL_AGAIN if large else LARGE))
         if previous is None or last is None or last.frame != frame:
             return _render_all(plan, frame, endpoints)
         return _render_changes(plan, previous, last, endpoints)
