@@ -145,8 +145,9 @@ class Passage:
         header = self._hooks.header(traveller)
         question = Question(destination=header.destination, source=header.source, iif=iif, mark=header.mark)
         found = look_up(self._view, question)
-        # Without a list of addresses, those of Services that IPVS has, and those that a person named, are known all the same.
-        if self._view.addresses is None and self._hooks.local(header.destination):
+        # Without routes or addresses, those of Services that IPVS has, and those that a person named, are known all the same.
+        unlisted = self._view.addresses is None or self._view.routes is None
+        if unlisted and self._hooks.local(header.destination):
             return Found(kind="local", evidence=("an address of this node",))
         return found
 

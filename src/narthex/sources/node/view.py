@@ -136,6 +136,7 @@ def _other_than_rules(view: NodeView, text: str) -> bool:
     anything."""
     if text.lstrip().startswith("[") and _json(view, text):
         return True
+    text = _without_rules(text)
     found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
     _add_routes(view, found_routes, found_policies)
     settings = settings_of(text)
@@ -145,6 +146,18 @@ def _other_than_rules(view: NodeView, text: str) -> bool:
     if connections:
         view.connections = ConnectionTable(text)
     return bool(found_routes or found_policies or settings or connections)
+
+
+def _without_rules(text: str) -> str:
+    """The text without lines that can only be rules: a dump has 200,000 of them, and each would be asked for all else."""
+    return "\n".join(
+        line
+        for line in text.split("\n")
+        if line
+        and line[0] not in "-:*#"
+        and (line[0] != "[" or "]" not in line[:24])
+        and (line[0] != "\t" or "nexthop" in line)
+    )
 
 
 def _add_routes(view: NodeView, found: Iterable[Route], policies: Iterable[PolicyRule]) -> None:

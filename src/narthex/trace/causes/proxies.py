@@ -41,7 +41,7 @@ def proxies(scene: Scene, view: NodeView) -> dict[str, str]:
         if table.name == "nat" and any(name.startswith("KUBE-SVC-") for name in table.chains):
             number = sum(name.startswith("KUBE-SVC-") for name in table.chains)
             found["iptables mode"] = f"table nat has chain KUBE-SERVICES and {number} chains KUBE-SVC-…"
-        if table.name == "nat" and any(chain.rules for name, chain in table.chains.items() if "KUBE-PORTALS" in name):
+        if table.name == "nat" and any(table.chains[name].rules for name in table.chains if "KUBE-PORTALS" in name):
             found["userspace mode"] = "table nat has rules in KUBE-PORTALS-…"
         if table.name in PROXY_TABLES and any(each.elements for each in table.sets.values() if each.data):
             who = "kube-proxy in nftables mode" if table.name == KUBE_PROXY_TABLE else "Narthex in nftables mode"
