@@ -1,24 +1,18 @@
-"""A Deployment is updated while clients call its Service, in each mode: no request fails. IPVS is shown in tests/uml."""
+"""A Deployment is updated while clients call its Service, in each mode: no request fails. For IPVS see tests/uml/test_ipvs_proxy.py."""
 
-import itertools
 import json
 import os
 import shutil
-import socket
 import sys
-import threading
 
 import pytest
 
-from narthex.host import netns
 from netns.lab_cluster import NEWEST, eventually, running
+from netns.requests_on_lab import Requests, ask
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("30.13")]
 
 MODES = {"nftables": "nftables", "iptables": "iptables", "iptables-legacy": "iptables", "userspace": "userspace"}
-PATIENCE = 30.0
-PAUSE = 0.01
-
 WEB = """\
 apiVersion: apps/v1
 kind: Deployment
@@ -45,56 +39,6 @@ spec:
   selector: {app: web}
   ports: [{port: 80, targetPort: http, nodePort: 30080}]
 """
-
-
-class Requests:
-    """Requests over HTTP, each on a connection of its own, from several places in turn; what fails is written down."""
-
-    def __init__(self, ways):
-        """`ways`: network namespace, address and port of each."""
-        self._ways = itertools.cycle(ways)
-        self.answered = {}
-        """Who answered, and how often."""
-        self.failures = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ended.set()
-        self._thread.join()
-
-    @property
-    def made(self):
-        return sum(self.answered.values()) + len(self.failures)
-
-    def _go_on(self):
-        while not self._ended.wait(PAUSE):
-            namespace, address, port = next(self._ways)
-            try:
-                pod = ask(namespace, address, port)
-                self.answered[pod] = self.answered.get(pod, 0) + 1
-            except OSError as error:
-                self.failures.append(f"{namespace} to {address}:{port}: {error!r}")
-
-
-def ask(namespace, address, port):
-    """The name of the pod that answers. Raises OSError."""
-    with netns.entered(namespace):
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    with sock:
-        sock.settimeout(PATIENCE)
-        sock.connect((address, port))
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n")
-        answer = b""
-        while part := sock.recv(65536):
-            answer += part
-    if not answer.startswith(b"HTTP/1.1 200 ") or b" on node-" not in answer:
-        raise ConnectionError(f"answered {answer!r}")
-    return answer.decode().splitlines()[-1].split()[0]
 
 
 @pytest.fixture(params=MODES)

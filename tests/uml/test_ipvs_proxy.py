@@ -15,6 +15,7 @@ from narthex.host.run import run
 from narthex.model.net import Protocol
 from narthex.netfilter import ipvsadm
 from narthex.testing.load import Line, Load, until
+from netns.requests_on_lab import Requests, ask
 from netns.small_cluster import CLUSTER_IP, HERE, NODE_IP, SOURCE, THERE, SmallCluster, service, slices
 
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]
@@ -221,7 +222,10 @@ metadata: {name: web}
 spec:
   replicas: 3
   selector: {matchLabels: {app: web}}
-  template: {metadata: {labels: {app: web}}, spec: {containers: [{name: c, ports: [{containerPort: 8080}]}]}}
+  strategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: c, image: "web:1", ports: [{containerPort: 8080}]}]}
 ---
 apiVersion: v1
 kind: Service
@@ -234,7 +238,9 @@ spec:
 """
 
 
+@pytest.mark.row("30.13")
 def test_a_lab_in_mode_ipvs(tmp_path):
+    """All addresses of its nodes answer, and no request fails while a Deployment is updated."""
     (tmp_path / "web.yaml").write_text(DEPLOYMENT)
     name = f"nxu-{os.getpid()}"
     command = [sys.executable, "-m", "narthex", "lab"]
@@ -246,11 +252,30 @@ def test_a_lab_in_mode_ipvs(tmp_path):
         found = lab.open_lab(name)
         for node in found.nodes:
             for address in node.addresses:
-                host = f"[{address}]" if ":" in address else address
-                asked = ["curl", "-s", "-m", "5", f"http://{host}:30001/"]
-                until(lambda asked=asked: "web-" in run(asked, namespace=found.outside), f"an answer of {address}")
+                until(lambda to=address: answers(found.outside, to), f"an answer of {address}")
+        before = {pod.name for pod in found.pods}
+        ways = [(found.outside, address, 30001) for node in found.nodes for address in node.addresses]
+        with Requests(ways, pause=PAUSE) as load:
+            (tmp_path / "web.yaml").write_text(DEPLOYMENT.replace("web:1", "web:2"))
+            until(lambda: (after := ready(name)) and not before & after and len(after) == 3, "other pods", 180)
+            until(lambda: ready(name) <= set(load.answered), "an answer of each new pod", 180)
+        assert load.failures == []
     finally:
         subprocess.run([*command, "down", "--name", name], env=environment, capture_output=True, timeout=60, check=True)
+
+
+def answers(namespace, address):
+    """Whether anybody does."""
+    try:
+        return bool(ask(namespace, address, 30001))
+    except OSError:
+        return False
+
+
+def ready(name):
+    """Names of the pods there are, when all of them are ready and none goes away."""
+    pods = lab.open_lab(name).pods
+    return {pod.name for pod in pods} if all(pod.ready and not pod.terminating for pod in pods) else set()
 
 
 def test_scenarios_by_command():
