@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
     "argv",
     [
         ["nft_load.py", "--rounds", "2", "--changes", "50"],
-        ["one_change.py", "--changes", "60"],
+        ["one_change.py", "--changes", "60", "--mode", "nftables"],
         ["connect.py", "--connections", "300"],
         ["cost_model.py"],
     ],

@@ -233,3 +233,35 @@ def test_a_lab_whose_node_cannot_start_says_why_and_leaves_nothing(tmp_path):
     assert done.returncode == 1
     assert "the process of node-1 ended (status 1):\n(it said nothing)" in done.stderr
     assert left_of(name) == []
+
+
+def test_a_node_that_crashes_at_its_start_is_started_again(tmp_path):
+    """Here the first process of each node ends by a fault, as those of C libraries do."""
+    name = fresh_name("g")
+    program = f"""
+import os, signal, sys
+from narthex.apps.lab import node_process
+real = node_process.be_a_node
+def be_a_node(control, order, files):
+    try:
+        os.mkdir({str(tmp_path)!r} + "/" + node_process.msgspec.json.decode(order, type=node_process.NodeOrder).namespace)
+    except FileExistsError:
+        real(control, order, files)
+    os.kill(os.getpid(), signal.SIGSEGV)
+node_process.be_a_node = be_a_node
+sys.argv[1:] = ["lab", "up", {str(tmp_path / "manifests")!r}, "--name", {name!r}, "--nodes", "2"]
+from narthex.cli import main
+main()
+"""
+    (tmp_path / "manifests").mkdir()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert '"healthy":true' in narthex("status", "--name", name, "-o", "json").replace(" ", "")
+        log = (StateDirectory(name).logs / "node-1.log").read_text()
+        assert "the process ended (SIGSEGV); the lab starts another one" in log
+    finally:
+        narthex("down", "--name", name)
+    assert left_of(name) == []

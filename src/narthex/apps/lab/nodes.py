@@ -37,6 +37,8 @@ class Nodes:
         self._forks = forks
         self._orders: dict[str, NodeOrder] = {}
         self._processes: dict[str, NodeProcess] = {}
+        self._crashed: set[str] = set()
+        """Names of those that a signal has ended while all were waited for."""
 
     def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
         """Start all of them. `announce`: they answer for load balancers' addresses. Raises OSError."""
@@ -59,6 +61,12 @@ class Nodes:
             self._orders[node.name] = NodeOrder(node.namespace, str(log), arguments)
             records += self._begin(node.name)
         return tuple(records)
+
+    @property
+    def records(self) -> tuple[NodeRecord, ...]:
+        """Of the present processes."""
+        held = ((name, process.identity) for name, process in self._processes.items())
+        return tuple(NodeRecord(node=name, process=identity) for name, identity in held if identity is not None)
 
     def _begin(self, name: str) -> list[NodeRecord]:
         process = self._processes[name] = NodeProcess(self._forks, self._orders[name])
@@ -142,13 +150,24 @@ class Nodes:
         while waiting := [node for node in waiting if not done(node)]:
             for node in waiting:
                 status = self._processes[node.name].poll()
-                if status is not None:
+                if status is not None and not self._begin_again(node.name, status):
                     raise LabError(f"the process of {node.name} ended ({_how(status)}):\n{self._last_words(node.name)}")
             if time.monotonic() > deadline:
                 name = waiting[0].name
                 raise LabError(f"{name} {what_not} after {patience:.0f} s:\n{self._last_words(name)}")
             # To ask takes the nodes' time, of which they have little now.
             time.sleep(_POLL_SECONDS * (1 + len(waiting)))
+
+    def _begin_again(self, name: str, status: int) -> bool:
+        """Start another process in the place of one that has crashed, as a DaemonSet does; once. What the first one said stays in
+        its log. False when it was no crash, or not the first."""
+        if status >= 0 or name in self._crashed:
+            return False
+        self._crashed.add(name)
+        with (self._directory.logs / f"{name}.log").open("a") as log:
+            log.write(f"the process ended ({_how(status)}); the lab starts another one\n")
+        self._begin(name)
+        return True
 
     def _last_words(self, node: str) -> str:
         log = (self._directory.logs / f"{node}.log").read_text(errors="replace")

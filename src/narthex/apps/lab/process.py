@@ -181,6 +181,7 @@ class LabProcess:
         self.kubelet.start()
         self.turn()
         self._node_processes.await_first()
+        self.state = msgspec.structs.replace(self.state, processes=self._node_processes.records)
         self.settle(_FIRST_SECONDS)
         self._thread("events", self._telling.write)
         self._thread("faults", self.troubles.faults.run)
