@@ -6,6 +6,7 @@ nothing but jump to one of ours. The rest is never written: `--noflush` leaves w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -25,6 +26,9 @@ _TO_FIREWALL = Rule((Jump(names.FIREWALL),))
 
 Place = tuple[str, str]
 """Table and chain."""
+
+_BLOCK_LINES = 4096
+"""Some 400 kB: the tool has enough to do while the next is made."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,14 +157,26 @@ def needs_look(changes: XtablesChanges) -> bool:
     return changes.replace or changes.jumps is not None or names.FIREWALL in touched
 
 
-def restore_inputs(changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False) -> list[str]:
-    """The texts to restore one after the other; mostly one. `in_pieces`: loads of many chains are cut up, which helps
-    iptables on nf_tables and harms the legacy one, where each restore copies the whole table."""
+def restore_series(
+    changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False
+) -> Iterator[Iterator[str]]:
+    """What to restore, one after the other, each in blocks as `restore_blocks` gives them; mostly one. `in_pieces`: loads of
+    many chains are cut up, which helps iptables on nf_tables and harms the legacy one, where each restore copies the whole
+    table."""
     early = pieces(changes.written.get("nat", {})) if in_pieces else []
-    texts = [restore_input(XtablesChanges(family=changes.family, written={"nat": piece})) for piece in early]
+    each = [XtablesChanges(family=changes.family, written={"nat": piece}) for piece in early]
     if early:
         changes = _without(changes, {chain for piece in early for chain in piece}, found)
-    return [text for text in (*texts, restore_input(changes, found)) if text]
+    for part, looked in (*((piece, None) for piece in each), (changes, found)):
+        blocks = restore_blocks(part, looked)
+        first = next(blocks, "")
+        if first:
+            yield itertools.chain((first,), blocks)
+
+
+def restore_inputs(changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False) -> list[str]:
+    """The same as whole texts."""
+    return ["".join(blocks) for blocks in restore_series(changes, found, in_pieces=in_pieces)]
 
 
 def _without(changes: XtablesChanges, early: set[str], found: Found | None) -> XtablesChanges:
@@ -177,40 +193,50 @@ def _without(changes: XtablesChanges, early: set[str], found: Found | None) -> X
 
 
 def restore_input(changes: XtablesChanges, found: Found | None = None) -> str:
-    """The text for `iptables-restore --noflush`; empty when nothing is to be done.
+    """The text for `iptables-restore --noflush`; empty when nothing is to be done."""
+    return "".join(restore_blocks(changes, found))
+
+
+def restore_blocks(changes: XtablesChanges, found: Found | None = None) -> Iterator[str]:
+    """That text in blocks of whole lines, each made when it is asked for, so that the tool may read meanwhile.
 
     Within a table: chains are made or emptied, jumps set right, rules written, and unused chains removed at the end,
     when nothing refers to them any more (row 21.11). `found` must be given when `needs_look` says so.
     """
     assert found is not None or not needs_look(changes)
-    lines: list[str] = []
     for table in names.OWN_TABLES:
-        body = _table_lines(table, changes, found)
-        if body:
-            lines += (f"*{table}", *body, "COMMIT")
-    return "\n".join([*lines, ""]) if lines else ""
+        lines = _table_lines(table, changes, found)
+        block = list(itertools.islice(lines, _BLOCK_LINES))
+        if not block:
+            continue
+        yield f"*{table}\n"
+        while block:
+            yield "\n".join((*block, ""))
+            block = list(itertools.islice(lines, _BLOCK_LINES))
+        yield "COMMIT\n"
 
 
-def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> list[str]:
+def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> Iterator[str]:
     written = changes.written.get(table, {})
     removed: Iterable[str] = changes.removed.get(table, ())
     if found is not None:
         if changes.replace:
-            removed = sorted(chain for chain in found.own[table] if chain not in written)
-        removed = [chain for chain in removed if (table, chain) not in found.kept]
+            removed = sorted(name for name in found.own[table] if name not in written)
+        removed = [name for name in removed if (table, name) not in found.kept]
         if table == "filter" and found.shared_firewall:
-            removed = [chain for chain in removed if chain != names.FIREWALL]
+            removed = [name for name in removed if name != names.FIREWALL]
     shared = _shared_lines(table, written, found)
     if shared is not None:
-        written = {chain: rules for chain, rules in written.items() if chain != names.FIREWALL}
-    lines = [f":{chain} - [0:0]" for chain in chain_words((*written, *removed))]
+        written = {name: rules for name, rules in written.items() if name != names.FIREWALL}
+    for name in chain_words((*written, *removed)):
+        yield f":{name} - [0:0]"
     if changes.jumps is not None and found is not None:
-        lines += _jump_lines(table, changes, found)
-    lines += shared or ()
-    for chain, rules in written.items():
-        lines += chain_lines(chain, rules, changes.family)
-    lines += (f"-X {chain}" for chain in removed)
-    return lines
+        yield from _jump_lines(table, changes, found)
+    yield from shared or ()
+    for name, rules in written.items():
+        yield from chain_lines(name, rules, changes.family)
+    for name in removed:
+        yield f"-X {name}"
 
 
 def _shared_lines(table: str, written: Mapping[str, Rules], found: Found | None) -> list[str] | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import narthex
 from narthex.host import netns
+
+_PIPE_BYTES = 1 << 20
+"""With the usual 64 kB two programs take turns at every few hundred lines."""
 
 Started = subprocess.Popen
 """The handle of a program that stays."""
@@ -95,3 +100,63 @@ def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, t
     if done.returncode != 0:
         raise CommandError(argv, done.returncode, done.stderr or done.stdout)
     return done.stdout
+
+
+def feed(argv: Sequence[str], blocks: Iterable[str], *, namespace: str | None = None, timeout: float = 300) -> str:
+    """Run a program that reads a long text, whose blocks are made while it reads; returns what it printed.
+
+    Raises what `run` raises, and what the making of a block raises: then the program is ended before the end of its input.
+    """
+    with _memory("printed") as printed, _memory("complained") as complained:
+        with netns.entered(namespace):
+            program = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=printed, stderr=complained)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            program.kill()
+
+        watch = threading.Timer(timeout, end)
+        watch.daemon = True
+        watch.start()
+        try:
+            _write(program, blocks)
+            status = program.wait()
+        except BaseException:
+            program.kill()
+            program.wait()
+            raise
+        finally:
+            watch.cancel()
+        if late.is_set():
+            raise TimeoutExpired(argv, timeout)
+        if status != 0:
+            raise CommandError(argv, status, _text(complained) or _text(printed))
+        return _text(printed)
+
+
+def _write(program: Started[bytes], blocks: Iterable[str]) -> None:
+    """Give it its input. One that does not want the rest says by its status why."""
+    pipe = program.stdin
+    if pipe is None:
+        raise ValueError("the program has no pipe for its input")
+    with suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    with suppress(BrokenPipeError), pipe:
+        for block in blocks:
+            pipe.write(block.encode())
+            pipe.flush()
+
+
+@contextmanager
+def _memory(name: str) -> Iterator[int]:
+    """A file in memory: unlike a pipe, nobody has to read it while it is written."""
+    file = os.memfd_create(name)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _text(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from narthex.backends import iptables_names as names
 from narthex.backends.base import ApplyError
 from narthex.backends.iptables_frame import ROUTE_LOCALNET
 from narthex.backends.iptables_rules import Sysctl, XtablesChanges, XtablesRules
-from narthex.backends.iptables_script import Found, find, needs_look, restore_inputs
+from narthex.backends.iptables_script import Found, find, needs_look, restore_series
 from narthex.host import netns
-from narthex.host.run import CommandError, TimeoutExpired, run
+from narthex.host.run import CommandError, TimeoutExpired, feed, run
 from narthex.host.variants import default_variant
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Unprintable
@@ -68,11 +70,10 @@ class IptablesTarget:
         elif names.FIREWALL in changes.removed.get("filter", ()):
             self._guarded = False
         try:
-            scripts = restore_inputs(changes, found, in_pieces=self._in_pieces)
+            for blocks in restore_series(changes, found, in_pieces=self._in_pieces):
+                self._restore(blocks)
         except Unprintable as error:
             raise ApplyError(f"iptables rules could not be written down: {error}") from error
-        for script in scripts:
-            self._restore(script)
         # Only now: route_localnet without its guard would let neighbours reach this node's loopback.
         for path, value in changes.sysctls:
             self._set(path, value)
@@ -91,19 +92,24 @@ class IptablesTarget:
         except SaveTextError as error:
             raise ApplyError(f"{self._command}-save printed what cannot be read: {error}") from error
 
-    def _restore(self, script: str) -> None:
-        try:
-            self._run([f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS], script)
-        except ApplyError as error:
-            raise ApplyError(f"{error}{_quoted_line(script, str(error))}") from error
+    def _restore(self, blocks: Iterator[str]) -> None:
+        given: list[str] = []
 
-    def _run(self, argv: list[str], stdin: str = "") -> str:
+        def noted() -> Iterator[str]:
+            for block in blocks:
+                given.append(block)
+                yield block
+
+        argv = [f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS]
         try:
-            return run(argv, stdin=stdin, namespace=self._namespace, timeout=_MOST_SECONDS)
-        except FileNotFoundError as error:
-            raise ApplyError(f"{error.filename or argv[0]} is not there: is iptables installed?") from error
-        except (CommandError, TimeoutExpired) as error:
-            raise ApplyError(str(error)) from error
+            with _told(argv):
+                feed(argv, noted(), namespace=self._namespace, timeout=_MOST_SECONDS)
+        except ApplyError as error:
+            raise ApplyError(f"{error}{_quoted_line(''.join(given), str(error))}") from error
+
+    def _run(self, argv: list[str]) -> str:
+        with _told(argv):
+            return run(argv, namespace=self._namespace, timeout=_MOST_SECONDS)
 
     def _in_force(self) -> tuple[Sysctl, ...]:
         if self._family is not IPFamily.IPV4:
@@ -120,6 +126,17 @@ class IptablesTarget:
                     setting.write_text(value)
         except OSError as error:
             raise ApplyError(f"could not set {path} to {value}: {error}") from error
+
+
+@contextmanager
+def _told(argv: list[str]) -> Iterator[None]:
+    """What goes wrong with a program, as an ApplyError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ApplyError(f"{error.filename or argv[0]} is not there: is iptables installed?") from error
+    except (CommandError, TimeoutExpired) as error:
+        raise ApplyError(str(error)) from error
 
 
 def _quoted_line(script: str, said: str) -> str:
