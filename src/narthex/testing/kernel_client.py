@@ -118,6 +118,14 @@ class Client:
             self.socket.send(self._first(self._to[1]) if self.protocol is Protocol.SCTP else self._token)
         self.look()
 
+    def excuse(self) -> bool:
+        """Forget a refusal by ICMP that is no port's: a kernel that has only just been wired has no route for a moment, and what
+        lasts comes again. False when it counts: it is a port's, or TCP's, which does not send once more."""
+        if self.protocol is Protocol.TCP or self.refusal in ("port unreachable", "refused"):
+            return False
+        self.refusal = ""
+        return True
+
     def _first(self, port: int) -> bytes:
         source_port = 32768 + int.from_bytes(self._token[:2], "big") % 28000
         return sctp_packet(source_port, port, 0, 1, int.from_bytes(self._token, "big"))

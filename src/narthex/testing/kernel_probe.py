@@ -119,6 +119,7 @@ class Ears:
             client = self._send(call, stack)
             deadline = time.monotonic() + patience
             again = time.monotonic() + _AGAIN
+            excused = False
             while True:
                 result = self._result(client)
                 now = time.monotonic()
@@ -128,7 +129,11 @@ class Ears:
                 if client.refusal and not result.arrivals:
                     # The refusal may be read before the packet's arrival, though it never happens before it.
                     self._listen(_SETTLE)
-                    return self._result(client)
+                    result = self._result(client)
+                    if excused or result.arrivals or not client.excuse():
+                        return result
+                    excused = True
+                    continue
                 if now >= again and not result.arrivals:
                     client.send_again()
                     again = now + _AGAIN

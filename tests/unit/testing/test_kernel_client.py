@@ -1,7 +1,9 @@
 """SCTP written by hand."""
 
+import pytest
+
 from narthex.model.net import Protocol
-from narthex.testing.kernel_client import crc32c, first_packet, sctp_packet
+from narthex.testing.kernel_client import Client, crc32c, first_packet, sctp_packet
 
 
 def test_checksum_known_answers():
@@ -22,3 +24,20 @@ def test_only_a_syn_is_a_first_packet():
     for flags, first in ((0x02, True), (0x12, False), (0x10, False), (0x04, False), (0xC2, True)):
         head[13] = flags
         assert (first_packet(bytes(head), Protocol.TCP) is not None) is first
+
+
+@pytest.mark.parametrize(
+    ("protocol", "refusal", "excused"),
+    [
+        (Protocol.UDP, "ICMP type 1 code 0", True),
+        (Protocol.UDP, "port unreachable", False),
+        (Protocol.UDP, "refused", False),
+        (Protocol.TCP, "No route to host", False),
+    ],
+)
+def test_only_what_no_port_says_is_asked_again(protocol, refusal, excused):
+    client = Client("127.0.0.1", "127.0.0.1", 9, protocol)
+    with client.socket:
+        client.refusal = refusal
+        assert client.excuse() is excused
+        assert client.refusal == ("" if excused else refusal)
