@@ -4,8 +4,8 @@
 
 First load: from the objects in memory (Store, plan, render, diff, apply: the proxy's own `FamilySync`), beside the bare tool
 that is given the same lines: `nft -f`, `iptables-restore`. One change: one endpoint more or less, from event to commit, beside the
-bare tool with the same elements or lines. In mode userspace there is no such tool; its relay opens a port for each Service
-port. IPVS needs a kernel that has it: see benchmarks/ipvs.py. Needs root. Works in network namespaces of its own.
+bare tool with the same elements or lines. In modes userspace and ipvs there is no such tool: a relay opens a port for each
+Service port, and a virtual server is a message for itself. Mode ipvs is measured where the kernel has it. Needs root. Works in network namespaces of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from frame.cluster import FAMILY, TARGETS, fresh, quiet, slice_of, store_of, sync_of
+from frame.cluster import FAMILY, TARGETS, WITHOUT_TOOL, fresh, here, quiet, slice_of, store_of, sync_of
 from frame.report import Report, Row, Table, parser
 from narthex.backends import BACKENDS
 from narthex.backends.iptables_script import find, restore_inputs
@@ -26,10 +26,10 @@ from narthex.model.events import Upsert
 from narthex.state.store import Store
 
 SIZES = ((100, 1), (100, 10), (1000, 1), (1000, 10), (1000, 100), (5000, 10), (20_000, 2), (44_000, 1), (50_000, 2))
-LARGEST = {"nftables": 100_000, "iptables-nft": 50_000, "iptables-legacy": 50_000, "userspace": 10_000}
+LARGEST = {"nftables": 100_000, "iptables-nft": 50_000, "iptables-legacy": 50_000, "userspace": 10_000, "ipvs": 50_000}
 """Endpoints of the largest size in each mode; a larger one takes longer than anybody wants to wait."""
 QUICK_SIZES = ((100, 1), (1000, 10))
-CHANGES = {"nftables": 200, "iptables-nft": 30, "iptables-legacy": 10, "userspace": 20}
+CHANGES = {"nftables": 200, "iptables-nft": 30, "iptables-legacy": 10, "userspace": 20, "ipvs": 30}
 LOAD_RATIO = {"nftables": 1.5, "iptables-nft": 1.3, "iptables-legacy": 1.3}
 """Of the kernel's part in mode nftables, of the whole in the others, from 5,000 endpoints on: below, a millisecond counts."""
 LOAD_SECONDS = {("nftables", 44_000, 1): 2.0}
@@ -46,9 +46,9 @@ def main() -> int:
     asked = options.parse_args()
     sizes = [tuple(map(int, each.split("x"))) for each in asked.size or ()] or (QUICK_SIZES if asked.quick else SIZES)
     report = Report("cold_sync", asked)
-    for mode in asked.mode or TARGETS:
+    for mode in asked.mode or here():
         fitting = [(s, e) for s, e in sizes if s * e <= LARGEST[mode]]
-        bare = "no tool" if mode == "userspace" else "nft -f" if mode == "nftables" else f"{mode}-restore"
+        bare = "no tool" if mode in WITHOUT_TOOL else "nft -f" if mode == "nftables" else f"{mode}-restore"
         load = report.table(f"First load, {mode}", unit="s", floor=bare, axis="endpoints")
         measured = [_load(load, mode, s, e, asked.rounds) for s, e in fitting]
         change = report.table(f"One endpoint changes, {mode}", unit="ms", floor=bare, axis="endpoints")
@@ -74,7 +74,7 @@ def _load(table: Table, mode: str, services: int, endpoints: int, rounds: int) -
                 changes = _changes(mode, namespace, sync, store, services, endpoints)
             if hasattr(target, "close"):
                 target.close()
-        if mode != "userspace":
+        if mode not in WITHOUT_TOOL:
             with fresh("bare") as namespace:
                 bare.append(_bare_load(mode, namespace, sync.rules, done.changes))
         del sync, target, done
@@ -113,7 +113,7 @@ def _changes(
         done = sync.sync(store.snapshot, store.take_changed())
         latencies.append((time.perf_counter() - start) * 1e3)
         assert done.wrote, "the change wrote nothing"
-    floor = [_bare_change(mode, namespace, done) * 1e3 for _ in range(5)] if done and mode != "userspace" else []
+    floor = [_bare_change(mode, namespace, done) * 1e3 for _ in range(5)] if done and mode not in WITHOUT_TOOL else []
     return latencies, floor
 
 

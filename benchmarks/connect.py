@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from frame.cluster import LAST, TARGETS, store_with_last, sync_of
+from frame.cluster import LAST, TARGETS, here, store_with_last, sync_of
 from frame.path import CALLER, ENDPOINTS, FAR, NODE, SHORT, Endpoints, world
 from frame.report import Report, Row, Table, parser
 from narthex.host import netns
@@ -27,6 +27,7 @@ SIZES = {
     "iptables-nft": (1, 100, 1000, 5000),
     "iptables-legacy": (1, 100, 1000, 5000),
     "userspace": (1, 100, 1000),
+    "ipvs": (1, 100, 1000, 5000),
 }
 QUICK_SIZES = (1, 1000)
 BAR_US = 10.0
@@ -41,7 +42,7 @@ def main() -> int:
     asked = options.parse_args()
     count = asked.connections or (1000 if asked.quick else 3000)
     report = Report("connect", asked)
-    modes = asked.mode or (["nftables"] if asked.quick else list(TARGETS))
+    modes = asked.mode or (["nftables"] if asked.quick else here())
     for mode in modes:
         table = report.table(f"Connect, {mode}", unit="us", floor="direct routing", axis="Services")
         more = [(size, _size(table, mode, size, count)) for size in (QUICK_SIZES if asked.quick else SIZES[mode])]
@@ -65,7 +66,7 @@ def _size(table: Table, mode: str, services: int, count: int) -> float:
         direct, through = _in_turns((ENDPOINTS[0], SHORT), (LAST, 80), count)
         ends.end()
         ends.join()
-        if hasattr(target, "clean") and mode == "userspace":
+        if mode == "userspace":
             target.clean()
         if hasattr(target, "close"):
             target.close()

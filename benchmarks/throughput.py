@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from frame.cluster import LAST, TARGETS, store_with_last, sync_of
+from frame.cluster import LAST, TARGETS, here, store_with_last, sync_of
 from frame.path import BULK, ENDPOINTS, FAR, NODE, Endpoints, bulk, world
 from frame.report import Report, parser
 from narthex.host import netns
@@ -31,7 +31,7 @@ def main() -> int:
     megabytes = asked.megabytes or (1000 if asked.quick else 4000)
     report = Report("throughput", asked)
     table = report.table(f"One TCP stream, {services:,} Services", unit="MB/s", floor="direct routing")
-    for mode in asked.mode or TARGETS:
+    for mode in asked.mode or here():
         direct, through = _mode(mode, services, megabytes, asked.rounds)
         floor = table.row(f"{mode}: direct", direct)
         bar = RATIO if mode != "userspace" else None

@@ -16,6 +16,8 @@ from narthex.apps.proxy.sync import FamilySync
 from narthex.backends import BACKENDS
 from narthex.host import netns
 from narthex.host.clock import SystemClock
+from narthex.host.ipvs import IpvsTarget
+from narthex.host.ipvs_kernel import NoIpvsError, connect
 from narthex.host.nft import NftablesTarget
 from narthex.host.userspace import UserspaceTarget
 from narthex.host.xtables import IptablesTarget
@@ -33,8 +35,21 @@ TARGETS: dict[str, Callable[[str], Any]] = {
     "iptables-nft": lambda namespace: IptablesTarget(FAMILY, namespace),
     "iptables-legacy": lambda namespace: IptablesTarget(FAMILY, namespace, legacy=True),
     "userspace": lambda namespace: UserspaceTarget(FAMILY, namespace),
+    "ipvs": lambda namespace: IpvsTarget(FAMILY, namespace),
 }
 """By mode, and flavour where there are two."""
+WITHOUT_TOOL = ("userspace", "ipvs")
+"""Modes whose state no one program of the kernel's takes in: there is no floor."""
+
+
+def here() -> list[str]:
+    """Those that this machine's kernel has; what it lacks is said."""
+    try:
+        connect().close()
+    except NoIpvsError as error:
+        print(f"mode ipvs is left out: {error}")
+        return [mode for mode in TARGETS if mode != "ipvs"]
+    return list(TARGETS)
 
 
 def slice_of(number: int, endpoints: int) -> EndpointSlice:

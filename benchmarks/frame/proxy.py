@@ -14,11 +14,11 @@ from narthex.testing.build import NODE
 
 
 class Proxy:
-    """`narthex proxy` as a process of its own, in the namespace of the calling thread."""
+    """`narthex proxy` (or `node`, which has it as its part) as a process of its own, in the namespace of the calling thread."""
 
-    def __init__(self, url: str, mode: str) -> None:
+    def __init__(self, url: str, mode: str, program: str = "proxy") -> None:
         self.started = time.time()
-        argv = [sys.executable, "-m", "narthex", "proxy", "--master", url, "--hostname-override", NODE]
+        argv = [sys.executable, "-m", "narthex", program, "--master", url, "--hostname-override", NODE]
         argv += ["--proxy-mode", mode, "--cluster-cidr", "10.64.0.0/12", "--v", "2", "--healthz-bind-address", ""]
         argv += ["--metrics-bind-address", "127.0.0.1:10249"]
         self._process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
