@@ -17,8 +17,8 @@ import sys
 import time
 from typing import Any
 
-from frame.cluster import LAST, TARGETS, here, store_with_last, sync_of
-from frame.path import CALLER, ENDPOINTS, FAR, NODE, SHORT, Endpoints, world
+from frame.cluster import LAST, TARGETS, here
+from frame.path import CALLER, ENDPOINTS, SHORT, leading
 from frame.report import Report, Row, Table, parser
 from narthex.host import netns
 
@@ -56,20 +56,8 @@ def main() -> int:
 
 def _size(table: Table, mode: str, services: int, count: int) -> float:
     """Rows of one size; microseconds that the Service's way takes more."""
-    with world():
-        ends = Endpoints(FAR)
-        ends.start()
-        sync, target = sync_of(mode, NODE)
-        store = store_with_last(services, ENDPOINTS[0], SHORT)
-        with netns.entered(NODE):
-            sync.sync(store.snapshot, None)
+    with leading(mode, services, SHORT):
         direct, through = _in_turns((ENDPOINTS[0], SHORT), (LAST, 80), count)
-        ends.end()
-        ends.join()
-        if mode == "userspace":
-            target.clean()
-        if hasattr(target, "close"):
-            target.close()
     floor = table.row(f"{services:,} Services, direct", direct, size=services, series="direct")
     row: Row = table.row(f"{services:,} Services, through one", through, floor=floor, size=services, series="through")
     return row.median - floor.median

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import sys
 
-from frame.cluster import LAST, TARGETS, here, store_with_last, sync_of
-from frame.path import BULK, ENDPOINTS, FAR, NODE, Endpoints, bulk, world
+from frame.cluster import LAST, TARGETS, here
+from frame.path import BULK, ENDPOINTS, bulk, leading
 from frame.report import Report, parser
-from narthex.host import netns
 
 RATIO = 0.8
 
@@ -42,22 +41,10 @@ def main() -> int:
 def _mode(mode: str, services: int, megabytes: int, rounds: int) -> tuple[list[float], list[float]]:
     """Megabytes a second, direct and through a Service, in turns."""
     direct, through = [], []
-    with world():
-        ends = Endpoints(FAR)
-        ends.start()
-        sync, target = sync_of(mode, NODE)
-        store = store_with_last(services, ENDPOINTS[0], BULK)
-        with netns.entered(NODE):
-            sync.sync(store.snapshot, None)
+    with leading(mode, services, BULK):
         for _ in range(rounds):
             direct.append(bulk((ENDPOINTS[0], BULK), megabytes))
             through.append(bulk((LAST, 80), megabytes))
-        ends.end()
-        ends.join()
-        if mode == "userspace":
-            target.clean()
-        if hasattr(target, "close"):
-            target.close()
     return direct, through
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from frame.cluster import store_with_last, sync_of
 from narthex.host import netns
 from narthex.host.run import run
 
@@ -107,3 +108,21 @@ def bulk(where: tuple[str, int], megabytes: int) -> float:
         while left > 0:
             left -= sock.recv_into(buffer)
         return megabytes / (time.perf_counter() - start)
+
+
+@contextmanager
+def leading(mode: str, services: int, port: int) -> Iterator[None]:
+    """The world, with a mode's rules on the node: so many Services, of which LAST leads to this port of the first endpoint."""
+    with world():
+        ends = Endpoints(FAR)
+        ends.start()
+        sync, target = sync_of(mode, NODE)
+        with netns.entered(NODE):
+            sync.sync(store_with_last(services, ENDPOINTS[0], port).snapshot, None)
+        yield
+        ends.end()
+        ends.join()
+        if mode == "userspace":
+            target.clean()
+        if hasattr(target, "close"):
+            target.close()

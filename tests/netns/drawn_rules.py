@@ -3,6 +3,8 @@
 Only what the walk understands is drawn, and nothing whose outcome depends on more than the packet and chance.
 """
 
+from abc import ABC, abstractmethod
+
 from netns.packet_range import IIF, OIF, OWN, Shot
 
 PORTS = (53, 80, 443, 1000, 8080)
@@ -28,7 +30,7 @@ def drawn_shot(draw, number):
     return Shot(source_of(number), to, protocol, draw.choice(PORTS), draw.choice((1024, 2000, 40000)))
 
 
-class Case:
+class Case(ABC):
     """One rule set: lines by table, with chains of its own; the hooks' chains lead there by the packet's source."""
 
     def __init__(self, draw, number):
@@ -47,8 +49,9 @@ class Case:
             rules = [self._rule(draw, table, hook, chains[at + 1 :]) for _ in range(draw.randint(1, 4))]
             self.tables.setdefault((table, hook), {})[chain] = rules
 
+    @abstractmethod
     def _rule(self, draw, table, hook, further):
-        raise NotImplementedError
+        """A rule of a chain that may lead to the `further` ones."""
 
     def first(self, table, hook):
         """The chain that the hook leads to, None when the case has nothing there."""

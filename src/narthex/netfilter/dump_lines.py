@@ -119,17 +119,7 @@ class _Reader:
     def _save(self, number: int) -> int:
         family = self._family_of(number + 1)
         found = xtables_index.index(self._lines, number, family, self._flavour is Flavour.LEGACY)
-        self._problems += (Problem(self._origin, line, said) for line, said in found.troubles)
-        self._held.append(
-            Held(
-                table=found.table,
-                flavour=self._flavour,
-                origin=self._origin,
-                line=number + 1,
-                rules=found.rules,
-            )
-        )
-        return found.next
+        return self._hold(number, found, self._flavour)
 
     def _listing(self, number: int) -> int:
         listing = Listing(self._lines, number, self._command, self._family_of(number))
@@ -140,16 +130,14 @@ class _Reader:
 
     def _nft(self, number: int) -> int:
         found = nft_index.index(self._lines, number)
+        return self._hold(number, found, Flavour.NFTABLES)
+
+    def _hold(self, number: int, found: xtables_index.Found | nft_index.Found, flavour: Flavour) -> int:
+        """Keep a table that begins in a line, with what is wrong in it; the line behind it."""
         self._problems += (Problem(self._origin, line, said) for line, said in found.troubles)
         if found.table is not None:
             self._held.append(
-                Held(
-                    table=found.table,
-                    flavour=Flavour.NFTABLES,
-                    origin=self._origin,
-                    line=number + 1,
-                    rules=found.rules,
-                )
+                Held(table=found.table, flavour=flavour, origin=self._origin, line=number + 1, rules=found.rules)
             )
         return found.next
 

@@ -7,6 +7,7 @@ holds the two together.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import overload
 
@@ -19,13 +20,13 @@ class LazyRules(Sequence[Rule]):
 
     __slots__ = ()
 
+    @abstractmethod
     def made(self) -> tuple[Rule, ...]:
         """The rules."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lines(self, chain: str, family: IPFamily) -> list[str]:
         """The `-A` lines as `xtables_print.chain_lines` has them; `chain` is checked already. Raises Unprintable."""
-        raise NotImplementedError
 
     @overload
     def __getitem__(self, index: int) -> Rule: ...

@@ -13,7 +13,6 @@ from narthex.model.objects import Node, Service
 from narthex.plan.claims import Claims
 from narthex.plan.decide import Context, decide, health_check
 from narthex.plan.ir import (
-    Frontend,
     HealthCheck,
     Lineage,
     NodePorts,
@@ -298,11 +297,3 @@ def _service_cidrs(snapshot: Snapshot, family: IPFamily) -> tuple[str, ...]:
     return tuple(
         sorted({cidr for each in snapshot.service_cidrs.values() for cidr in each.cidrs if family_of(cidr) is family})
     )
-
-
-def frontends_of(plan: Plan) -> Iterable[tuple[ServicePlan, Frontend]]:
-    """All frontends of a plan, ordered by Service port name."""
-    for name in sorted(plan.services, key=lambda name: name.sort_key):
-        service = plan.services[name]
-        for frontend in service.frontends:
-            yield service, frontend

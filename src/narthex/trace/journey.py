@@ -250,4 +250,4 @@ def as_data(journey: Journey) -> dict[str, Any]:
 def _fraction(value: object) -> object:
     if isinstance(value, Fraction):
         return str(value)
-    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} has no JSON form")

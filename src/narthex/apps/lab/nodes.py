@@ -19,7 +19,7 @@ from narthex.lab.pod_network import NONE
 from narthex.lab.topology import LabNode
 
 _FIRST_SECONDS = 60.0
-_SYNC_SECONDS = 25.0
+_ANSWER_SECONDS = 25.0
 _POLL_SECONDS = 0.01
 _SYNC_PERIOD = "100ms"
 
@@ -111,15 +111,6 @@ class Nodes:
         """Whether all that run have written what has changed at this moment (seconds since 1970)."""
         return all(synced_since(node.namespace, moment) for node in self._running)
 
-    def await_sync(self, moment: float) -> None:
-        """Return when all that run have written what has changed at this moment (seconds since 1970). Raises LabError."""
-        self._await(
-            lambda node: synced_since(node.namespace, moment),
-            _SYNC_SECONDS,
-            "has not taken the change in",
-            self._running,
-        )
-
     def await_answers(self, addresses: frozenset[str]) -> None:
         """Return when all that run know of these addresses, and one answers for each that any node can answer for. Raises
         LabError."""
@@ -132,7 +123,7 @@ class Nodes:
             turns = {ip for entry in entries for ip, each in entry.items() if each.turn and ip in addresses}
             return all(any(entry[ip].answers for entry in entries) for ip in turns)
 
-        self._await(settled, _SYNC_SECONDS, "sees nobody answer for a load balancer's address", self._running[:1])
+        self._await(settled, _ANSWER_SECONDS, "sees nobody answer for a load balancer's address", self._running[:1])
 
     @property
     def _running(self) -> list[LabNode]:

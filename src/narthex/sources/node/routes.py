@@ -278,14 +278,6 @@ def _policy_word(word: str, value: str) -> dict[str, Any]:
     }
 
 
-def default_policies(family: IPFamily) -> tuple[PolicyRule, ...]:
-    """What the kernel has before anybody adds one."""
-    return tuple(
-        PolicyRule(family=family, priority=priority, table=table, text=f"{priority}: from all lookup {table}")
-        for table, priority in _PRIORITIES.items()
-    )
-
-
 def of_family(routes: Iterable[Route], family: IPFamily) -> tuple[Route, ...]:
     """Those of one family."""
     return tuple(route for route in routes if family_of(route.destination) is family)
