@@ -11,13 +11,14 @@ import msgspec
 
 from narthex.apps.inputs import InputError
 from narthex.apps.path.checking import compare, status
+from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import options, output_option, source_options, wishes_of
 from narthex.cli.sources import node_options, views_of
 from narthex.plan.show import visible
 from narthex.trace.check import Report
 
 
-@click.command()
+@click.command(cls=AnswersByStatus)
 @source_options
 @node_options
 @options

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from narthex.backends import BACKENDS
+from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, output_option, source_options
 from narthex.plan.show import visible
 from narthex.sources.node.tar import BundleError, read_bundle
@@ -18,7 +19,7 @@ from narthex.trace.difference import Difference, Differences, differences, rules
 from narthex.trace.views import Address, NodeView
 
 
-@click.command()
+@click.command(cls=AnswersByStatus)
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @source_options
