@@ -9,6 +9,10 @@ import click
 CANNOT_TELL = 2
 
 
+class _CannotTell(click.ClickException):
+    exit_code = CANNOT_TELL
+
+
 class AnswersByStatus(click.Command):
     """Ends with CANNOT_TELL where another command would end with 1."""
 
@@ -16,6 +20,8 @@ class AnswersByStatus(click.Command):
         """As usual, but for the status of errors."""
         try:
             return super().invoke(ctx)
-        except click.ClickException as error:
-            error.exit_code = CANNOT_TELL
+        except click.UsageError:
+            # That is 2 already, and shows how the command is called.
             raise
+        except click.ClickException as error:
+            raise _CannotTell(error.format_message()) from error
