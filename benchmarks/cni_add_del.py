@@ -31,6 +31,8 @@ from narthex.apps.cni.install import install
 from narthex.host import links, netns
 
 PREFIX = f"ncb{os.getpid()}"
+GROWTH = 1.1
+"""An ADD with pods kept may take so many times as long, without what the kernel's part takes more."""
 FLOOR = "kernel alone, by ip"
 
 
@@ -152,12 +154,13 @@ def show(report: Report, found: dict[str, dict[bool, Times]], pods: int) -> None
                 if name != "reference":
                     bar = 1.0 if name.startswith("narthex") else None
                     table.row(name, _ms(both[full][place]), floor=base, most_ratio=bar)
-    table = report.table(f"What {pods} pods kept add to an ADD", unit="ms")
+    table = report.table(f"ADD with {pods} pods kept beside none, without the kernel's part", unit="times")
     add = {name: [statistics.median(both[full][0]) for full in (False, True)] for name, both in found.items()}
     kernel = max(0.0, add[FLOOR][1] - add[FLOOR][0])
     for name, (without, kept) in add.items():
-        told = f"{kept / without:.2f} times as long, {(kept - kernel) / without:.2f} without the kernel's part"
-        table.row(name, (kept - without) * 1e3, note=told)
+        bar = GROWTH if name.startswith("narthex") else None
+        told = f"{(kept - without) * 1e3:.1f} ms more, the kernel's part among them"
+        table.row(name, (kept - kernel) / without, most=bar, note=told)
 
 
 def _ms(seconds: list[float]) -> list[float]:
