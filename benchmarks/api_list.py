@@ -27,10 +27,10 @@ from typing import NamedTuple
 from frame.proxy import Proxy
 from frame.report import Report, Table, parser
 from frame.server import Server
-from narthex.host import netns
-from narthex.sources.kube.access import Access
-from narthex.sources.kube.resources import ENDPOINT_SLICES, SERVICES, of_a_proxy
-from narthex.sources.kube.source import KubeSource
+from narthex.kube.access import Access
+from narthex.kube.resources import ENDPOINT_SLICES, SERVICES, of_a_proxy
+from narthex.kube.source import KubeSource
+from narthex.linux import namespaces as netns
 from narthex.testing.build import NODE
 
 LIST_BAR, BURST_BAR = 2.0, 1.0

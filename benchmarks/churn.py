@@ -17,8 +17,8 @@ import time
 from frame.proxy import Proxy
 from frame.report import Report, parser
 from frame.server import Server
-from narthex.host import netns
-from narthex.host.run import run
+from narthex.linux import namespaces as netns
+from narthex.linux.run import run
 
 RATE = 100
 HOUR = 36_000

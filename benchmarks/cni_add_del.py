@@ -27,8 +27,9 @@ from typing import Any
 import msgspec
 
 from frame.report import Report, parser
-from narthex.apps.cni.install import install
-from narthex.host import links, netns
+from narthex.cni.program.install import install
+from narthex.linux import links
+from narthex.linux import namespaces as netns
 
 PREFIX = f"ncb{os.getpid()}"
 GROWTH = 1.1

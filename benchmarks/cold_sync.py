@@ -19,11 +19,11 @@ from typing import Any
 
 from frame.cluster import FAMILY, TARGETS, WITHOUT_TOOL, fresh, here, quiet, slice_of, store_of, sync_of
 from frame.report import Report, Row, Table, parser
-from narthex.backends import BACKENDS
-from narthex.backends.iptables_script import find, restore_inputs
-from narthex.host.run import run
+from narthex.linux.run import run
 from narthex.model.events import Upsert
-from narthex.state.store import Store
+from narthex.model.store import Store
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.iptables.script import find, restore_inputs
 
 SIZES = ((100, 1), (100, 10), (1000, 1), (1000, 10), (1000, 100), (5000, 10), (20_000, 2), (44_000, 1), (50_000, 2))
 LARGEST = {"nftables": 100_000, "iptables-nft": 50_000, "iptables-legacy": 50_000, "userspace": 10_000, "ipvs": 50_000}

@@ -20,7 +20,7 @@ from typing import Any
 from frame.cluster import LAST, TARGETS, here
 from frame.path import CALLER, ENDPOINTS, SHORT, leading
 from frame.report import Report, Row, Table, parser
-from narthex.host import netns
+from narthex.linux import namespaces as netns
 
 SIZES = {
     "nftables": (1, 100, 1000, 5000, 20_000),

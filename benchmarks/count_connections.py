@@ -15,15 +15,15 @@ from typing import Any
 
 from frame.cluster import FAMILY, events, fresh
 from frame.report import Report, Table, parser
-from narthex.apps.proxy.connections import Connections
-from narthex.apps.proxy.metrics import Metrics
-from narthex.backends import BACKENDS
-from narthex.host.clock import SystemClock
-from narthex.host.counters import reader_for
-from narthex.host.targets import target_for
 from narthex.model.events import Upsert
-from narthex.plan.ir import Plan
-from narthex.sources.proxy_configuration import OwnConfiguration
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.kernel.counters import reader_for
+from narthex.proxy.kernel.targets import target_for
+from narthex.proxy.plan.ir import Plan
+from narthex.proxy.program.connections import Connections
+from narthex.proxy.program.metrics import Metrics
+from narthex.runtime.clock import SystemClock
+from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import plan
 
 SERIES = (10_000, 1_000_000)

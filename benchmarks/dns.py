@@ -33,10 +33,10 @@ from typing import NamedTuple
 import msgspec
 
 from frame.report import Report, parser
-from narthex.host import netns
-from narthex.host.run import run
+from narthex.linux import namespaces as netns
+from narthex.linux.run import run
 from narthex.model.objects import EndpointSlice, Service
-from narthex.testing.apiserver import ApiServer
+from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 CLIENTS = 8

@@ -2,7 +2,7 @@
 
     sudo python benchmarks/failover.py [--quick] [--rounds 10] [--json FILE]
 
-Nodes, a switch and a client are network namespaces; see `narthex.testing.segment`. Needs root.
+Nodes, a switch and a client are network namespaces; see `narthex.testing.kernel.segment`. Needs root.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from frame.report import Report, parser
+from narthex.testing.kernel.segment import VIP, VIP_SIX, Segment, Stream
 from narthex.testing.load import until
-from narthex.testing.segment import VIP, VIP_SIX, Segment, Stream
 
 NODES = ("a", "b", "c")
 

@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 
 from frame.report import Report, Row, parser
-from narthex.apps.lab.network import make_network
-from narthex.host import links, netns
-from narthex.host.run import with_package
 from narthex.lab import topology
+from narthex.lab.program.network import make_network
+from narthex.linux import links
+from narthex.linux import namespaces as netns
+from narthex.linux.run import with_package
 
 NAME = f"ncb{os.getpid()}"
 SIZES = ((3, 12, 2.0), (10, 100, 8.0))

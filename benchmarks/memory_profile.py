@@ -19,14 +19,14 @@ import msgspec
 
 from frame.report import Report, parser
 from frame.server import endpoint_slice, service
-from narthex.backends import BACKENDS
+from narthex.kube.cache import Holdings
 from narthex.lab.encode import encode
-from narthex.model.decode import shape_of
+from narthex.model.decode.objects import shape_of
 from narthex.model.events import Synced, Upsert
 from narthex.model.net import IPFamily
-from narthex.plan.planner import Planner
-from narthex.sources.kube.holdings import Holdings
-from narthex.state.store import Store
+from narthex.model.store import Store
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.plan.planner import Planner
 from narthex.testing.build import CONFIG, node
 
 MORE = 10

@@ -21,12 +21,12 @@ from immutables import Map
 
 from frame.cluster import FAMILY, fresh
 from frame.report import Report, parser
-from narthex.backends.nftables import NftablesBackend
-from narthex.host.nft import NftablesTarget
-from narthex.host.run import run
+from narthex.linux.run import run
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import Protocol
-from narthex.plan.ir import (
+from narthex.proxy.backends.nftables.backend import NftablesBackend
+from narthex.proxy.kernel.nftables import NftablesTarget
+from narthex.proxy.plan.ir import (
     Endpoint,
     Forward,
     Frontend,

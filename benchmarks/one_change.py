@@ -19,11 +19,11 @@ import msgspec
 
 from frame.cluster import fresh, slice_of, store_of, sync_of
 from frame.report import Report, parser
-from narthex.apps.proxy.written import written
-from narthex.backends.iptables_script import restore_input
-from narthex.host.run import run
+from narthex.linux.run import run
 from narthex.model.events import Upsert
-from narthex.netfilter.nft_print import element_text
+from narthex.netfilter.nft.print import element_text
+from narthex.proxy.backends.iptables.script import restore_input
+from narthex.proxy.program.written import written
 
 BARS = {"nftables": (1.0, 10.0), "iptables-nft": (500.0, 500.0), "iptables-legacy": (500.0, 500.0)}
 """p50 and p99 in ms."""

@@ -22,13 +22,13 @@ from collections.abc import Callable
 
 from frame.path import BULK, ENDPOINTS, FAR, NODE, SHORT, Endpoints, bulk, connect, world
 from frame.report import Report, parser
-from narthex.backends.userspace import UserspaceBackend
-from narthex.host import netns
-from narthex.host.relay import Relay
-from narthex.host.relay_process import RelayProcess, Setup
-from narthex.host.relay_wire import Entry, Order
-from narthex.host.userspace import UserspaceTarget
+from narthex.linux import namespaces as netns
 from narthex.model.net import IPFamily
+from narthex.proxy.backends.userspace.backend import UserspaceBackend
+from narthex.proxy.kernel.userspace import UserspaceTarget
+from narthex.proxy.relay.process import RelayProcess, Setup
+from narthex.proxy.relay.relay import Relay
+from narthex.proxy.relay.wire import Entry, Order
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 DEAD = "10.64.2.99"

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from narthex.apps.lab import labs
-from narthex.apps.lab.state import LabError, LabState
-from narthex.host.run import CommandError, run
+from narthex.lab.program import labs
+from narthex.lab.program.state import LabError, LabState
+from narthex.linux.run import CommandError, run
 
 MANIFESTS = Path(__file__).parents[1] / "examples" / "hello-world"
 DEPLOYMENT = "hello-world-deployment"

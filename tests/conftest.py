@@ -3,12 +3,12 @@
 import gc
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from coverage_table import note_rows, write
+from tests.coverage_table import note_rows, write
 
 settings.register_profile(
     "narthex", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -50,13 +50,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs root: run `sudo make test`"))
 
 
+_TURNS = {"uml": 4, "kernel": 1, "laws": 2}
+
+
 def _turn(item):
     """Those that wait for silences first, while the other kernel (tests/uml) is at work; then other long ones, so that at
     the end nobody waits for one. What that kernel told by then is passed on last."""
-    folder = item.path.relative_to(HERE).parts[0]
-    if folder == "netns" and item.path.stem == "test_scenarios":
+    folders = item.path.relative_to(HERE).parts
+    if item.path.stem == "test_scenarios" and "kernel" in folders:
         return 0
-    return {"netns": 1, "laws": 2, "uml": 4}.get(folder, 3)
+    return next((turn for folder, turn in _TURNS.items() if folder in folders), 3)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -74,3 +77,17 @@ def pytest_terminal_summary(terminalreporter):
         for why in dict.fromkeys(value for _, value in again):
             names = [name for name, value in again if value == why]
             terminalreporter.write_line(f"for {len(names)} tests, {names[0]} the first:\n{why}")
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """Compare a text with a file under tests/golden; `UPDATE_GOLDEN=1` writes it instead."""
+
+    def check(name: str, text: str) -> None:
+        path = HERE / "golden" / name
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{name} differs; look at the change, then run with UPDATE_GOLDEN=1"
+
+    return check

@@ -11,7 +11,7 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-from narthex.backends import BACKENDS
+from narthex.proxy.backends import BACKENDS
 from narthex.testing.scenario import Scenario
 
 HERE = Path(__file__).parent

@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narthex.apps.proxy.sync import FamilySync
-from narthex.backends import BACKENDS
-from narthex.host import netns
-from narthex.host.clock import SystemClock
-from narthex.host.ipvs import IpvsTarget
-from narthex.host.ipvs_kernel import NoIpvsError, connect
-from narthex.host.nft import NftablesTarget
-from narthex.host.userspace import UserspaceTarget
-from narthex.host.xtables import IptablesTarget
+from narthex.linux import namespaces as netns
 from narthex.model.events import Synced, Upsert
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointSlice
-from narthex.plan.planner import Planner
-from narthex.state.store import Store
+from narthex.model.store import Store
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.kernel.iptables import IptablesTarget
+from narthex.proxy.kernel.ipvs.kernel import NoIpvsError, connect
+from narthex.proxy.kernel.ipvs.target import IpvsTarget
+from narthex.proxy.kernel.nftables import NftablesTarget
+from narthex.proxy.kernel.userspace import UserspaceTarget
+from narthex.proxy.plan.planner import Planner
+from narthex.proxy.program.sync import FamilySync
+from narthex.runtime.clock import SystemClock
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
 
 FAMILY = IPFamily.IPV4

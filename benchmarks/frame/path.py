@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from frame.cluster import store_with_last, sync_of
-from narthex.host import netns
-from narthex.host.run import run
+from narthex.linux import namespaces as netns
+from narthex.linux.run import run
 
 CALLER, NODE, FAR = (f"nxbench-{os.getpid()}-{name}" for name in ("call", "node", "far"))
 ENDPOINTS = ["10.64.2.10", "10.64.2.11"]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uml.machine import Machine, MachineError
+from tests.uml.machine import Machine, MachineError
 
 REPORTS = "NARTHEX_UML_REPORTS"
 """Names the file that reports are written to; set inside."""

@@ -14,8 +14,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-
-from uml.boots import REPORTS, Boots
+from tests.uml.boots import REPORTS, Boots
 
 HERE = Path(__file__).parent
 INSIDE = REPORTS in os.environ

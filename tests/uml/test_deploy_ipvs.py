@@ -1,11 +1,11 @@
 """Mode ipvs in the DaemonSet's container, with the patch that it needs."""
 
 import pytest
+from tests.deploy.kernel.test_deploy import addressed, assert_nothing_refused, deployed
+from tests.lab.kernel.container import pod, terminate, with_patch
+from tests.proxy.kernel.small_cluster import CLUSTER_IP
 
-from narthex.host.run import run
-from netns.container import pod, terminate, with_patch
-from netns.small_cluster import CLUSTER_IP
-from netns.test_deploy import addressed, assert_nothing_refused, deployed
+from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
 

@@ -1,10 +1,9 @@
 """Clients of UDP in mode ipvs: they leave an endpoint that is gone, and nobody else is touched."""
 
 import pytest
-
-from netns.conntrack_network import NEW, OLD, UDP, Network, objects
-from netns.small_cluster import SmallCluster
-from netns.test_conntrack import clients
+from tests.proxy.kernel.conntrack_network import NEW, OLD, UDP, Network, objects
+from tests.proxy.kernel.small_cluster import SmallCluster
+from tests.proxy.kernel.test_conntrack import clients
 
 
 @pytest.fixture

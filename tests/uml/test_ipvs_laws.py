@@ -4,14 +4,14 @@ import os
 
 import pytest
 from hypothesis import Phase, given, settings
+from tests.proxy.kernel.test_backend_kernel_laws import TURNS, plans
 
-from narthex.backends.ipvs import IpvsBackend
-from narthex.host import netns
-from narthex.host.ipvs import IpvsTarget
+from narthex.linux import namespaces as netns
 from narthex.model.net import IPFamily
+from narthex.proxy.backends.ipvs.backend import IpvsBackend
+from narthex.proxy.kernel.ipvs.target import IpvsTarget
 from narthex.testing import strategies as some
 from narthex.testing.build import CONFIG
-from netns.test_backend_kernel_laws import TURNS, plans
 
 DRAWN = (Phase.explicit, Phase.reuse, Phase.generate)
 """Without shrinking: an example takes seconds on this kernel."""

@@ -7,16 +7,28 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.lab.kernel.requests_on_lab import Requests, ask
+from tests.proxy.kernel.small_cluster import (
+    CLUSTER_IP,
+    HERE,
+    NODE_IP,
+    SOURCE,
+    THERE,
+    SmallCluster,
+    service,
+    slices,
+)
 
-from narthex.apps.lab import labs as lab
-from narthex.backends.ipvs_names import LINK, SETS
-from narthex.host import ipset, ipvs_kernel, ipvs_link, netns
-from narthex.host.run import run
+from narthex.lab.program import labs as lab
+from narthex.linux import ipset
+from narthex.linux import namespaces as netns
+from narthex.linux.run import run
 from narthex.model.net import Protocol
-from narthex.netfilter import ipvsadm
+from narthex.netfilter.ipvs import save as ipvsadm
+from narthex.proxy.backends.ipvs.names import LINK, SETS
+from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
+from narthex.proxy.kernel.ipvs import link as ipvs_link
 from narthex.testing.load import Line, Load, until
-from netns.requests_on_lab import Requests, ask
-from netns.small_cluster import CLUSTER_IP, HERE, NODE_IP, SOURCE, THERE, SmallCluster, service, slices
 
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]
 HELD = 24

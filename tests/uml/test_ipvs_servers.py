@@ -5,15 +5,16 @@ import os
 import msgspec
 import pytest
 
-from narthex.backends.base import ApplyError
-from narthex.backends.ipvs_rules import RealChanges
-from narthex.host import ipvs_kernel, netns
-from narthex.host.ipvs_servers import IpvsServers
-from narthex.host.run import run
+from narthex.linux import namespaces as netns
+from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter import ipvsadm
-from narthex.netfilter.ipvs import RealServer, VirtualServer
-from narthex.netfilter.ipvs_netlink import Timeouts
+from narthex.netfilter.binary.ipvs import Timeouts
+from narthex.netfilter.ipvs import save as ipvsadm
+from narthex.netfilter.ipvs.servers import RealServer, VirtualServer
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.backends.ipvs.rules import RealChanges
+from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
+from narthex.proxy.kernel.ipvs.servers import IpvsServers
 
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "dh", "sh", "sed", "nq", "mh", "fo", "ovf")
 

@@ -7,16 +7,18 @@ import struct
 
 import pytest
 
-from narthex.backends.ipvs import IpvsBackend
-from narthex.backends.ipvs_names import LINK, SETS
-from narthex.host import genetlink, ipset, ipvs_link, links, netns, run, sysctls
-from narthex.host.ipvs import IpvsTarget
-from narthex.host.privileges import kernel_release
-from narthex.host.run import run as command
+from narthex.linux import genetlink, ipset, links, run, sysctls
+from narthex.linux import namespaces as netns
+from narthex.linux.privileges import kernel_release
+from narthex.linux.run import run as command
 from narthex.model.net import IPFamily
 from narthex.model.objects import ServicePort
-from narthex.netfilter import ipvsadm
-from narthex.plan.kernel_settings import for_mode
+from narthex.netfilter.ipvs import save as ipvsadm
+from narthex.proxy.backends.ipvs.backend import IpvsBackend
+from narthex.proxy.backends.ipvs.names import LINK, SETS
+from narthex.proxy.kernel.ipvs import link as ipvs_link
+from narthex.proxy.kernel.ipvs.target import IpvsTarget
+from narthex.proxy.plan.kernel_settings import for_mode
 from narthex.testing import build
 from narthex.testing.load import Answers, Line, Way, until
 

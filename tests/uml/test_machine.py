@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from narthex.host.run import run
+from narthex.linux.run import run
 
 
 def test_another_kernel_with_ip_vs():

@@ -6,11 +6,11 @@ import itertools
 from pathlib import Path
 
 import pytest
+from tests.scenario_files import SCENARIOS
 
-from narthex.testing import kernel
 from narthex.testing.findings import print_said
+from narthex.testing.kernel import witness as kernel
 from narthex.testing.runner import Request, hear_all
-from scenario_files import SCENARIOS
 
 MODE = "ipvs"
 CASES = [

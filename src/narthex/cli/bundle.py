@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from narthex.cli.sources import no_namespace
-from narthex.plan.show import visible
-from narthex.trace.layout import TAKEN, Table
+from narthex.proxy.plan.show import visible
+from narthex.trace.node.layout import TAKEN, Table
 
 
 @click.command()
@@ -43,10 +43,10 @@ def command(
         narthex bundle -o node-1.tgz --kubeconfig ~/.kube/config
         narthex bundle --script | ssh root@node-1 sh > node-1.tgz
     """
-    from narthex.apps.path.bundle import intended, take
+    from narthex.trace.program.bundle import intended, take
 
     if script:
-        from narthex.trace.script import script as script_text
+        from narthex.trace.node.script import script as script_text
 
         click.echo(script_text(), nl=False)
         return
@@ -62,7 +62,7 @@ def command(
     if output == "json":
         _show(gathered.table, output)
         return
-    from narthex.host import bundle_file
+    from narthex.trace.program import bundle_writing as bundle_file
 
     try:
         if output == "-":

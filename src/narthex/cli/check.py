@@ -9,13 +9,13 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.apps.inputs import InputError
-from narthex.apps.path.checking import compare, status
 from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import options, output_option, source_options, wishes_of
 from narthex.cli.sources import node_options, views_of
-from narthex.plan.show import visible
-from narthex.trace.check import Report
+from narthex.proxy.plan.show import visible
+from narthex.proxy.program.inputs import InputError
+from narthex.trace.program.checking import compare, status
+from narthex.trace.reports.check import Report
 
 
 @click.command(cls=AnswersByStatus)

@@ -16,9 +16,9 @@ def command(output: str) -> None:
     Stop the node proxy first. Rules of others stay as they are, and so do kubelet's. Exit status 1 when something
     could not be removed.
     """
-    from narthex.apps.logs import printable
-    from narthex.apps.proxy.cleanup import CleanupError, clean_up, described, to_builtins
-    from narthex.host.clock import SystemClock
+    from narthex.proxy.program.cleanup import CleanupError, clean_up, described, to_builtins
+    from narthex.runtime.clock import SystemClock
+    from narthex.runtime.logs import printable
 
     try:
         outcome = clean_up(SystemClock())

@@ -34,8 +34,8 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
 
     A configuration that is there is left alone.
     """
-    from narthex.apps.cni import install
-    from narthex.cni.address import network
+    from narthex.cni.program import install
+    from narthex.linux.packed_addresses import network
 
     try:
         given = network(subnet)
@@ -63,8 +63,8 @@ def agent(socket: str, state_dir: str) -> None:
 
     Without it the plugins do the same work themselves, only slower. Rules that somebody removes are put back.
     """
-    from narthex.apps.cni.agent import Agent
-    from narthex.apps.signals import ended_by_signal
+    from narthex.cni.program.agent import Agent
+    from narthex.runtime.signals import ended_by_signal
 
     service = Agent(socket, state_dir)
     try:

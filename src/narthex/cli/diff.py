@@ -9,14 +9,14 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.backends import BACKENDS
 from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, output_option, source_options
-from narthex.plan.show import visible
-from narthex.sources.node.tar import BundleError, read_bundle
-from narthex.sources.node.view import view_of_bundle, view_of_files
-from narthex.trace.difference import Difference, Differences, differences, rules_in_text
-from narthex.trace.views import Address, NodeView
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.plan.show import visible
+from narthex.trace.follow.views import Address, NodeView
+from narthex.trace.node.view import view_of_bundle, view_of_files
+from narthex.trace.program.bundle_reading import BundleError, read_bundle
+from narthex.trace.reports.difference import Difference, Differences, differences, rules_in_text
 
 
 @click.command(cls=AnswersByStatus)

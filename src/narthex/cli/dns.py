@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from narthex.apps.dns.start import Flags
+    from narthex.dns.program.start import Flags
 
 
 @click.command("dns", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -83,9 +83,9 @@ def command(
     Answers over UDP and TCP until SIGTERM or SIGINT, out of what an API server or MANIFESTS hold. It takes the Corefile of a
     CoreDNS; without one, it serves the cluster's zone with the settings that kubeadm uses.
     """
-    from narthex.apps import logs
-    from narthex.apps.dns.listeners import ListenError
-    from narthex.apps.dns.start import Configuration, Flags, SourceError, serve
+    from narthex.dns.program.listeners import ListenError
+    from narthex.dns.program.start import Configuration, Flags, SourceError, serve
+    from narthex.runtime import logs
 
     if conf is not None and (zones or listen or upstreams):
         raise click.UsageError("--zone, --listen and --forward say what a Corefile says: give --conf alone")
@@ -113,7 +113,7 @@ def _as_data(conf: Path | None, flags: Flags) -> None:
     """Print what a check finds as JSON, and end with status 1 when the Corefile cannot be used."""
     import msgspec
 
-    from narthex.apps.dns.check import check
+    from narthex.dns.program.check import check
 
     found = check(conf, flags)
     click.echo(msgspec.json.format(msgspec.json.encode(found)))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from narthex.cli.proxy_flags import with_flags
+from narthex.cli.proxy.flags import with_flags
 
 if TYPE_CHECKING:
-    from narthex.apps.proxy.reload import ConfigurationFile
-    from narthex.apps.proxy.settings import Settings
-    from narthex.apps.proxy.start import Origin
+    from narthex.proxy.program.reload import ConfigurationFile
+    from narthex.proxy.program.settings import Settings
+    from narthex.proxy.program.start import Origin
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -50,10 +50,10 @@ def with_source(command: Callable[..., Any]) -> Callable[..., Any]:
 def begin(given: Mapping[str, Any], config: Path | None) -> tuple[Settings, ConfigurationFile | None]:
     """Settings by fields that were given and by a file, and that file, to be followed. From here on there is a log; it
     has the warnings. Raises SettingsError."""
-    from narthex.apps import logs
-    from narthex.apps.machine import check_machine
-    from narthex.apps.proxy.reload import ConfigurationFile
-    from narthex.apps.proxy.settings import settings
+    from narthex.proxy.program.machine import check_machine
+    from narthex.proxy.program.reload import ConfigurationFile
+    from narthex.proxy.program.settings import settings
+    from narthex.runtime import logs
 
     def read() -> Settings:
         return settings(given, config, os.uname().nodename)
@@ -78,16 +78,16 @@ def source(told: Settings, manifests: Path | None, master: str) -> Callable[[], 
 
 
 def _directory(manifests: Path) -> Origin:
-    from narthex.apps.proxy.start import Origin
-    from narthex.sources.manifests import ManifestSource
+    from narthex.kube.manifests import ManifestSource
+    from narthex.proxy.program.start import Origin
 
     return Origin(ManifestSource(manifests))
 
 
 def _api_server(told: Settings, master: str) -> Origin:
-    from narthex.apps.proxy.api_server import api_origin
-    from narthex.host.clock import SystemClock
-    from narthex.sources.kube.access import Access
+    from narthex.kube.access import Access
+    from narthex.proxy.program.api_server import api_origin
+    from narthex.runtime.clock import SystemClock
 
     access = Access(connection=told.client, master=master)
     return api_origin(access, told.node.node_name, told.config_sync_period, SystemClock().wall)

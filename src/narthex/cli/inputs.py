@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from narthex.apps.inputs import Cluster, InputError, Inputs, Wishes, read_cluster, read_server, view
+from narthex.proxy.program.inputs import Cluster, InputError, Inputs, Wishes, read_cluster, read_server, view
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -72,7 +72,7 @@ output_option = click.option("-o", "--output", type=click.Choice(["text", "json"
 
 
 def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    from narthex.backends import BACKENDS
+    from narthex.proxy.backends import BACKENDS
 
     if value not in BACKENDS and (value or param.required):
         raise click.BadParameter(f"{value!r} is none of {', '.join(BACKENDS)}", ctx, param)

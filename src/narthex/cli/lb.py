@@ -82,11 +82,11 @@ def controller(
         has_source(where)
         _show_plan(_looked(config, lb_class, cluster_cidr, where), output)
         return
-    from narthex.apps import logs
-    from narthex.apps.lb.controller import Settings
-    from narthex.apps.lb.start import CONTROLLER, Place, StartError, serve
-    from narthex.lb.lease import Times
-    from narthex.sources.proxy_configuration import Logging
+    from narthex.kube.lease import Times
+    from narthex.lb.program.controller import Settings
+    from narthex.lb.program.start import CONTROLLER, Place, StartError, serve
+    from narthex.runtime import logs
+    from narthex.runtime.configuration.values import Logging
 
     if not (has_source(where) or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
@@ -159,15 +159,15 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
         raise click.UsageError("a lab has its own objects: leave out --manifests, --kubeconfig, --master and --config")
     if lab is None and not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
-    from narthex.apps.lb.look import LookError
-    from narthex.apps.lb.why import WhyError, why_service
-    from narthex.apps.logs import printable
+    from narthex.lb.program.look import LookError
+    from narthex.lb.program.why import WhyError, why_service
     from narthex.lb.why import lines
+    from narthex.runtime.logs import printable
 
     manifests = where["manifests"]
     try:
         if lab is not None:
-            from narthex.apps.lab.announcers import why_lab
+            from narthex.lab.program.announcers import why_lab
 
             said = why_lab(lab, service)
         else:
@@ -184,8 +184,8 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
 
 def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
     """One look, with what is wrong on stderr."""
-    from narthex.apps.lb.look import LookError, look
-    from narthex.apps.logs import printable
+    from narthex.lb.program.look import LookError, look
+    from narthex.runtime.logs import printable
 
     try:
         found = look(
@@ -203,7 +203,7 @@ def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[s
 
 
 def _show_plan(found: Any, output: str) -> None:
-    from narthex.apps.lb.look import as_data
+    from narthex.lb.program.look import as_data
 
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(as_data(found))))
@@ -222,8 +222,8 @@ def _show_plan(found: Any, output: str) -> None:
 
 
 def _access(where: dict[str, Any], *, quick: bool = False) -> Any:
-    from narthex.sources.kube.access import Access
-    from narthex.sources.proxy_configuration import ClientConnection
+    from narthex.kube.access import Access
+    from narthex.runtime.configuration.values import ClientConnection
 
     connection = ClientConnection(kubeconfig=where["kubeconfig"] or "")
     if quick:

@@ -7,7 +7,6 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.apps.inputs import InputError
 from narthex.cli.inputs import (
     cluster_of,
     mode_option,
@@ -16,7 +15,8 @@ from narthex.cli.inputs import (
     source_options,
     wishes_of,
 )
-from narthex.trace.migration import as_data, text
+from narthex.proxy.program.inputs import InputError
+from narthex.trace.reports.migration import as_data, text
 
 SOMETHING_CHANGES = 3
 """Exit status; 1 and 2 are errors."""
@@ -37,7 +37,7 @@ def command(all_services: bool, output: str, **options: Any) -> None:
     \b
         narthex migrate --from iptables --to nftables --manifests DIR
     """
-    from narthex.apps.migrate import prospect
+    from narthex.trace.program.migrate import prospect
 
     cluster = cluster_of(options)
     try:

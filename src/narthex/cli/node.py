@@ -10,7 +10,7 @@ import click
 
 import narthex
 from narthex.cli.following import CONTEXT, begin, source, with_source
-from narthex.cli.proxy_flags import fields, with_ports
+from narthex.cli.proxy.flags import fields, with_ports
 
 PARTS = {
     "proxy": "Be the node proxy. Default: yes.",
@@ -50,10 +50,10 @@ def command(
     Takes `narthex proxy`'s options. A part that fails is started again after a while and never ends another one;
     `/healthz` says how each part is. On SIGTERM or SIGINT all end, the last started first; the rules stay.
     """
-    from narthex.apps import logs
-    from narthex.apps.machine import StartError
-    from narthex.apps.node.process import serve_node
-    from narthex.apps.proxy.settings import OWN, SettingsError
+    from narthex.node.process import serve_node
+    from narthex.proxy.program.machine import StartError
+    from narthex.proxy.program.settings import OWN, SettingsError
+    from narthex.runtime import logs
 
     switched = {name: on for name in PARTS if (on := flags.pop(name)) is not None}
     given = with_ports(fields(flags), healthz_port, metrics_port)

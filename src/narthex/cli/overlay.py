@@ -84,12 +84,12 @@ def command(
 
     What was put into the kernel stays when it ends, and traffic goes on.
     """
-    from narthex.apps import logs
-    from narthex.apps.machine import StartError
-    from narthex.apps.overlay.part import api_origin, directory_origin
-    from narthex.apps.overlay.serve import serve_overlay
-    from narthex.sources.kube.access import Access
-    from narthex.sources.proxy_configuration import ClientConnection
+    from narthex.kube.access import Access
+    from narthex.overlay.program.part import api_origin, directory_origin
+    from narthex.overlay.program.serve import serve_overlay
+    from narthex.proxy.program.machine import StartError
+    from narthex.runtime import logs
+    from narthex.runtime.configuration.values import ClientConnection
 
     if manifests is not None and (kubeconfig or master):
         raise click.UsageError("look in one place: --manifests, or an API server (--kubeconfig, --master)")
@@ -109,10 +109,10 @@ def command(
 
 def _settings(flags: dict[str, Any]) -> Any:
     """Raises ValueError."""
-    from narthex.apps.overlay.settings import OverlaySettings
     from narthex.model.net import FAMILIES
     from narthex.overlay.annotations import Keys
     from narthex.overlay.links import Choice
+    from narthex.overlay.program.settings import OverlaySettings
 
     given = {
         "net_conf": flags["net_config_path"],

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from narthex.cli.inputs import inputs_of, options, output_option, source_options
-from narthex.plan.show import as_data, table
+from narthex.proxy.plan.show import as_data, table
 
 
 @click.command()

@@ -18,7 +18,7 @@ from narthex.model.net import IPFamily
 @output_option
 def command(family: str, output: str, **given: Any) -> None:
     """Print the rules for one node as their kernel tool reads them. Nothing is written to the kernel."""
-    from narthex.backends import BACKENDS
+    from narthex.proxy.backends import BACKENDS
 
     inputs = inputs_of(given)
     families = inputs.families if family == "both" else (IPFamily(int(family)),)

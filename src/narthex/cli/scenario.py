@@ -20,7 +20,7 @@ def command() -> None:
 
 
 def _known_modes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    from narthex.backends import BACKENDS
+    from narthex.proxy.backends import BACKENDS
 
     for value in values:
         if value not in KNOWN_MODES:
@@ -73,8 +73,8 @@ def run(
 
 def _not_here(asked: tuple[str, ...]) -> frozenset[str]:
     """Modes that this machine cannot run, said on standard error; one that was asked for is an error."""
-    from narthex.apps.machine import refusal
-    from narthex.backends import BACKENDS
+    from narthex.proxy.backends import BACKENDS
+    from narthex.proxy.program.machine import refusal
 
     reasons = {mode: why for mode in asked or BACKENDS if (why := refusal(mode))}
     if asked and reasons:

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from narthex.apps.inputs import Cluster
-from narthex.apps.path.known import from_bundles, from_files, live
 from narthex.cli.inputs import cluster_of, has_source
-from narthex.netfilter.dump import DumpError
-from narthex.sources.node.tar import BundleError
-from narthex.trace.views import NodeView
+from narthex.netfilter.dump.read import DumpError
+from narthex.proxy.program.inputs import Cluster
+from narthex.trace.follow.views import NodeView
+from narthex.trace.program.bundle_reading import BundleError
+from narthex.trace.program.known import from_bundles, from_files, live
 
 F = TypeVar("F", bound=Callable[..., object])
 

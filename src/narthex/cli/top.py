@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from narthex.apps.inputs import Cluster
-from narthex.apps.path.counts import look, look_at_bundle, names_of
 from narthex.cli.inputs import cluster_of, has_source, output_option, source_options
 from narthex.cli.sources import no_namespace
-from narthex.plan.show import visible
-from narthex.sources.node.tar import BundleError
-from narthex.state.store import Snapshot
-from narthex.trace.counting import Counts, Row, ordered, rows
+from narthex.model.store import Snapshot
+from narthex.proxy.plan.show import visible
+from narthex.proxy.program.inputs import Cluster
 from narthex.trace.names import Names
+from narthex.trace.program.bundle_reading import BundleError
+from narthex.trace.program.counts import look, look_at_bundle, names_of
+from narthex.trace.reports.counting import Counts, Row, ordered, rows
 
 if TYPE_CHECKING:
     from rich.table import Table

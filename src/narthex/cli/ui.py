@@ -10,8 +10,8 @@ import click
 from narthex.cli.inputs import has_source, mode_option, source_options
 
 if TYPE_CHECKING:
-    from narthex.apps.ui.board import Board
-    from narthex.apps.ui.path import Tracer
+    from narthex.lab.ui.board import Board
+    from narthex.lab.ui.path import Tracer
 
 
 def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +35,7 @@ def command(mode: str, port: int, **given: Any) -> None:
     follows the API server or the manifests; it changes nothing. For a lab use `narthex lab ui`, which knows its nodes' live
     rules and connections, too.
     """
-    from narthex.apps.ui.cluster import board_of_manifests, board_of_server
+    from narthex.lab.ui.cluster import board_of_manifests, board_of_server
 
     if not has_source(given):
         raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
@@ -47,7 +47,7 @@ def command(mode: str, port: int, **given: Any) -> None:
 
 def show(board: Board, trace: Tracer, port: int) -> None:
     """Serve until a signal comes; tells the address."""
-    from narthex.apps.ui.serve import UiError, serve
+    from narthex.lab.ui.serve import UiError, serve
 
     try:
         serve(board, trace, port, lambda address: click.echo(f"Open {address} (Ctrl+C ends)"))

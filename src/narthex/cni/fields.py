@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from narthex.cni import address
 from narthex.cni.errors import INVALID_CONFIG, CniError
+from narthex.linux import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from narthex.cni.address import Network
+    from narthex.linux.packed_addresses import Network
 
     Fields = Mapping[str, object]
 

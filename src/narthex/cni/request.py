@@ -10,8 +10,8 @@ from narthex.cni.errors import (
     INVALID_ENVIRONMENT,
     CniError,
 )
-from narthex.cni.strict_json import JsonError, parse
-from narthex.cni.value import Value
+from narthex.cni.json import JsonError, parse
+from narthex.linux.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from narthex.cni import address, fields
+from narthex.cni import fields
 from narthex.cni.errors import INVALID_CONFIG, CniError
 from narthex.cni.request import VERSIONS
-from narthex.cni.value import Value
+from narthex.linux import packed_addresses as address
+from narthex.linux.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from narthex.cni.address import Network
     from narthex.cni.fields import Fields
+    from narthex.linux.packed_addresses import Network
 
 _WITH_FAMILY = ("0.3.0", "0.3.1", "0.4.0")
 """Versions in which an address says its family."""

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from narthex.dns import names
-from narthex.dns.settings import Upstream
+from narthex.dns.corefile.settings import Upstream
+from narthex.dns.message import names
 from narthex.model import net
 
 STUBS = frozenset({"127.0.0.53", "127.0.0.54"})

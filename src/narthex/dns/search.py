@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.dns import names, wire
-from narthex.dns.answer import Cluster, Outside
-from narthex.dns.changes import Recorder
-from narthex.dns.seam import Query
-from narthex.dns.settings import Kubernetes
-from narthex.dns.zone import Zone
-from narthex.state.store import Snapshot
+from narthex.dns.corefile.settings import Kubernetes
+from narthex.dns.interfaces import Query
+from narthex.dns.message import names, wire
+from narthex.dns.message.answer import Cluster, Outside
+from narthex.dns.zone.changes import Recorder
+from narthex.dns.zone.zone import Zone
+from narthex.model.store import Snapshot
 
 NDOTS = 5
 """What the kubelet writes."""

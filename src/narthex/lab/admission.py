@@ -9,7 +9,7 @@ from narthex.lab.api import admission as api
 from narthex.lab.api.kinds import Kind
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw
-from narthex.lab.control.service_admission import Allocation
+from narthex.lab.controllers.service_admission import Allocation
 
 
 def admission() -> Admit:

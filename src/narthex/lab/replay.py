@@ -15,8 +15,8 @@ import msgspec
 
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw, Store
-from narthex.lab.control.cluster import all_controllers, settle
-from narthex.lab.control.turn import Control
+from narthex.lab.controllers.cluster import all_controllers, settle
+from narthex.lab.controllers.turn import Control
 from narthex.lab.faults import Fault
 from narthex.lab.history import BadHistory, Begin, Broke, Changed, Entry, Held, Mended, Turned
 

@@ -16,10 +16,10 @@ import msgspec
 
 from narthex.lb.decision import Decision, Refusal, pool_of
 from narthex.lb.pools import Pool, Pools, holding, may_hold, text_of
+from narthex.lb.requests import Wishes, wishes_of
 from narthex.lb.resources import serves
 from narthex.lb.sharing import Share, clash, share_of
 from narthex.lb.status import held_by, is_ours
-from narthex.lb.wishes import Wishes, wishes_of
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, address_key, family_of
 from narthex.model.objects import Labels, Service

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from narthex.model import documents, wire
-from narthex.model.decode import MOST_BYTES, decode
+from narthex.model.decode.objects import MOST_BYTES, decode
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, Selector, Service
 from narthex.model.problem import Problem, Report, kind_of, quoted, steps

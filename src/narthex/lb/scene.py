@@ -13,7 +13,7 @@ from narthex.lb.status import held_by
 from narthex.model.names import NamespacedName
 from narthex.model.net import host_network
 from narthex.model.objects import L2Advertisement, Labels, Service
-from narthex.state.store import Snapshot
+from narthex.model.store import Snapshot
 
 
 class PoolUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.model.net import contains, family_of
-from narthex.overlay.wanted import Device, Forward, Neighbour, Route, Wanted
+from narthex.overlay.desired import Device, Forward, Neighbour, Route, Wanted
 
 
 class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import (
+from narthex.netfilter.ast.nodes import (
     Accept,
     Chain,
     Compare,
@@ -24,7 +24,7 @@ from narthex.netfilter.ast import (
     Ruleset,
     Table,
 )
-from narthex.netfilter.xtables_print import chain_lines, rule_text
+from narthex.netfilter.xtables.print import chain_lines, rule_text
 
 POSTROUTING, FORWARD = "FLANNEL-POSTRTG", "FLANNEL-FWD"
 MARK = 0x4000

@@ -24,9 +24,9 @@ from narthex.model.objects import (
     SliceEndpoint,
 )
 from narthex.model.packet import Host, Packet
-from narthex.plan.ir import Plan
-from narthex.plan.planner import NodeConfig, plan_once
-from narthex.state.store import Snapshot, Store
+from narthex.model.store import Snapshot, Store
+from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.planner import NodeConfig, plan_once
 
 NODE = "worker-a"
 NODE_IPS = ("10.20.0.11", "10.20.1.11", "fd20::11", "fd20:0:0:1::11")

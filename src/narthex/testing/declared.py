@@ -12,7 +12,7 @@ import msgspec
 
 from narthex.model.net import Protocol
 from narthex.model.packet import Disposition
-from narthex.plan.ir import Deviation
+from narthex.proxy.plan.ir import Deviation
 from narthex.testing.findings import End
 from narthex.testing.scenario import Flow
 

@@ -7,13 +7,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from narthex.backends.base import ApplyError, Backend
 from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.net import join_port
 from narthex.model.objects import AnyObject
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
-from narthex.plan.ir import Deviation, Forward, Plan
-from narthex.plan.traits import Trait
+from narthex.proxy.backends.base import ApplyError, Backend
+from narthex.proxy.plan.ir import Deviation, Forward, Plan
+from narthex.proxy.plan.traits import Trait
 
 R = TypeVar("R")
 C = TypeVar("C")

@@ -17,9 +17,9 @@ from types import TracebackType
 
 import msgspec
 
-from narthex.host import netns
+from narthex.linux import namespaces as netns
 from narthex.model.net import family_of, join_port
-from narthex.testing.kernel_client import ADDRESS_FAMILY
+from narthex.testing.kernel.client import ADDRESS_FAMILY
 
 PATIENCE = 20.0
 """Seconds that a connection or an answer may take before it counts as failed."""

@@ -13,9 +13,11 @@ from types import FrameType
 
 import msgspec
 
-from narthex.backends import BACKENDS
-from narthex.testing import kernel, kernel_world, witnesses
+from narthex.proxy.backends import BACKENDS
+from narthex.testing import witnesses
 from narthex.testing.findings import Finding, say
+from narthex.testing.kernel import witness as kernel
+from narthex.testing.kernel import world as kernel_world
 from narthex.testing.scenario import Flow, Scenario
 
 _PR_SET_PDEATHSIG = 1

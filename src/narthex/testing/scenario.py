@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
-from narthex.model.decode import decode
+from narthex.model.decode.objects import decode
 from narthex.model.net import Protocol, address, family_of, network, split_port
 from narthex.model.objects import AnyObject, Service
 from narthex.testing.findings import DROP, NONE, REJECT, Ends, delivered

@@ -22,7 +22,7 @@ from narthex.model.objects import (
     SliceEndpoint,
 )
 from narthex.model.packet import Packet
-from narthex.plan.planner import NodeConfig
+from narthex.proxy.plan.planner import NodeConfig
 from narthex.testing.build import NODE, NODE_IPS, node
 
 SERVICE_NAMES = tuple(NamespacedName("shop", name) for name in ("a", "b", "c", "d"))

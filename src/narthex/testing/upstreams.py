@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from narthex.dns import wire
-from narthex.dns.seam import Loop, Query
-from narthex.dns.settings import Upstream
+from narthex.dns.corefile.settings import Upstream
+from narthex.dns.interfaces import Loop, Query
+from narthex.dns.message import wire
 
 Via = Literal["udp", "tcp"]
 Script = Callable[[Query, Via], Iterable[bytes]]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from narthex.backends import BACKENDS
 from narthex.model.net import family_of, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace
-from narthex.plan.planner import plan_once
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.plan.planner import plan_once
 from narthex.testing.declared import as_declared
 from narthex.testing.findings import Finding, Said, possible_ends, say, say_trace
 from narthex.testing.scenario import Flow, Scenario, Step

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from narthex.model.net import Protocol, contains, family_of, in_any, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Step, Trace, single
-from narthex.plan.ir import (
+from narthex.proxy.plan.ir import (
     Decision,
     Deviation,
     Endpoint,

@@ -10,8 +10,8 @@ import msgspec
 
 from narthex.model.net import join_port
 from narthex.model.packet import Disposition, Host, Outcome, Packet, Step, Trace, agree
-from narthex.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
-from narthex.plan.show import conflict_text, frontend_text
+from narthex.proxy.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
+from narthex.proxy.plan.show import conflict_text, frontend_text
 from narthex.trace.evaluate import NO_DEVIATIONS, find_frontend, sender_of, sender_reason
 from narthex.trace.names import Names
 

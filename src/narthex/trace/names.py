@@ -6,7 +6,7 @@ import msgspec
 
 from narthex.model.net import contains, family_of
 from narthex.model.objects import Node
-from narthex.state.store import Snapshot
+from narthex.model.store import Snapshot
 
 
 class Named(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.requests import JSON
 
 

@@ -1,6 +1,6 @@
 """What is done to every object before it is held: completed, checked, and put only where there is a namespace for it.
 
-What Services are given of addresses and ports is another's: `lab/control/service_admission.py` goes behind this.
+What Services are given of addresses and ports is another's: `lab/controllers/service_admission.py` goes behind this.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from narthex.lab.api import faults
+from narthex.lab.api import errors as faults
 from narthex.lab.api.checks import object_wrongs
 from narthex.lab.api.defaults import begun, defaulted
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.kinds import Kind
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Raw

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from narthex.lab.api import faults, reads, scale
+from narthex.lab.api import errors as faults
+from narthex.lab.api import reads, scale
 from narthex.lab.api.accept import chosen
 from narthex.lab.api.changes import change
 from narthex.lab.api.documents import Documents
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.kinds import VIEWS, Kind
 from narthex.lab.api.paths import Paths, Place, paths, place
 from narthex.lab.api.pod_parts import conversation, logs

@@ -12,9 +12,19 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import faults
-from narthex.lab.api.faults import ApiFault
-from narthex.lab.api.field_sets import FieldSet, Path, at_path, field_set, nested, parsed, printed, step_of, without
+from narthex.lab.api import errors as faults
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.field_sets import (
+    FieldSet,
+    Path,
+    at_path,
+    field_set,
+    nested,
+    parsed,
+    printed,
+    step_of,
+    without,
+)
 from narthex.lab.api.kinds import Kind
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Raw

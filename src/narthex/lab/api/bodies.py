@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import faults, protobuf
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api import errors as faults
+from narthex.lab.api import protobuf
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.requests import Request
 from narthex.lab.api.store import Raw
 

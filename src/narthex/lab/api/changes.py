@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from narthex.lab.api import faults, patches, scale, writes
+from narthex.lab.api import errors as faults
+from narthex.lab.api import patches, scale, writes
 from narthex.lab.api.bodies import body_value, decoded
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.paths import Place
 from narthex.lab.api.pod_parts import bind, evict
 from narthex.lab.api.registry import Registry

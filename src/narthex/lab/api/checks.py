@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from narthex.lab.api import wrongs
+from narthex.lab.api import field_errors as wrongs
 from narthex.lab.api.checks_pod import changed_pod, changed_workload, deployment, pod, replica_set
-from narthex.lab.api.faults import Wrong
+from narthex.lab.api.errors import Wrong
 from narthex.lab.api.kinds import Kind
 
 Raw = Mapping[str, Any]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from narthex.lab.api import wrongs
-from narthex.lab.api.faults import Wrong
+from narthex.lab.api import field_errors as wrongs
+from narthex.lab.api.errors import Wrong
 
 Raw = Mapping[str, Any]
 _RESTARTS = ("Always", "OnFailure", "Never")

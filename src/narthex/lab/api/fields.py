@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from narthex.lab.api.faults import bad_request
+from narthex.lab.api.errors import bad_request
 from narthex.lab.api.kinds import Kind
 from narthex.lab.api.store import Raw
 from narthex.lab.api.types import Type, object_type, resolve

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from narthex.lab.api import faults
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api import errors as faults
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.paths import Place
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Exec, Logs, Request

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from narthex.lab.api.faults import ApiFault, bad_request
+from narthex.lab.api.errors import ApiFault, bad_request
 
 MAGIC = b"k8s\0"
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"

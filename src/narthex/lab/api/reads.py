@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import faults
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api import errors as faults
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.requests import JSON, Whole
 from narthex.lab.api.selectors import Selector
 from narthex.lab.api.store import Key, Store

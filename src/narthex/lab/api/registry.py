@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from narthex.lab.api import faults
-from narthex.lab.api.faults import ApiFault
+from narthex.lab.api import errors as faults
+from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.kinds import KINDS, Kind, of_definition
 from narthex.lab.api.store import Change, Raw, Store
 

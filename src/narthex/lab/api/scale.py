@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from narthex.lab.api import faults
+from narthex.lab.api import errors as faults
 from narthex.lab.api.columns_custom import values
-from narthex.lab.api.faults import Wrong
+from narthex.lab.api.errors import Wrong
 from narthex.lab.api.kinds import Kind
 
 _SPEC, _STATUS, _SELECTOR = "specReplicasPath", "statusReplicasPath", "labelSelectorPath"

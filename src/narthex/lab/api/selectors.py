@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from narthex.lab.api.faults import ApiFault, bad_request
+from narthex.lab.api.errors import ApiFault, bad_request
 
 Raw = Mapping[str, Any]
 Test = Callable[[Raw], bool]

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import faults, patches
+from narthex.lab.api import errors as faults
+from narthex.lab.api import patches
 from narthex.lab.api.apply import apply, owners
 from narthex.lab.api.bodies import body_value
+from narthex.lab.api.errors import ApiFault, Wrong
 from narthex.lab.api.events import to_core, to_events
-from narthex.lab.api.faults import ApiFault, Wrong
 from narthex.lab.api.fields import conformed
 from narthex.lab.api.paths import Place
 from narthex.lab.api.registry import Registry

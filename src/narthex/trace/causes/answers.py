@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from narthex.model.net import contains, family_of, network
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import Scene, finding
+from narthex.trace.follow.routing import Question, look_up
+from narthex.trace.follow.views import NodeView
 from narthex.trace.journey import Fate, Leaf
-from narthex.trace.routing import Question, look_up
-from narthex.trace.views import NodeView
 
 _CALL = "net.bridge.bridge-nf-call-iptables"
 

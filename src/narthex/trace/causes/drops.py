@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from narthex.model.net import family_of
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.walk import walk
+from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys
 from narthex.trace.causes.scene import BALANCER, Scene, finding, rule_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from narthex.state.store import Snapshot
+from narthex.model.store import Snapshot
 from narthex.trace.causes.answers import of_answers
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.drops import of_drops
@@ -14,8 +14,8 @@ from narthex.trace.causes.objects import of_objects
 from narthex.trace.causes.proxies import of_proxies
 from narthex.trace.causes.routes import of_routes
 from narthex.trace.causes.scene import Scene
+from narthex.trace.follow.views import NodeView
 from narthex.trace.journey import Journey
-from narthex.trace.views import NodeView
 
 _ORDER = {name: number for number, name in enumerate(CAUSES)}
 _KINDS = (of_objects, of_proxies, of_drops, of_routes, of_memory, of_answers)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from narthex.model.net import Protocol, join_port
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import Scene, finding
-from narthex.trace.views import Connection, NodeView
+from narthex.trace.follow.views import Connection, NodeView
 
 _COUNT, _MOST = "net.netfilter.nf_conntrack_count", "net.netfilter.nf_conntrack_max"
 _NEARLY = 0.95

@@ -8,12 +8,12 @@ from fractions import Fraction
 
 from narthex.model.net import contains, join_port
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast import Table
-from narthex.netfilter.walk import walk
+from narthex.netfilter.ast.nodes import Table
+from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, Scene, finding, rule_text
+from narthex.trace.follow.views import NodeView
 from narthex.trace.journey import Fate, Leaf, Stage
-from narthex.trace.views import NodeView
 
 OUR_TABLE, KUBE_PROXY_TABLE = "narthex", "kube-proxy"
 PROXY_TABLES = (OUR_TABLE, KUBE_PROXY_TABLE)

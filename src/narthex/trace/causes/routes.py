@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, contains, family_of, network
-from narthex.trace.atlas import Atlas
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import Scene, finding
+from narthex.trace.follow.atlas import Atlas
+from narthex.trace.follow.routing import Found, Question, forwards, look_up
+from narthex.trace.follow.views import Link, NextHop, NodeView
 from narthex.trace.journey import Fate, Leaf, Stage, Step
-from narthex.trace.routing import Found, Question, forwards, look_up
-from narthex.trace.views import Link, NextHop, NodeView
 
 _VXLAN_OVERHEAD = {IPFamily.IPV4: 50, IPFamily.IPV6: 70}
 _FORBIDS = ("blackhole", "unreachable", "prohibit", "policy rule says")

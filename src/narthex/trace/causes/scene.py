@@ -10,13 +10,13 @@ import msgspec
 
 from narthex.model.net import IPFamily, Protocol, contains, family_of
 from narthex.model.objects import EndpointPort, Service, ServicePort, SliceEndpoint
-from narthex.netfilter.ast import Table
-from narthex.plan.select import HEADLESS_LABEL
-from narthex.state.store import Snapshot
+from narthex.model.store import Snapshot
+from narthex.netfilter.ast.nodes import Table
+from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.finding import Finding
+from narthex.trace.follow.views import Connection, NodeView, Rules
 from narthex.trace.journey import Fate, Journey, Leaf, Stage, Step
-from narthex.trace.views import Connection, NodeView, Rules
 
 BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
 HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING})

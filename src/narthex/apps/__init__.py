@@ -1,1 +1,0 @@
-"""Programs: each wires sources, state, plan, backends and host together."""

@@ -1,0 +1,1 @@
+"""`narthex lab` and its subcommands."""

@@ -1,0 +1,1 @@
+"""`narthex proxy` and its flags."""

@@ -1,0 +1,1 @@
+"""`narthex trace` and the text that it prints."""

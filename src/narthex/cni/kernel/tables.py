@@ -1,0 +1,229 @@
+"""Our nftables tables for pods: elements come and go with one transaction, the rules around them are made once.
+
+An element carries the name of its attachment as a comment, so that it can be told whose it is, by us and by readers of
+`nft list`.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+from narthex.cni.desired import Element
+from narthex.cni.kernel import files
+from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.netlink import attribute as attr
+from narthex.linux.nfnetlink import DELETE_ELEMENTS, INET, NEW_ELEMENTS, NEW_UNTAKEN_ELEMENTS, NfNetlink
+from narthex.linux.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_NESTED = 0x8000
+_LIST_ELEM, _KEY, _DATA, _USERDATA, _KEY_END, _VALUE = 1, 1, 2, 6, 10, 1
+_MOST_COMMENT = 120
+"""The kernel's readers take 128 bytes with the zero behind it."""
+_ATTEMPTS = 10
+
+
+class Taken(Exception):
+    """An exclusive element is there already."""
+
+    def __init__(self, element: Element, owner: str) -> None:
+        super().__init__(owner)
+        self.element = element
+        self.owner = owner
+        """As `owner_of` made it."""
+
+
+class Held(Value):
+    """An element that is there."""
+
+    element: Element
+    owner: str
+
+
+class PodTable:
+    """One table of family inet in the calling thread's network namespace. Not for several threads at once."""
+
+    def __init__(self, name: str, frame: Callable[[], str], lock: str) -> None:
+        """`frame` gives the table without elements as nft text; `lock` is a file that is held while it is made."""
+        self._name = name
+        self._frame = frame
+        self._lock = lock
+        self._netlink = NfNetlink()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._netlink.close()
+
+    def add(self, elements: Sequence[Element], owner: str, shared: Sequence[Element] = ()) -> None:
+        """Add elements in one transaction, all or none; `shared` ones have no owner and may be there.
+
+        Raises Taken, and OSError when the kernel refuses.
+        """
+        messages = [
+            (NEW_UNTAKEN_ELEMENTS if one.exclusive else NEW_ELEMENTS, self._payload([one], owner)) for one in elements
+        ]
+        messages += [(NEW_ELEMENTS, self._payload([one], "")) for one in shared]
+        if not messages:
+            return
+        try:
+            self._commit(messages)
+        except NetlinkError as error:
+            if error.errno != errno.EEXIST or error.message is None or error.message >= len(elements):
+                raise OSError(error.errno, f"table {self._name}: {error.strerror}") from None
+            wanted = elements[error.message]
+            there = self._netlink.element(INET, self._name, wanted.set, _encoded(wanted, "", key_only=True))
+            raise Taken(wanted, _owner(there) if there is not None else "") from None
+
+    def _commit(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        try:
+            self._netlink.commit(INET, messages)
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            self._make()
+            self._netlink.commit(INET, messages)
+
+    def _make(self) -> None:
+        """Make the table, which is missing or not whole."""
+        from narthex.linux.libnftables import NftError, NftMissing, run_nft
+
+        files.make_directory(self._lock.rpartition("/")[0])
+        with files.Lock(self._lock):
+            if self.is_whole():
+                return
+            try:
+                run_nft(f"table inet {self._name}\ndelete table inet {self._name}\n{self._frame()}")
+            except (NftError, NftMissing) as error:
+                raise OSError(errno.EOPNOTSUPP, f"table {self._name} cannot be made: {error}") from None
+
+    def is_whole(self) -> bool:
+        """Whether the table is there with all its chains. Raises OSError."""
+        there = {chain for table, chain in self._netlink.chains(INET) if table == self._name}
+        wanted = [line.split()[1] for line in self._frame().splitlines() if line.startswith("\tchain ")]
+        return there.issuperset(wanted)
+
+    def mend(self) -> bool:
+        """Make the table where it is missing or not whole; whether that was so. Raises OSError."""
+        if self.is_whole():
+            return False
+        self._make()
+        return True
+
+    def remove(self, elements: Sequence[Element], owner: str) -> None:
+        """Remove elements that are there and the owner's, in one transaction. Raises OSError."""
+        ours = []
+        for one in elements:
+            try:
+                there = self._netlink.element(INET, self._name, one.set, _encoded(one, "", key_only=True))
+            except NetlinkError as error:
+                if error.errno == errno.ENOENT:
+                    return
+                raise
+            if there is not None and _owner(there) == owner:
+                ours.append(one)
+        if ours:
+            self._netlink.commit(INET, [(DELETE_ELEMENTS, self._payload([one], "", key_only=True)) for one in ours])
+
+    def has(self, element: Element, owner: str) -> bool:
+        """Whether an element is there, leads where it shall, and is the owner's. Raises OSError."""
+        try:
+            there = self._netlink.element(INET, self._name, element.set, _encoded(element, "", key_only=True))
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return there is not None and _owner(there) == owner and _read(element.set, there).data == element.data
+
+    def held(self, names: Iterable[str]) -> list[Held]:
+        """All elements of some sets. Raises OSError."""
+        found: list[Held] = []
+        for name in names:
+            for _ in range(_ATTEMPTS):
+                try:
+                    some = [
+                        Held(_read(name, one), _owner(one))
+                        for data, start, end in self._netlink.dump_elements(INET, self._name, name)
+                        for one in _split(data[start:end])
+                    ]
+                except Interrupted:
+                    continue
+                except NetlinkError as error:
+                    if error.errno == errno.ENOENT:
+                        return []
+                    raise
+                found += some
+                break
+        return found
+
+    def _payload(self, elements: Sequence[Element], owner: str, key_only: bool = False) -> bytes:
+        head = attr(1, self._name.encode() + b"\0") + attr(2, elements[0].set.encode() + b"\0")
+        return head + attr(3 | _NESTED, b"".join(_encoded(one, owner, key_only) for one in elements))
+
+
+def owner_of(attachment: str) -> str:
+    """An attachment's name as a comment can hold it."""
+    plain = attachment.replace("-", "").replace("_", "").replace(".", "").replace(":", "")
+    if len(attachment) <= _MOST_COMMENT and plain.isascii() and plain.isalnum():
+        return attachment
+    from hashlib import sha256
+
+    network = attachment.partition(":")[0]
+    return f"{network[:40]}:sha256:{sha256(attachment.encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+def _encoded(one: Element, owner: str, key_only: bool = False) -> bytes:
+    parts = attr(_KEY | _NESTED, attr(_VALUE, one.key))
+    if one.end:
+        parts += attr(_KEY_END | _NESTED, attr(_VALUE, one.end))
+    if one.data and not key_only:
+        parts += attr(_DATA | _NESTED, attr(_VALUE, one.data))
+    if owner and not key_only:
+        text = owner.encode() + b"\0"
+        parts += attr(_USERDATA, bytes((0, len(text))) + text)
+    return attr(_LIST_ELEM | _NESTED, parts)
+
+
+def _split(data: bytes) -> list[bytes]:
+    return [data[start - 4 : end] for kind, start, end in _attributes(data, 0, len(data)) if kind == _LIST_ELEM]
+
+
+def _attributes(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
+    found = []
+    while at + 4 <= end:
+        length = int.from_bytes(data[at : at + 2], sys.byteorder)
+        kind = int.from_bytes(data[at + 2 : at + 4], sys.byteorder) & 0x3FFF
+        if length < 4:
+            break
+        found.append((kind, at + 4, at + length))
+        at += (length + 3) & ~3
+    return found
+
+
+def _read(name: str, element: bytes) -> Element:
+    """An element of a NFTA_LIST_ELEM attribute."""
+    values = {}
+    for kind, start, end in _attributes(element, 4, len(element)):
+        inner = _attributes(element, start, end) if kind in (_KEY, _DATA, _KEY_END) else ()
+        values[kind] = next((element[first:last] for which, first, last in inner if which == _VALUE), b"")
+    return Element(name, values.get(_KEY, b""), values.get(_DATA, b""), values.get(_KEY_END, b""))
+
+
+def _owner(element: bytes) -> str:
+    for kind, start, end in _attributes(element, 4, len(element)):
+        if kind == _USERDATA:
+            return _comment(element[start:end])
+    return ""
+
+
+def _comment(userdata: bytes) -> str:
+    at = 0
+    while at + 2 <= len(userdata):
+        kind, length = userdata[at], userdata[at + 1]
+        if kind == 0:
+            return userdata[at + 2 : at + 2 + length].rstrip(b"\0").decode("utf-8", "replace")
+        at += 2 + length
+    return ""

@@ -1,0 +1,1 @@
+"""What each CNI plugin configures: interfaces, addresses, host ports, and masquerading. Pure."""

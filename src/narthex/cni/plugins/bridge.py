@@ -1,0 +1,243 @@
+"""The plugin `bridge`: pods on a bridge of the node. What is configured, and what it means for one attachment."""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.desired import (
+    AddAddress,
+    AddBridge,
+    AddVeth,
+    DeleteAddress,
+    ForgetNeighbour,
+    PortFlags,
+    Promiscuous,
+    SetHardwareAddress,
+    Setting,
+    Wishes,
+)
+from narthex.cni.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
+from narthex.cni.plugins import pod
+from narthex.cni.request import is_interface
+from narthex.cni.result import Interface, Ip, Result, Route, read_dns
+from narthex.linux import packed_addresses as address
+from narthex.linux.packed_addresses import Network
+from narthex.linux.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from narthex.cni.desired import Wish
+    from narthex.cni.request import Request
+
+_MOST_MTU = 65535
+
+
+class BridgeConfig(Value):
+    """A configuration of `bridge`."""
+
+    bridge: str
+    is_gateway: bool
+    is_default_gateway: bool
+    force_address: bool
+    masquerade: str
+    """How: `nftables`, `iptables`, or not at all."""
+    mtu: int | None
+    hairpin: bool
+    promiscuous: bool
+    isolated: bool
+    detect: bool
+    """Whether the pod looks for duplicates of its IPv6 addresses."""
+    leave_down: bool
+    through_node: bool
+    """Whether pods reach each other by the node's routing, not as neighbours on the bridge."""
+    mac: bytes | None
+
+
+class BridgeState(Value):
+    """What is there under the bridge's name."""
+
+    kind: str = ""
+    """Kind of link; empty when there is none."""
+    mac: bytes = b""
+    mtu: int = 0
+    addresses: tuple[Network, ...] = ()
+
+
+class Made(Value):
+    """Names and hardware addresses that the plugin chooses for an attachment."""
+
+    veth: str
+    mac: bytes
+    pod_mac: bytes
+    bridge_mac: bytes = b""
+
+
+def read(request: Request) -> BridgeConfig:
+    """Raises CniError with the field."""
+    config = request.config
+    if any(config.get(name) for name in ("vlan", "vlanTrunk")):
+        message = "vlan and vlanTrunk are not supported: bridges of this plugin do not filter VLANs"
+        raise CniError(UNSUPPORTED_FIELD, message, "use one bridge for each VLAN")
+    if fields.flag(config, "macspoofchk"):
+        raise CniError(UNSUPPORTED_FIELD, "macspoofchk is not supported", "leave it out")
+    name = fields.text(config, "bridge") or "cni0"
+    if not is_interface(name):
+        raise fields.wrong("bridge", f"{name[:32]!r} is not an interface name")
+    default, promiscuous = fields.flag(config, "isDefaultGateway"), fields.flag(config, "promiscMode")
+    hairpin = fields.flag(config, "hairpinMode")
+    if hairpin and promiscuous:
+        raise fields.wrong("hairpinMode", "cannot set hairpin mode and promiscuous mode at the same time")
+    down = fields.flag(config, "disableContainerInterface")
+    if has_ipam(request) and down:
+        raise fields.wrong("disableContainerInterface", "cannot be used with IPAM")
+    gateway, through_node = fields.flag(config, "isGateway") or default, fields.flag(config, "throughNode")
+    if through_node and not gateway:
+        raise fields.wrong("throughNode", "needs isGateway: pods reach each other by the gateway then")
+    return BridgeConfig(
+        name,
+        gateway,
+        default,
+        fields.flag(config, "forceAddress"),
+        masquerade_of(request),
+        fields.whole(config, "mtu", 0, _MOST_MTU) or None,
+        hairpin,
+        promiscuous,
+        fields.flag(config, "portIsolation"),
+        fields.flag(config, "enabledad"),
+        down,
+        through_node,
+        mac_of(request),
+    )
+
+
+def has_ipam(request: Request) -> bool:
+    """Whether the attachment gets addresses."""
+    return bool(fields.text(fields.part(request.config, "ipam"), "type", "ipam."))
+
+
+def masquerade_of(request: Request) -> str:
+    """How pods' packets to elsewhere get the node's address: `nftables`, `iptables`, or empty."""
+    backend = fields.text(request.config, "ipMasqBackend") or "nftables"
+    if backend not in ("nftables", "iptables"):
+        raise fields.wrong("ipMasqBackend", f"{backend[:32]!r} is neither nftables nor iptables")
+    return backend if fields.flag(request.config, "ipMasq") else ""
+
+
+def mac_of(request: Request) -> bytes | None:
+    """The hardware address that the attachment asks for: runtimeConfig, then args, then CNI_ARGS."""
+    config = request.config
+    cni = fields.part(fields.part(config, "args"), "cni", "args.")
+    for text in (
+        fields.text(fields.part(config, "runtimeConfig"), "mac", "runtimeConfig."),
+        fields.text(cni, "mac", "args.cni."),
+        request.args.get("MAC", ""),
+    ):
+        if text:
+            return _mac(text)
+    return None
+
+
+def _mac(text: str) -> bytes:
+    parts = text.replace("-", ":").split(":")
+    try:
+        mac = bytes(int(part, 16) for part in parts if len(part) == 2)
+    except ValueError:
+        mac = b""
+    if len(mac) != 6 or len(parts) != 6 or mac[0] & 1:
+        raise CniError(INVALID_CONFIG, f"mac: {text[:32]!r} is not a hardware address of one interface")
+    return mac
+
+
+def completed(config: BridgeConfig, given: Result, dns_of: Request) -> Result:
+    """What IPAM gave, with gateways, default routes and the configuration's DNS."""
+    ips = []
+    routes = list(given.routes)
+    for ip in given.ips:
+        gateway = ip.gateway or (_first_host(ip.network) if config.is_gateway else b"")
+        ips.append(Ip(ip.network, gateway, 2))
+        default = pod.DEFAULTS[address.version(ip.network.address)]
+        if config.is_default_gateway and not any(route.destination == default for route in routes):
+            routes.append(Route(default, gateway))
+    dns = read_dns(dns_of.config) if dns_of.config.get("dns") else given.dns
+    return Result((), tuple(ips), tuple(routes), dns)
+
+
+def _first_host(network: Network) -> bytes:
+    return (address.number(network.first) + 1).to_bytes(len(network.address), "big")
+
+
+class AnotherAddress(CniError):
+    """The bridge has an address of another network."""
+
+    def __init__(self, bridge: str, has: Network, wanted: Network) -> None:
+        message = f"{str(bridge)!r} already has an IP address different from {wanted}: {has}"
+        super().__init__(INVALID_CONFIG, message, "forceAddress would replace it")
+
+
+def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made, interface: str) -> Wishes:
+    """What is to be made. Raises CniError, AnotherAddress for one that `forceAddress` could help.
+
+    `result` is that of `completed`, `interface` the pod's.
+    """
+    if state.kind and state.kind != "bridge":
+        raise CniError(INVALID_CONFIG, f"bridge: {config.bridge!r} already exists but is not a bridge")
+    node: list[Wish] = []
+    if not state.kind:
+        node.append(AddBridge(config.bridge, made.bridge_mac, config.mtu))
+    if config.promiscuous:
+        node.append(Promiscuous(config.bridge))
+    node.append(AddVeth(made.veth, made.mac, interface, made.pod_mac, config.mtu, config.bridge))
+    if config.hairpin or config.isolated:
+        node.append(PortFlags(made.veth, config.hairpin, config.isolated))
+    if config.is_gateway:
+        for ip in result.ips:
+            node += _gateway(config, ip, state)
+    # Whoever had the address before may be remembered with another hardware address.
+    node += [ForgetNeighbour(config.bridge, ip.network.address) for ip in result.ips if state.kind]
+    inside, pod_settings = [], pod.settings(interface, result.ips, config.detect)
+    if not config.leave_down:
+        inside = pod.addressed(interface, result.ips, not config.through_node, config.detect)
+    if config.through_node:
+        inside += pod.by_gateway(interface, result.ips)
+        pod_settings += pod.without_redirects(interface)
+    return Wishes(
+        node=tuple(node),
+        late_settings=(
+            Setting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"),
+            *(pod.forwarding(result.ips) if config.is_gateway else ()),
+        ),
+        pod_settings=pod_settings,
+        pod=(*inside, *pod.routed(interface, result.ips, result.routes)),
+        announce=() if config.leave_down else (SetHardwareAddress(interface, made.pod_mac),),
+    )
+
+
+def _gateway(config: BridgeConfig, ip: Ip, state: BridgeState) -> list[Wish]:
+    """The gateway's address on the bridge, in the place of others where that is allowed."""
+    wanted = Network(ip.gateway, ip.network.prefix)
+    if wanted in state.addresses:
+        return []
+    changes: list[Wish] = []
+    for has in state.addresses:
+        if len(has.address) != len(wanted.address):
+            continue
+        if len(has.address) == 16 and not has.overlaps(wanted):
+            continue
+        if not config.force_address:
+            raise AnotherAddress(config.bridge, has, wanted)
+        changes.append(DeleteAddress(config.bridge, has))
+    return [*changes, AddAddress(config.bridge, wanted)]
+
+
+def answer(config: BridgeConfig, result: Result, state: BridgeState, made: Made, request: Request) -> Result:
+    """The result of an ADD: `result` with the three interfaces."""
+    bridge_mac = state.mac or made.bridge_mac
+    return Result(
+        (
+            Interface(config.bridge, bridge_mac.hex(":")),
+            Interface(made.veth, made.mac.hex(":")),
+            Interface(request.interface, made.pod_mac.hex(":"), request.namespace),
+        ),
+        result.ips,
+        result.routes,
+        result.dns,
+    )

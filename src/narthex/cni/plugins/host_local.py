@@ -1,0 +1,228 @@
+"""host-local: which addresses an attachment gets, from what is configured and what is taken. Files are elsewhere.
+
+Configuration and choice are those of the reference plugin: each range set gives one address, the one behind the last
+that was given, so that a freed address comes last.
+"""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, TAKEN, CniError
+from narthex.cni.result import Ip, read_routes
+from narthex.linux import packed_addresses as address
+from narthex.linux.packed_addresses import Network
+from narthex.linux.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
+    from narthex.cni.fields import Fields
+    from narthex.cni.request import Request
+    from narthex.cni.result import Route
+
+DATA_DIR = "/var/lib/cni/networks"
+_ONE_PER_FAMILY = ("0.1.0", "0.2.0")
+
+
+class Range(Value):
+    """Addresses of one subnet, from `start` to `end`, both included."""
+
+    subnet: Network
+    start: bytes
+    end: bytes
+    gateway: bytes
+
+    def holds(self, one: bytes) -> bool:
+        """Whether an address can come out of this range."""
+        return len(one) == len(self.start) and self.start <= one <= self.end
+
+
+class Ipam(Value):
+    """A configuration of host-local."""
+
+    sets: tuple[tuple[Range, ...], ...]
+    """Each range set gives one address."""
+    wanted: tuple[bytes, ...]
+    """Addresses that the attachment asks for."""
+    routes: tuple[Route, ...]
+    resolv_conf: str
+    directory: str
+    """Where reservations are kept, a folder for each network in it."""
+
+
+def directory_of(config: Mapping[str, object]) -> str:
+    """The folder of a network's reservations. All that DEL needs to know, whatever else is wrong. Raises CniError."""
+    ipam = fields.part(config, "ipam")
+    data_dir = fields.text(ipam, "dataDir", "ipam.") or DATA_DIR
+    if not data_dir.startswith("/") or "\0" in data_dir or ".." in data_dir.split("/"):
+        raise fields.wrong("ipam.dataDir", "must be an absolute path without '..'")
+    return f"{data_dir.rstrip('/')}/{fields.text(config, 'name')}"
+
+
+def read(request: Request) -> Ipam:
+    """The configuration of an ADD or CHECK. Raises CniError with the field."""
+    ipam = fields.part(request.config, "ipam")
+    runtime = fields.part(request.config, "runtimeConfig")
+    sets = [
+        *_range_sets(runtime, "ipRanges", "runtimeConfig."),
+        *([(_range(ipam, "ipam."),)] if fields.text(ipam, "subnet", "ipam.") else []),
+        *_range_sets(ipam, "ranges", "ipam."),
+    ]
+    if not sets:
+        raise fields.wrong("ipam.ranges", "no IP ranges specified")
+    _refuse_overlap(sets)
+    families = [address.version(one[0].start) for one in sets]
+    if request.version in _ONE_PER_FAMILY and len(families) != len(set(families)):
+        raise fields.wrong("ipam.ranges", f"CNI version {request.version} does not support more than 1 per family")
+    resolv_conf = fields.text(ipam, "resolvConf", "ipam.")
+    return Ipam(
+        tuple(sets), _wanted(request, runtime), read_routes(ipam, "ipam."), resolv_conf, directory_of(request.config)
+    )
+
+
+def _range_sets(said: Fields, name: str, place: str) -> list[tuple[Range, ...]]:
+    sets = []
+    for number, one in enumerate(fields.items(said, name, place)):
+        here = f"{place}{name}[{number}]"
+        if not isinstance(one, list) or not one:
+            raise fields.wrong(here, "must be a list of at least one range")
+        ranges = []
+        for place_in_set, each in enumerate(one):
+            if not isinstance(each, dict):
+                raise fields.wrong(f"{here}[{place_in_set}]", "must be an object")
+            ranges.append(_range(each, f"{here}[{place_in_set}]."))
+        if len({len(each.start) for each in ranges}) > 1:
+            raise fields.wrong(here, "mixed address families")
+        sets.append(tuple(ranges))
+    return sets
+
+
+def _range(said: Fields, place: str) -> Range:
+    subnet = fields.network(fields.text(said, "subnet", place), place + "subnet")
+    bits = 8 * len(subnet.address)
+    if subnet.address != subnet.first:
+        raise fields.wrong(place + "subnet", f"has host bits set: {Network(subnet.first, subnet.prefix)} is meant?")
+    if subnet.prefix > bits - 2:
+        raise fields.wrong(place + "subnet", f"{subnet} is too small to allocate from")
+    first = _next(subnet.first)
+    # The last IPv6 address is an address as any other; IPv4 broadcasts to it.
+    last = subnet.last if bits == 128 else _before(subnet.last)
+    start, end, gateway = (_optional_ip(said, name, place) for name in ("rangeStart", "rangeEnd", "gateway"))
+    for name, value in (("rangeStart", start), ("rangeEnd", end)):
+        if value and not first <= value <= last:
+            raise fields.wrong(place + name, f"{address.text(value)} is not an address for hosts of {subnet}")
+    if gateway and len(gateway) != len(first):
+        raise fields.wrong(place + "gateway", f"is not of the family of {subnet}")
+    if start and end and start > end:
+        raise fields.wrong(place + "rangeStart", f"{address.text(start)} is behind rangeEnd {address.text(end)}")
+    return Range(subnet, start or first, end or last, gateway or first)
+
+
+def _optional_ip(said: Fields, name: str, place: str) -> bytes:
+    value = fields.text(said, name, place)
+    return fields.ip(value, place + name) if value else b""
+
+
+def _refuse_overlap(sets: list[tuple[Range, ...]]) -> None:
+    ranges = [one for each in sets for one in each]
+    for number, one in enumerate(ranges):
+        for other in ranges[:number]:
+            if one.holds(other.start) or other.holds(one.start):
+                raise fields.wrong("ipam.ranges", f"the ranges of {other.subnet} and {one.subnet} overlap")
+
+
+def _wanted(request: Request, runtime: Fields) -> tuple[bytes, ...]:
+    """Addresses asked for: CNI_ARGS, then args.cni.ips, then runtimeConfig.ips; a prefix length is ignored."""
+    cni = fields.part(fields.part(request.config, "args"), "cni", "args.")
+    texts = (
+        *filter(None, [request.args.get("IP", "")]),
+        *fields.texts(cni, "ips", "args.cni."),
+        *fields.texts(runtime, "ips", "runtimeConfig."),
+    )
+    return tuple(dict.fromkeys(fields.ip(text.partition("/")[0], "the address asked for") for text in texts))
+
+
+class Choice(Value):
+    """The addresses for an attachment: the i-th is of the i-th range set."""
+
+    ips: tuple[Ip, ...]
+
+
+def choose(ipam: Ipam, taken: Container[bytes], last: Mapping[int, bytes]) -> Choice:
+    """Choose an address of each range set. Raises CniError, in which case nothing is to be kept.
+
+    `taken` are addresses that somebody holds, `last` those that were given last, by number of the range set.
+    """
+    left = list(ipam.wanted)
+    ips = []
+    for number, ranges in enumerate(ipam.sets):
+        asked = next((one for one in left if any(each.holds(one) for each in ranges)), None)
+        if asked is not None:
+            left.remove(asked)
+            ips.append(_asked(asked, ranges, taken))
+        else:
+            ips.append(_free(number, ranges, taken, last.get(number)))
+    if left:
+        names = ", ".join(map(address.text, left))
+        raise CniError(INVALID_CONFIG, f"failed to allocate all requested IPs: {names} is in no range")
+    return Choice(tuple(ips))
+
+
+def _asked(one: bytes, ranges: tuple[Range, ...], taken: Container[bytes]) -> Ip:
+    home = next(each for each in ranges if each.holds(one))
+    if one == home.gateway:
+        raise CniError(INVALID_CONFIG, f"requested IP {address.text(one)} is the gateway of {home.subnet}")
+    if one in taken:
+        raise CniError(TAKEN, f"requested IP address {address.text(one)} is not available in {_described(ranges)}")
+    return Ip(Network(one, home.subnet.prefix), home.gateway)
+
+
+def _free(number: int, ranges: tuple[Range, ...], taken: Container[bytes], last: bytes | None) -> Ip:
+    """The first free address behind the last one, through all ranges and round again."""
+    at = next((place for place, each in enumerate(ranges) if last is not None and each.holds(last)), None)
+    begin = 0 if at is None else at
+    for turn in range(len(ranges) + 1):
+        home = ranges[(begin + turn) % len(ranges)]
+        first, final = home.start, home.end
+        if turn == 0 and at is not None and last is not None:
+            if last == home.end:
+                continue
+            first = _next(last)
+        elif turn == len(ranges):
+            if at is None or last is None:
+                break
+            final = last
+        found = _first_free(first, final, home.gateway, taken)
+        if found is not None:
+            return Ip(Network(found, home.subnet.prefix), home.gateway)
+    raise Exhausted(number, _described(ranges))
+
+
+def _first_free(first: bytes, final: bytes, gateway: bytes, taken: Container[bytes]) -> bytes | None:
+    size = len(first)
+    for value in range(address.number(first), address.number(final) + 1):
+        one = value.to_bytes(size, "big")
+        if one != gateway and one not in taken:
+            return one
+    return None
+
+
+class Exhausted(CniError):
+    """No address of a range set is free."""
+
+    def __init__(self, number: int, ranges: str) -> None:
+        message = f"no IP addresses available in range set {number}: {ranges}"
+        super().__init__(CANNOT_ADD, message, "every address is reserved; GC, or DEL of pods that are gone, frees some")
+
+
+def _described(ranges: tuple[Range, ...]) -> str:
+    return ",".join(f"{address.text(one.start)}-{address.text(one.end)}" for one in ranges)
+
+
+def _next(one: bytes) -> bytes:
+    return (address.number(one) + 1).to_bytes(len(one), "big")
+
+
+def _before(one: bytes) -> bytes:
+    return (address.number(one) - 1).to_bytes(len(one), "big")

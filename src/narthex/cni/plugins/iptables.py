@@ -1,0 +1,153 @@
+"""Masquerading and host ports in iptables, with the chains of the reference plugins, as text for iptables-restore.
+
+Pure. Removal is worked out from what `iptables-save` lists, so that rules of the reference go as well.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha512
+
+from narthex.cni.plugins import portmap
+from narthex.linux import packed_addresses as address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from narthex.cni.plugins.portmap import PortmapConfig, Target
+    from narthex.cni.result import Ip
+
+_LONGEST = 28
+_DNAT, _SET_MARK, _MASQUERADE = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
+
+
+def masquerade_chain(network: str, container: str) -> str:
+    """The chain of a pod that is masqueraded."""
+    return _chain("CNI-", network, container)
+
+
+def ports_chain(network: str, container: str) -> str:
+    """The chain of a pod's host ports."""
+    return _chain("CNI-DN-", network, container)
+
+
+def _chain(prefix: str, network: str, container: str) -> str:
+    return (prefix + sha512(f"{network}{container}".encode()).hexdigest())[:_LONGEST]
+
+
+def masquerade(network: str, container: str, ips: Iterable[Ip], family: int) -> str:
+    """What masquerades a pod's addresses of a family; empty when it has none."""
+    mine = [ip for ip in ips if address.version(ip.network.address) == family]
+    if not mine:
+        return ""
+    chain = masquerade_chain(network, container)
+    said = _comment(network, container)
+    multicast = "224.0.0.0/4" if family == 4 else "ff00::/8"
+    lines = [f":{chain} - [0:0]"]
+    for ip in mine:
+        lines += [
+            f"-A {chain} -d {_subnet(ip)} {said} -j ACCEPT",
+            f"-A {chain} ! -d {multicast} {said} -j MASQUERADE",
+            f"-A POSTROUTING -s {address.text(ip.network.address)} {said} -j {chain}",
+        ]
+    return _table(lines)
+
+
+def ports(network: str, container: str, config: PortmapConfig, pod: Target, family: int, there: str) -> str:
+    """What puts a pod's host ports of a family into force; `there` is the table as listed. Empty when it has none."""
+    ip = next((one for one in pod.ips if address.version(one) == family), b"")
+    mappings = [one for one in config.mappings if portmap.applies(one, ip)] if ip else []
+    if not mappings:
+        return ""
+    chain, said = ports_chain(network, container), _comment(network, container, "dnat name")
+    subnet = next(one for one in pod.subnets if (":" in one) == (family == 6))
+    conditions = "".join(f' "{word}"' for word in config.conditions[family == 6])
+    lines = [*_frame(config, there), f":{chain} - [0:0]"]
+    for mapping in mappings:
+        match = f"-p {mapping.protocol} -m {mapping.protocol} --dport {mapping.host_port}"
+        if any(mapping.host_ip):
+            match += f" -d {address.text(mapping.host_ip)}"
+        mark = f"-j {config.set_mark_chain or _SET_MARK}"
+        if config.masquerade_all:
+            lines.append(f"-A {chain} {match} {mark}")
+        elif config.snat:
+            lines.append(f"-A {chain} {match} -s {subnet} {mark}")
+            if family == 4:
+                lines.append(f"-A {chain} {match} -s 127.0.0.1/32 {mark}")
+        aim = address.text(ip) if family == 4 else f"[{address.text(ip)}]"
+        lines.append(f"-A {chain} {match} -j DNAT --to-destination {aim}:{mapping.port}")
+    for protocol in dict.fromkeys(one.protocol for one in mappings):
+        numbers = ",".join(str(one.host_port) for one in mappings if one.protocol == protocol)
+        # multiport takes 15 ports; the chain looks again.
+        few = f" -m multiport --dports {numbers}" if numbers.count(",") < 15 else ""
+        lines.append(f"-A {_DNAT} -p {protocol} {said}{few}{conditions} -j {chain}")
+    return _table(lines)
+
+
+def _frame(config: PortmapConfig, there: str) -> list[str]:
+    """The chains that all pods share, where they are missing."""
+    has = set(there.splitlines())
+    lines = []
+    if not any(line.startswith(f":{_DNAT} ") for line in has):
+        lines.append(f":{_DNAT} - [0:0]")
+    jump = f"-m addrtype --dst-type LOCAL -j {_DNAT}"
+    jumps = [f"-A {base} {jump}" for base in ("PREROUTING", "OUTPUT")]
+    lines += [line for line in jumps if line not in has]
+    if config.snat and not config.set_mark_chain:
+        mark = f"0x{1 << config.masq_bit:x}"
+        if not any(line.startswith(f":{_SET_MARK} ") for line in has):
+            lines += [f":{_SET_MARK} - [0:0]", f":{_MASQUERADE} - [0:0]"]
+            lines.append(f'-A {_SET_MARK} -m comment --comment "CNI portfwd masquerade mark" -j MARK --or-mark {mark}')
+            lines.append(f"-A {_MASQUERADE} -m mark --mark {mark}/{mark} -j MASQUERADE")
+        if not any(line.startswith("-A POSTROUTING ") and line.endswith(f"-j {_MASQUERADE}") for line in has):
+            said = '-m comment --comment "CNI portfwd requiring masquerade"'
+            lines.append(f"-I POSTROUTING 1 {said} -j {_MASQUERADE}")
+    return lines
+
+
+def removal(chain: str, listed: str) -> str:
+    """What takes a pod's chain out of a listed table, and all rules that lead there; empty when it is not there."""
+    lines = listed.splitlines()
+    if not any(line.startswith(f":{chain} ") for line in lines):
+        return ""
+    leading = [f"-D {line[3:]}" for line in lines if line.startswith("-A ") and line.endswith(f" -j {chain}")]
+    return _table([*leading, f"-F {chain}", f"-X {chain}"])
+
+
+def holders(listed: str, config: PortmapConfig, own: str) -> list[tuple[str, str]]:
+    """Host ports of a configuration that other pods' chains have: the port's description, and the chain."""
+    found = []
+    for mapping in config.mappings:
+        match = f"-p {mapping.protocol} -m {mapping.protocol} --dport {mapping.host_port} "
+        for line in listed.splitlines():
+            words = line.split()
+            if line.startswith("-A CNI-DN-") and match in line and "DNAT" in words and words[1] != own:
+                bound = words[words.index("-d") + 1].partition("/")[0] if "-d" in words else ""
+                if bound == (address.text(mapping.host_ip) if any(mapping.host_ip) else ""):
+                    found.append((str(mapping), words[1]))
+    return found
+
+
+def has_rule(chain: str, listed: str) -> bool:
+    """Whether a chain is there and something leads to it."""
+    return any(line.startswith("-A ") and line.endswith(f" -j {chain}") for line in listed.splitlines())
+
+
+def container_of(chain: str, listed: str) -> str:
+    """The container that a chain's jump names; the chain's name when it names none."""
+    for line in listed.splitlines():
+        if line.endswith(f" -j {chain}") and 'id: \\"' in line:
+            return line.partition('id: \\"')[2].partition('\\"')[0]
+    return chain
+
+
+def _subnet(ip: Ip) -> str:
+    return f"{address.text(ip.network.first)}/{ip.network.prefix}"
+
+
+def _comment(network: str, container: str, what: str = "name") -> str:
+    return f'-m comment --comment "{what}: \\"{network}\\" id: \\"{container}\\""'
+
+
+def _table(lines: list[str]) -> str:
+    return "\n".join(["*nat", *lines, "COMMIT", ""])

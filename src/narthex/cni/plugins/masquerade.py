@@ -1,0 +1,44 @@
+"""Masquerading (`ipMasq`) in nftables: pods that leave their subnet get the node's address. Constant rules, and a set
+of pods."""
+
+from __future__ import annotations
+
+from narthex.cni.desired import Element
+from narthex.linux import packed_addresses as address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from narthex.cni.result import Ip
+
+TABLE = "narthex-masquerade"
+
+
+def elements(ips: tuple[Ip, ...]) -> tuple[Element, ...]:
+    """What the table holds for a pod."""
+    return tuple(Element(f"pods{address.version(ip.network.address)}", ip.network.address) for ip in ips)
+
+
+def subnets(ips: tuple[Ip, ...]) -> tuple[Element, ...]:
+    """What the table holds for the pod's networks, shared by all their pods: from there to there."""
+    return tuple(
+        Element(f"near{address.version(ip.network.address)}", 2 * ip.network.first, end=2 * ip.network.last)
+        for ip in ips
+    )
+
+
+def frame() -> str:
+    """The table without elements, in the words of nft."""
+    sets = "".join(
+        f"\tset pods{v} {{ typeof {ip} saddr; }}\n\tset near{v} {{ typeof {ip} saddr . {ip} daddr; flags interval; }}\n"
+        for v, ip in ((4, "ip"), (6, "ip6"))
+    )
+    rules = "".join(
+        f"\tchain leave{v} {{\n\t\t{ip} saddr . {ip} daddr @near{v} return\n\t\t{ip} daddr {multicast} return\n"
+        "\t\tmasquerade\n\t}\n"
+        for v, ip, multicast in ((4, "ip", "224.0.0.0/4"), (6, "ip6", "ff00::/8"))
+    )
+    begin = (
+        "\tchain postrouting {\n\t\ttype nat hook postrouting priority srcnat + 10;\n"
+        "\t\tip saddr @pods4 goto leave4\n\t\tip6 saddr @pods6 goto leave6\n\t}\n"
+    )
+    return f"table inet {TABLE} {{\n{sets}{rules}{begin}}}\n"

@@ -1,0 +1,261 @@
+"""The plugin `portmap`: ports of the node that lead to pods. What is configured, and as which elements it is kept.
+
+With the nftables backend the rules are constant and a mapping is some elements of maps, so an ADD costs the same with
+any number of pods. The key of a mapping can be there once: whoever comes second is refused.
+"""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.desired import Element
+from narthex.cni.errors import UNSUPPORTED_FIELD, CniError
+from narthex.linux import packed_addresses as address
+from narthex.linux.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from narthex.cni.request import Request
+    from narthex.cni.result import Result
+
+TABLE = "narthex-hostport"
+PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
+_MASK_BITS = 31
+_DEFAULT_MASQ_BIT = 13
+
+
+class Mapping(Value):
+    """One port of the node and where it leads."""
+
+    protocol: str
+    host_port: int
+    port: int
+    host_ip: bytes = b""
+    """Empty: every address of the node."""
+
+    def __str__(self) -> str:
+        where = f"{address.text(self.host_ip)} " if self.host_ip else ""
+        return f"{where}{self.protocol} {self.host_port}"
+
+
+class PortmapConfig(Value):
+    """A configuration of `portmap`."""
+
+    mappings: tuple[Mapping, ...]
+    snat: bool
+    """Masquerade what would otherwise be answered past the node: loopback, and the pod itself."""
+    masquerade_all: bool
+    backend: str
+    conditions: tuple[tuple[str, ...], tuple[str, ...]]
+    """Extra matches for IPv4 and IPv6, in iptables' words."""
+    masq_bit: int
+    set_mark_chain: str
+    """Somebody else's chain that marks for masquerading; empty for ours."""
+
+
+class Target(Value):
+    """The pod that mappings lead to."""
+
+    ips: tuple[bytes, ...]
+    """At most one for each family."""
+    subnets: tuple[str, ...]
+    """The networks of `ips`, as CIDR."""
+    links: tuple[str, ...]
+    """The node's interfaces towards it."""
+
+
+def read(request: Request) -> PortmapConfig:
+    """Raises CniError with the field."""
+    config = request.config
+    conditions = fields.texts(config, "conditionsV4"), fields.texts(config, "conditionsV6")
+    bit = fields.whole(config, "markMasqBit", 0, _MASK_BITS)
+    chain = fields.text(config, "externalSetMarkChain")
+    if bit is not None and chain:
+        raise fields.wrong("markMasqBit", "cannot specify externalSetMarkChain and markMasqBit")
+    if chain and not _is_chain(chain):
+        raise fields.wrong("externalSetMarkChain", "is not a chain's name: letters, digits, '-' and '_', 28 at most")
+    backend = fields.text(config, "backend") or ("iptables" if chain or any(conditions) else "nftables")
+    if backend not in ("nftables", "iptables"):
+        raise fields.wrong("backend", f"{backend[:32]!r} is neither nftables nor iptables")
+    if backend == "nftables" and (chain or any(conditions)):
+        message = "conditionsV4, conditionsV6 and externalSetMarkChain are for the iptables backend"
+        raise CniError(UNSUPPORTED_FIELD, message, "leave backend out, or set it to iptables")
+    for name, words in zip(("conditionsV4", "conditionsV6"), conditions, strict=True):
+        _check_condition(name, words)
+    return PortmapConfig(
+        _mappings(request),
+        fields.flag(config, "snat", default=True),
+        fields.flag(config, "masqAll"),
+        backend,
+        conditions,
+        _DEFAULT_MASQ_BIT if bit is None else bit,
+        chain,
+    )
+
+
+def _is_chain(name: str) -> bool:
+    return len(name) <= 28 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+
+
+def _check_condition(name: str, words: tuple[str, ...]) -> None:
+    """Words go to iptables-restore in quotes: nothing there may end a quote, a line, or the match."""
+    for word in words:
+        if not word or not word.isprintable() or not word.isascii() or any(mark in word for mark in "\"'\\"):
+            raise fields.wrong(name, f"{word[:32]!r} cannot be a part of a rule")
+        if word in ("-j", "-g", "--jump", "--goto", "-t", "--table") or word[:2] == "-A":
+            raise fields.wrong(name, f"{word!r} is no match")
+
+
+def _mappings(request: Request) -> tuple[Mapping, ...]:
+    runtime = fields.part(request.config, "runtimeConfig")
+    found = []
+    for number, one in enumerate(fields.objects(runtime, "portMappings", "runtimeConfig.")):
+        place = f"runtimeConfig.portMappings[{number}]."
+        ports = []
+        for name in ("hostPort", "containerPort"):
+            port = fields.whole(one, name, 1, 65535, place)
+            if port is None:
+                raise fields.wrong(place + name, "must be a port, from 1 to 65535")
+            ports.append(port)
+        protocol = (fields.text(one, "protocol", place) or "tcp").lower()
+        if protocol not in PROTOCOLS:
+            raise fields.wrong(place + "protocol", f"{protocol[:16]!r} is not one of {', '.join(PROTOCOLS)}")
+        host_ip = fields.text(one, "hostIP", place)
+        bound = fields.ip(host_ip, place + "hostIP") if host_ip else b""
+        if any(bound):
+            found.append(Mapping(protocol, ports[0], ports[1], bound))
+        else:
+            found.append(Mapping(protocol, ports[0], ports[1], b"" if not bound else bytes(len(bound))))
+    return tuple(dict.fromkeys(found))
+
+
+def target(result: Result) -> Target:
+    """The pod of a result: its first address of each family, and the node's interfaces on the way to it."""
+    ips: dict[int, bytes] = {}
+    subnets: dict[int, str] = {}
+    for ip in result.ips:
+        inside = ip.interface is None or bool(result.interfaces[ip.interface].sandbox)
+        size = len(ip.network.address)
+        if inside and size not in ips:
+            ips[size] = ip.network.address
+            subnets[size] = f"{address.text(ip.network.first)}/{ip.network.prefix}"
+    # The first is the one that routes lead to: a bridge stands before its port.
+    links = tuple(one.name for one in result.interfaces if not one.sandbox and one.name)[:1]
+    return Target(tuple(ips.values()), tuple(subnets.values()), links)
+
+
+def elements(config: PortmapConfig, pod: Target) -> tuple[Element, ...]:
+    """What the table holds for a pod. A mapping for an address of a family that the pod lacks is nothing."""
+    every = (one for mapping in config.mappings for ip in pod.ips for one in _elements(config, pod, mapping, ip))
+    # Two host ports may lead to one port of the pod.
+    return tuple(dict.fromkeys(every))
+
+
+def applies(mapping: Mapping, ip: bytes) -> bool:
+    """Whether a mapping leads to an address: one of an unspecified address is of that family."""
+    return not mapping.host_ip or len(mapping.host_ip) == len(ip)
+
+
+def loopback_links(config: PortmapConfig, pod: Target) -> tuple[str, ...]:
+    """Links over which the node's loopback reaches the pod, and which have to be told that this is right."""
+    ipv4 = any(len(ip) == 4 and any(applies(one, ip) for one in config.mappings) for ip in pod.ips)
+    return pod.links if ipv4 and config.snat else ()
+
+
+def guard(links: tuple[str, ...]) -> tuple[Element, ...]:
+    """What keeps neighbours on these links from addresses of the node's loopback. Stays as long as the links do."""
+    return tuple(Element("links", _name(link)) for link in links)
+
+
+def _elements(config: PortmapConfig, pod: Target, mapping: Mapping, ip: bytes) -> list[Element]:
+    if not applies(mapping, ip):
+        return []
+    family = address.version(ip)
+    protocol, host_port = bytes((PROTOCOLS[mapping.protocol], 0, 0, 0)), _port(mapping.host_port)
+    aim = ip + _port(mapping.port)
+    if any(mapping.host_ip):
+        held = [Element(f"bound{family}", mapping.host_ip + protocol + host_port, aim, exclusive=True)]
+    else:
+        held = [Element(f"ports{family}", protocol + host_port, aim, exclusive=True)]
+    connection = ip + protocol + _port(mapping.port)
+    if config.masquerade_all:
+        held.append(Element(f"all{family}", connection))
+    elif config.snat:
+        if family == 4:
+            held.append(Element("loopback4", connection))
+        # In and out by one link: the answer would go to the pod past the node. Where br_netfilter shows bridged packets
+        # to us, one that is sent back into its own bridge is bridged, and came in by nothing.
+        pairs = [first + _name(link) for link in pod.links for first in (_name(link), _name(""))]
+        held += [Element(f"hairpin{family}", pair + connection) for pair in pairs]
+    return held
+
+
+def _port(number: int) -> bytes:
+    return number.to_bytes(2, "big") + b"\0\0"
+
+
+def _name(link: str) -> bytes:
+    return link.encode().ljust(16, b"\0")
+
+
+def host_ports(config: PortmapConfig, pod: Target) -> tuple[tuple[str, int], ...]:
+    """Protocol and port of each mapping in force, for looking up connections of the time before."""
+    used = [mapping for mapping in config.mappings if any(applies(mapping, ip) for ip in pod.ips)]
+    return tuple((mapping.protocol, mapping.host_port) for mapping in used)
+
+
+def frame() -> str:
+    """The table without elements, in the words of nft.
+
+    Its chains come behind those of a Service proxy (dstnat, -100), so that a Service's port is the Service's. Rules that
+    send by a map are taken by nft 1.0.6 only in the transaction that declares the map.
+    """
+    sets = "".join(_SETS.format(v=v, ip=ip) for v, ip in ((4, "ip"), (6, "ip6")))
+    return f"table inet {TABLE} {{\n{sets}{_LOOPBACK_SETS}{_CHAINS}}}\n"
+
+
+_SETS = """\
+\tmap ports{v} {{ typeof meta l4proto . th dport : {ip} daddr . th dport; }}
+\tmap bound{v} {{ typeof {ip} daddr . meta l4proto . th dport : {ip} daddr . th dport; }}
+\tset hairpin{v} {{ typeof iifname . oifname . {ip} daddr . meta l4proto . th dport; }}
+\tset all{v} {{ typeof {ip} daddr . meta l4proto . th dport; }}
+"""
+_LOOPBACK_SETS = """\
+\tset loopback4 { typeof ip daddr . meta l4proto . th dport; }
+\tset links { typeof iifname; }
+"""
+_CONNECTION = "{ip} daddr . meta l4proto . th dport"
+_BOTH = ((4, "ip", "ipv4"), (6, "ip6", "ipv6"))
+_SEND = "".join(
+    f"\t\tmeta nfproto {name} dnat {ip} to {key} map @{kind}{v}\n"
+    for v, ip, name in _BOTH
+    for kind, key in (("bound", f"{ip} daddr . meta l4proto . th dport"), ("ports", "meta l4proto . th dport"))
+)
+_ALL = "".join(f"\t\tmeta nfproto {name} {_CONNECTION.format(ip=ip)} @all{v} masquerade\n" for v, ip, name in _BOTH)
+_HAIRPIN = "".join(
+    f"\t\tmeta nfproto {name} iifname . oifname . {_CONNECTION.format(ip=ip)} @hairpin{v} masquerade\n"
+    for v, ip, name in _BOTH
+)
+_CHAINS = f"""\
+\tchain prerouting {{
+\t\ttype nat hook prerouting priority -95;
+\t\tfib daddr type local goto send
+\t}}
+\tchain output {{
+\t\ttype nat hook output priority -95;
+\t\tfib daddr type local goto send
+\t}}
+\tchain send {{
+{_SEND}\t}}
+\tchain postrouting {{
+\t\ttype nat hook postrouting priority srcnat + 5;
+\t\tct status dnat goto masquerade-answers
+\t}}
+\tchain masquerade-answers {{
+\t\tip saddr 127.0.0.0/8 {_CONNECTION.format(ip="ip")} @loopback4 masquerade
+{_ALL}\t\tfib saddr type local return
+{_HAIRPIN}\t}}
+\tchain guard {{
+\t\ttype filter hook prerouting priority raw;
+\t\tiifname @links ip daddr 127.0.0.0/8 drop
+\t}}
+"""

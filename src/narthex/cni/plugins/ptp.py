@@ -1,0 +1,63 @@
+"""The plugin `ptp`: a pair for each pod, with the node as the router at its other end."""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.desired import AddAddress, AddRoute, AddVeth, Setting, Wishes
+from narthex.cni.errors import INVALID_CONFIG, CniError
+from narthex.cni.plugins import pod
+from narthex.cni.plugins.bridge import Made, masquerade_of
+from narthex.cni.result import Interface, Ip, Result, read_dns
+from narthex.linux.packed_addresses import Network
+from narthex.linux.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from narthex.cni.desired import Wish
+    from narthex.cni.request import Request
+
+
+class PtpConfig(Value):
+    """A configuration of `ptp`."""
+
+    masquerade: str
+    mtu: int | None
+
+
+def read(request: Request) -> PtpConfig:
+    """Raises CniError with the field."""
+    return PtpConfig(masquerade_of(request), fields.whole(request.config, "mtu", 0, 65535) or None)
+
+
+def completed(given: Result, request: Request) -> Result:
+    """What IPAM gave, bound to the pod's interface. Raises CniError for an address without a gateway."""
+    for ip in given.ips:
+        if not ip.gateway:
+            raise CniError(INVALID_CONFIG, f"ipam: {ip.network} has no gateway, and ptp needs one for each address")
+    dns = read_dns(request.config) if request.config.get("dns") else given.dns
+    return Result((), tuple(Ip(ip.network, ip.gateway, 1) for ip in given.ips), given.routes, dns)
+
+
+def wishes(config: PtpConfig, result: Result, made: Made, interface: str) -> Wishes:
+    """What is to be made. `result` is that of `completed`."""
+    node: list[Wish] = [AddVeth(made.veth, made.mac, interface, made.pod_mac, config.mtu)]
+    inside = pod.addressed(interface, result.ips, False, False)
+    for ip in result.ips:
+        whole = 8 * len(ip.network.address)
+        gateway, own = Network(ip.gateway, whole), Network(ip.network.address, whole)
+        node += [AddAddress(made.veth, gateway, False), AddRoute(made.veth, own, replace=True)]
+    return Wishes(
+        node=tuple(node),
+        late_settings=(Setting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"), *pod.forwarding(result.ips)),
+        pod_settings=pod.settings(interface, result.ips, False),
+        pod=(*inside, *pod.by_gateway(interface, result.ips), *pod.routed(interface, result.ips, result.routes)),
+    )
+
+
+def answer(result: Result, made: Made, request: Request) -> Result:
+    """The result of an ADD: `result` with the two interfaces."""
+    interfaces = (
+        Interface(made.veth, made.mac.hex(":")),
+        Interface(request.interface, made.pod_mac.hex(":"), request.namespace),
+    )
+    return Result(interfaces, result.ips, result.routes, result.dns)

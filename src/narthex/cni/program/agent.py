@@ -1,0 +1,259 @@
+"""The resident service of the CNI plugins: does what the launchers hand over, in threads of a process that is loaded.
+
+It serves launchers of its own network namespace only; others are told to do the work themselves. Rules that somebody
+removed are put back, when it starts and whenever the ruleset has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from narthex.cni import request as requests
+from narthex.cni.kernel import namespaces
+from narthex.cni.kernel.records import STATE
+from narthex.cni.program import ipam as addresses
+from narthex.cni.program import pods, ports, resync, run
+from narthex.cni.program.node import Node
+from narthex.linux.nfnetlink import NfNetlink
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+# Loaded here once instead of by each first request.
+LOADED = (addresses, pods, ports)
+
+SOCKET = "/run/narthex/cni.sock"
+_MOST = (1 << 20) + (1 << 16)
+_MOST_FILES = 2
+_PATIENCE_SECONDS = 30.0
+_LAST_SECONDS = 5.0
+"""How long the end waits for requests that are being worked on."""
+_LOOK_SECONDS = 2.0
+"""How often the ruleset's generation is looked at."""
+_NOT_MINE = b"\xff"
+
+
+class Agent:
+    """The service of one node, and a part of `narthex node`: `run`, or `open` and then `serve`, until `stop`."""
+
+    def __init__(self, path: str = SOCKET, state: str = STATE) -> None:
+        self._path = path
+        self._state = state
+        self._socket: socket.socket | None = None
+        self._stopping = threading.Event()
+        self._waker: socket.socket | None = None
+        """What is sent here wakes `serve`."""
+        self._seen: int | None = None
+        self._turns = threading.Condition()
+        """Requests go side by side; rules are put back while there is none, for one that is half done looks like rules
+        that somebody has removed."""
+        self._requests = 0
+        self._mending = False
+        self._idle: list[Node] = []
+        """Those that no request uses now; a list's `append` and `pop` are safe among threads."""
+        self._answers: Counter[tuple[str, str, str]] = Counter()
+        """By plugin, command and outcome."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it listens."""
+        return self._socket is not None and not self._stopping.is_set()
+
+    def run(self) -> None:
+        """Listen and answer until stopped. Raises OSError when it cannot listen."""
+        self.open()
+        self.serve()
+
+    def open(self) -> None:
+        """Put rules back that are missing, and listen. Raises OSError, also when another agent listens there."""
+        path = Path(self._path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _refuse_second(self._path)
+            self.mend()
+            path.unlink(missing_ok=True)
+            before = os.umask(0o177)
+            try:
+                listener.bind(self._path)
+            finally:
+                os.umask(before)
+            listener.listen(256)
+        except BaseException:
+            listener.close()
+            raise
+        self._socket = listener
+
+    def serve(self) -> None:
+        """Answer until stopped."""
+        listener = self._socket
+        assert listener is not None
+        self._waker, woken = socket.socketpair()
+        try:
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(listener, selectors.EVENT_READ)
+                waiting.register(woken, selectors.EVENT_READ)
+                while not self._stopping.is_set():
+                    found = [key.fileobj for key, _ in waiting.select(_LOOK_SECONDS)]
+                    if listener in found:
+                        connection, _ = listener.accept()
+                        threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+                    elif not found:
+                        self.mend()
+        finally:
+            for one in (listener, woken, self._waker):
+                one.close()
+            self._socket = self._waker = None
+            Path(self._path).unlink(missing_ok=True)
+            with self._turns:
+                # Who has asked already gets an answer.
+                self._turns.wait_for(lambda: not self._requests, _LAST_SECONDS)
+                for node in self._idle:
+                    node.close()
+                self._idle.clear()
+
+    def stop(self) -> None:
+        """Let `serve` return. Safe from any thread and in a signal handler."""
+        self._stopping.set()
+        waker = self._waker
+        if waker is not None:
+            with contextlib.suppress(OSError):
+                # It may be closed already, by a `serve` that has seen the flag.
+                waker.send(b"!")
+
+    def mend(self) -> int:
+        """Put back rules that are missing, if the ruleset has changed since; how many elements that were."""
+        with self._turns:
+            if self._requests:
+                return 0
+            self._mending = True
+        try:
+            return self._mended()
+        finally:
+            with self._turns:
+                self._mending = False
+                self._turns.notify_all()
+
+    def _mended(self) -> int:
+        try:
+            netlink = NfNetlink()
+            try:
+                if netlink.generation() == self._seen:
+                    return 0
+                mended = resync.resync(self._state)
+                self._seen = netlink.generation()
+            finally:
+                netlink.close()
+        except OSError:
+            # Tried again at the next look; requests say what is wrong with the rules.
+            return 0
+        return mended
+
+    def collect(self) -> Iterable[Metric]:
+        """Requests that were answered, for prometheus-client."""
+        from prometheus_client.core import CounterMetricFamily
+
+        labels = ["plugin", "command", "outcome"]
+        answers = CounterMetricFamily(
+            "narthex_cni_requests", "Requests of CNI plugins that were answered.", labels=labels
+        )
+        for key, count in dict(self._answers).items():
+            answers.add_metric(list(key), count)
+        return (answers,)
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(_PATIENCE_SECONDS)
+            try:
+                said = self._answered(connection)
+                connection.sendall(said)
+            except (OSError, ValueError):
+                # Whoever asked went away, or does not speak the launcher's language.
+                return
+
+    def _answered(self, connection: socket.socket) -> bytes:
+        files: list[int] = []
+        try:
+            _, uid, _ = struct.unpack("=iii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (0, os.geteuid()):
+                return _NOT_MINE
+            parts = _received(connection, files)
+            if not files or namespaces.identity(files[0]) != namespaces.own_identity():
+                return _NOT_MINE
+            plugin, stdin, *pairs = parts
+            texts = [part.decode("utf-8", "surrogateescape") for part in pairs]
+            environment = dict(zip(texts[::2], texts[1::2], strict=True))
+            name = plugin.decode()
+            text, status = self._done(name, environment, stdin, files.pop() if len(files) > 1 else None)
+            self._count(name, environment.get("CNI_COMMAND", ""), status)
+            return bytes([status]) + text.encode()
+        finally:
+            for one in files:
+                os.close(one)
+
+    def _done(self, plugin: str, environment: dict[str, str], stdin: bytes, pod: int | None) -> tuple[str, int]:
+        with self._turns:
+            self._turns.wait_for(lambda: not self._mending)
+            self._requests += 1
+        try:
+            node = self._node()
+            node.begin(pod)
+            said = run.answer(plugin, environment, stdin, self._state, node)
+            self._idle.append(node)
+            return said
+        finally:
+            with self._turns:
+                self._requests -= 1
+                self._turns.notify_all()
+
+    def _count(self, plugin: str, command: str, status: int) -> None:
+        """What is asked for may be any text, and must not become as many numbers."""
+        known = plugin if plugin in run.PLUGINS else "", command if command in requests.COMMANDS else ""
+        with self._turns:
+            self._answers[*known, "error" if status else "ok"] += 1
+
+    def _node(self) -> Node:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Node(self._state)
+
+
+def _refuse_second(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise FileExistsError(f"another agent listens at {path}")
+
+
+def _received(connection: socket.socket, files: list[int]) -> list[bytes]:
+    """The parts of a request; what is sent along is appended to `files`. Raises OSError, ValueError."""
+    data, ancillary, _, _ = connection.recvmsg(1 << 16, socket.CMSG_SPACE(4 * _MOST_FILES), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files += struct.unpack(f"={len(content) // 4}i", content[: len(content) // 4 * 4])
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        some = connection.recv(1 << 16)
+        if not some or len(data) > _MOST:
+            raise ValueError("a request that is cut or too long")
+        data += some
+    parts = []
+    at = 4
+    while at + 4 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        parts.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if len(parts) < 2 or at != len(data):
+        raise ValueError("a request in an unknown form")
+    return parts

@@ -1,0 +1,107 @@
+"""Plugins of others, run as the specification has it: found in CNI_PATH, same environment, configuration on stdin."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from narthex.cni import fields, result
+from narthex.cni.errors import INVALID_CONFIG, OTHER, CniError
+from narthex.cni.json import JsonError, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from narthex.cni.request import Request
+    from narthex.cni.result import Result
+
+_PATIENCE_SECONDS = 60.0
+
+
+def run(request: Request, plugin: str) -> bytes:
+    """Run a plugin with the request as it came; what it answered. Raises CniError, with its own code if it fails."""
+    return execute(plugin, _environment(request), request.stdin)
+
+
+def execute(plugin: str, environment: Mapping[str, str], stdin: bytes) -> bytes:
+    """Run a plugin that is found in the environment's CNI_PATH; what it answered. Raises CniError."""
+    program = _found(environment["CNI_PATH"], plugin)
+    try:
+        done = subprocess.run(
+            [program],
+            input=stdin,
+            capture_output=True,
+            env={"PATH": os.environ.get("PATH", os.defpath), **environment},
+            check=False,
+            timeout=_PATIENCE_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CniError(OTHER, f"cannot run plugin {plugin} ({program}): {error}") from None
+    if done.returncode != 0:
+        raise _failure(plugin, done.stdout, done.stderr)
+    return done.stdout
+
+
+def addresses(request: Request) -> Result:
+    """Run an IPAM plugin's ADD, and its DEL when that fails. Raises CniError."""
+    plugin = fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
+    try:
+        return result_of(run(request, plugin), plugin)
+    except CniError:
+        undo(request, plugin)
+        raise
+
+
+def undo(request: Request, plugin: str) -> None:
+    """Run a plugin's DEL after its ADD failed; that it fails as well is no news."""
+    named: dict[str, object] = {name: getattr(request, name) for name in request._fields} | {"command": "DEL"}
+    try:
+        run(type(request)(**named), plugin)  # type: ignore[arg-type]
+    except CniError:
+        return
+
+
+def result_of(answer: bytes, plugin: str) -> Result:
+    """Read what a plugin's ADD answered. Raises CniError."""
+    try:
+        said = parse(answer)
+    except JsonError as error:
+        raise CniError(OTHER, f"plugin {plugin} answered what cannot be read: {error}") from None
+    if not isinstance(said, dict):
+        raise CniError(OTHER, f"plugin {plugin} did not answer with an object")
+    return result.read(said, f"the result of {plugin}: ")
+
+
+def _found(path: str, plugin: str) -> str:
+    if not plugin or "/" in plugin or "\0" in plugin or plugin in (".", ".."):
+        raise CniError(INVALID_CONFIG, f"type: {plugin[:64]!r} is not a plugin's name")
+    for directory in path.split(":"):
+        program = f"{directory}/{plugin}"
+        if directory.startswith("/") and os.access(program, os.X_OK):
+            return program
+    raise CniError(INVALID_CONFIG, f"failed to find plugin {plugin[:64]!r} in path {path[:256]!r}")
+
+
+def _environment(request: Request) -> dict[str, str]:
+    args = ";".join(f"{key}={value}" for key, value in request.args.items())
+    return {
+        "CNI_COMMAND": request.command,
+        "CNI_CONTAINERID": request.container,
+        "CNI_NETNS": request.namespace,
+        "CNI_IFNAME": request.interface,
+        "CNI_ARGS": args,
+        "CNI_PATH": request.path,
+    }
+
+
+def _failure(plugin: str, answer: bytes, complaint: bytes) -> CniError:
+    try:
+        said = parse(answer)
+        if isinstance(said, dict):
+            code = fields.whole(said, "code", 1, 1 << 31)
+            return CniError(code or OTHER, fields.text(said, "msg"), fields.text(said, "details"))
+    except (JsonError, CniError):
+        pass
+    words = (answer or complaint).decode("utf-8", "replace").strip()[:512]
+    return CniError(OTHER, f"plugin {plugin} failed: {words or 'no message'}")

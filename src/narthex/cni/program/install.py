@@ -1,0 +1,140 @@
+"""Puts the plugins' programs, the code that they load, and a configuration in place."""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+import narthex
+from narthex.cni.program import launcher, start
+from narthex.cni.program.run import PLUGINS
+
+BUNDLE, LAUNCHER = ".narthex-plugins", ".narthex-launcher"
+"""Beside the programs; runtimes take no notice of names like these."""
+_MAGIC = importlib.util.MAGIC_NUMBER
+BUNDLED = (
+    "narthex",
+    "narthex.cni",
+    *(f"narthex.cni.{name}" for name in ("desired", "errors", "fields", "json", "request", "result")),
+    "narthex.cni.plugins",
+    *(f"narthex.cni.plugins.{name}" for name in ("bridge", "flannel", "host_local", "iptables", "masquerade", "pod")),
+    *(f"narthex.cni.plugins.{name}" for name in ("portmap", "ptp")),
+    "narthex.cni.kernel",
+    *(f"narthex.cni.kernel.{name}" for name in ("files", "leases", "namespaces", "records", "settings", "tables")),
+    "narthex.cni.program",
+    *(f"narthex.cni.program.{name}" for name in ("delegate", "flannel", "flows", "ipam", "iptables", "masquerade")),
+    *(f"narthex.cni.program.{name}" for name in ("node", "pods", "ports", "run")),
+    "narthex.linux",
+    *(f"narthex.linux.{name}" for name in ("libnftables", "namespaces", "netlink", "nfnetlink", "packed_addresses")),
+    *(f"narthex.linux.{name}" for name in ("rtnetlink", "run", "values")),
+)
+"""What the programs can load without an agent."""
+_CONFLIST = "10-narthex.conflist"
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """What an installation has written."""
+
+    programs: tuple[str, ...]
+    configuration: str
+    """Empty when none was asked for, or one was there."""
+
+
+def install(
+    bin_dir: Path, conf_dir: Path | None, *, socket: str, state: str, subnet: str, name: str = "narthex"
+) -> Installed:
+    """Write the programs, each by a rename, so that one that runs is not disturbed; and a configuration where none of
+    ours is. Raises OSError."""
+    bin_dir.mkdir(parents=True, exist_ok=True)
+    at = bin_dir.absolute()
+    text = launcher_text(socket, state, str(at / BUNDLE))
+    _write(at / BUNDLE, bundle(), 0o644)
+    _write(at / f"{LAUNCHER}.py", text.encode(), 0o644)
+    _write(at / LAUNCHER, _MAGIC + marshal.dumps(compile(text, f"{at / LAUNCHER}.py", "exec")), 0o644)
+    for plugin in PLUGINS:
+        _write(at / plugin, program(str(at / LAUNCHER)).encode(), 0o755)
+    written = ""
+    if conf_dir is not None:
+        conf_dir.mkdir(parents=True, exist_ok=True)
+        path = conf_dir / _CONFLIST
+        if not path.exists():
+            _write(path, msgspec.json.format(msgspec.json.encode(conflist(name, subnet)), indent=2) + b"\n", 0o644)
+            written = str(path)
+    return Installed(tuple(str(bin_dir / plugin) for plugin in PLUGINS), written)
+
+
+def launcher_text(socket: str, state: str, bundle: str) -> str:
+    """The launcher, with the socket, the state and the modules' places."""
+    return _filled(launcher, {"SOCKET = ": socket, "STATE = ": state, "PATHS: ": _paths(), "BUNDLE = ": bundle})
+
+
+def program(launcher: str) -> str:
+    """The program, with the interpreter and the launcher's place."""
+    # -I and -S: neither the caller's environment nor site-packages decide what a program of root loads.
+    return f"#!{sys.executable} -ISE\n" + _filled(start, {"LAUNCHER = ": launcher})
+
+
+def _filled(module: ModuleType, values: Mapping[str, object]) -> str:
+    """A module's text with other values, by how their lines begin."""
+    lines = []
+    for line in Path(module.__file__ or "").read_text().splitlines():
+        for beginning, value in values.items():
+            if line.startswith(beginning):
+                line = f"{line.partition(' = ')[0]} = {value!r}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=1)
+def bundle() -> bytes:
+    """The code of the modules for this interpreter: its magic number, then, marshalled, for each name the folder if it is a
+    package and its code, marshalled again, since not all are loaded each time. Raises OSError."""
+    modules = {}
+    for name in BUNDLED:
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None, name
+        code = SourceFileLoader(name, found.origin).get_code(name)
+        assert code is not None, name
+        folder = str(Path(found.origin).parent) if found.submodule_search_locations is not None else None
+        modules[name] = folder, marshal.dumps(code)
+    return _MAGIC + marshal.dumps(modules)
+
+
+def _paths() -> list[str]:
+    """Where our modules are, and those that they need for the few things that are not in the standard library."""
+    return list(dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (narthex, msgspec)))
+
+
+def conflist(name: str, subnet: str) -> dict[str, object]:
+    """A configuration for a container runtime: a bridge, addresses, host ports."""
+    route = "::/0" if ":" in subnet else "0.0.0.0/0"
+    return {
+        "cniVersion": "1.0.0",
+        "name": name,
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": True,
+                "ipMasq": True,
+                "hairpinMode": True,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": route}]},
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    unfinished = path.with_name(f".{path.name}.new")
+    unfinished.write_bytes(data)
+    unfinished.chmod(mode)
+    unfinished.rename(path)

@@ -1,0 +1,202 @@
+"""IPAM: host-local in process, anything else as the program that it is."""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
+from narthex.cni.kernel import files, records
+from narthex.cni.kernel.leases import Leases
+from narthex.cni.plugins import host_local as ipam
+from narthex.cni.request import valid_attachments
+from narthex.cni.result import Dns, Result
+from narthex.linux import packed_addresses as address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from narthex.cni.kernel.leases import Owner
+    from narthex.cni.plugins.host_local import Choice, Ipam
+    from narthex.cni.program.node import Node
+    from narthex.cni.request import Request
+
+
+def kind_of(request: Request) -> str:
+    """The IPAM plugin that is configured; empty for none."""
+    return fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
+
+
+def add(node: Node, request: Request, link: str = "") -> Result:
+    """Addresses for an attachment. `link` is the node's end of the pair that is to have them. Raises CniError."""
+    if kind_of(request) != "host-local":
+        from narthex.cni.program import delegate
+
+        return delegate.addresses(request)
+    config = ipam.read(request)
+    dns = _resolv_conf(config.resolv_conf) if config.resolv_conf else Dns()
+    pod = records.of_namespace(node.pod(request), request.namespace, link)
+    leases = Leases(config.directory)
+    with leases.lock():
+        _make_way(node, request, leases, everywhere=not link)
+        choice = _choice(node, request, config, leases)
+        given = [ip.network.address for ip in choice.ips]
+        node.records.put(records.PODS, request.attachment, pod | {"ips": [address.text(one) for one in given]})
+        try:
+            for number, one in enumerate(given):
+                leases.reserve(one, request.container, request.interface)
+                leases.remember(number, one)
+        except BaseException:
+            leases.free(given)
+            node.records.drop(records.PODS, request.attachment)
+            raise
+    return Result((), choice.ips, config.routes, dns)
+
+
+def _make_way(node: Node, request: Request, leases: Leases, everywhere: bool) -> None:
+    """An attachment has its addresses once; what it holds from before the machine's last start is of the past.
+
+    `everywhere`: look at every reservation. A pod of another plugin is told by its interface, which is there.
+    """
+    record = node.records.get(records.PODS, request.attachment)
+    among = None if everywhere else _addresses_of(record)
+    mine = leases.those_of(request.container, request.interface, among)
+    if not mine:
+        return
+    if record is None or not records.is_gone(record, node.names()):
+        message = f"{address.text(mine[0])} has been allocated to {request.container}:{request.interface}"
+        raise CniError(TAKEN, f"{message}, duplicate allocation is not allowed", "DEL comes before a second ADD")
+    leases.free(mine)
+
+
+def _addresses_of(record: Mapping[str, object] | None) -> list[bytes]:
+    """The addresses that a record names."""
+    said = record.get("ips") if record is not None else None
+    found = []
+    for text in said if isinstance(said, list) else ():
+        try:
+            found.append(address.packed(str(text)))
+        except ValueError:
+            continue
+    return found
+
+
+def _choice(node: Node, request: Request, config: Ipam, leases: Leases) -> Choice:
+    last = leases.last(len(config.sets))
+    try:
+        return ipam.choose(config, leases.taken(), last)
+    except ipam.Exhausted:
+        held = leases.held()
+        _reclaim(node, request.network, leases, held)
+        # What is taken and held by nobody was never finished.
+        return ipam.choose(config, held.keys(), last)
+
+
+def _reclaim(node: Node, network: str, leases: Leases, held: dict[bytes, Owner]) -> None:
+    """Free the addresses of namespaces that are gone: their runtime was killed, or forgot."""
+    names = node.names()
+    gone = []
+    for one, owner in held.items():
+        attachment = f"{network}:{owner.container}:{owner.interface}"
+        record = node.records.get(records.PODS, attachment) if records.split(attachment) else None
+        if record is not None and records.is_gone(record, names):
+            gone.append((one, attachment))
+    leases.free(one for one, _ in gone)
+    for one, attachment in gone:
+        node.records.drop(records.PODS, attachment)
+        del held[one]
+
+
+def remove(node: Node, request: Request) -> None:
+    """Take an attachment's addresses back. They may be free. Raises CniError, OSError."""
+    if kind_of(request) != "host-local":
+        from narthex.cni.program import delegate
+
+        delegate.run(request, kind_of(request))
+        return
+    leases = Leases(ipam.directory_of(request.config))
+    if leases.exists():
+        with leases.lock():
+            record = node.records.get(records.PODS, request.attachment)
+            among = _addresses_of(record) or None
+            leases.free(leases.those_of(request.container, request.interface, among))
+    node.records.drop(records.PODS, request.attachment)
+
+
+def check(node: Node, request: Request) -> None:  # noqa: ARG001 - as all of its kind
+    """Raises CniError when the attachment has no address."""
+    if kind_of(request) != "host-local":
+        from narthex.cni.program import delegate
+
+        delegate.run(request, kind_of(request))
+        return
+    leases = Leases(ipam.read(request).directory)
+    if leases.exists():
+        with leases.lock():
+            if leases.those_of(request.container, request.interface):
+                return
+    raise CniError(NOT_AS_ADDED, f"host-local: no address is reserved for {request.container}:{request.interface}")
+
+
+def collect(node: Node, request: Request) -> None:
+    """Free the addresses of all attachments that are not valid. Raises CniError, OSError."""
+    if kind_of(request) != "host-local":
+        from narthex.cni.program import delegate
+
+        delegate.run(request, kind_of(request))
+        return
+    valid = valid_attachments(request)
+    leases = Leases(ipam.directory_of(request.config))
+    if leases.exists():
+        with leases.lock():
+            held = leases.held().items()
+            leases.free([one for one, owner in held if not any(owner.is_of(*each) for each in valid)])
+    drop_invalid(node, request, records.PODS, valid)
+
+
+def drop_invalid(node: Node, request: Request, kind: str, valid: frozenset[tuple[str, str]]) -> None:
+    """Remove the records of a kind that are of none of the valid attachments of the network."""
+    for attachment, _ in node.records.all(kind, request.network):
+        if tuple(attachment.split(":")[1:]) not in valid:
+            node.records.drop(kind, attachment)
+
+
+def status(node: Node, request: Request) -> None:
+    """Raises CniError when an ADD would get no address."""
+    if kind_of(request) != "host-local":
+        from narthex.cni.program import delegate
+
+        delegate.run(request, kind_of(request))
+        return
+    config = ipam.read(request)
+    leases = Leases(config.directory)
+    if not leases.exists():
+        return
+    with leases.lock():
+        try:
+            _choice(node, request, config, leases)
+        except ipam.Exhausted as error:
+            raise CniError(CANNOT_ADD, error.message, error.details) from None
+
+
+def _resolv_conf(path: str) -> Dns:
+    data = files.read(path) if path.startswith("/") else None
+    if data is None:
+        raise CniError(INVALID_CONFIG, f"ipam.resolvConf: {path[:256]!r} cannot be read")
+    servers: list[str] = []
+    search: list[str] = []
+    options: list[str] = []
+    domain = ""
+    for line in data.decode("utf-8", "replace").splitlines():
+        words = line.split()
+        if len(words) < 2 or words[0][0] in "#;":
+            continue
+        match words[0]:
+            case "nameserver":
+                servers.append(words[1])
+            case "domain":
+                domain = words[1]
+            case "search":
+                search += words[1:]
+            case "options":
+                options += words[1:]
+    return Dns(tuple(servers), domain, tuple(search), tuple(options))

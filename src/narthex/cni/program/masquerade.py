@@ -1,0 +1,91 @@
+"""ipMasq: pods leave their network with the node's address. By our table, or by iptables with the reference's chains."""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.errors import NOT_AS_ADDED, CniError
+from narthex.cni.kernel import records
+from narthex.cni.kernel.tables import owner_of
+from narthex.cni.plugins import masquerade
+from narthex.cni.result import Ip
+from narthex.linux import packed_addresses as address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from narthex.cni.program.node import Node
+    from narthex.cni.request import Request
+
+
+def add(node: Node, request: Request, backend: str, ips: tuple[Ip, ...]) -> None:
+    """Masquerade a pod. Raises OSError, CniError."""
+    record = {"backend": backend, "ips": [str(ip.network) for ip in ips]}
+    node.records.put(records.MASQUERADE, request.attachment, record)
+    if backend == "nftables":
+        put(node, request.attachment, ips)
+    else:
+        from narthex.cni.program import iptables as chains
+
+        chains.masquerade(request, ips)
+
+
+def put(node: Node, attachment: str, ips: tuple[Ip, ...]) -> None:
+    """Put the elements of a pod into the table; they may be there. Raises OSError."""
+    node.masquerade.add(masquerade.elements(ips), owner_of(attachment), masquerade.subnets(ips))
+
+
+def remove(node: Node, request: Request, configured: bool) -> None:
+    """Masquerade a pod no more. `configured`: whether one without a record may have the reference's chains."""
+    record = node.records.get(records.MASQUERADE, request.attachment)
+    if record is not None and record.get("backend") == "nftables":
+        take(node, request.attachment, record)
+    elif record is not None or configured:
+        from narthex.cni.program import iptables as chains
+
+        chains.unmasquerade(request.network, request.container)
+    node.records.drop(records.MASQUERADE, request.attachment)
+
+
+def take(node: Node, attachment: str, record: Mapping[str, object]) -> None:
+    """Take the elements of a record out of the table. Raises OSError."""
+    node.masquerade.remove(masquerade.elements(ips_of(record)), owner_of(attachment))
+
+
+def ips_of(record: Mapping[str, object]) -> tuple[Ip, ...]:
+    """The addresses of a record."""
+    found = []
+    for text in fields.items(record, "ips"):
+        try:
+            found.append(Ip(address.network(str(text))))
+        except ValueError:
+            continue
+    return tuple(found)
+
+
+def check(node: Node, request: Request, backend: str, ips: tuple[Ip, ...]) -> None:
+    """Raises CniError when a pod is not masqueraded."""
+    if backend == "nftables":
+        owner = owner_of(request.attachment)
+        good = all(node.masquerade.has(one, owner) for one in masquerade.elements(ips))
+    else:
+        from narthex.cni.program import iptables as chains
+
+        good = chains.masquerades(request, ips)
+    if not good:
+        raise CniError(NOT_AS_ADDED, f"container {request.container} is not masqueraded any more ({backend})")
+
+
+def collect(node: Node, request: Request, valid: frozenset[tuple[str, str]]) -> None:
+    """Remove the rules of all attachments that are not valid."""
+    for attachment, record in list(node.records.all(records.MASQUERADE, request.network)):
+        network, container, interface = attachment.split(":")
+        if (container, interface) in valid:
+            continue
+        if record.get("backend") == "nftables":
+            take(node, attachment, record)
+        else:
+            from narthex.cni.program import iptables as chains
+
+            chains.unmasquerade(network, container)
+        node.records.drop(records.MASQUERADE, attachment)

@@ -1,0 +1,258 @@
+"""The plugin `portmap`: host ports that lead to a pod, each with one holder."""
+
+from __future__ import annotations
+
+from narthex.cni import fields
+from narthex.cni.desired import Setting
+from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
+from narthex.cni.kernel import records, settings
+from narthex.cni.kernel.tables import Taken, owner_of
+from narthex.cni.plugins import portmap
+from narthex.cni.plugins.portmap import Mapping, PortmapConfig, Target
+from narthex.cni.request import valid_attachments
+from narthex.cni.result import previous
+from narthex.linux import packed_addresses as address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping as Fields
+
+    from narthex.cni.program.node import Node
+    from narthex.cni.request import Request
+
+_SETS = ("ports4", "ports6", "bound4", "bound6", "hairpin4", "hairpin6", "loopback4", "all4", "all6")
+
+
+def add(node: Node, request: Request) -> None:
+    """ADD: all of the pod's host ports or none. Raises CniError, OSError."""
+    config, pod = portmap.read(request), _target(request)
+    if not config.mappings:
+        return
+    _refuse_second(node, request)
+    node.records.put(records.PORTS, request.attachment, _record(config, pod))
+    try:
+        if config.backend == "iptables":
+            from narthex.cni.program import iptables as chains
+
+            chains.open_ports(request, config, pod)
+        else:
+            _open(node, request.attachment, config, pod)
+        for link in portmap.loopback_links(config, pod):
+            settings.apply([Setting(f"net/ipv4/conf/{link}/route_localnet", "1", required=True)])
+        if any(mapping.protocol == "udp" for mapping in config.mappings):
+            from narthex.cni.program import flows
+
+            flows.forget(config, pod)
+    except BaseException:
+        remove(node, request)
+        raise
+
+
+def _target(request: Request) -> Target:
+    before = previous(request.config)
+    if before is None:
+        raise CniError(INVALID_CONFIG, "prevResult: portmap must be called as a chained plugin")
+    return portmap.target(before)
+
+
+def _refuse_second(node: Node, request: Request) -> None:
+    record = node.records.get(records.PORTS, request.attachment)
+    if record is None:
+        return
+    config, pod = of_record(record)
+    owner = owner_of(request.attachment)
+    if any(node.ports.has(one, owner) for one in portmap.elements(config, pod)):
+        raise CniError(TAKEN, f"{request.container} has its host ports already", "DEL comes before a second ADD")
+
+
+def _open(node: Node, attachment: str, config: PortmapConfig, pod: Target) -> None:
+    """Add the elements; a holder that is certainly gone makes way. Raises CniError, OSError."""
+    elements, guard = portmap.elements(config, pod), portmap.guard(portmap.loopback_links(config, pod))
+    for _ in range(len(elements) + 1):
+        try:
+            node.ports.add(elements, owner_of(attachment), guard)
+            return
+        except Taken as taken:
+            if not _makes_way(node, taken.owner):
+                holder = _named(node, taken.owner)
+                port = _port_of(taken.element.key, taken.element.set)
+                raise CniError(TAKEN, f"host port {port} is taken by {holder}") from None
+    raise CniError(TAKEN, "other pods keep taking the host ports")
+
+
+def _makes_way(node: Node, owner: str) -> bool:
+    """Remove the host ports of an attachment whose namespace is gone; whether it was."""
+    for attachment, record in node.records.all(records.PORTS):
+        if owner_of(attachment) == owner:
+            pod = node.records.get(records.PODS, attachment)
+            if pod is None or not records.is_gone(pod, node.names()):
+                return False
+            _close(node, attachment, record)
+            return True
+    # Nobody's: a record is written before and removed after what it names.
+    node.ports.remove([held.element for held in node.ports.held(_SETS) if held.owner == owner], owner)
+    return True
+
+
+def _named(node: Node, owner: str) -> str:
+    for attachment, _ in node.records.all(records.PORTS):
+        if owner_of(attachment) == owner:
+            network, container, interface = attachment.split(":")
+            return f"container {container} (network {network}, interface {interface})"
+    return owner or "rules that name nobody"
+
+
+def _port_of(key: bytes, name: str) -> str:
+    """The host port of an element, in words."""
+    bound = address.text(key[:-8]) + " " if name.startswith("bound") else ""
+    numbers = {number: protocol for protocol, number in portmap.PROTOCOLS.items()}
+    return f"{bound}{numbers.get(key[-8], key[-8])} {int.from_bytes(key[-4:-2], 'big')}"
+
+
+def remove(node: Node, request: Request) -> None:
+    """DEL: without a record, rules of the reference plugin may be there. Raises CniError, OSError."""
+    record = node.records.get(records.PORTS, request.attachment)
+    if record is not None:
+        _close(node, request.attachment, record)
+        return
+    node.records.drop(records.PORTS, request.attachment)
+    if fields.items(fields.part(request.config, "runtimeConfig"), "portMappings"):
+        from narthex.cni.program import iptables as chains
+
+        chains.close_ports(request.network, request.container)
+
+
+def _close(node: Node, attachment: str, record: Fields[str, object]) -> None:
+    if record.get("backend") == "iptables":
+        from narthex.cni.program import iptables as chains
+
+        network, container, _ = attachment.split(":")
+        chains.close_ports(network, container)
+    else:
+        config, pod = of_record(record)
+        node.ports.remove(portmap.elements(config, pod), owner_of(attachment))
+        if any(mapping.protocol == "udp" for mapping in config.mappings):
+            from narthex.cni.program import flows
+
+            flows.forget(config, pod, only_to_pod=True)
+    node.records.drop(records.PORTS, attachment)
+
+
+def check(node: Node, request: Request) -> None:
+    """CHECK. Raises CniError when a mapping is missing."""
+    config, pod = portmap.read(request), _target(request)
+    if not config.mappings:
+        return
+    if config.backend == "iptables":
+        from narthex.cni.program import iptables as chains
+
+        good = chains.has_ports(request, pod)
+    else:
+        owner = owner_of(request.attachment)
+        good = all(node.ports.has(one, owner) for one in portmap.elements(config, pod))
+    if not good:
+        raise CniError(NOT_AS_ADDED, f"host ports of container {request.container} are missing ({config.backend})")
+
+
+def collect(node: Node, request: Request) -> None:
+    """GC: the host ports of all attachments that are not valid. Raises CniError, OSError."""
+    valid = valid_attachments(request)
+    for attachment, record in list(node.records.all(records.PORTS, request.network)):
+        if tuple(attachment.split(":")[1:]) not in valid:
+            _close(node, attachment, record)
+    owners = {owner_of(attachment) for attachment, _ in node.records.all(records.PORTS, request.network)}
+    for held in node.ports.held(_SETS):
+        if held.owner.partition(":")[0] == request.network and held.owner not in owners:
+            node.ports.remove([held.element], held.owner)
+
+
+def status(node: Node, request: Request) -> None:
+    """STATUS. Raises CniError when an ADD would fail."""
+    backend = portmap.read(request).backend
+    try:
+        if backend == "nftables":
+            node.ports.is_whole()
+        else:
+            from narthex.linux.run import run
+
+            run(["iptables", "--version"], timeout=10)
+    except OSError as error:
+        raise CniError(CANNOT_ADD, f"portmap: {backend} cannot be used: {error}") from None
+
+
+def resync(node: Node) -> int:
+    """Put back what somebody removed from the table, and remove what is nobody's; how many elements that were.
+
+    Raises OSError.
+    """
+    names, wanted = node.names(), {}
+    for attachment, record in list(node.records.all(records.PORTS)):
+        pod_record = node.records.get(records.PODS, attachment)
+        if record.get("backend") != "nftables":
+            continue
+        if pod_record is not None and records.is_gone(pod_record, names):
+            _close(node, attachment, record)
+            continue
+        config, pod = of_record(record)
+        guard = portmap.guard(portmap.loopback_links(config, pod))
+        wanted[owner_of(attachment)] = (portmap.elements(config, pod), guard)
+    if not wanted and not node.ports.is_whole():
+        return 0
+    node.ports.mend()
+    changed = 0
+    there = {(held.element.set, held.element.key): held.owner for held in node.ports.held(_SETS)}
+    for owner, (elements, guard) in wanted.items():
+        missing = [one for one in elements if (one.set, one.key) not in there]
+        node.ports.add(missing, owner, guard)
+        changed += len(missing)
+    owners = {owner_of(attachment) for attachment, _ in node.records.all(records.PORTS)}
+    for held in node.ports.held(_SETS):
+        if held.owner not in owners:
+            node.ports.remove([held.element], held.owner)
+            changed += 1
+    return changed
+
+
+def _record(config: PortmapConfig, pod: Target) -> dict[str, object]:
+    mappings = [
+        {
+            "protocol": one.protocol,
+            "hostPort": one.host_port,
+            "containerPort": one.port,
+            "hostIP": address.text(one.host_ip) if one.host_ip else "",
+        }
+        for one in config.mappings
+    ]
+    return {
+        "backend": config.backend,
+        "mappings": mappings,
+        "snat": config.snat,
+        "masqAll": config.masquerade_all,
+        "ips": [address.text(ip) for ip in pod.ips],
+        "subnets": list(pod.subnets),
+        "links": list(pod.links),
+    }
+
+
+def of_record(record: Fields[str, object]) -> tuple[PortmapConfig, Target]:
+    """The configuration and the pod of a record. Raises CniError for one that we have not written."""
+    mappings = tuple(
+        Mapping(
+            fields.text(one, "protocol"),
+            fields.whole(one, "hostPort", 1, 65535) or 0,
+            fields.whole(one, "containerPort", 1, 65535) or 0,
+            fields.ip(host_ip, "hostIP") if (host_ip := fields.text(one, "hostIP")) else b"",
+        )
+        for one in fields.objects(record, "mappings")
+    )
+    config = PortmapConfig(
+        mappings,
+        fields.flag(record, "snat"),
+        fields.flag(record, "masqAll"),
+        fields.text(record, "backend"),
+        ((), ()),
+        0,
+        "",
+    )
+    ips = tuple(fields.ip(one, "ips") for one in fields.texts(record, "ips"))
+    return config, Target(ips, fields.texts(record, "subnets"), fields.texts(record, "links"))

@@ -1,0 +1,1 @@
+"""Corefile text to typed server blocks, and back. Pure."""

@@ -1,0 +1,1 @@
+"""DNS messages: names, questions, and responses as bytes. Pure."""

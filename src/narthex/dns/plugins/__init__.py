@@ -1,0 +1,1 @@
+"""CoreDNS plugins that need no I/O: cache, forward, hosts, log, and others. Pure."""

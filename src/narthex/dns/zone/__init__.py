@@ -1,0 +1,1 @@
+"""The records of a cluster, and how they change with its objects. Pure."""

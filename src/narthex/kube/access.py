@@ -1,0 +1,205 @@
+"""Who the API server is and who we are to it: kubeconfig, `--master`, or the service account of a pod.
+
+Reading these and making the HTTP client of them is lightkube's work; it is imported with the first use, since that takes
+a third of a second. What its readers leave out is added here: `proxy-url`, `tls-server-name`, and exec plugins of v1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from narthex import __version__
+from narthex.model.problem import quoted
+from narthex.runtime.configuration.values import ClientConnection
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient, Timeout
+    from lightkube.config.kubeconfig import SingleConfig
+
+CONNECT_SECONDS = 10.0
+_EXEC = "client.authentication.k8s.io"
+
+
+class AccessError(ValueError):
+    """The server cannot be found or spoken to with what was given; the message says why."""
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """What was given."""
+
+    connection: ClientConnection = ClientConnection()
+    """`kubeconfig`, `qps` and `burst` count; what is sent and received is always JSON."""
+    master: str = ""
+    """URL of the server; it overrides the kubeconfig's (`--master`)."""
+
+    @property
+    def origin(self) -> str:
+        """What to name in a message."""
+        return self.connection.kubeconfig or self.master or "the service account of this pod"
+
+
+class Way(msgspec.Struct, frozen=True):
+    """A client, and what it was made of."""
+
+    client: AsyncClient
+    server: str
+    extensions: dict[str, Any]
+    """For each request."""
+    files: tuple[Path, ...]
+    """When one of these changes, another client is needed."""
+
+
+def open_way(access: Access) -> Way:
+    """A client for the server. Raises AccessError. To be closed by the caller."""
+    try:
+        return _open(access)
+    except AccessError:
+        raise
+    except Exception as error:
+        # Files of any content, TLS material of any kind: lightkube, and ssl raise what they like.
+        text = str(error) if not isinstance(error, KeyError) else f"{error} is missing"
+        raise AccessError(f"{access.origin}: {text or type(error).__name__}") from error
+
+
+def stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
+    """What tells whether one of the files has changed."""
+    found: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            stat = file.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+def _open(access: Access) -> Way:
+    import httpx2
+    from lightkube.config.client_adapter import ConnectionParams
+    from lightkube.config.kubeconfig import KubeConfig
+    from lightkube.config.models import User
+
+    raw: dict[str, Any] = {}
+    path = access.connection.kubeconfig
+    if path:
+        file = Path(path).expanduser()
+        raw = _read(file)
+        config = KubeConfig.from_dict(raw, fname=file).get()
+    elif access.master:
+        config = KubeConfig.from_server(access.master).get()
+    else:
+        config = _of_the_pod().get()
+    assert config is not None  # lightkube raises when there is no current context.
+    config = config._replace(user=config.user or User())
+    if access.master:
+        config = config._replace(cluster=msgspec.structs.replace(config.cluster, server=access.master))
+    cluster = _raw_cluster(raw, config.context.cluster)
+    config = _with_exec(config, raw)
+    # How long silence is borne is the business of the watch protocol.
+    timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=CONNECT_SECONDS)
+    if cluster.get("proxy-url") or _environment_names_proxies():
+        fields = ConnectionParams(timeout=timeout, proxy=cluster.get("proxy-url") or None).httpx_params(config)
+    else:
+        fields = _direct(config, timeout)
+    client = httpx2.AsyncClient(**fields, headers={"User-Agent": f"narthex/{__version__}"})
+    name = cluster.get("tls-server-name")
+    return Way(client, config.cluster.server, {"sni_hostname": name} if name else {}, _files(path, config))
+
+
+def _direct(config: SingleConfig, timeout: Timeout) -> dict[str, Any]:
+    """What to make a client of that goes through our own transport."""
+    from lightkube.config.client_adapter import ConnectionParams, user_auth
+
+    from narthex.kube.transport import Transport
+
+    server = config.cluster.server
+    if server.startswith("http://"):
+        # Without TLS: reading all roots of trust for nothing takes as long as two thousand objects.
+        return {"base_url": server, "auth": user_auth(config.user), "timeout": timeout, "transport": Transport(None)}
+    fields: dict[str, Any] = ConnectionParams(timeout=timeout).httpx_params(config)
+    return fields | {"transport": Transport(fields["verify"])}
+
+
+def _environment_names_proxies() -> bool:
+    """Whether httpx2 may find a proxy there; then it has to choose."""
+    from urllib.request import getproxies
+
+    proxies = getproxies()
+    return any(proxies.get(scheme) for scheme in ("http", "https", "all"))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    from narthex.model import documents
+
+    try:
+        found = next(documents.read(file.read_text("utf-8-sig"), bear_doubled=True), None)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise AccessError(f"{file}: {why}; give the kubeconfig's path with --kubeconfig") from error
+    if isinstance(found, documents.Fault):
+        raise AccessError(f"{file}:{found.line}: {found.message}")
+    raw = found.value if found is not None else None
+    if not isinstance(raw, dict) or not isinstance(raw.get("clusters"), list):
+        raise AccessError(f"{file} is not a kubeconfig: it has no list of clusters")
+    # Written empty lists are null now and then.
+    return raw | {name: raw.get(name) or [] for name in ("contexts", "users")}
+
+
+def _of_the_pod() -> Any:
+    from lightkube.config.kubeconfig import KubeConfig
+    from lightkube.core.exceptions import ConfigError
+
+    try:
+        return KubeConfig.from_service_account()
+    except (ConfigError, KeyError) as error:
+        raise AccessError(
+            f"this is not a pod with a service account ({error}): give --kubeconfig or --master"
+        ) from error
+
+
+def _raw_cluster(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    for entry in raw.get("clusters", ()):
+        if entry.get("name") == name:
+            return entry.get("cluster") or {}
+    return {}
+
+
+def _with_exec(config: SingleConfig, raw: dict[str, Any]) -> SingleConfig:
+    """A plugin is told which version of its protocol is meant, and found where the kubeconfig says."""
+    from lightkube.config.models import NameValue
+
+    user = config.user
+    plugin = user.exec if user is not None else None
+    if user is None or plugin is None:
+        return config
+    if plugin.apiVersion not in (f"{_EXEC}/v1", f"{_EXEC}/v1beta1"):
+        raise AccessError(
+            f"{config.fname}: exec.apiVersion {quoted(plugin.apiVersion)} is not {_EXEC}/v1 or {_EXEC}/v1beta1"
+        )
+    spec: dict[str, Any] = {"interactive": False}
+    entry = next(each["user"]["exec"] for each in raw["users"] if each.get("name") == config.context.user)
+    if entry.get("provideClusterInfo"):
+        spec["cluster"] = {"server": config.cluster.server}
+        if config.cluster.certificate_auth_data:
+            spec["cluster"]["certificate-authority-data"] = config.cluster.certificate_auth_data
+    info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": spec}
+    command = plugin.command if "/" not in plugin.command else str(config.abs_file(plugin.command))
+    told = msgspec.structs.replace(
+        plugin,
+        # lightkube knows v1beta1; what it reads of the plugin's answer is the same in v1.
+        apiVersion=f"{_EXEC}/v1beta1",
+        command=command,
+        env=[*(plugin.env or []), NameValue("KUBERNETES_EXEC_INFO", msgspec.json.encode(info).decode())],
+    )
+    return config._replace(user=msgspec.structs.replace(user, exec=told))
+
+
+def _files(kubeconfig: str, config: SingleConfig) -> tuple[Path, ...]:
+    user = config.user
+    given = [config.cluster.certificate_auth, *((user.client_cert, user.client_key) if user else ())]
+    files = [Path(config.abs_file(file)) for file in given if file]
+    return (*([Path(kubeconfig).expanduser()] if kubeconfig else []), *files)

@@ -1,0 +1,128 @@
+"""Requests to the API server: one HTTP client for all of them, made anew when its files change (rotated certificates)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from narthex.kube.access import Access, AccessError, Way, open_way, stamps
+from narthex.kube.exchange import Request
+from narthex.kube.rate_limit import Pace
+
+if TYPE_CHECKING:
+    from httpx2 import Response
+
+_LONGEST_REFUSAL = 65536
+
+
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""A peer that has vanished without a word is noticed within a minute, also on a watch where nothing happens."""
+
+
+class Unreachable(Exception):
+    """No answer, or none that is whole; the message says why."""
+
+
+class Answer:
+    """An answer whose head is there."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self.code: int = response.status_code
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds, when the server names them."""
+        value = self._response.headers.get("Retry-After", "")
+        return float(value) if value.isascii() and value.isdigit() else None
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes, unpacked."""
+        return self._response.aiter_bytes()
+
+    async def refusal(self) -> bytes:
+        """The body of an answer that says no, or the beginning of it."""
+        parts: list[bytes] = []
+        async for chunk in self.chunks():
+            parts.append(chunk)
+            if sum(map(len, parts)) >= _LONGEST_REFUSAL:
+                break
+        return b"".join(parts)[:_LONGEST_REFUSAL]
+
+
+class Api:
+    """Speaks to one API server. To be used within one asyncio loop, and closed there."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._pace = Pace(access.connection.qps, access.connection.burst)
+        self._way: Way | None = None
+        self._stamps: Any = None
+
+    @asynccontextmanager
+    async def get(self, request: Request) -> AsyncIterator[Answer]:
+        """The answer to a request. Raises Unreachable, also while the answer is read."""
+        async with self._send("GET", request.path, params=request.query) as answer:
+            yield answer
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Make an object from JSON; the status and body of the answer. Raises Unreachable."""
+        headers = {"Content-Type": "application/json"}
+        async with self._send("POST", path, content=body, headers=headers) as answer:
+            return answer.code, await answer.refusal()
+
+    async def exchange(self, method: str, path: str, body: bytes | None, content_type: str) -> tuple[int, bytes]:
+        """Any request whose answer is one object; its status and body. Raises Unreachable."""
+        fields = {"content": body, "headers": {"Content-Type": content_type}} if body is not None else {}
+        async with self._send(method, path, **fields) as answer:
+            return answer.code, b"".join([chunk async for chunk in answer.chunks()])
+
+    async def close(self) -> None:
+        """End all connections."""
+        way, self._way = self._way, None
+        if way is not None:
+            await way.client.aclose()
+
+    @asynccontextmanager
+    async def _send(self, method: str, path: str, **fields: Any) -> AsyncIterator[Answer]:
+        import httpx2
+        from lightkube.core.exceptions import ConfigError
+
+        await asyncio.sleep(self._pace.wait(asyncio.get_running_loop().time()))
+        try:
+            way = await self._ready()
+            fields["extensions"] = way.extensions
+            async with way.client.stream(method, path, **fields) as response:
+                _keep_alive(response)
+                yield Answer(response)
+        except (AccessError, ConfigError) as error:
+            raise Unreachable(str(error)) from error
+        except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError, OSError, RuntimeError) as error:
+            # RuntimeError: the client was closed by another request that found its files changed.
+            where = self._way.server if self._way is not None else self.access.origin
+            raise Unreachable(f"{where}: {str(error) or type(error).__name__}") from error
+
+    async def _ready(self) -> Way:
+        """A client made of the files as they are now."""
+        if self._way is not None and self._stamps != stamps(self._way.files):
+            with contextlib.suppress(OSError, RuntimeError):
+                await self.close()
+        if self._way is None:
+            self._way = open_way(self.access)
+            self._stamps = stamps(self._way.files)
+        return self._way
+
+
+def _keep_alive(response: Response) -> None:
+    """Have the kernel ask now and then whether the other side is still there."""
+    stream = response.extensions.get("network_stream")
+    sock = stream.get_extra_info("socket") if stream is not None else None
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,121 @@
+"""Keeps the Lease of a controller: asks and renews in a thread of its own, so that slow work never costs the Lease."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+
+from narthex.kube.access import Access
+from narthex.kube.lease import TIMES, Elector, Now, Read, Record, Rest, Times, Write, record_of, spec_of
+from narthex.kube.writes import ApiError, Conflict, Exists, Missing, Writer, writing
+from narthex.runtime.background import beside
+from narthex.runtime.logs import LOGGER, printable
+
+_REQUEST_SECONDS = 4.0
+
+
+def moment() -> Now:
+    """Now. The steady clock goes on while the machine sleeps."""
+    return Now(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class Leader:
+    """One candidate for one Lease. May be asked from any thread."""
+
+    def __init__(self, access: Access, namespace: str, name: str, identity: str, times: Times = TIMES) -> None:
+        self._access = access
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = name
+        self._elector = Elector(identity, times)
+        self._stop = threading.Event()
+        self._trouble = ""
+
+    @property
+    def term(self) -> int:
+        """Which of its terms this is; 0 while it does not lead."""
+        return self._elector.term if self._elector.allowance(moment()) > 0 else 0
+
+    @property
+    def holder(self) -> str:
+        """Who leads, as far as is known."""
+        return self._elector.holder
+
+    def allowance(self, term: int) -> float:
+        """Seconds for which something may be written in a term; not positive: nothing may."""
+        return self._elector.allowance(moment()) if self._elector.term == term else 0.0
+
+    def running(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
+        """Stand for election while the block lasts; `notice` is called when this may have begun or ended to lead. At the
+        end the Lease is released: nothing may be written any more then."""
+        return beside("leader", lambda: self._run(notice), self._stop.set)
+
+    def _run(self, notice: Callable[[], None]) -> None:
+        with asyncio.Runner() as runner:
+            while not self._stop.is_set():
+                try:
+                    runner.run(self._stand(notice))
+                except Exception as error:
+                    # Without this thread the controller would wait for ever, and nobody would know.
+                    LOGGER.error("the election broke off: %s: %s", type(error).__name__, printable(str(error)))
+                    self._stop.wait(self._elector.times.retry)
+
+    async def _stand(self, notice: Callable[[], None]) -> None:
+        async with writing(self._access) as writer:
+            while not self._stop.is_set():
+                before = self.term
+                action = self._elector.act(moment())
+                if isinstance(action, Rest):
+                    await self._rest(action.until)
+                else:
+                    await self._do(writer, action)
+                if self.term != before:
+                    self._tell(before)
+                    notice()
+            if (last := self._elector.release(moment())) is not None:
+                with suppress(ApiError, TimeoutError):
+                    await self._write(writer, last.record)
+
+    async def _rest(self, until: float) -> None:
+        """Until then, or until it is to end."""
+        await asyncio.to_thread(self._stop.wait, max(0.0, until - moment().steady))
+
+    async def _do(self, writer: Writer, action: Read | Write) -> None:
+        sent = moment()
+        try:
+            if isinstance(action, Read):
+                self._elector.read(await self._read(writer), moment())
+            else:
+                self._elector.wrote(await self._write(writer, action.record), sent, moment())
+            self._trouble = ""
+        except (Conflict, Exists):
+            self._elector.refused(moment())
+        except (ApiError, TimeoutError) as error:
+            self._elector.failed(moment())
+            said = printable(str(error)) or f"no answer within {_REQUEST_SECONDS:g} s"
+            if said != self._trouble:
+                LOGGER.warning("the Lease %s cannot be read or written: %s", self._name, said)
+            self._trouble = said
+
+    async def _read(self, writer: Writer) -> Record | None:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            try:
+                return record_of(await writer.get(f"{self._collection}/{self._name}"))
+            except Missing:
+                return None
+
+    async def _write(self, writer: Writer, record: Record) -> Record:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            if not record.version:
+                body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+                return record_of(await writer.create(self._collection, {**body, "spec": spec_of(record)}))
+            patch = {"metadata": {"resourceVersion": record.version}, "spec": spec_of(record)}
+            return record_of(await writer.patch(f"{self._collection}/{self._name}", patch))
+
+    def _tell(self, before: int) -> None:
+        if self.term:
+            LOGGER.info("leading, as %s", self._elector.identity)
+        elif before:
+            LOGGER.warning("not leading any more; the Lease is held by %s", printable(self.holder) or "nobody")

@@ -1,0 +1,295 @@
+"""Manifests on disk as a source: a file, or a directory with all `.yaml`, `.yml` and `.json` files below it.
+
+Level-triggered: `scan` looks at what is there now and returns the difference to what it told last. Watching only says
+when to look. What cannot be read never deletes anything: a file that breaks keeps its last good objects, an object
+that breaks keeps its last good state, and both are in `problems` until they are mended. A deleted file does delete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from narthex.model.decode.objects import MOST_BYTES, Decode, Identity, Loaded, decode, load
+from narthex.model.events import Delete, Event, Synced, Upsert
+from narthex.model.objects import AnyObject
+from narthex.model.problem import Problem
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+DEBOUNCE_MS = 40
+"""Changes closer together than this are looked at together, at the latest this long after the first."""
+LOOK_AGAIN_SECONDS = 1.0
+"""inotify says nothing of a directory that was replaced, nor of what a symbolic link outside it leads to."""
+_RACY_NS = 100_000_000
+"""A file written again within the same tick of the file system's clock looks unchanged, so young ones are read again."""
+
+Signature = tuple[int, int, int, int]
+
+
+class _File(msgspec.Struct):
+    """What is known of one file."""
+
+    signature: Signature | None
+    """Modification time and change time in ns, size, inode; None: read it again at the next look."""
+    digest: bytes
+    objects: dict[Identity, AnyObject]
+    """In the order of the file, the last good state of each."""
+    repeated: list[AnyObject]
+    """Objects that stand in the file a second time."""
+    problems: tuple[Problem, ...]
+
+
+class ManifestSource:
+    """Reads manifests below a path. Not safe for threads: one thread scans or watches."""
+
+    def __init__(self, path: str | os.PathLike[str], decoding: Decode = decode) -> None:
+        """`decoding` makes the objects; whatever it makes has a `key`, an `origin` and a kind (`identity_of`)."""
+        self.path = Path(path)
+        self._decoding = decoding
+        self._files: dict[str, _File] = {}
+        self._told: dict[Identity, AnyObject] = {}
+        self._synced = False
+        self._problems: tuple[Problem, ...] = ()
+        self._next_look = 0.0
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """All that is wrong now, by file name and line."""
+        return self._problems
+
+    def scan(self) -> list[Event]:
+        """What has changed since the last scan; the first one that finds the path ends with Synced.
+
+        An object that only moved to another line or file has not changed.
+        """
+        started = time.monotonic()
+        found, unreadable = self._find()
+        for name in [name for name in self._files if name not in found]:
+            if not any(_below(name, place) for place in unreadable):
+                del self._files[name]
+        problems = list(unreadable.values())
+        for name, path in found.items():
+            self._refresh(name, path)
+        objects, duplicates = self._settle()
+        problems.extend(problem for name in sorted(self._files) for problem in self._files[name].problems)
+        self._problems = (*problems, *duplicates)
+        events = self._difference(objects)
+        if not self._synced and "" not in unreadable:
+            self._synced = True
+            events.append(Synced())
+        # Looking again without being told may take 2 % of the time at most.
+        now = time.monotonic()
+        self._next_look = now + 50 * (now - started)
+        return events
+
+    def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
+        """Block until something changes, and yield the events, again and again until `stop` is set.
+
+        Also yields, maybe an empty list, when only `problems` changed.
+        """
+        while not stop.is_set():
+            for _ in self._wake_ups(stop):
+                before = self._problems
+                events = self.scan()
+                if events or self._problems != before:
+                    yield events
+
+    async def watch(self) -> AsyncIterator[list[Event]]:
+        """`changes` for asyncio. The scan itself runs in the loop's thread."""
+        import asyncio
+
+        stop = threading.Event()
+        wake_ups = self._forever(stop)
+        try:
+            while await asyncio.to_thread(next, wake_ups, False):
+                before = self._problems
+                events = self.scan()
+                if events or self._problems != before:
+                    yield events
+        finally:
+            stop.set()
+
+    def _forever(self, stop: threading.Event) -> Iterator[bool]:
+        while not stop.is_set():
+            for _ in self._wake_ups(stop):
+                yield True
+
+    def _wake_ups(self, stop: threading.Event) -> Iterator[None]:
+        """Moments to look, until something else must be watched or this cannot be watched."""
+        import watchfiles
+
+        try:
+            whole_tree = self.path.is_dir()
+            watched = self.path if whole_tree else self.path.parent
+            before = _identity(watched)
+            for seen in watchfiles.watch(
+                watched,
+                watch_filter=None,
+                debounce=DEBOUNCE_MS,
+                step=10,
+                stop_event=stop,
+                rust_timeout=int(LOOK_AGAIN_SECONDS * 1000),
+                yield_on_timeout=True,
+                recursive=whole_tree,
+            ):
+                if seen or time.monotonic() >= self._next_look:
+                    yield None
+                if self.path.is_dir() != whole_tree or _identity(watched) != before:
+                    return
+        except (OSError, RuntimeError):
+            # No such directory, or no inotify watch left on this machine: look from time to time instead.
+            stop.wait(LOOK_AGAIN_SECONDS / 2)
+            yield None
+
+    def _find(self) -> tuple[dict[str, Path], dict[str, Problem]]:
+        """The files by their name below the path, sorted, and the places that could not be read ("" is the path)."""
+        found: dict[str, Path] = {}
+        unreadable: dict[str, Problem] = {}
+        try:
+            mode = self.path.stat().st_mode
+        except OSError as error:
+            return found, {"": _unreadable(str(self.path), error)}
+        if not stat.S_ISDIR(mode):
+            return {self.path.name: self.path}, unreadable
+        pending = [("", self.path)]
+        while pending:
+            prefix, directory = pending.pop()
+            try:
+                entries = list(os.scandir(directory))
+            except OSError as error:
+                unreadable[prefix.rstrip("/")] = _unreadable(str(directory), error)
+                continue
+            for entry in entries:
+                if entry.name.startswith((".", "#", "~")):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append((f"{prefix}{entry.name}/", Path(entry.path)))
+                elif entry.name.endswith(SUFFIXES) and _is_file(entry):
+                    found[prefix + entry.name] = Path(entry.path)
+        return dict(sorted(found.items())), unreadable
+
+    def _refresh(self, name: str, path: Path) -> None:
+        """Read a file again if it looks changed."""
+        known = self._files.get(name)
+        try:
+            signature = _signature(path)
+            if known is not None and known.signature == signature:
+                return
+            data = _read(path)
+        except OSError as error:
+            # Deleted since it was found counts as deleted; all else is trouble with a file that is there.
+            if isinstance(error, FileNotFoundError):
+                self._files.pop(name, None)
+            else:
+                self._keep(name, known, None, b"", Loaded(problems=(_unreadable(str(path), error),), whole=False))
+            return
+        settled = signature if time.time_ns() - signature[0] > _RACY_NS else None
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if known is not None and known.digest == digest:
+            known.signature = settled
+            return
+        self._keep(name, known, settled, digest, load(data, str(path), self._decoding))
+
+    def _keep(self, name: str, known: _File | None, signature: Signature | None, digest: bytes, loaded: Loaded) -> None:
+        """Take in what a file holds now, with the last good state of what is broken in it."""
+        objects: dict[Identity, AnyObject] = {}
+        repeated = []
+        for item in loaded.objects:
+            identity = _identity_of(item)
+            if identity in objects:
+                repeated.append(item)
+            else:
+                objects[identity] = item
+        for identity, item in (known.objects if known is not None else {}).items():
+            if identity not in objects and (identity in loaded.refused or not loaded.whole):
+                objects[identity] = item
+        self._files[name] = _File(signature, digest, objects, repeated, loaded.problems)
+
+    def _settle(self) -> tuple[dict[Identity, AnyObject], list[Problem]]:
+        """One object for each identity: the first by file name and line."""
+        objects: dict[Identity, AnyObject] = {}
+        problems = []
+        for name in sorted(self._files):
+            file = self._files[name]
+            for item in [*file.objects.values(), *file.repeated]:
+                identity = _identity_of(item)
+                first = objects.setdefault(identity, item)
+                if first is not item:
+                    problems.append(_duplicate(first, item))
+        return objects, problems
+
+    def _difference(self, objects: dict[Identity, AnyObject]) -> list[Event]:
+        gone = [identity for identity in self._told if identity not in objects]
+        events: list[Event] = [Delete(kind, key) for kind, key in gone]
+        for identity in gone:
+            del self._told[identity]
+        for identity, item in objects.items():
+            told = self._told.get(identity)
+            if told is item:
+                continue
+            self._told[identity] = item
+            if told is None or not _same(told, item):
+                events.append(Upsert(item))
+        return events
+
+
+def _identity_of(item: AnyObject) -> Identity:
+    """Kind and name. What stands for objects of many kinds says by itself of which it is."""
+    return getattr(item, "kind", "") or type(item).__name__, item.key
+
+
+def _same(one: AnyObject, other: AnyObject) -> bool:
+    """Equal in all but where they were read."""
+    return one == msgspec.structs.replace(other, origin=one.origin)
+
+
+def _duplicate(first: AnyObject, second: AnyObject) -> Problem:
+    return Problem(
+        origin=second.origin,
+        object=f"{_identity_of(second)[0]} {second.key}",
+        message=f"is defined twice: {first.origin} counts (first by file name and line), this one is ignored",
+    )
+
+
+def _unreadable(place: str, error: OSError) -> Problem:
+    kept = "what was read from it before stays in force"
+    return Problem(origin=place, message=f"cannot be read: {error.strerror or error}; {kept}")
+
+
+def _below(name: str, place: str) -> bool:
+    return not place or name.startswith(f"{place}/")
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _identity(path: Path) -> Any:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _signature(path: Path) -> Signature:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def _read(path: Path) -> bytes:
+    """The content, cut one byte above the limit: `load` says that it is too long, without reading it all."""
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)

@@ -1,0 +1,44 @@
+"""Lists as the API server prints them, for those who pass them on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from narthex.kube.access import Access
+from narthex.kube.client import Api, Unreachable
+
+PATHS = {
+    "services": "/api/v1/services",
+    "endpointslices": "/apis/discovery.k8s.io/v1/endpointslices",
+    "nodes": "/api/v1/nodes",
+    "pods": "/api/v1/pods",
+    "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
+}
+_SECONDS = 60.0
+
+
+def read_lists(access: Access) -> dict[str, dict[str, Any] | str]:
+    """Each list by its plural, or why it could not be had."""
+    return asyncio.run(_read(access))
+
+
+async def _read(access: Access) -> dict[str, dict[str, Any] | str]:
+    api = Api(access)
+    try:
+        return {plural: await _list(api, path) for plural, path in PATHS.items()}
+    finally:
+        await api.close()
+
+
+async def _list(api: Api, path: str) -> dict[str, Any] | str:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            status, body = await api.exchange("GET", path, None, "application/json")
+        if status != 200:
+            return f"the server answers {status}"
+        found = json.loads(body)
+    except (Unreachable, TimeoutError, ValueError) as error:
+        return str(error) or f"no answer within {_SECONDS:g} s"
+    return found if isinstance(found, dict) else "the server answers with something else"

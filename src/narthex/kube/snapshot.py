@@ -1,0 +1,65 @@
+"""One look at a cluster through its API server, for commands that show something and end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from narthex.kube.access import Access
+from narthex.kube.client import Api, Unreachable
+from narthex.kube.exchange import TIMES
+from narthex.kube.resources import Resource
+from narthex.kube.session import follow
+from narthex.kube.watch import Watch
+from narthex.model.events import Event
+from narthex.model.problem import Problem
+
+PATIENCE_SECONDS = 30.0
+_ATTEMPTS = 3
+_TIMES = msgspec.structs.replace(TIMES, first_rest=0.2, longest_rest=2.0, list_silence=PATIENCE_SECONDS)
+
+
+def read_once(
+    access: Access, resources: Sequence[Resource], seconds: float = PATIENCE_SECONDS
+) -> tuple[list[Event], tuple[Problem, ...]]:
+    """All objects of these lists, as they are now, and what is wrong with some. Raises Unreachable."""
+    return asyncio.run(_read(access, resources, seconds))
+
+
+async def _read(
+    access: Access, resources: Sequence[Resource], seconds: float
+) -> tuple[list[Event], tuple[Problem, ...]]:
+    api = Api(access)
+    events: list[Event] = []
+    watches = [Watch(each, random.random, _TIMES, streaming=False, newest=True) for each in resources]
+    done = asyncio.Event()
+
+    def tell(watch: Watch, told: tuple[Event, ...]) -> None:
+        events.extend(told)
+        failed = not watch.synced and sum(watch.counts.failures.values()) >= _ATTEMPTS
+        if failed or all(each.synced for each in watches):
+            done.set()
+
+    running = [asyncio.create_task(follow(watch, api, tell)) for watch in watches]
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.wait([asyncio.create_task(done.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
+    except TimeoutError:
+        pass
+    finally:
+        for task in running:
+            task.cancel()
+        ended = await asyncio.gather(*running, return_exceptions=True)
+        await api.close()
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error
+    for watch in watches:
+        if not watch.synced:
+            why = watch.trouble.message if watch.trouble else f"no answer within {seconds:g} s"
+            raise Unreachable(f"{access.origin}: {watch.resource.paths[0]}: {why}")
+    unseen = tuple(watch.trouble for watch in watches if watch.trouble is not None)
+    return events, unseen + tuple(problem for watch in watches for problem in watch.holdings.problems)

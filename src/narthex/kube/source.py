@@ -1,0 +1,161 @@
+"""What the proxy plugs in: objects of an API server as events, and what is known of the lists they come from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from narthex.kube.access import Access
+from narthex.kube.client import Api
+from narthex.kube.exchange import TIMES, Counts, Times
+from narthex.kube.resources import Resource
+from narthex.kube.session import follow
+from narthex.kube.watch import Watch
+from narthex.model.events import Event, Synced
+from narthex.model.problem import Problem
+
+GATHER_SECONDS = 0.1
+"""Changes are told at once, but not more often than this: a burst of them is one."""
+
+
+class Followed(msgspec.Struct, kw_only=True):
+    """What is known of one list, for metrics. Times are of the wall clock, None: never."""
+
+    kind: str
+    counts: Counts
+    last_list: float | None = None
+    """The last complete list."""
+    last_event: float | None = None
+    """The last object that was added, changed or deleted."""
+    last_heard: float | None = None
+    """The last sign of life of the watch, bookmarks among them."""
+    objects: int = 0
+    broken: int = 0
+    """Objects that cannot be used; they are among the problems."""
+    synced: bool = False
+    trouble: bool = False
+    """The list cannot be kept up at present."""
+
+
+class KubeSource:
+    """Follows lists of one API server. One thread at a time runs `changes`; the rest may be read from any."""
+
+    def __init__(
+        self,
+        access: Access,
+        resources: Sequence[Resource],
+        *,
+        times: Times = TIMES,
+        streaming: bool = True,
+        newest: bool = False,
+        chance: Callable[[], float] = random.random,
+        gather: float = GATHER_SECONDS,
+    ) -> None:
+        """Nothing is asked before `changes`. `streaming` tries streaming lists before ordinary ones. `newest`: the first
+        lists are to be what is true now, not what the server has at hand."""
+        self._access = access
+        self._watches = [Watch(each, chance, times, streaming=streaming, newest=newest) for each in resources]
+        self.followed = tuple(Followed(kind=each.resource.kind, counts=each.counts) for each in self._watches)
+        self._gather = gather
+        self._seen = [Counts() for _ in self._watches]
+        self._waiting: list[Event] = []
+        self._something = asyncio.Event()
+        self._tell_again_at = -math.inf
+        self._synced = False
+        self._problems: tuple[Problem, ...] = ()
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong now: with the server, then with objects."""
+        return self._problems
+
+    def scan(self) -> list[Event]:
+        """Nothing: what there is comes with `changes`, so that a proxy is up while its server is not."""
+        return []
+
+    def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
+        """Connect, and yield what is new until `stop` is set; Synced when all lists have been complete once.
+
+        Also yields an empty list when only `problems` changed. Called again after it broke off, it lists anew.
+        """
+        with asyncio.Runner() as runner:
+            self._something = asyncio.Event()
+            api = Api(self._access)
+            running = runner.run(self._start(api, stop))
+            try:
+                while not stop.is_set():
+                    events = runner.run(self._next(running, stop))
+                    if not stop.is_set():
+                        yield events
+            finally:
+                runner.run(_end(api, running))
+
+    async def _start(self, api: Api, stop: threading.Event) -> list[asyncio.Task[None]]:
+        loop = asyncio.get_running_loop()
+        something = self._something
+
+        def wait() -> None:
+            stop.wait()
+            with contextlib.suppress(RuntimeError):  # The loop may be gone by then.
+                loop.call_soon_threadsafe(something.set)
+
+        threading.Thread(target=wait, name="watch-stop", daemon=True).start()
+        return [asyncio.create_task(follow(watch, api, self._tell)) for watch in self._watches]
+
+    async def _next(self, running: Sequence[asyncio.Task[None]], stop: threading.Event) -> list[Event]:
+        """What is new, when there is something."""
+        something = asyncio.create_task(self._something.wait())
+        await asyncio.wait([something, *running], return_when=asyncio.FIRST_COMPLETED)
+        something.cancel()
+        for task in running:
+            if task.done():
+                task.result()
+        loop = asyncio.get_running_loop()
+        if not stop.is_set() and (rest := self._tell_again_at - loop.time()) > 0:
+            await asyncio.sleep(rest)
+        self._tell_again_at = loop.time() + self._gather
+        self._something.clear()
+        events, self._waiting = self._waiting, []
+        return events
+
+    def _tell(self, watch: Watch, events: tuple[Event, ...]) -> None:
+        self._waiting.extend(events)
+        self._note(watch)
+        problems = tuple(each.trouble for each in self._watches if each.trouble is not None)
+        problems += tuple(problem for each in self._watches for problem in each.holdings.problems)
+        changed, self._problems = problems != self._problems, problems
+        if not self._synced and all(each.synced for each in self._watches):
+            self._synced = True
+            self._waiting.append(Synced())
+        # Before all lists are there nobody can do anything with a part of them.
+        if (self._synced and self._waiting) or changed:
+            self._something.set()
+
+    def _note(self, watch: Watch) -> None:
+        """Put down when things have happened."""
+        index = self._watches.index(watch)
+        noted, before, counts = self.followed[index], self._seen[index], watch.counts
+        now = time.time()
+        if counts.heard != before.heard:
+            noted.last_heard = now
+        if counts.events != before.events:
+            noted.last_event = now
+        if counts.lists != before.lists:
+            noted.last_list = now
+        self._seen[index] = msgspec.structs.replace(counts)
+        noted.objects, noted.broken = len(watch.holdings), watch.holdings.broken
+        noted.synced, noted.trouble = watch.synced, watch.trouble is not None
+
+
+async def _end(api: Api, running: Sequence[asyncio.Task[None]]) -> None:
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await api.close()

@@ -1,0 +1,292 @@
+"""HTTP/1.1 below the client that lightkube makes, for servers that are reached without a proxy.
+
+httpx2's own transport hands each chunk of an answer through a dozen layers, and a watch has a chunk for each line: that
+costs more than decoding all that is in them. This one hands out what came together. Requests and the heads of answers
+are h11's, TLS and its checks are those of the context that lightkube makes; retries and patience are our callers'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import h11
+import httpx2
+
+from narthex.kube.chunks import BadChunk, Chunks
+
+_MOST_WAITING = 1024 * 1024
+"""Bytes that wait for their reader; then the server has to."""
+_KEPT_SECONDS = 5.0
+"""An idle connection is not used again after this; servers end theirs later."""
+
+_Origin = tuple[str, str, int]
+
+
+class Transport(httpx2.AsyncBaseTransport):
+    """For one asyncio loop. Connections are kept while they are of use."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        """`context` is for servers with https, which are refused without. Nothing is opened yet."""
+        self._context = context
+        self._idle: list[tuple[float, _Connection]] = []
+        self._open: set[_Connection] = set()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send it, and read the head of the answer. Raises httpx2.TransportError."""
+        times = request.extensions.get("timeout", {})
+        port = request.url.port or (443 if request.url.scheme == "https" else 80)
+        origin = request.url.scheme, request.url.raw_host.decode("ascii"), port
+        connection = self._kept(origin)
+        if connection is None:
+            name = request.extensions.get("sni_hostname") or origin[1]
+            with _said_as(httpx2.ConnectError, httpx2.ConnectTimeout):
+                async with asyncio.timeout(times.get("connect")):
+                    connection = await self._connect(origin, name)
+        try:
+            with _said_as(httpx2.WriteError, httpx2.WriteTimeout):
+                async with asyncio.timeout(times.get("write")):
+                    await connection.send(request)
+            with _said_as(httpx2.ReadError, httpx2.ReadTimeout):
+                async with asyncio.timeout(times.get("read")):
+                    head, rest = await connection.head()
+        except BaseException:
+            self._drop(connection)
+            raise
+        return httpx2.Response(
+            head.status_code,
+            headers=head.headers.raw_items(),
+            stream=_Body(self, connection, request, head, rest),
+            extensions={"network_stream": connection.wire},
+        )
+
+    async def aclose(self) -> None:
+        """End all connections, also those that are used."""
+        for connection in tuple(self._open):
+            self._drop(connection)
+        while self._open:  # The loop closes their sockets in its next turns, and there may be none after this.
+            await asyncio.sleep(0)
+
+    async def _connect(self, origin: _Origin, name: str) -> _Connection:
+        scheme, host, port = origin
+        if scheme == "https" and self._context is None:
+            raise httpx2.UnsupportedProtocol(f"{host}: this client was not made for https")
+        more: dict[str, Any] = {"ssl": self._context, "server_hostname": name} if scheme == "https" else {}
+        if not _is_address(host):
+            # One of its addresses may be dead. (asyncio's race leaves a socket to the collector when it is cancelled.)
+            more["happy_eyeballs_delay"] = 0.25
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: _Connection(origin, self._open), host, port, **more
+        )
+        return connection
+
+    def _kept(self, origin: _Origin) -> _Connection | None:
+        """An idle connection that the server has not ended yet."""
+        now, idle, self._idle = asyncio.get_running_loop().time(), self._idle, []
+        found = None
+        for until, connection in idle:
+            if now > until or connection.spent:
+                self._drop(connection)
+            elif found is None and connection.origin == origin:
+                found = connection
+            else:
+                self._idle.append((until, connection))
+        return found
+
+    def done(self, connection: _Connection, *, good: bool) -> None:
+        """An answer has been read, or not all of it."""
+        if good and not connection.spent:
+            self._idle.append((asyncio.get_running_loop().time() + _KEPT_SECONDS, connection))
+        else:
+            self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        self._idle = [(until, each) for until, each in self._idle if each is not connection]
+        connection.wire.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """Sends one request after another."""
+
+    def __init__(self, origin: _Origin, open: set[_Connection]) -> None:
+        """It is in `open` while it has a socket."""
+        self.origin = origin
+        self._open = open
+        self.wire: asyncio.Transport
+        self._machine = h11.Connection(h11.CLIENT)
+        self._came: list[bytes] = []
+        self._size = 0
+        self._ended = False
+        self._error: Exception | None = None
+        self._turn: asyncio.Future[None] | None = None
+        """Done when something has come, or may be sent again."""
+        self._full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.wire = cast(asyncio.Transport, transport)
+        self._open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._came.append(data)
+        self._size += len(data)
+        if self._size >= _MOST_WAITING:
+            self.wire.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._open.discard(self)
+        self._ended, self._error = True, error
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._wake()
+
+    def _wake(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None and not turn.done():
+            turn.set_result(None)
+
+    async def _wait(self) -> None:
+        self._turn = asyncio.get_running_loop().create_future()
+        await self._turn
+
+    @property
+    def spent(self) -> bool:
+        """Whether the server has ended it, or said something that nobody asked for."""
+        return self._ended or bool(self._came) or self.wire.is_closing()
+
+    async def send(self, request: httpx2.Request) -> None:
+        """All of a request."""
+        self._machine = machine = h11.Connection(h11.CLIENT)
+        asked = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
+        head = machine.send(asked)
+        body = [machine.send(h11.Data(data=part)) async for part in cast(AsyncIterable[bytes], request.stream)]
+        self.wire.write(b"".join(filter(None, [head, *body, machine.send(h11.EndOfMessage())])))
+        # A server may answer and hang up before it has read everything.
+        while self._full and not self._ended:
+            await self._wait()
+
+    async def head(self) -> tuple[h11.Response, bytes]:
+        """The head of the answer, and what came after it."""
+        while True:
+            event = self._machine.next_event()
+            if isinstance(event, h11.Response):
+                return event, self._machine.trailing_data[0]
+            if event is h11.NEED_DATA:
+                if not (data := await self.read()):
+                    raise httpx2.RemoteProtocolError("the server hung up without an answer")
+                self._machine.receive_data(data)
+
+    async def read(self) -> bytes:
+        """All that has come; empty at the end."""
+        while not self._came:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return b""
+            await self._wait()
+        came, self._came, self._size = self._came, [], 0
+        self.wire.resume_reading()
+        return came[0] if len(came) == 1 else b"".join(came)
+
+
+class _Body(httpx2.AsyncByteStream):
+    """What follows the head of an answer. Read once, and closed by its reader."""
+
+    def __init__(
+        self, transport: Transport, connection: _Connection, request: httpx2.Request, head: h11.Response, rest: bytes
+    ) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._patience: float | None = request.extensions.get("timeout", {}).get("read")
+        self._rest = rest
+        fields = dict(head.headers)
+        self._chunked = b"transfer-encoding" in fields
+        """h11 refuses any other coding than this."""
+        self._length: int | None = None
+        if request.method == "HEAD" or head.status_code in (204, 304):
+            self._chunked, self._length = False, 0
+        elif not self._chunked and b"content-length" in fields:
+            self._length = int(fields[b"content-length"])
+        asked = (request.headers.get("connection", ""), fields.get(b"connection", b"").decode("latin-1"))
+        self._lasting = head.http_version == b"1.1" and not any("close" in words.lower() for words in asked)
+        self._whole = self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._chunks() if self._chunked else self._plain()
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._transport.done(self._connection, good=self._whole and self._lasting)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        chunks, data = Chunks(), self._rest
+        while True:
+            try:
+                part = chunks.feed(data)
+            except BadChunk as error:
+                raise httpx2.RemoteProtocolError(str(error)) from error
+            if part:
+                yield part
+            if chunks.ended:
+                self._whole = not chunks.beyond
+                return
+            if not (data := await self._more()):
+                raise httpx2.RemoteProtocolError("the connection ended before its answer was complete")
+
+    async def _plain(self) -> AsyncIterator[bytes]:
+        """A body of known length, or one that ends with the connection."""
+        left, data = self._length, self._rest
+        while left is None or left > 0:
+            if data:
+                yield data if left is None else data[:left]
+                if left is not None and (left := left - len(data)) <= 0:
+                    break
+            if not (data := await self._more()):
+                if left is None:
+                    break
+                raise httpx2.RemoteProtocolError("the connection ended before its answer was complete")
+        self._whole = left == 0
+
+    async def _more(self) -> bytes:
+        with _said_as(httpx2.ReadError, httpx2.ReadTimeout):
+            if self._patience is None:
+                return await self._connection.read()
+            async with asyncio.timeout(self._patience):
+                return await self._connection.read()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def _said_as(error: type[httpx2.TransportError], late: type[httpx2.TransportError]) -> Iterator[None]:
+    """What the network, TLS and h11 raise, in httpx2's words."""
+    try:
+        yield
+    except TimeoutError as timeout:
+        raise late(str(timeout) or "it took too long") from timeout
+    except (OSError, ssl.SSLError) as wrong:
+        raise error(str(wrong)) from wrong
+    except h11.RemoteProtocolError as wrong:
+        raise httpx2.RemoteProtocolError(str(wrong)) from wrong
+    except h11.LocalProtocolError as wrong:
+        raise httpx2.LocalProtocolError(str(wrong)) from wrong

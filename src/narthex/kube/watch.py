@@ -1,0 +1,432 @@
+"""The watch protocol for one list: what to ask next, given what came of it. Pure: no I/O, no clock, no chance of its own.
+
+    list (pages) ─ complete ─> watch ─ ended or lost ─> watch from the last version seen
+    streaming list ─ initial-events-end ─> watch, on the same stream
+    version too old, server gone back, time for a look ─> list again
+
+A driver makes the requests and reports what happens, one input at a time, with the time. Requests are abandoned at
+`wake_at` when nothing came until then. Whatever fails, nothing that is held is given up before a complete list says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from narthex.kube.cache import Holdings
+from narthex.kube.exchange import (
+    TIMES,
+    Body,
+    Counts,
+    Due,
+    Ended,
+    Heard,
+    Input,
+    Lines,
+    Opened,
+    Refused,
+    Request,
+    Start,
+    Step,
+    Times,
+)
+from narthex.kube.messages import (
+    TYPES,
+    Garbled,
+    Status,
+    Told,
+    is_older,
+    read_lines,
+    read_page,
+    read_status,
+    version_of,
+)
+from narthex.kube.resources import Resource
+from narthex.model.decode.objects import shape_of
+from narthex.model.events import Event
+from narthex.model.problem import Problem, quoted
+
+_GO_ON = Step()
+
+
+class _Phase(Enum):
+    RESTING = "waits before it asks again"
+    LISTING = "reads a list"
+    STREAMING = "reads a streaming list"
+    WATCHING = "watches"
+    PROBING = "asks whether the server still has the version"
+    ABSENT = "the server does not have it"
+
+
+PAGE_OBJECTS = 500
+_ANY, _NEWEST = "0", ""
+"""Versions to list at: what the server has at hand; what is true now, which costs it more."""
+_HINTS = {401: "; check the credentials", 403: "; what a proxy needs is in deploy/rbac.yaml"}
+_PATIENCE = 3
+"""Failures after which another way is tried."""
+
+
+class Watch:
+    """Keeps one list up. `take` is the only way in."""
+
+    def __init__(
+        self,
+        resource: Resource,
+        chance: Callable[[], float],
+        times: Times = TIMES,
+        *,
+        streaming: bool = True,
+        newest: bool = False,
+    ) -> None:
+        """`chance` gives numbers from 0 to 1. `streaming` tries streaming lists first. `newest`: the first list is to be
+        what is true now, not what the server has at hand."""
+        self.resource = resource
+        self.counts = Counts()
+        self._shape = shape_of(resource.kind)
+        self.holdings = Holdings(resource.kind)
+        self.synced = False
+        """A list has been complete once, or the server has none."""
+        self.wake_at = -math.inf
+        self.trouble: Problem | None = None
+        """Why this list cannot be kept up at present."""
+        self._chance = chance
+        self._times = times
+        self._streaming = streaming
+        """Tried unless the server does not know it..."""
+        self._stream_failed = False
+        """...or it went wrong since the last list."""
+        self._path = 0
+        self._fields_known = True
+        self._phase = _Phase.RESTING
+        self._version = ""
+        """Up to here everything is known."""
+        self._floor = _NEWEST if newest else _ANY
+        """What the next list must not be older than."""
+        self._paging = False
+        """A page after the first one is read."""
+        self._whole = False
+        """The list is read in one piece, since its continuation expired."""
+        self._fresh = Holdings(resource.kind)
+        self._opened_at = math.inf
+        self._closes_at = math.inf
+        self._has_bookmarks = False
+        self._relist_at = math.inf
+        self._failures = 0
+        self._then_list = True
+
+    def take(self, input: Input, now: float) -> Step:
+        """One input; `now` in seconds of a clock that only grows."""
+        try:
+            match input:
+                case Lines(data):
+                    return self._lines(data, now)
+                case Heard():
+                    self._heard(now)
+                    return _GO_ON
+                case Opened():
+                    return self._opened(now)
+                case Body(data):
+                    return self._page(data, now)
+                case Refused(code, body, retry_after):
+                    return self._refused(read_status(body, code), retry_after, now)
+                case Ended(reason):
+                    return self._ended(reason, now)
+                case Due():
+                    return self._due(now)
+                case Start():
+                    return self._list(now)
+        except Garbled as error:
+            return self._garbled(error, now)
+
+    # Asking
+
+    def _list(self, now: float, *, page: str = "") -> Step:
+        """Ask for all there is, or for the next page of it."""
+        self.wake_at = now + self._times.list_silence
+        self._paging = bool(page)
+        if page:
+            return Step(request=self._request({"limit": str(PAGE_OBJECTS), "continue": page}), over=True)
+        self._fresh = Holdings(self.resource.kind)
+        if self._streaming and not self._stream_failed:
+            self._phase = _Phase.STREAMING
+            self.wake_at = now + self._times.stream_silence
+            return Step(request=self._watch_request(now, self._floor, initial=True), over=True)
+        self._phase = _Phase.LISTING
+        query = {}
+        # A limit together with a version would ask for exactly that version; and caches answer without a limit only.
+        if self._floor in (_ANY, _NEWEST) and not self._whole:
+            query["limit"] = str(PAGE_OBJECTS)
+        if self._floor != _NEWEST:
+            query["resourceVersion"] = self._floor
+        if self._floor not in (_ANY, _NEWEST):
+            query["resourceVersionMatch"] = "NotOlderThan"
+        return Step(request=self._request(query), over=True)
+
+    def _watch(self, now: float) -> Step:
+        """Ask for what has changed since the last version seen."""
+        self._phase = _Phase.WATCHING
+        self._opened_at = math.inf
+        request = self._watch_request(now, self._version, initial=False)
+        self.wake_at = min(now + self._times.list_silence, self._relist_at)
+        return Step(request=request, over=True)
+
+    def _probe(self, now: float) -> Step:
+        """Ask for next to nothing at the version that is watched from: a server that has gone back says that it is too large.
+        A server where nothing happens may be silent for longer than one thinks, and is not to be burdened with lists."""
+        self._phase = _Phase.PROBING
+        self.wake_at = now + self._times.list_silence
+        query = {"limit": "1", "resourceVersion": self._version, "resourceVersionMatch": "NotOlderThan"}
+        return Step(request=Request(self.resource.paths[self._path], tuple(query.items()), lines=False), over=True)
+
+    def _watch_request(self, now: float, version: str, *, initial: bool) -> Request:
+        # Not all watches of all nodes are to end at the same moment.
+        seconds = math.ceil(self._times.watch * (1 + self._chance()))
+        self._closes_at = now + seconds + self._times.watch_grace
+        query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        if initial:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        if version:
+            query["resourceVersion"] = version
+        return self._request(query, lines=True)
+
+    def _request(self, query: dict[str, str], *, lines: bool = False) -> Request:
+        if self.resource.labels:
+            query["labelSelector"] = self.resource.labels
+        fields = [self.resource.fields, self.resource.fields_if_known if self._fields_known else ""]
+        if any(fields):
+            query["fieldSelector"] = ",".join(filter(None, fields))
+        return Request(self.resource.paths[self._path], tuple(query.items()), lines)
+
+    # Answers
+
+    def _opened(self, now: float) -> Step:
+        self._heard(now)
+        if self._phase is _Phase.WATCHING:
+            self.counts.watches += 1
+            self._opened_at = now
+            self.trouble = None
+        return _GO_ON
+
+    def _heard(self, now: float) -> None:
+        """The connection lives: put off the moment at which it is given up."""
+        self.counts.heard += 1
+        if self._phase is not _Phase.WATCHING:
+            streaming = self._phase is _Phase.STREAMING
+            self.wake_at = now + (self._times.stream_silence if streaming else self._times.list_silence)
+            return
+        silence = now + self._times.bookmark_silence if self._has_bookmarks else math.inf
+        self.wake_at = min(self._closes_at, silence, self._relist_at)
+
+    def _page(self, data: bytes, now: float) -> Step:
+        page = read_page(data)
+        if self._phase is _Phase.PROBING:
+            if is_older(page.metadata.version, self._version):
+                self._floor = _NEWEST
+                return self._list(now)
+            return self._watch(now)
+        for item in page.items or ():
+            self._fresh.put(item)
+        if page.metadata.next:
+            return self._list(now, page=page.metadata.next)
+        events = self._complete(page.metadata.version, now)
+        return Step(events, self._watch(now).request, over=True)
+
+    def _complete(self, version: str, now: float) -> tuple[Event, ...]:
+        """All that there is has been read."""
+        if self._floor != _NEWEST and is_older(version, self._floor):
+            # Another server, that lags behind. If it is the newest there is, asking for the newest will show.
+            self._floor = _NEWEST
+            raise Garbled(f"the list is of version {version}, older than what is known already")
+        events = self.holdings.replace(self._fresh)
+        self._fresh = Holdings(self.resource.kind)
+        self._version = self._floor = version
+        self._whole = self._stream_failed = False
+        self.synced = True
+        self.trouble = None
+        self.counts.lists += 1
+        share = 1 + len(self.holdings) / self._times.relist_objects
+        self._relist_at = now + self._times.relist * share * (0.9 + 0.2 * self._chance())
+        return tuple(events)
+
+    def _lines(self, data: bytes, now: float) -> Step:
+        """Lines up to the one that ends the watch, if one does."""
+        events: list[Event] = []
+        self._heard(now)
+        try:
+            for told in read_lines(data, self._shape):
+                step = self._told(told, now)
+                events += step.events
+                if step.over:
+                    break
+            else:
+                return Step(tuple(events)) if events else _GO_ON
+        except Garbled as error:
+            step = self._garbled(error, now)
+        return Step((*events, *step.events), step.request, over=True) if events else step
+
+    def _told(self, told: Told[Any], now: float) -> Step:
+        """One line."""
+        if told.type == "ERROR":
+            return self._refused(read_status(told.object), None, now)
+        if told.type not in TYPES:
+            raise Garbled(f"the watch has an event of type {quoted(told.type)}")
+        if told.type == "BOOKMARK" and not self._has_bookmarks:
+            self._has_bookmarks = True
+            self._heard(now)
+        if self._phase is _Phase.STREAMING:
+            return self._initial(told.type, told.object, now)
+        version, _ = version_of(told.object)
+        if is_older(version, self._version):
+            self._floor = _NEWEST
+            return self._rest("older", f"the server went back from version {self._version} to {version}", now)
+        event = None
+        if told.type == "BOOKMARK":
+            self.counts.bookmarks += 1
+        else:
+            event = self._change(self.holdings, told.type, told.object)
+            self.counts.events += 1
+        self._version = self._floor = version
+        return Step((event,)) if event is not None else _GO_ON
+
+    def _initial(self, type: str, object: Any, now: float) -> Step:
+        """A line of a streaming list before its end."""
+        if type != "BOOKMARK":
+            self._change(self._fresh, type, object)
+            return _GO_ON
+        version, ends_list = version_of(object)
+        if not ends_list:
+            return _GO_ON
+        events = self._complete(version, now)
+        self._phase = _Phase.WATCHING
+        self._opened_at = now
+        self.counts.watches += 1
+        self._heard(now)
+        return Step(events)
+
+    @staticmethod
+    def _change(holdings: Holdings, type: str, object: Any) -> Event | None:
+        return holdings.drop(object) if type == "DELETED" else holdings.put(object)
+
+    # What goes wrong
+
+    def _garbled(self, error: Garbled, now: float) -> Step:
+        # A new watch brings the line again; a list does without it.
+        relist = self._phase is not _Phase.WATCHING or self._failures >= _PATIENCE
+        return self._rest("garbled", str(error), now, relist=relist)
+
+    def _refused(self, status: Status, retry_after: float | None, now: float) -> Step:
+        """A status instead of what was asked for."""
+        code = status.code
+        if status.gone or status.too_large:
+            return self._expired(status, now)
+        if code in (400, 422):
+            if (step := self._simpler(now)) is not None:
+                return step
+            # The version may be one that this server cannot read.
+            self._floor = _NEWEST
+        if code == 404 and self._path + 1 < len(self.resource.paths):
+            self._path += 1
+            return self._list(now)
+        if code in (403, 404) and self.resource.optional:
+            return self._absent(code, now)
+        what = f"{code} {status.reason or ''}".strip() + (f": {quoted(status.message)}" if status.message else "")
+        what += _HINTS.get(code, "")
+        # A watch that was refused for a while may be asked for again.
+        relist = self._phase is not _Phase.WATCHING or code in (400, 404, 422)
+        after = retry_after if retry_after is not None else status.retry_after
+        return self._rest(str(code), f"the server answers {what}", now, after=after, relist=relist)
+
+    def _expired(self, status: Status, now: float) -> Step:
+        """What was asked for is too old, or so new that the server does not have it: list otherwise."""
+        if self._phase is _Phase.WATCHING and not status.too_large:
+            self._floor = self._version
+        else:
+            self._floor = _NEWEST
+            self._whole = self._whole or self._paging
+        self._calm(now)
+        if self._failures >= _PATIENCE:
+            return self._rest("expired", f"the server answers {quoted(status.message or 'Expired')}", now)
+        self._count("expired")
+        self._failures += 1
+        return self._list(now)
+
+    def _simpler(self, now: float) -> Step | None:
+        """Ask again without what older servers do not know."""
+        if self._phase is _Phase.WATCHING:
+            return None
+        if self._phase is _Phase.STREAMING:
+            self._streaming = False
+        elif self._fields_known and self.resource.fields_if_known:
+            self._fields_known = False
+        else:
+            return None
+        return self._list(now)
+
+    def _absent(self, code: int, now: float) -> Step:
+        """The server has no such list. What was held stays: an outage may look like that, too."""
+        self._phase = _Phase.ABSENT
+        self._path = 0
+        self.synced = True
+        self.trouble = (
+            self._problem("the server does not let us see them" + _HINTS[403], "warning") if code == 403 else None
+        )
+        self.wake_at = now + self._times.relist * (0.9 + 0.2 * self._chance())
+        return Step(over=True)
+
+    def _ended(self, reason: str, now: float) -> Step:
+        if self._phase is not _Phase.WATCHING:
+            return self._rest("lost", reason or "the server ended its answer before it was complete", now)
+        if not reason and now - self._opened_at >= 1:
+            # Watches end in order every few minutes.
+            self._calm(now)
+            return self._watch(now)
+        return self._rest("lost", reason or "the server ends each watch at once", now, relist=False)
+
+    def _due(self, now: float) -> Step:
+        if self._phase is _Phase.RESTING:
+            return self._list(now) if self._then_list or now >= self._relist_at else self._watch(now)
+        if self._phase is _Phase.ABSENT or now >= self._relist_at:
+            self._calm(now)
+            return self._list(now)
+        if self._phase is not _Phase.WATCHING or self._opened_at == math.inf:
+            return self._rest("silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING)
+        # A half-closed stream; or the server has gone back, and waits for the version that we told it.
+        self._count("silent")
+        self._has_bookmarks = False
+        return self._probe(now)
+
+    def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> Step:
+        """Something failed: wait, then list or watch again."""
+        self._count(kind)
+        self._calm(now)
+        if self._phase is _Phase.STREAMING and kind != "429":
+            # Better a list than none, whatever is wrong with the stream (client-go does so, too).
+            self._stream_failed = True
+        rest = min(self._times.longest_rest, self._times.first_rest * 2 ** min(self._failures, 30))
+        rest *= 0.5 + self._chance()
+        self._failures += 1
+        # One lost watch is nothing to speak of: they all go when a server is restarted.
+        if self._failures > 1 or not self.synced:
+            self.trouble = self.trouble or self._problem(what, "error")
+        self._then_list = relist
+        self._phase = _Phase.RESTING
+        self.wake_at = now + max(rest, (after or 0.0) * (1 + 0.1 * self._chance()))
+        return Step(over=True)
+
+    def _calm(self, now: float) -> None:
+        """Forget failures when the watch has lived long enough."""
+        if self._phase is _Phase.WATCHING and now - self._opened_at >= self._times.steady:
+            self._failures = 0
+
+    def _problem(self, what: str, severity: str) -> Problem:
+        kept = "; what is known stays in force" if self.synced else ""
+        return Problem(
+            object=f"API server, {self.resource.paths[self._path]}",
+            message=f"{what}{kept}",
+            severity="warning" if severity == "warning" else "error",
+        )
+
+    def _count(self, kind: str) -> None:
+        self.counts.failures[kind] = self.counts.failures.get(kind, 0) + 1

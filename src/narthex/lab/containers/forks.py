@@ -1,0 +1,163 @@
+"""A process that forks others on request.
+
+What is asked of it comes by name: whoever makes it says which jobs there are. It has one thread and has loaded what its
+jobs need, so that each of them starts in a few milliseconds, where a Python takes a third of a second; a process of many
+threads could not fork safely at all. It ends with its maker, and all its jobs with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from narthex.lab.containers import inside
+
+Job = Callable[[socket.socket, bytes, Sequence[int]], None]
+"""Gets the socket to whoever asked, what it was told, and files. Its process ends with it."""
+
+_MOST_HANDLES = 8
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What is said of a job when its process has ended, after all that it has said itself."""
+
+    ended: int
+    """As `os.waitpid` has it."""
+
+
+class Forks:
+    """The handle of such a process. Safe from any thread."""
+
+    def __init__(self, jobs: Mapping[str, Job], prepare: Callable[[], None] = lambda: None) -> None:
+        """To be made by a process of one thread. `prepare` runs in the new one, before the first job."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                inside.die_with_parent(lambda: os.getppid() == parent)
+                self._socket.close()
+                _serve(theirs, jobs, prepare)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        theirs.close()
+
+    def start(self, job: str, order: bytes, files: Sequence[int] = ()) -> socket.socket:
+        """Begin a job; returns the socket to it. It also gets copies of these files. Raises OSError when there is nobody
+        to fork any more."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._socket, [job.encode()], [theirs.fileno(), *files])
+            ours.sendall(len(order).to_bytes(4, "big") + order)
+        except OSError:
+            ours.close()
+            raise
+        return ours
+
+    def close(self) -> None:
+        """End it, and all its jobs."""
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def _serve(requests: socket.socket, jobs: Mapping[str, Job], prepare: Callable[[], None]) -> NoReturn:
+    _close_all_but(requests.fileno())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    prepare()
+    # What is here is shared with all jobs for as long as nobody writes to it, as a collection would.
+    gc.collect()
+    gc.freeze()
+    bell, ringer = socket.socketpair()
+    ringer.setblocking(False)
+    signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    askers: dict[int, socket.socket] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    selector.register(bell, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is bell:
+                bell.recv(4096)
+                _bury(askers)
+                continue
+            name, handles, _, _ = socket.recv_fds(requests, 256, _MOST_HANDLES)
+            for handle in handles:
+                os.set_inheritable(handle, False)
+            if not name:
+                os._exit(0)
+            asker = socket.socket(fileno=handles[0])
+            parent = os.getpid()
+            child = os.fork()
+            if child == 0:
+                selector.close()
+                for each in (requests, bell, ringer, *askers.values()):
+                    each.close()
+                _work(jobs[name.decode()], asker, handles[1:], parent)
+            for handle in handles[1:]:
+                os.close(handle)
+            askers[child] = asker
+
+
+def _work(job: Job, asker: socket.socket, files: Sequence[int], parent: int) -> NoReturn:
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        inside.die_with_parent(lambda: os.getppid() == parent)
+        job(asker, _order(asker), files)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+
+
+def _order(asker: socket.socket) -> bytes:
+    order = b""
+    with asker.dup().makefile("rb", buffering=0) as stream:
+        size = int.from_bytes(stream.read(4) or b"", "big")
+        while len(order) < size and (part := stream.read(size - len(order))):
+            order += part
+    return order
+
+
+def _bury(askers: dict[int, socket.socket]) -> None:
+    while askers:
+        try:
+            child, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not child:
+            return
+        asker = askers.pop(child, None)
+        if asker is not None:
+            with contextlib.suppress(OSError):
+                asker.send(msgspec.json.encode(Ended(status)) + b"\n", socket.MSG_DONTWAIT)
+            asker.close()
+
+
+def _close_all_but(own: int) -> None:
+    """Locks, pipes and whatever else was inherited is not held by this process, nor by what it forks."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) > 2 and int(entry.name) != own:
+            with contextlib.suppress(OSError):
+                os.close(int(entry.name))

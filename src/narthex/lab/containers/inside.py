@@ -1,0 +1,191 @@
+"""The last steps of a process that becomes a container's program: namespaces, mounts, then the program itself.
+
+For processes of one thread, after a fork. Nothing here comes back: it ends in `exec`, or raises OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import socket
+import termios
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from narthex.lab.containers.program import Entry, Program, Show
+from narthex.linux import namespaces as netns
+
+NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PROCESSES, _NEW_NETWORK = (
+    0x00020000,
+    0x04000000,
+    0x08000000,
+    0x20000000,
+    0x40000000,
+)
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
+_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+
+OWN_PLACES = ("/tmp", "/run", "/dev/shm")
+"""Directories that are empty for every container, and its own."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def die_with_parent(lives: Callable[[], bool]) -> None:
+    """Let the kernel end this process with the thread that forked it. `lives` says whether that has not happened yet: in
+    a namespace of its own a process cannot see its parent."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl PDEATHSIG")
+    if not lives():
+        os._exit(1)
+
+
+def unshare(what: int) -> None:
+    """Leave these namespaces for new ones; one of processes is for those that are forked from now on."""
+    _check(_libc.unshare(what), "unshare")
+
+
+def join_network(name: str) -> None:
+    """Go to a named network namespace, for good."""
+    handle = os.open(netns.path_of(name), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.setns(handle, _NEW_NETWORK), f"setns {name}")
+    finally:
+        os.close(handle)
+
+
+def join(process: int) -> None:
+    """Go to all namespaces of another process; to that of processes with the next fork."""
+    kinds = (
+        ("ipc", NEW_IPC),
+        ("uts", NEW_HOSTNAME),
+        ("net", _NEW_NETWORK),
+        ("pid", NEW_PROCESSES),
+        ("mnt", NEW_MOUNTS),
+    )
+    handles = [(os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in kinds]
+    for handle, kind in handles:
+        _check(_libc.setns(handle, kind), f"setns of process {process}")
+        os.close(handle)
+
+
+def become(program: Program, files: Sequence[int]) -> NoReturn:
+    """Be the program, with these three files as its standard ones; the process is the first of its namespace of
+    processes, and in its network already. Raises OSError naming what went wrong."""
+    enter(program)
+    _execute(program, program.executable, files)
+
+
+def enter(program: Program) -> None:
+    """Go where the program is to run: host name, mounts. Raises OSError naming what went wrong."""
+    unshare(NEW_MOUNTS | (NEW_HOSTNAME | NEW_IPC if program.hostname else 0))
+    if program.hostname:
+        socket.sethostname(program.hostname)
+    _mount(program)
+
+
+def become_beside(entry: Program | Entry, executable: str, files: Sequence[int] = ()) -> NoReturn:
+    """The same in namespaces that `join` or `enter` has led to. Without files it keeps those that it has, and its
+    session."""
+    _execute(entry, executable, files)
+
+
+def _mount(program: Program) -> None:
+    # What is mounted here stays here; what others take away goes here, too.
+    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "keep mounts apart")
+    _libc.umount2(os.fsencode(netns.RUN_DIR), _MNT_DETACH)
+    # Looked up before anything is mounted, since their places may be hidden then.
+    shows = [*_of_the_program(program), *program.shows]
+    sources = [os.open(show.source, os.O_PATH | os.O_CLOEXEC) for show in shows]
+    for place in OWN_PLACES:
+        if Path(place).is_dir():
+            mode = b"mode=755" if place == "/run" else b"mode=1777"
+            _check(_libc.mount(b"tmpfs", place.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, mode), f"mount {place}")
+    for show, source in zip(shows, sources, strict=True):
+        _show(show, source)
+        os.close(source)
+    for kind, at in ((b"sysfs", b"/sys"), (b"proc", b"/proc")):
+        _check(_libc.mount(kind, at, kind, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None), f"mount {at.decode()}")
+
+
+def _of_the_program(program: Program) -> list[Show]:
+    """The program's own directory and the one it starts in, where they would be hidden."""
+    directories = dict.fromkeys((str(Path(program.executable).resolve().parent), program.directory))
+    return [Show(each, each) for each in directories if _is_own(each) and Path(each).is_dir()]
+
+
+def _is_own(path: str) -> bool:
+    """Whether it is in a directory that is the container's own."""
+    return str(Path(path).resolve()).startswith(tuple(f"{place}/" for place in OWN_PLACES))
+
+
+def _show(show: Show, source: int) -> None:
+    origin = f"/proc/self/fd/{source}"
+    if _is_own(show.at):
+        at_path = Path(show.at)
+        if Path(origin).is_dir():
+            at_path.mkdir(parents=True, exist_ok=True)
+        else:
+            at_path.parent.mkdir(parents=True, exist_ok=True)
+            at_path.touch()
+    at = os.fsencode(show.at)
+    _check(_libc.mount(origin.encode(), at, None, _MS_BIND | _MS_REC, None), f"mount {show.source} at {show.at}")
+    if show.read_only:
+        _check(
+            _libc.mount(None, at, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None), f"mount {show.at} to be read only"
+        )
+
+
+def _execute(told: Program | Entry, executable: str, files: Sequence[int]) -> NoReturn:
+    for number, handle in enumerate(_above(files)):
+        os.dup2(handle, number)
+    if files:
+        os.setsid()
+    if told.tty:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.chdir(told.directory)
+    _be_somebody(told.user, told.group)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execve(executable, list(told.argv), dict(told.environment))
+
+
+def _above(files: Sequence[int]) -> list[int]:
+    """Copies out of the way of the numbers that they are to have."""
+    return [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3) for handle in files]
+
+
+def _be_somebody(user: int | None, group: int | None) -> None:
+    if user is not None or group is not None:
+        os.setgroups([])
+        os.setgid(group if group is not None else 0)
+        os.setuid(user if user is not None else 0)
+
+
+def find(command: str, environment: Mapping[str, str], directory: str = "/") -> str:
+    """Absolute path of a program, as a shell finds it by PATH. Raises FileNotFoundError, PermissionError."""
+    if "/" in command:
+        candidates = [Path(directory, command)]
+    else:
+        path = environment.get("PATH") or os.defpath
+        candidates = [Path(folder, command) for folder in path.split(os.pathsep) if folder]
+    for candidate in candidates:
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    if any(candidate.exists() for candidate in candidates):
+        raise PermissionError(errno.EACCES, f"{command}: cannot be executed")
+    raise FileNotFoundError(errno.ENOENT, f"{command}: no such program")

@@ -1,0 +1,174 @@
+"""The process beside a container: it starts the program, keeps its log, passes signals on and tells its end.
+
+It talks with whoever asked for the container by lines of JSON on one socket (`Told` and `Asked`). When that socket
+closes, the container ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from narthex.lab.containers import inside
+from narthex.lab.containers.log import LogWriter
+from narthex.lab.containers.program import Entry, Program
+
+_CHUNK = 64 * 1024
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a keeper says: the program runs, could not be started, or has ended."""
+
+    pid: int = 0
+    """Of the program, as the machine counts."""
+    failed: str = ""
+    """Why it does not run."""
+    missing: bool = False
+    """`failed`, because there is no such program."""
+    status: int | None = None
+    """It has ended: exit status, or 128 and the number of the signal."""
+    signal: int = 0
+    """That has ended it."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a keeper is asked for."""
+
+    signal: int = 0
+    """To send to the program."""
+
+
+def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
+    """Run a Program (JSON) in namespaces of its own. `files`: its three, unless it has a log."""
+    program = msgspec.json.decode(order, type=Program)
+    log: LogWriter | None = None
+    streams: dict[int, str] = {}
+    try:
+        inside.join_network(program.network_namespace)
+        if program.log:
+            log = LogWriter(program.log)
+            (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+            streams = {out: "stdout", err: "stderr"}
+            files = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), its_out, its_err]
+        inside.unshare(inside.NEW_PROCESSES)
+        child = _start(lambda: inside.become(program, files))
+    except OSError as error:
+        _fail(control, error)
+    _keep(control, child, files, log, streams)
+
+
+def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
+    """Run an Entry (JSON) beside a container's program, with these three files."""
+    entry = msgspec.json.decode(order, type=Entry)
+    try:
+        inside.join(entry.beside)
+        executable = inside.find(entry.argv[0], entry.environment, entry.directory)
+        child = _start(lambda: inside.become_beside(entry, executable, files))
+    except OSError as error:
+        _fail(control, error)
+    _keep(control, child, files, None, {})
+
+
+def _start(become: Callable[[], NoReturn]) -> int:
+    """Fork and become something; the child's number once it has. Raises OSError with what has stopped it."""
+    # The kernel closes it when the program begins, and nothing has been said by then.
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            inside.die_with_parent(lambda: not _closed(writer))
+            become()
+        except BaseException as error:
+            number = error.errno if isinstance(error, OSError) and error.errno else 0
+            with contextlib.suppress(OSError):
+                os.write(writer, f"{number} {_words(error)}".encode(errors="replace"))
+        os._exit(127)
+    os.close(writer)
+    said = b""
+    while part := os.read(reader, _CHUNK):
+        said += part
+    os.close(reader)
+    if said:
+        os.waitpid(child, 0)
+        code, _, text = said.decode(errors="replace").partition(" ")
+        raise OSError(int(code), text)
+    return child
+
+
+def _closed(writer: int) -> bool:
+    """Whether nobody reads at the other end of a pipe."""
+    poll = select.poll()
+    poll.register(writer, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        text = error.strerror or str(error)
+        return f"{text} ({error.filename})" if error.filename else text
+    return f"{type(error).__name__}: {error}"
+
+
+def _fail(control: socket.socket, error: OSError) -> NoReturn:
+    missing = error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR)
+    _tell(control, Told(failed=_words(error), missing=missing))
+    os._exit(0)
+
+
+def _tell(control: socket.socket, told: Told) -> None:
+    with contextlib.suppress(OSError):
+        control.sendall(msgspec.json.encode(told) + b"\n")
+
+
+def _keep(
+    control: socket.socket, child: int, files: Sequence[int], log: LogWriter | None, streams: dict[int, str]
+) -> NoReturn:
+    for handle in files:
+        os.close(handle)
+    _tell(control, Told(pid=child))
+    ended = os.pidfd_open(child)
+    with selectors.DefaultSelector() as selector:
+        for handle in (control.fileno(), ended, *streams):
+            selector.register(handle, selectors.EVENT_READ)
+        asked = b""
+        running = True
+        while running or streams:
+            for key, _ in selector.select():
+                if key.fd in streams:
+                    said = os.read(key.fd, _CHUNK)
+                    if said and log is not None:
+                        log.take(streams[key.fd], said)
+                    elif not said:
+                        selector.unregister(key.fd)
+                        del streams[key.fd]
+                elif key.fd == ended:
+                    running = False
+                    selector.unregister(ended)
+                else:
+                    data = control.recv(_CHUNK)
+                    if not data:
+                        # Nobody wants it any more. With the first process the kernel ends all of its namespace.
+                        os.kill(child, signal.SIGKILL)
+                        selector.unregister(control.fileno())
+                        continue
+                    *lines, asked = (asked + data).split(b"\n")
+                    for line in lines:
+                        number = msgspec.json.decode(line, type=Asked).signal
+                        if running and number:
+                            os.kill(child, number)
+    if log is not None:
+        log.close()
+    _, status = os.waitpid(child, 0)
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    _tell(control, Told(status=128 + number if number else os.WEXITSTATUS(status), signal=number))
+    os._exit(0)

@@ -1,0 +1,204 @@
+"""Judging of a container's probes (kubernetes `pkg/kubelet/prober`): when one is due, and what its results come to.
+
+Running them is the kubelet's work. It keeps a `Judgement` for each run of a container:
+
+    judgement = Judgement(probes_of(container), started=now)
+    for probe in judgement.due(now):
+        judgement.tell(probe, ok, now)       # once it has run
+    judgement.ready, judgement.started, judgement.to_restart
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from narthex.lab.controllers.objects import number
+
+Purpose = Literal["startup", "liveness", "readiness"]
+_PURPOSES: tuple[Purpose, ...] = ("startup", "liveness", "readiness")
+
+
+class HttpGet(msgspec.Struct, frozen=True, kw_only=True):
+    """Fetch a page: any status from 200 to 399 is a success."""
+
+    host: str
+    """Empty: the pod's address."""
+    port: int
+    path: str
+    scheme: str
+    """http or https; no certificate is looked at."""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class TcpSocket(msgspec.Struct, frozen=True, kw_only=True):
+    """Connect: who answers is a success."""
+
+    host: str
+    """Empty: the pod's address."""
+    port: int
+
+
+class Exec(msgspec.Struct, frozen=True, kw_only=True):
+    """Run a command in the container: exit status 0 is a success."""
+
+    command: tuple[str, ...]
+
+
+class Impossible(msgspec.Struct, frozen=True, kw_only=True):
+    """What cannot be run; it counts as a failure each time."""
+
+    why: str
+
+
+Action: TypeAlias = HttpGet | TcpSocket | Exec | Impossible
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One probe of a container. Times in seconds."""
+
+    purpose: Purpose
+    action: Action
+    initial_delay: int = 0
+    period: int = 10
+    timeout: int = 1
+    successes: int = 1
+    """So many one after the other turn a failure into success."""
+    failures: int = 3
+    """So many one after the other turn a success into failure."""
+
+    def complaint(self, why: str) -> str:
+        """The message of the Event Unhealthy, as upstream words it."""
+        return f"{self.purpose.capitalize()} probe failed: {why}"
+
+
+def probes_of(container: Mapping[str, Any]) -> tuple[Probe, ...]:
+    """The probes of a container, as its spec has them."""
+    found = []
+    for purpose in _PURPOSES:
+        given = container.get(f"{purpose}Probe")
+        if given:
+            found.append(
+                Probe(
+                    purpose=purpose,
+                    action=_action(given, container),
+                    initial_delay=max(0, number(given.get("initialDelaySeconds"))),
+                    period=max(1, number(given.get("periodSeconds")) or 10),
+                    timeout=max(1, number(given.get("timeoutSeconds")) or 1),
+                    successes=max(1, number(given.get("successThreshold")) or 1) if purpose == "readiness" else 1,
+                    failures=max(1, number(given.get("failureThreshold")) or 3),
+                )
+            )
+    return tuple(found)
+
+
+def _action(given: Mapping[str, Any], container: Mapping[str, Any]) -> Action:
+    if "grpc" in given:
+        return Impossible(why="the lab does not run gRPC probes; use httpGet, tcpSocket or exec")
+    if command := (given.get("exec") or {}).get("command"):
+        return Exec(command=tuple(command))
+    for name in ("httpGet", "tcpSocket"):
+        target = given.get(name)
+        if target is None:
+            continue
+        port = _port(target.get("port"), container)
+        if port is None:
+            return Impossible(why=f"the container has no port {target.get('port')!r}")
+        if name == "tcpSocket":
+            return TcpSocket(host=target.get("host") or "", port=port)
+        path = target.get("path") or "/"
+        return HttpGet(
+            host=target.get("host") or "",
+            port=port,
+            path=path if path.startswith("/") else f"/{path}",
+            scheme=str(target.get("scheme") or "HTTP").lower(),
+            headers=tuple((each["name"], each.get("value") or "") for each in target.get("httpHeaders") or ()),
+        )
+    return Impossible(why="it has no exec, httpGet or tcpSocket")
+
+
+def _port(port: object, container: Mapping[str, Any]) -> int | None:
+    if isinstance(port, str) and port.isascii() and port.isdigit() and len(port) < 6:
+        port = int(port)
+    if isinstance(port, int):
+        return port if 0 < port < 65536 else None
+    for each in container.get("ports") or ():
+        if each.get("name") == port:
+            return number(each.get("containerPort")) or None
+    return None
+
+
+def http_ok(status: int) -> bool:
+    """Whether a status of HTTP is a success."""
+    return 200 <= status < 400
+
+
+class _Run:
+    """What one probe's results came to."""
+
+    def __init__(self, probe: Probe, started: datetime) -> None:
+        self.due = started + timedelta(seconds=probe.initial_delay)
+        # Before its first result a container lives, and serves nobody.
+        self.passed = probe.purpose == "liveness"
+        self.last: bool | None = None
+        self.count = 0
+
+    def tell(self, probe: Probe, ok: bool, now: datetime) -> None:
+        self.count = self.count + 1 if self.last is ok else 1
+        self.last = ok
+        if self.count >= (probe.successes if ok else probe.failures):
+            self.passed = ok
+        self.due = now + timedelta(seconds=probe.period)
+
+
+class Judgement:
+    """Of one run of a container. A restarted one gets a new judgement."""
+
+    def __init__(self, probes: tuple[Probe, ...], started: datetime) -> None:
+        """`started`: when its process began."""
+        self._runs = {probe: _Run(probe, started) for probe in probes}
+        self._begun = not any(probe.purpose == "startup" for probe in probes)
+        self.to_restart: Probe | None = None
+        """The probe for which it is to be ended and started anew."""
+
+    @property
+    def started(self) -> bool:
+        """`status.containerStatuses[].started`: no startup probe is still waited for."""
+        return self._begun
+
+    @property
+    def ready(self) -> bool:
+        """It started, and its readiness probe passes, where there is one."""
+        return self._begun and all(run.passed for probe, run in self._runs.items() if probe.purpose == "readiness")
+
+    def due(self, now: datetime) -> tuple[Probe, ...]:
+        """The probes to run now."""
+        return tuple(probe for probe in self._asked() if self._runs[probe].due <= now)
+
+    def next_due(self) -> datetime | None:
+        """When one is due next; None when there is nothing to ask."""
+        return min((self._runs[probe].due for probe in self._asked()), default=None)
+
+    def begin(self, probe: Probe, now: datetime) -> None:
+        """A probe begins to run: it is not due again before its period is over, or its result is there."""
+        self._runs[probe].due = now + timedelta(seconds=max(probe.period, probe.timeout))
+
+    def tell(self, probe: Probe, ok: bool, now: datetime) -> None:
+        """A probe has ended."""
+        if self.to_restart is not None:
+            return
+        run = self._runs[probe]
+        run.tell(probe, ok, now)
+        if probe.purpose == "startup" and run.passed:
+            self._begun = True
+        elif probe.purpose != "readiness" and not run.passed and not ok and run.count >= probe.failures:
+            self.to_restart = probe
+
+    def _asked(self) -> list[Probe]:
+        """A startup probe alone until it passes, then never again."""
+        if self.to_restart is not None:
+            return []
+        return [probe for probe in self._runs if (probe.purpose == "startup") != self._begun]

@@ -1,0 +1,121 @@
+"""Which nodes can take a pod, and why others cannot, in the words of kube-scheduler's filters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from narthex.lab.controllers.objects import labels_of, spec_of, status_of
+from narthex.lab.controllers.view import Object
+from narthex.lab.topology import MAX_PODS_PER_NODE
+
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
+_NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
+
+HostPort = tuple[str, str, int]
+"""Address, protocol, port."""
+
+
+def why_not(pod: Object, node: Object, pods: int, ports: Iterable[HostPort]) -> str:
+    """Why a node cannot take a pod, empty when it can. `pods` and `ports`: how many it has, and their host ports."""
+    spec = spec_of(pod)
+    cordon = {"key": UNSCHEDULABLE, "effect": "NoSchedule"}
+    if spec_of(node).get("unschedulable") and not tolerates(pod, cordon):
+        return "node(s) were unschedulable"
+    for taint in spec_of(node).get("taints") or ():
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not tolerates(pod, taint):
+            return f"node(s) had untolerated taint {{{taint.get('key')}: {taint.get('value') or ''}}}"
+    if not _is_chosen(spec, node):
+        return "node(s) didn't match Pod's node affinity/selector"
+    if any(_collide(mine, other) for mine in host_ports(pod) for other in ports):
+        return "node(s) didn't have free ports for the requested pod ports"
+    if pods >= room(node):
+        return "Too many pods"
+    return ""
+
+
+def room(node: Object) -> int:
+    """How many pods a node takes."""
+    text = str((status_of(node).get("allocatable") or {}).get("pods", MAX_PODS_PER_NODE))
+    return (
+        min(int(text), MAX_PODS_PER_NODE) if text.isascii() and text.isdigit() and len(text) < 10 else MAX_PODS_PER_NODE
+    )
+
+
+def tolerates(pod: Object, taint: Mapping[str, Any]) -> bool:
+    """Whether a pod has a toleration for a taint."""
+    return toleration(pod, taint) is not None
+
+
+def toleration(pod: Object, taint: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The first toleration that a pod has for a taint."""
+    for each in spec_of(pod).get("tolerations") or ():
+        if each.get("effect") not in (None, "", taint.get("effect")):
+            continue
+        exists = each.get("operator") == "Exists"
+        if not each.get("key"):
+            if exists:
+                return dict(each)
+        elif each["key"] == taint.get("key") and (exists or (each.get("value") or "") == (taint.get("value") or "")):
+            return dict(each)
+    return None
+
+
+def unwanted(pod: Object, node: Object) -> int:
+    """How many taints ask for another node where there is one."""
+    taints = spec_of(node).get("taints") or ()
+    return sum(1 for taint in taints if taint.get("effect") == "PreferNoSchedule" and not tolerates(pod, taint))
+
+
+def host_ports(pod: Object) -> Iterator[HostPort]:
+    """The ports of its node that a pod takes."""
+    for container in spec_of(pod).get("containers") or ():
+        for port in container.get("ports") or ():
+            number = port.get("hostPort") or (port.get("containerPort") if spec_of(pod).get("hostNetwork") else None)
+            if number:
+                yield port.get("hostIP") or "", port.get("protocol") or "TCP", number
+
+
+def _collide(one: HostPort, other: HostPort) -> bool:
+    return one[1:] == other[1:] and (one[0] == other[0] or one[0] in _ANY_ADDRESS or other[0] in _ANY_ADDRESS)
+
+
+def _is_chosen(spec: Mapping[str, Any], node: Object) -> bool:
+    labels = labels_of(node)
+    if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    return any(_meets_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+
+
+def _meets_term(term: Mapping[str, Any], node: Object) -> bool:
+    labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    named = {"metadata.name": node["metadata"]["name"]}
+    # A term that demands nothing matches nothing.
+    return bool(labels or fields) and all(
+        _meets(each, have) for some, have in ((labels, labels_of(node)), (fields, named)) for each in some
+    )
+
+
+def _meets(requirement: Mapping[str, Any], have: Mapping[str, str]) -> bool:
+    value: str | None = have.get(requirement.get("key", ""))
+    values: list[str] = list(requirement.get("values") or ())
+    match requirement.get("operator"):
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as operator:
+            if value is None or len(values) != 1 or not (_NUMBER.fullmatch(value) and _NUMBER.fullmatch(values[0])):
+                return False
+            return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+    return False

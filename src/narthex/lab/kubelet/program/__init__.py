@@ -1,0 +1,1 @@
+"""The lab's kubelet: runs pods, probes them, and reports their status."""

@@ -1,0 +1,297 @@
+"""The server in the lab's pods: it says which pod answered, and whom it saw asking.
+
+One process serves every pod: a socket belongs for good to the network namespace it was made in, so the server enters
+a pod's namespace only to open its listeners. It imports little and starts no thread by itself.
+
+TCP answers HTTP/1.1 requests and any other text alike; UDP and SCTP answer each message. The body is one line:
+
+    web-7d4b9-x2x4z on node-1, asked by 192.168.49.11:40312
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from narthex.linux import namespaces as netns
+
+_IPPROTO_SCTP = 132
+_LARGEST_REQUEST = 64 * 1024
+_BACKLOG = 512
+_REMEMBERED = 200
+"""Answers of a listener."""
+_HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"PATCH ", b"OPTIONS ")
+
+
+class EchoServer:
+    """Listeners of many pods and one loop. `serve` belongs to one thread; the rest is called from another."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._pods: dict[str, list[_Listener]] = {}
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._doorbell, self._door = socket.socketpair()
+        self._door.setblocking(False)
+        self._selector.register(self._door, selectors.EVENT_READ, None)
+        self._stopping = False
+        self._ringing = threading.Lock()
+        """Held while the doorbell is rung or taken down, which two threads may want to do at once."""
+
+    def add(self, identity: str, says: str, namespace: str | None, ports: Iterable[tuple[str, int]]) -> None:
+        """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace (None: this one);
+        returns when it listens.
+
+        `identity` is for `remove`, `says` begins each answer ("web-x2x4z on node-1"). Raises OSError naming the port,
+        and then listens on none.
+        """
+        listeners: list[_Listener] = []
+        try:
+            with netns.entered(namespace):
+                for protocol, port in ports:
+                    listeners.append(_Listener(_listen(protocol, port), protocol, f"{says}, asked by "))
+        except OSError:
+            for listener in listeners:
+                listener.sock.close()
+            raise
+        self._pods[identity] = listeners
+        self._do(lambda: self._open(listeners))
+
+    def drain(self, identity: str) -> None:
+        """From now on let no connection last longer than its next answer; all requests are answered all the same."""
+        for listener in self._pods.get(identity, []):
+            listener.draining = True
+
+    def open(self, identity: str) -> bool:
+        """Somebody has a connection."""
+        return any(listener.conversations for listener in self._pods.get(identity, []))
+
+    def quiet_since(self, identity: str) -> float:
+        """When somebody last came or said something, as `time.monotonic` counts; 0.0: never."""
+        return max((listener.used_at for listener in self._pods.get(identity, [])), default=0.0)
+
+    def said(self, identity: str) -> list[tuple[float, str]]:
+        """When (seconds since 1970) and whom it answered, the last ones, oldest first."""
+        return sorted(each for listener in self._pods.get(identity, []) for each in tuple(listener.said))
+
+    def remove(self, identity: str) -> None:
+        """Stop listening, answer what has come, and end open connections; returns when all is closed. Needs `serve` to
+        run."""
+        listeners = self._pods.pop(identity, [])
+        done = threading.Event()
+        self._do(lambda: self._close(listeners, done))
+        done.wait()
+
+    def stop(self) -> None:
+        """End `serve`. Safe from any thread."""
+        self._stopping = True
+        self._do(lambda: None)
+
+    def serve(self) -> None:
+        """Answer until stopped; then everything is closed."""
+        while not self._stopping:
+            ready = self._selector.select()
+            for key, _ in ready:
+                if key.data is not None:
+                    self._turn(key.data)
+            # Last, because a task may close sockets that this round has found ready.
+            with contextlib.suppress(BlockingIOError):
+                self._door.recv(64)
+            while self._tasks:
+                self._tasks.popleft()()
+
+        for key in tuple(self._selector.get_map().values()):
+            if isinstance(key.data, (_Listener, _Conversation)):
+                key.data.sock.close()
+        self._selector.close()
+        with self._ringing:
+            self._door.close()
+            self._doorbell.close()
+
+    def _do(self, task: Callable[[], None]) -> None:
+        self._tasks.append(task)
+        with self._ringing:
+            if self._doorbell.fileno() >= 0:
+                self._doorbell.send(b"!")
+
+    def _open(self, listeners: list[_Listener]) -> None:
+        for listener in listeners:
+            self._selector.register(listener.sock, selectors.EVENT_READ, listener)
+
+    def _close(self, listeners: list[_Listener], done: threading.Event) -> None:
+        for listener in listeners:
+            listener.draining = True
+            # Who is still in the queue would find the door shut in its face.
+            self._turn(listener)
+            for conversation in tuple(listener.conversations):
+                self._turn(conversation)
+            for conversation in tuple(listener.conversations):
+                self._end(conversation)
+            self._selector.unregister(listener.sock)
+            listener.sock.close()
+        done.set()
+
+    def _end(self, conversation: _Conversation) -> None:
+        conversation.listener.conversations.discard(conversation)
+        self._selector.unregister(conversation.sock)
+        conversation.sock.close()
+
+    def _turn(self, user: _Listener | _Conversation) -> None:
+        if isinstance(user, _Conversation):
+            if not user.turn():
+                self._end(user)
+        elif user.protocol == "UDP":
+            user.answer_datagrams()
+        else:
+            for conversation in user.accept():
+                self._selector.register(conversation.sock, selectors.EVENT_READ, conversation)
+
+
+class _Listener:
+    """One open port of one pod."""
+
+    def __init__(self, sock: socket.socket, protocol: str, says: str) -> None:
+        self.sock = sock
+        self.protocol = protocol
+        self.conversations: set[_Conversation] = set()
+        self.draining = False
+        self.used_at = 0.0
+        self.said: deque[tuple[float, str]] = deque(maxlen=_REMEMBERED)
+        self._says = says
+
+    def note(self, asker: str) -> None:
+        """Somebody is answered."""
+        self.used_at = time.monotonic()
+        self.said.append((time.time(), f"{self.protocol} request from {asker}"))
+
+    def accept(self) -> Iterator[_Conversation]:
+        """Connections that wait."""
+        while True:
+            try:
+                sock, peer = self.sock.accept()
+            except OSError:
+                # None waits any more, the client has left already, or files have run out: the next round tries again.
+                return
+            sock.setblocking(False)
+            self.used_at = time.monotonic()
+            conversation = _Conversation(self, sock, self._says, _printed(peer))
+            self.conversations.add(conversation)
+            yield conversation
+
+    def answer_datagrams(self) -> None:
+        """One answer to each datagram that waits."""
+        while True:
+            try:
+                _, peer = self.sock.recvfrom(_LARGEST_REQUEST)
+                asker = _printed(peer)
+                self.sock.sendto(f"{self._says}{asker}\n".encode(), peer)
+                self.note(asker)
+            except OSError:
+                # None waits any more, or the kernel reports that nobody is at an earlier answer's address.
+                return
+
+
+class _Conversation:
+    """One TCP or SCTP connection."""
+
+    def __init__(self, listener: _Listener, sock: socket.socket, says: str, asker: str) -> None:
+        self.listener = listener
+        self.sock = sock
+        self._asker = asker
+        self._body = f"{says}{asker}\n".encode()
+        self._got = b""
+
+    def turn(self) -> bool:
+        """Read and answer what is there; False when the conversation is over."""
+        try:
+            data = self.sock.recv(_LARGEST_REQUEST)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._got += data
+        if not data or len(self._got) > _LARGEST_REQUEST:
+            return False
+        if not _may_be_http(self._got):
+            self._got = b""
+            return self._send(self._body)
+        return self._answer_requests()
+
+    def _answer_requests(self) -> bool:
+        while b"\r\n\r\n" in self._got:
+            head, _, rest = self._got.partition(b"\r\n\r\n")
+            length = _content_length(head)
+            if len(rest) < length:
+                break
+            self._got = rest[length:]
+            lasting = (
+                b"HTTP/1.1" in head.split(b"\r\n", 1)[0]
+                and b"connection: close" not in head.lower()
+                and not self.listener.draining
+            )
+            answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n%s\r\n" % (
+                len(self._body),
+                b"" if lasting else b"Connection: close\r\n",
+            )
+            if not self._send(answer + (b"" if head.startswith(b"HEAD ") else self._body)) or not lasting:
+                return False
+        return True
+
+    def _send(self, data: bytes) -> bool:
+        self.listener.note(self._asker)
+        try:
+            # An answer is far smaller than a socket's buffer; a client that never reads loses the connection.
+            return self.sock.send(data) == len(data)
+        except OSError:
+            return False
+
+
+def _listen(protocol: str, port: int) -> socket.socket:
+    """A listening socket for both families, or for IPv4 alone on a kernel without IPv6."""
+    kind = socket.SOCK_DGRAM if protocol == "UDP" else socket.SOCK_STREAM
+    number = _IPPROTO_SCTP if protocol == "SCTP" else 0
+    try:
+        try:
+            sock = socket.socket(socket.AF_INET6, kind, number)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            where = "::"
+        except OSError as error:
+            if error.errno != errno.EAFNOSUPPORT:
+                raise
+            sock = socket.socket(socket.AF_INET, kind, number)
+            where = "0.0.0.0"
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((where, port))
+            sock.setblocking(False)
+            if protocol != "UDP":
+                sock.listen(_BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {protocol} port {port}: {error.strerror}") from None
+    return sock
+
+
+def _printed(peer: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """`10.0.0.1:4711` or `[fd00::1]:4711`; IPv4 clients of a socket for both families show as IPv4."""
+    host = peer[0].removeprefix("::ffff:")
+    return f"[{host}]:{peer[1]}" if ":" in host else f"{host}:{peer[1]}"
+
+
+def _may_be_http(data: bytes) -> bool:
+    return any(data.startswith(method[: len(data)]) for method in _HTTP_METHODS)
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length" and value.strip().isdigit():
+            return int(value)
+    return 0

@@ -1,0 +1,90 @@
+"""Events of the kubelets, written into the API behind everything else, since nobody waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.program.ledger import Ledger
+
+_AT_ONCE = 20
+"""So many are written while the lock is held."""
+_PAUSE_SECONDS = 0.1
+
+
+class Telling:
+    """Takes Events from any thread. `write` belongs to one."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._new: deque[tuple[Mapping[str, Any], str, str, bool, float]] = deque()
+        self._news = threading.Event()
+        self._names: dict[tuple[str, str, str], str] = {}
+
+    def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
+        """What has happened to an object. The same words again count up."""
+        self._new.append((about, reason, message, warning, time.time()))
+        self._news.set()
+
+    def write(self) -> None:
+        """Write them as they come, for good."""
+        while True:
+            self._news.wait()
+            self._news.clear()
+            while self._new:
+                with self._ledger.held() as registry:
+                    for _ in range(min(_AT_ONCE, len(self._new))):
+                        self._write(registry, *self._new.popleft())
+                time.sleep(_PAUSE_SECONDS)
+
+    def _write(
+        self, registry: Any, about: Mapping[str, Any], reason: str, message: str, warning: bool, moment: float
+    ) -> None:
+        meta = about["metadata"]
+        namespace = meta.get("namespace") or "default"
+        said = (str(meta.get("uid")), reason, message)
+        # In the order of time, which whoever lists them sees where seconds are the same.
+        name = self._names.setdefault(said, f"{meta['name'][:230]}.{time.time_ns():x}")
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+        held = registry.get("Event", namespace, name)
+        try:
+            if held is not None:
+                registry.update("Event", {**held, "count": int(held.get("count") or 1) + 1, "lastTimestamp": now})
+                return
+            registry.create("Event", _event(about, namespace, name, reason, message, warning, now))
+        except ApiFault:
+            # Its namespace is going, or it has been taken away at this moment: nobody misses it.
+            return
+
+
+def _event(
+    about: Mapping[str, Any], namespace: str, name: str, reason: str, message: str, warning: bool, now: str
+) -> dict[str, Any]:
+    meta = about["metadata"]
+    node = (about.get("spec") or {}).get("nodeName") or meta["name"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": namespace},
+        "involvedObject": {
+            "kind": about.get("kind") or "Pod",
+            "apiVersion": about.get("apiVersion") or "v1",
+            "namespace": meta.get("namespace", ""),
+            "name": meta["name"],
+            "uid": meta.get("uid", ""),
+            "resourceVersion": meta.get("resourceVersion", ""),
+        },
+        "reason": reason,
+        "message": message[:1024],
+        "type": "Warning" if warning else "Normal",
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "source": {"component": "kubelet", "host": node},
+        "reportingComponent": "kubelet",
+        "reportingInstance": node,
+    }

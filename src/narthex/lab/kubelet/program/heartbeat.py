@@ -1,0 +1,109 @@
+"""The nodes' word to the API: that they are there, what they are, and that they still live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from narthex import __version__
+from narthex.lab import node_objects
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.registry import Registry
+from narthex.lab.program.ledger import Ledger
+from narthex.lab.topology import LabNode
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def machine() -> dict[str, str]:
+    """This machine, in the words of a Node's status."""
+    found = platform.machine()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "architecture": _ARCHITECTURES.get(found, found),
+        "kernelVersion": platform.release(),
+        "osImage": _os_image(),
+        "bootID": _read("/proc/sys/kernel/random/boot_id"),
+        "machineID": _read("/etc/machine-id"),
+        "systemUUID": _read("/etc/machine-id"),
+        "version": __version__,
+        "cpu": str(os.cpu_count() or 1),
+        "memory": f"{pages // 1024}Ki",
+    }
+
+
+def _os_image() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    return "Linux"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+class Hearts:
+    """Heartbeats of all nodes. `beat` belongs to one thread."""
+
+    def __init__(self, nodes: Iterable[LabNode], ledger: Ledger, *, every: float, lasts: int) -> None:
+        """`every`: seconds between two heartbeats; `lasts`: what the Leases say."""
+        self._nodes = {node.name: node for node in nodes}
+        self._ledger = ledger
+        self._every = every
+        self._lasts = lasts
+        self._machine = machine()
+        self._dead: set[str] = set()
+        self._cut: frozenset[str] = frozenset()
+
+    def register(self) -> None:
+        """Make what is not there yet."""
+        with self._ledger.held() as registry:
+            for node in self._nodes.values():
+                if registry.get("Node", "", node.name) is None:
+                    registry.create("Node", node_objects.node(node, self._machine))
+                self._post(registry, node)
+        self._renew()
+
+    def _post(self, registry: Registry, node: LabNode) -> None:
+        """The node is well, it says."""
+        held = registry.get("Node", "", node.name) or {}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        status = node_objects.status(node, self._machine, held.get("status") or {}, now)
+        registry.update("Node", {**held, "status": status}, subresource="status")
+
+    def stop(self, node: str) -> None:
+        """No more heartbeats of this one."""
+        self._dead.add(node)
+
+    def cut(self, names: frozenset[str]) -> None:
+        """Nothing of these nodes arrives at present. Those of which it does again say at once that they are well."""
+        back, self._cut = self._cut - names - self._dead, names
+        with contextlib.suppress(ApiFault), self._ledger.held() as registry:
+            for name in sorted(back):
+                self._post(registry, self._nodes[name])
+        self._renew()
+
+    def beat(self) -> None:
+        """For good."""
+        while True:
+            time.sleep(self._every)
+            self._renew()
+
+    def _renew(self) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        with contextlib.suppress(ApiFault), self._ledger.held() as registry:
+            for name in self._nodes.keys() - self._dead - self._cut:
+                lease = node_objects.lease(name, self._lasts, now)
+                held = registry.get("Lease", node_objects.LEASES, name)
+                if held is None:
+                    registry.create("Lease", lease)
+                else:
+                    registry.update("Lease", {**held, "spec": {**held.get("spec", {}), **lease["spec"]}})

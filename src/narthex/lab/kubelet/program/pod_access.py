@@ -1,0 +1,220 @@
+"""What the API asks of those who run pods: a container's log, and programs beside it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import BinaryIO
+
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.containers.container import Container, StartError
+from narthex.lab.containers.inside import find
+from narthex.lab.containers.log import LogReader
+from narthex.lab.containers.program import Entry, Program
+from narthex.lab.kubelet.environment import hostname
+from narthex.lab.kubelet.program.kubelet import Kubelet
+from narthex.lab.kubelet.program.pod import PodLife
+from narthex.lab.kubelet.program.starting import Run, Tools, echo_name, environment_of
+from narthex.lab.kubelet.status import ContainerFacts, Running
+from narthex.model.names import NamespacedName
+
+_LOOK_SECONDS = 0.1
+_SIGN_OF_LIFE_LOOKS = 5
+
+
+class PodAccess:
+    """Safe from any thread."""
+
+    def __init__(self, kubelet: Kubelet, tools: Tools) -> None:
+        self._kubelet = kubelet
+        self._files = tools.files
+        self._containers = tools.containers
+        self._echo = tools.echo
+        self._ledger = tools.ledger
+
+    def logs(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        tail: int | None,
+        follow: bool,
+        since: float | None,
+        previous: bool,
+        timestamps: bool,
+    ) -> Iterator[bytes]:
+        """What a container has written. Raises ApiFault."""
+        life, facts = self._find(namespace, pod, container)
+        number = facts.restarts - (1 if previous else 0)
+        if previous and number < 0:
+            why = f'previous terminated container "{facts.name}" in pod "{pod}" not found'
+            raise ApiFault(400, "BadRequest", why)
+        run = life.runs.get(facts.name)
+        if run is not None and run.container is None and not previous:
+            return self._echoed(life, facts, run, tail, follow, since, timestamps)
+        path = self._files.log(life.pod, facts.name, number)
+        reader = LogReader(path, timestamps=timestamps, since=_stamp(since) if since is not None else "")
+        return self._logged(life, facts, number, reader, tail, follow and not previous)
+
+    def _logged(
+        self, life: PodLife, facts: ContainerFacts, number: int, log: LogReader, tail: int | None, follow: bool
+    ) -> Iterator[bytes]:
+        with log as reader:
+            yield b"".join(reader.tail(tail))
+            quiet = 0
+            while follow:
+                # Asked before it is read: what was said before the end is not missed.
+                over = life.gone or facts.restarts != number or not isinstance(facts.state, Running)
+                new = b"".join(reader.more())
+                if new:
+                    yield new
+                elif over:
+                    return
+                else:
+                    time.sleep(_LOOK_SECONDS)
+                    quiet += 1
+                    if not quiet % _SIGN_OF_LIFE_LOOKS:
+                        yield b""
+
+    def _echoed(
+        self,
+        life: PodLife,
+        facts: ContainerFacts,
+        run: Run,
+        tail: int | None,
+        follow: bool,
+        since: float | None,
+        timestamps: bool,
+    ) -> Iterator[bytes]:
+        """The echo server's log is whom it has answered; it remembers the last ones."""
+        name = echo_name(life.pod, facts.name)
+        told = [each for each in self._echo.said(name) if since is None or each[0] >= since]
+        wanted = told if tail is None else told[-tail:] if tail else []
+        yield b"".join(_line(each, timestamps) for each in wanted)
+        last, quiet = (told[-1] if told else (0.0, "")), 0
+        while follow and life.runs.get(facts.name) is run:
+            new = [each for each in self._echo.said(name) if each > last]
+            if new:
+                last = new[-1]
+                yield b"".join(_line(each, timestamps) for each in new)
+            time.sleep(_LOOK_SECONDS)
+            quiet += 1
+            if not quiet % _SIGN_OF_LIFE_LOOKS:
+                yield b""
+
+    def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
+        """Start a program in a container. Raises ApiFault."""
+        life, facts = self._find(namespace, pod, container)
+        run = life.runs.get(facts.name)
+        if run is None:
+            raise ApiFault(500, "InternalError", f"container not found ({facts.name!r})")
+        known = environment_of(life.pod, life.specs[facts.name], self._ledger)
+        ours, theirs = _terminal() if tty else _pipes(stdin)
+        try:
+            if run.container is not None:
+                entry = Entry(beside=run.container.pid, argv=tuple(argv), environment=known, tty=tty)
+                started = self._containers.enter(entry, theirs)
+            else:
+                started = self._containers.run(self._beside_echo(life, facts, argv, known, tty), theirs)
+        except (StartError, OSError) as error:
+            for handle in ours:
+                os.close(handle)
+            raise ApiFault(500, "InternalError", f"unable to start {' '.join(argv)!r}: {error}") from error
+        finally:
+            for handle in set(theirs):
+                os.close(handle)
+        return PodProcess(started, ours, tty=tty)
+
+    def _beside_echo(
+        self, life: PodLife, facts: ContainerFacts, argv: Sequence[str], known: dict[str, str], tty: bool
+    ) -> Program:
+        """No program runs there that it could be beside, so it has a place of its own that looks the same."""
+        spec = life.specs[facts.name]
+        return Program(
+            argv=tuple(argv),
+            executable=find(argv[0], known),
+            environment=known,
+            network_namespace=life.namespace,
+            hostname="" if life.pod["spec"].get("hostNetwork") else hostname(life.pod),
+            shows=tuple(self._files.shows(life.pod, spec)),
+            tty=tty,
+        )
+
+    def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLife, ContainerFacts]:
+        life = self._kubelet.life(NamespacedName(namespace, pod))
+        if life is None:
+            raise ApiFault(404, "NotFound", f'pod "{pod}" runs on no node')
+        if self._kubelet.on_dead_node(life):
+            node = life.pod["spec"].get("nodeName")
+            raise ApiFault(500, "InternalError", f"the kubelet of {node} does not answer: the node is dead")
+        for facts in life.facts.containers:
+            if facts.name == container or (not container and not facts.init):
+                if not facts.container_id:
+                    reason = getattr(facts.state, "reason", "")
+                    why = f'container "{facts.name}" in pod "{pod}" is waiting to start: {reason}'
+                    raise ApiFault(400, "BadRequest", why)
+                return life, facts
+        raise ApiFault(400, "BadRequest", f"container {container} is not valid for pod {pod}")
+
+
+class PodProcess:
+    """A program beside a container's."""
+
+    def __init__(self, container: Container, files: Sequence[int], *, tty: bool) -> None:
+        self._container = container
+        self.stdin: BinaryIO | None = None
+        self.stderr: BinaryIO | None = None
+        if tty:
+            (master,) = files
+            self.stdout: BinaryIO | None = os.fdopen(master, "rb", buffering=0)
+            self.stdin = os.fdopen(os.dup(master), "wb", buffering=0)
+            return
+        to, out, err = files
+        self.stdin = os.fdopen(to, "wb", buffering=0)
+        self.stdout = os.fdopen(out, "rb", buffering=0)
+        self.stderr = os.fdopen(err, "rb", buffering=0)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """The terminal has another size."""
+        if self.stdout is not None and self.stderr is None:
+            fcntl.ioctl(self.stdout, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def wait(self) -> int:
+        """Its exit status, when it has ended."""
+        status = self._container.wait()
+        return 137 if status is None else status
+
+    def kill(self) -> None:
+        """End it; nothing happens when it has ended."""
+        self._container.signal(9)
+
+
+def _terminal() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Our end and the program's three."""
+    master, slave = os.openpty()
+    return (master,), (slave, slave, slave)
+
+
+def _pipes(stdin: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Our ends and the program's. Without input it finds the end of it at once."""
+    (its_in, to), (out, its_out), (err, its_err) = os.pipe(), os.pipe(), os.pipe()
+    if not stdin:
+        os.close(to)
+        to = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    return (to, out, err), (its_in, its_out, its_err)
+
+
+def _line(said: tuple[float, str], timestamps: bool) -> bytes:
+    moment, text = said
+    return f"{_stamp(moment)} {text}\n".encode() if timestamps else f"{text}\n".encode()
+
+
+def _stamp(moment: float) -> str:
+    """As a log file has it."""
+    seconds, rest = divmod(int(moment * 1e9), 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"

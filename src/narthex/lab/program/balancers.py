@@ -1,0 +1,146 @@
+"""Addresses for a lab's load balancers: the decisions of `narthex lb controller`, in the lab's own turns.
+
+Loaded by labs that have a pool, since the others have no use for it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import msgspec
+
+from narthex.lab import topology
+from narthex.lab.topology import LabNode
+from narthex.lb.allocate import Situation, allocate
+from narthex.lb.announce import announced
+from narthex.lb.decision import Decision, pool_of
+from narthex.lb.pools import Pools, Range, Surroundings, read_range, settle, text_of
+from narthex.lb.scene import namespace_labels
+from narthex.lb.status import ALLOCATED_FROM, PREFIX, pool_patch, service_path, status_patch
+from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily, host_network
+from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service
+from narthex.model.problem import Problem
+from narthex.model.store import Snapshot
+
+_NAMESPACE = "metallb-system"
+
+
+class Balance(NamedTuple):
+    """What comes of the pools."""
+
+    changed: dict[NamespacedName, Service]
+    """Services that are to have other addresses than they have."""
+    networks: tuple[str, ...]
+    """Where the addresses are that nodes answer for, in order."""
+    problems: tuple[Problem, ...]
+
+
+def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddressPool, ...]:
+    """Pools of ranges that a person has typed. The first of each IP family make one pool, so that a Service can have both,
+    the second ones another, and so on. Raises ValueError with the reason when one cannot be used."""
+    read = [read_range(text) for text in ranges]
+    four, six = ([each.text for each in read if each.family is family] for family in (IPFamily.IPV4, IPFamily.IPV6))
+    made = tuple(
+        IPAddressPool(
+            name=f"lab-{number}",
+            namespace=_NAMESPACE,
+            addresses=tuple(filter(None, both)),
+            # Nobody who reads on would take the first address of 192.168.15.0/28 for one of a host.
+            avoid_buggy=True,
+        )
+        for number, both in enumerate(zip_longest(four, six), 1)
+    )
+    for refused in _settled(made, nodes).refused:
+        raise ValueError(refused.reason)
+    return made
+
+
+def balance(snapshot: Snapshot, nodes: Sequence[LabNode]) -> Balance:
+    """Give addresses to the cluster's Services, which keep what they have."""
+    pools = _settled(snapshot.address_pools.values(), nodes, _own_ranges(snapshot))
+    services = snapshot.services
+    decisions = allocate(Situation(services=services.values(), pools=pools, namespaces=namespace_labels(snapshot)))
+    made = {key: _decided(services[key], decision) for key, decision in decisions.items()}
+    given = [ip for each in decisions.values() if not each.foreign for ip in each.addresses]
+    problems = [
+        *_refusals(pools),
+        *(each for key in sorted(decisions) for each in _said(services[key], decisions[key])),
+    ]
+    changed = {key: service for key, service in made.items() if service != services[key]}
+    return Balance(changed, tuple(_networks(pools, given)), tuple(problems))
+
+
+def patches(service: Service) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and merge patch of what has to be written of a Service that `balance` has changed."""
+    version = ""
+    yield service_path(service), _unversioned(pool_patch(pool_of(service), version))
+    addresses = tuple(entry.ip for entry in service.ingress)
+    yield f"{service_path(service)}/status", _unversioned(status_patch(addresses, version))
+
+
+def _unversioned(patch: dict[str, Any]) -> dict[str, Any]:
+    """Nobody writes in between: the lock is held."""
+    meta = {name: value for name, value in patch.get("metadata", {}).items() if name != "resourceVersion"}
+    return {**patch, "metadata": meta}
+
+
+def to_answer(services: Iterable[Service]) -> frozenset[str]:
+    """All addresses that a node may have to answer for."""
+    return frozenset(address for service in services for address in announced(service))
+
+
+def _settled(
+    objects: Iterable[IPAddressPool], nodes: Sequence[LabNode], more: Mapping[str, str] | None = None
+) -> Pools:
+    networks = {**(more or {}), **topology.taken_networks()}
+    return settle(objects, Surroundings(networks=networks, addresses=topology.taken_addresses(nodes)))
+
+
+def _own_ranges(snapshot: Snapshot) -> dict[str, str]:
+    return {
+        cidr: f"the Services' range (ServiceCIDR {each.name})"
+        for _, each in sorted(snapshot.service_cidrs.items())
+        for cidr in each.cidrs
+    }
+
+
+def _decided(service: Service, decision: Decision) -> Service:
+    if decision.foreign:
+        return service
+    return _with(service, tuple(LoadBalancerIngress(ip=ip) for ip in decision.addresses), decision.pool)
+
+
+def _with(service: Service, ingress: tuple[LoadBalancerIngress, ...], pool: str) -> Service:
+    """With this status, and the annotation that a controller writes beside it."""
+    name = PREFIX + ALLOCATED_FROM
+    others = [each for each in service.annotations if each[0] != name]
+    annotations = tuple(sorted([*others, (name, pool)] if pool else others))
+    return msgspec.structs.replace(service, ingress=ingress, ingress_names=(), annotations=annotations)
+
+
+def _refusals(pools: Pools) -> Iterator[Problem]:
+    for each in pools.refused:
+        name = f"IPAddressPool {each.object.key}"
+        yield Problem(origin=each.object.origin, object=name, message=f"is refused: {each.reason}")
+
+
+def _said(service: Service, decision: Decision) -> Iterator[Problem]:
+    for text in (str(decision.refusal) if decision.refusal is not None else "", decision.note):
+        if text:
+            yield Problem(origin=service.origin, object=f"Service {service.key}", message=text, severity="warning")
+
+
+def _networks(pools: Pools, given: Iterable[str]) -> list[str]:
+    """All that must be on the nodes' link: the pools, and what was given from one that is refused by now."""
+    found = {cidr for pool in pools.accepted for each in pool.ranges for cidr in _cidrs(each)}
+    found |= {host_network(ip) for ip in given if pools.of(ip) is None}
+    return sorted(found)
+
+
+def _cidrs(range_: Range) -> Iterator[str]:
+    first, last = (ipaddress.ip_address(text_of(range_.family, number)) for number in (range_.first, range_.last))
+    return map(str, ipaddress.summarize_address_range(first, last))

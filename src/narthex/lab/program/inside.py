@@ -1,0 +1,125 @@
+"""Where in a lab a command runs: in the network of a node or of the client outside, or in a pod, beside its program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from narthex.lab import topology
+from narthex.lab.containers import inside
+from narthex.lab.containers.program import Entry, Program, Show
+from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
+
+
+class Inside(NamedTuple):
+    """What a command sees that runs somewhere in a lab."""
+
+    network_namespace: str
+    pod: PodRecord | None = None
+    """None: only the network is another one, as for nodes and what shares their network."""
+
+
+def where(state: LabState, target: str) -> Inside:
+    """Inside of a node, of `outside`, or of a pod (`name` or `namespace/name`). Raises LabError."""
+    if target == topology.OUTSIDE:
+        return Inside(state.outside)
+    for node in state.nodes:
+        if node.name == target:
+            return Inside(node.namespace)
+    pods = [pod for pod in state.pods if target in (pod.name, f"{pod.namespace}/{pod.name}") and pod.network_namespace]
+    if len(pods) > 1:
+        choices = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
+        raise LabError(f"there are several pods {target!r}: {choices}")
+    if not pods:
+        known = [topology.OUTSIDE, *(node.name for node in state.nodes), *(pod.name for pod in state.pods)]
+        raise LabError(f"lab {state.name!r} has no {target!r}; there are: {', '.join(known)}")
+    (pod,) = pods
+    return Inside(pod.network_namespace, pod)
+
+
+def container_of(pod: PodRecord, container: str) -> int:
+    """Process number of a container's program, 0 when the echo server stands for it. `container`: empty is the first that
+    runs. Raises LabError."""
+    running = pod.containers
+    if not container:
+        return next(iter(running.values()), 0)
+    if container not in running:
+        known = ", ".join(running) or "none"
+        raise LabError(f"pod {pod.namespace}/{pod.name} runs no container {container!r}; it runs: {known}")
+    return running[container]
+
+
+def shows_of(lab: str, pod: PodRecord) -> tuple[Show, ...]:
+    """The files that a pod has of its own."""
+    place = StateDirectory(lab).pods / pod.uid
+    files = [("resolv.conf", "/etc/resolv.conf")]
+    if pod.hostname:
+        files += [("hosts", "/etc/hosts"), ("hostname", "/etc/hostname")]
+    return tuple(Show(str(place / name), at) for name, at in files if (place / name).exists() and Path(at).exists())
+
+
+def run(state: LabState, place: Inside, argv: Sequence[str], container: str = "") -> NoReturn:
+    """Run a command there with this process's terminal and files, and end with its status. Raises LabError."""
+    if place.pod is None:
+        # `ip netns exec` also puts the namespace's own view of /sys in place.
+        os.execvp("ip", ["ip", "netns", "exec", place.network_namespace, *argv])
+    beside = container_of(place.pod, container)
+    directory = "/" if beside else str(Path.cwd())
+    try:
+        executable = inside.find(argv[0], os.environ, directory)
+    except OSError as error:
+        raise LabError(str(error.strerror)) from error
+    told = Program(
+        argv=tuple(argv),
+        executable=executable,
+        environment=dict(os.environ),
+        directory=directory,
+        network_namespace=place.network_namespace,
+        hostname=place.pod.hostname,
+        shows=shows_of(state.name, place.pod),
+    )
+
+    def in_a_place_of_its_own() -> NoReturn:
+        inside.enter(told)
+        # The first process of a namespace would not hear Ctrl-C.
+        _run_and_wait(lambda: inside.become_beside(told, executable))
+
+    def beside_the_program() -> NoReturn:
+        entry = Entry(beside=beside, argv=told.argv, environment=told.environment)
+        inside.become_beside(entry, executable)
+
+    try:
+        if beside:
+            inside.join(beside)
+            _run_and_wait(beside_the_program)
+        inside.join_network(place.network_namespace)
+        inside.unshare(inside.NEW_PROCESSES)
+    except OSError as error:
+        raise LabError(f"pod {place.pod.namespace}/{place.pod.name} cannot be entered: {error}") from error
+    _run_and_wait(in_a_place_of_its_own)
+
+
+def _run_and_wait(become: Callable[[], NoReturn]) -> NoReturn:
+    child = os.fork()
+    if child == 0:
+        try:
+            become()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.write(2, f"Error: {error.strerror or error}\n".encode(errors="replace"))
+        os._exit(127)
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        # The terminal tells the command as well.
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    while True:
+        try:
+            _, status = os.waitpid(child, 0)
+        except InterruptedError:
+            continue
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(128 - code if code < 0 else code)

@@ -1,0 +1,371 @@
+"""Labs from outside: bring one up, look at it, ask it for something, take it away.
+
+The lab itself is another process (`process.py`), forked from the one that calls `up` (`beginning.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from narthex.lab import topology
+from narthex.lab.pod_network import NONE
+from narthex.lab.program import ask, beginning
+from narthex.lab.program.state import (
+    LABS,
+    PROGRAMS,
+    LabError,
+    LabState,
+    PodRecord,
+    StateDirectory,
+    existing,
+    kept,
+    remaining,
+)
+from narthex.lab.topology import LabNode
+from narthex.linux import namespaces as netns
+from narthex.linux import processes
+from narthex.linux.processes import Process
+
+if TYPE_CHECKING:
+    from narthex.kube.access import Access
+
+DEFAULT_NAME = "default"
+_NEEDED = {"ip": "iproute2", "nft": "nftables", "openssl": "openssl"}
+_REQUEST_SECONDS = 60.0
+_LOCK_SECONDS = 5.0
+_CLOSE_SECONDS = 10.0
+
+
+class Lab(NamedTuple):
+    """A lab that runs, for commands that look into it."""
+
+    name: str
+    mode: str
+    kubeconfig: Path
+    """Of its API, by this machine's loopback."""
+    nodes: tuple[LabNode, ...]
+    """With `name`, `namespace` (of the network), `addresses`, `pod_cidrs`."""
+    outside: str
+    """Network namespace of the client beyond the cluster."""
+    pods: tuple[PodRecord, ...]
+    """With `namespace`, `name`, `node`, `network_namespace`, `addresses`, `ready`."""
+    balancing: bool = False
+    """Nodes answer for load balancers' addresses."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's process, asked now."""
+
+    node: str
+    running: bool
+    healthy: bool
+    """It says that all its parts do their work."""
+    killed: bool = False
+    """By `lab kill`."""
+
+
+class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A lab, asked now."""
+
+    running: bool
+    """The lab's own process runs."""
+    healthy: bool
+    """Everything runs, and every node says that it is well."""
+    nodes: tuple[NodeStatus, ...]
+    state: LabState
+
+
+class Started(NamedTuple):
+    """What `up` did."""
+
+    state: LabState
+    seconds: float
+    cleared: bool
+    """Remains of a crashed lab of this name were removed first."""
+
+
+def open_lab(name: str) -> Lab:
+    """The running lab of this name. Raises LabError when there is none."""
+    state = read(name)
+    if not state.running or not is_running(state):
+        raise LabError(f"lab {name!r} does not run; `narthex lab down --name {name}` removes what is left of it")
+    kubeconfig = StateDirectory(name).kubeconfig
+    return Lab(state.name, state.mode, kubeconfig, state.nodes, state.outside, state.pods, state.balancing)
+
+
+def access_of(lab: Lab) -> Access:
+    """How to reach its API."""
+    from narthex.kube.access import Access
+    from narthex.runtime.configuration.values import ClientConnection
+
+    return Access(connection=ClientConnection(kubeconfig=str(lab.kubeconfig)))
+
+
+def read(name: str) -> LabState:
+    """The state of a lab, crashed or not. Raises LabError when there is none."""
+    state = StateDirectory(name).read()
+    if state is None:
+        others = ", ".join(existing())
+        raise LabError(
+            f"there is no lab {name!r}; "
+            + (f"there are: {others} (choose with --name)" if others else "`narthex lab up` makes one")
+        )
+    return state
+
+
+def is_running(state: LabState) -> bool:
+    """Whether the lab's own process runs."""
+    return processes.alive(state.controller)
+
+
+def look(name: str) -> LabStatus:
+    """The lab as it is now. Raises LabError when there is none."""
+    state = read(name)
+    recorded = {each.node: each.process for each in state.processes}
+    nodes = []
+    for node in state.nodes:
+        running = node.name in recorded and processes.alive(recorded[node.name])
+        healthy = running and ask.healthy(node.namespace)
+        killed = node.name in state.killed
+        nodes.append(NodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
+    runs = is_running(state)
+    return LabStatus(
+        running=runs,
+        healthy=runs and all(node.healthy for node in nodes),
+        nodes=tuple(nodes),
+        state=state,
+    )
+
+
+def look_at_all() -> list[LabStatus]:
+    """All labs of this machine that have a state."""
+    return [look(name) for name in existing() if StateDirectory(name).read() is not None]
+
+
+def all_names() -> list[str]:
+    """Names of all labs, also of those of which only namespaces or programs are left."""
+    left = (topology.lab_of(namespace) for namespace in netns.names())
+    return sorted({*remaining(), *(name for name in left if name is not None)})
+
+
+def is_kept(name: str) -> bool:
+    """Whether a next lab of this name goes on with what was kept of an earlier one."""
+    return name in kept()
+
+
+def kept_names() -> list[str]:
+    """Names of all labs of which something is kept, running or not."""
+    return kept()
+
+
+def up(
+    name: str,
+    source: Path | None,
+    nodes: int,
+    mode: str,
+    overlay: str = NONE,
+    pools: Sequence[str] = (),
+    *,
+    keep: bool = False,
+) -> Started:
+    """Bring a lab up; returns when every node has done its first sync. `source`: None makes an empty directory. `pools`:
+    ranges of addresses for load balancers. `keep`: what its API holds outlives it, and the next lab of this name goes on with
+    that.
+
+    Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
+    """
+    begin = time.monotonic()
+    _check_machine(mode)
+    directory = StateDirectory(name)
+    if source is not None and not source.exists():
+        raise LabError(f"there is no directory {str(source)!r} to read manifests from")
+    try:
+        members = topology.nodes(name, nodes)
+        if pools:
+            from narthex.lab.program import balancers
+
+            balancers.pools_of(pools, members)
+    except ValueError as error:
+        raise LabError(str(error)) from None
+    lock = None
+    try:
+        with beginning.no_interrupt():
+            lock, cleared = _take_name(directory)
+        own = _make_directories(directory, keep=keep)
+        manifests = own if source is None else source.resolve()
+        make = partial(beginning.lab_process, directory, manifests, nodes, mode, overlay, pools)
+        message = beginning.start_process(directory, make, _clear)
+    except BaseException:
+        if lock is not None:
+            os.close(lock)
+            down(name)
+        raise
+    os.close(lock)
+    if message != b"ready":
+        down(name)
+        raise LabError(message.decode() or f"the process of lab {name!r} was killed while it started")
+    return Started(read(name), time.monotonic() - begin, cleared)
+
+
+def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState:
+    """Ask for a number of pods; returns when they are there and all proxies know. Raises LabError."""
+    if not 0 <= replicas <= topology.MAX_NODES * topology.MAX_PODS_PER_NODE:
+        raise LabError(f"{replicas} is no number of replicas")
+    state = read(name)
+    content = {"scale": {"namespace": namespace, "name": deployment, "replicas": replicas}}
+    ask.request(StateDirectory(state.name), content, _REQUEST_SECONDS)
+    return read(name)
+
+
+def kill(name: str, node: str) -> LabState:
+    """Let a node die: its process is killed and its cable is dead; returns at once. Raises LabError."""
+    ask.request(StateDirectory(read(name).name), {"kill": {"node": node}}, _REQUEST_SECONDS)
+    return read(name)
+
+
+def settle(name: str) -> LabState:
+    """Wait until the lab has taken in the manifests as they are now and all proxies know. Raises LabError."""
+    ask.request(StateDirectory(read(name).name), {"settle": True}, _REQUEST_SECONDS)
+    return read(name)
+
+
+def down(name: str, *, forget: bool = False) -> bool:
+    """Take the lab away with all that is in it, running or crashed. False: there was nothing. Raises LabError. Of a lab that
+    is kept the kept things stay, unless they are to be forgotten.
+
+    A process belongs to the lab when it is recorded as the lab's own, or when it lives in one of its namespaces.
+    """
+    _check_root()
+    directory = StateDirectory(name)
+    state = directory.read()
+    if state is not None:
+        if state.kept and not forget and is_running(state):
+            # It may have something left to write.
+            with contextlib.suppress(LabError):
+                ask.request(directory, {"close": True}, _CLOSE_SECONDS)
+        processes.kill(_own(state))
+    namespaces = [each for each in netns.names() if topology.owns(name, each)]
+    rest = directory.programs.is_dir() and (forget or name in remaining())
+    if state is None and not namespaces and not directory.path.is_dir() and not rest:
+        return False
+    lock = _wait_for_lock(directory)
+    try:
+        _clear(directory, forget=forget)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return True
+
+
+def _own(state: LabState) -> list[Process]:
+    """The processes that are nowhere but in the state."""
+    return [each for each in (state.controller, state.forks) if each is not None]
+
+
+def _wait_for_lock(directory: StateDirectory) -> int | None:
+    """Own the lab; None when it has no directory. The process may have been forked but not recorded yet."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while directory.path.is_dir():
+        lock = directory.lock()
+        if lock is not None:
+            return lock
+        state = directory.read()
+        if state is not None:
+            processes.kill(_own(state))
+        if time.monotonic() > deadline:
+            raise LabError(f"another command holds lab {directory.name!r}; wait for it or end it, then try again")
+        time.sleep(0.01)
+    return None
+
+
+def _clear(directory: StateDirectory, *, forget: bool = False) -> None:
+    """Processes, namespaces, files. The caller owns the lab, so nothing new comes."""
+    while True:
+        # The names are read again each time: a namespace may have been made just before its maker was killed.
+        namespaces = [name for name in netns.names() if topology.owns(directory.name, name)]
+        inside = processes.inside(namespaces)
+        if not inside:
+            break
+        processes.kill(inside)
+    for namespace in namespaces:
+        netns.delete(namespace)
+    shutil.rmtree(directory.path, ignore_errors=True)
+    for entry in directory.programs.iterdir() if directory.programs.is_dir() else ():
+        if forget or entry != directory.kept:
+            shutil.rmtree(entry, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.programs.rmdir()
+    if not remaining():
+        for parent in (LABS, LABS.parent, PROGRAMS, PROGRAMS.parent):
+            try:
+                parent.rmdir()
+            except OSError:
+                continue
+
+
+def _take_name(directory: StateDirectory) -> tuple[int, bool]:
+    """Own the name: the lock, and whether remains of a crashed lab had to go. Raises LabError when it is taken."""
+    cleared = any(topology.owns(directory.name, name) for name in netns.names())
+    try:
+        LABS.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directory.path.mkdir(mode=0o700, exist_ok=True)
+        lock = directory.lock()
+    except FileNotFoundError:
+        # A `down` at this very moment took the directory away again.
+        return _take_name(directory)
+    except OSError as error:
+        raise LabError(f"cannot use {directory.path}: {error.strerror}") from None
+    if lock is None:
+        raise LabError(
+            f"a lab {directory.name!r} is there already; `narthex lab down --name {directory.name}` takes it away, "
+            f"or choose another --name"
+        )
+    if any(directory.path.iterdir()) or cleared:
+        os.close(lock)
+        down(directory.name)
+        return _take_name(directory)[0], True
+    return lock, False
+
+
+def _make_directories(directory: StateDirectory, *, keep: bool) -> Path:
+    """Where manifests go when none are given."""
+    for path in (directory.logs, directory.input):
+        path.mkdir(mode=0o700)
+    directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not keep and not directory.kept.is_dir():
+        return directory.input
+    own = directory.kept / "input"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return own
+
+
+def _check_machine(mode: str) -> None:
+    from narthex.proxy.program.machine import refusal
+
+    _check_root()
+    for program, package in _NEEDED.items():
+        if shutil.which(program) is None:
+            raise LabError(f"the program {program!r} is missing; install the package {package}")
+    why_not = refusal(mode)
+    if why_not:
+        raise LabError(why_not)
+
+
+def _check_root() -> None:
+    if os.geteuid() != 0:
+        raise LabError("a lab is made of network namespaces, and only root may make those; run it with sudo")
+
+
+def to_builtins(state: LabState) -> dict[str, object]:
+    """The state as plain values, for JSON."""
+    plain: dict[str, object] = msgspec.to_builtins(state)
+    return plain

@@ -1,0 +1,123 @@
+"""The lab's network as the machine has it: namespaces, cables, and pods' places on it by the CNI plugins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from narthex.cni.program.install import install
+from narthex.cni.program.runtime import Container, NetworkList, Runtime, read_network
+from narthex.lab import topology
+from narthex.lab.pod_network import NETWORK
+from narthex.lab.program.state import StateDirectory
+from narthex.lab.topology import LabNode, Wiring
+from narthex.linux import links
+from narthex.linux import namespaces as netns
+from narthex.linux import packed_addresses as address
+from narthex.model.names import NamespacedName
+
+
+def wire(wiring: Wiring) -> None:
+    """Make one namespace as its wiring says."""
+    links.set_sysctls(wiring.namespace, wiring.sysctls)
+    links.batch(wiring.namespace, wiring.commands)
+
+
+def make_network(lab: str, nodes: tuple[LabNode, ...], overlay: str) -> None:
+    """Fabric, nodes and `outside`, without pods."""
+    fabric, outside = topology.wire_fabric(lab, nodes, overlay)
+    own_sides = [outside, *(topology.wire_node(node, nodes, overlay) for node in nodes)]
+    for wiring in (fabric, *own_sides):
+        netns.create(wiring.namespace)
+    # Settings come first everywhere: a link takes the defaults of the moment it is made, also the one made from the
+    # other end.
+    for wiring in own_sides:
+        links.set_sysctls(wiring.namespace, wiring.sysctls)
+    wire(fabric)
+    for wiring in own_sides:
+        links.batch(wiring.namespace, wiring.commands)
+
+
+class PodNetwork:
+    """Puts pods on their nodes' networks. Pods of different nodes may come and go side by side."""
+
+    def __init__(self, directory: StateDirectory, nodes: tuple[LabNode, ...]) -> None:
+        self._directory = directory
+        self._nodes = {node.name: node for node in nodes}
+        self._networks: dict[str, NetworkList] = {}
+
+    def install(self) -> None:
+        """Put each node's plugins in place. Raises OSError."""
+        for name in self._nodes:
+            places = self._directory.node(name)
+            install(places.programs, None, socket=str(places.socket), state=str(places.records), subnet="")
+
+    def namespace(self, pod: Mapping[str, Any]) -> str:
+        """The name of the network namespace where a pod's processes run; it need not be there yet."""
+        if pod["spec"].get("hostNetwork"):
+            return self._nodes[pod["spec"]["nodeName"]].namespace
+        return topology.pod_namespace(self._directory.name, _key(pod))
+
+    def add(self, pod: Mapping[str, Any]) -> tuple[str, ...]:
+        """Make the pod's namespace; its addresses. Raises OSError, LinkError or CniError; then nothing of it is left."""
+        node = self._nodes[pod["spec"]["nodeName"]]
+        if pod["spec"].get("hostNetwork"):
+            return node.addresses
+        namespace = self.namespace(pod)
+        netns.create(namespace)
+        try:
+            made = self._runtime(node.name).add(self._network(node.name), self._container(pod))
+        except BaseException:
+            netns.delete(namespace)
+            raise
+        return tuple(address.text(ip.network.address) for ip in made.ips)
+
+    def remove(self, pod: Mapping[str, Any]) -> None:
+        """Take the pod off the network; it may be off it. Raises CniError; then its namespace is gone all the same."""
+        if pod["spec"].get("hostNetwork"):
+            return
+        try:
+            self._runtime(pod["spec"]["nodeName"]).delete(NETWORK, self._container(pod))
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                netns.delete(self.namespace(pod))
+
+    def _runtime(self, node: str) -> Runtime:
+        places = self._directory.node(node)
+        return Runtime([places.programs], places.attached, self._nodes[node].namespace)
+
+    def _network(self, node: str) -> NetworkList:
+        if node not in self._networks:
+            self._networks[node] = read_network(self._directory.node(node).network.read_bytes())
+        return self._networks[node]
+
+    def _container(self, pod: Mapping[str, Any]) -> Container:
+        key = _key(pod)
+        name = topology.container_id(key)
+        told = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": key.namespace, "K8S_POD_NAME": key.name}
+        return Container(
+            id=name,
+            namespace=str(netns.path_of(self.namespace(pod))),
+            args={**told, "K8S_POD_INFRA_CONTAINER_ID": name},
+            capabilities={"portMappings": _host_ports(pod)},
+        )
+
+
+def _key(pod: Mapping[str, Any]) -> NamespacedName:
+    return NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def _host_ports(pod: Mapping[str, Any]) -> list[dict[str, object]]:
+    """The host ports that its containers ask for, as the capability has them."""
+    return [
+        {
+            "hostPort": port["hostPort"],
+            "containerPort": port["containerPort"],
+            "protocol": str(port.get("protocol") or "TCP").lower(),
+            **({"hostIP": port["hostIP"]} if port.get("hostIP") else {}),
+        }
+        for container in pod["spec"]["containers"]
+        for port in container.get("ports") or ()
+        if port.get("hostPort")
+    ]

@@ -1,0 +1,219 @@
+"""The processes of a lab's nodes: `narthex node` on each, as on a real one, with a configuration of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from narthex.lab import cluster_dns, pod_network, topology
+from narthex.lab.containers.forks import Forks
+from narthex.lab.pod_network import NONE
+from narthex.lab.program.ask import HEALTH_PORT, METRICS_PORT, announcer, healthy, synced_since
+from narthex.lab.program.node_process import NodeOrder, NodeProcess
+from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
+from narthex.lab.topology import LabNode
+
+_FIRST_SECONDS = 60.0
+_ANSWER_SECONDS = 25.0
+_POLL_SECONDS = 0.01
+_SYNC_PERIOD = "100ms"
+
+
+class Nodes:
+    """Starts them and waits for them. Used by one thread."""
+
+    def __init__(
+        self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: Forks
+    ) -> None:
+        self._directory = directory
+        self._nodes = nodes
+        self._mode = mode
+        self._overlay = overlay
+        self._forks = forks
+        self._orders: dict[str, NodeOrder] = {}
+        self._processes: dict[str, NodeProcess] = {}
+        self._crashed: set[str] = set()
+        """Names of those that a signal has ended while all were waited for."""
+
+    def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
+        """Start all of them. `announce`: they answer for load balancers' addresses. Raises OSError."""
+        records = []
+        if announce:
+            self._make_key()
+        self._directory.corefile.write_text(cluster_dns.corefile())
+        if self._overlay != NONE:
+            conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
+            self._directory.net_conf.write_bytes(msgspec.json.format(msgspec.json.encode(conf)))
+        for node in self._nodes:
+            places = self._directory.node(node.name)
+            places.path.mkdir(mode=0o700)
+            places.network.parent.mkdir(mode=0o700)
+            places.network.write_bytes(msgspec.json.format(msgspec.json.encode(self._network(node))))
+            places.configuration.write_bytes(_documents(self._configuration(node, announce)))
+            arguments = ("--hostname-override", node.name, "--config", str(places.configuration))
+            log = self._directory.logs / f"{node.name}.log"
+            log.touch(mode=0o600)
+            self._orders[node.name] = NodeOrder(node.namespace, str(log), arguments)
+            records += self._begin(node.name)
+        return tuple(records)
+
+    @property
+    def records(self) -> tuple[NodeRecord, ...]:
+        """Of the present processes."""
+        held = ((name, process.identity) for name, process in self._processes.items())
+        return tuple(NodeRecord(node=name, process=identity) for name, identity in held if identity is not None)
+
+    def _begin(self, name: str) -> list[NodeRecord]:
+        process = self._processes[name] = NodeProcess(self._forks, self._orders[name])
+        return [NodeRecord(node=name, process=process.identity)] if process.identity is not None else []
+
+    def restart(self, name: str) -> list[NodeRecord]:
+        """End a node's process at once, and start another, as a supervisor would; the record of that. Raises OSError."""
+        self.kill(name)
+        return self._begin(name)
+
+    def _make_key(self) -> None:
+        handle = os.open(self._directory.announcer_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as key:
+            key.write(f"{os.urandom(32).hex()}\n")
+
+    def kill(self, name: str) -> None:
+        """End a node's process at once, as a crash would."""
+        self._processes[name].kill()
+
+    def pids(self) -> dict[str, int]:
+        """Numbers of those that run."""
+        return {
+            name: process.identity.pid
+            for name, process in self._processes.items()
+            if process.identity is not None and process.poll() is None
+        }
+
+    def await_agents(self) -> None:
+        """Return when plugins can be run. They would work without their agents: 12 pods of 3 nodes then take a tenth more of
+        a processor's time until all is there, 100 pods of 10 nodes a sixth. Raises LabError."""
+        self._await(lambda node: self._directory.node(node.name).socket.exists(), _FIRST_SECONDS, "has no CNI agent")
+
+    def await_overlay(self) -> None:
+        """Return when the overlay has told each node's plugins which addresses are theirs. Raises LabError."""
+        self._await(lambda node: self._directory.node(node.name).subnet_file.exists(), _FIRST_SECONDS, "has no overlay")
+
+    def await_first(self) -> None:
+        """Return when all say that they are well. Raises LabError."""
+        self._await(lambda node: healthy(node.namespace), _FIRST_SECONDS, "is not ready")
+
+    def synced(self, moment: float) -> bool:
+        """Whether all that run have written what has changed at this moment (seconds since 1970)."""
+        return all(synced_since(node.namespace, moment) for node in self._running)
+
+    def await_answers(self, addresses: frozenset[str]) -> None:
+        """Return when all that run know of these addresses, and one answers for each that any node can answer for. Raises
+        LabError."""
+
+        def settled(_: LabNode) -> bool:
+            told = [announcer(node.namespace) for node in self._running]
+            entries = [each.addresses for each in told if each is not None and not each.listening]
+            if len(entries) < len(told) or any(not addresses <= entry.keys() for entry in entries):
+                return False
+            turns = {ip for entry in entries for ip, each in entry.items() if each.turn and ip in addresses}
+            return all(any(entry[ip].answers for entry in entries) for ip in turns)
+
+        self._await(settled, _ANSWER_SECONDS, "sees nobody answer for a load balancer's address", self._running[:1])
+
+    @property
+    def _running(self) -> list[LabNode]:
+        return [node for node in self._nodes if self._processes[node.name].poll() is None]
+
+    def _await(
+        self,
+        done: Callable[[LabNode], bool],
+        patience: float,
+        what_not: str,
+        nodes: list[LabNode] | None = None,
+    ) -> None:
+        deadline = time.monotonic() + patience
+        waiting = list(self._nodes) if nodes is None else nodes
+        while waiting := [node for node in waiting if not done(node)]:
+            for node in waiting:
+                status = self._processes[node.name].poll()
+                if status is not None and not self._begin_again(node.name, status):
+                    raise LabError(f"the process of {node.name} ended ({_how(status)}):\n{self._last_words(node.name)}")
+            if time.monotonic() > deadline:
+                name = waiting[0].name
+                raise LabError(f"{name} {what_not} after {patience:.0f} s:\n{self._last_words(name)}")
+            # To ask takes the nodes' time, of which they have little now.
+            time.sleep(_POLL_SECONDS * (1 + len(waiting)))
+
+    def _begin_again(self, name: str, status: int) -> bool:
+        """Start another process in the place of one that has crashed, as a DaemonSet does; once. What the first one said stays in
+        its log. False when it was no crash, or not the first."""
+        if status >= 0 or name in self._crashed:
+            return False
+        self._crashed.add(name)
+        with (self._directory.logs / f"{name}.log").open("a") as log:
+            log.write(f"the process ended ({_how(status)}); the lab starts another one\n")
+        self._begin(name)
+        return True
+
+    def _last_words(self, node: str) -> str:
+        log = (self._directory.logs / f"{node}.log").read_text(errors="replace")
+        return "\n".join(log.splitlines()[-10:]) or "(it said nothing)"
+
+    def _network(self, node: LabNode) -> dict[str, Any]:
+        places = self._directory.node(node.name)
+        if self._overlay == NONE:
+            return pod_network.bridged(node.pod_cidrs, str(places.reservations))
+        return pod_network.overlaid(str(places.subnet_file), str(places.delegated), str(places.reservations))
+
+    def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
+        places = self._directory.node(node.name)
+        proxy = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": self._mode,
+            "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
+            "detectLocalMode": "ClusterCIDR",
+            # Where pods come by the dozen the rules need not follow each of them.
+            **{mode: {"minSyncPeriod": _SYNC_PERIOD} for mode in ("iptables", "ipvs", "nftables")},
+            "clientConnection": {"kubeconfig": str(self._directory.node_kubeconfig)},
+            # The table's size is the machine's alone, and no namespace may change it.
+            "conntrack": {"maxPerCore": 0},
+            "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
+            "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
+        }
+        own = {
+            "apiVersion": "narthex/v1alpha1",
+            "kind": "NarthexConfiguration",
+            "parts": {
+                "proxy": True,
+                "cni": True,
+                "overlay": self._overlay != NONE,
+                "dns": True,
+                "announcer": announce,
+            },
+            "cni": {"socket": str(places.socket), "stateDirectory": str(places.records)},
+            "dns": {
+                "addresses": cluster_dns.own_addresses(self._mode),
+                "listen": node.addresses,
+                "corefile": str(self._directory.corefile),
+            },
+            "overlay": {"netConf": str(self._directory.net_conf), "subnetFile": str(places.subnet_file)},
+        }
+        if announce:
+            own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
+            # In mode ipvs every node has the addresses itself, and only one may say so.
+            proxy["ipvs"] = {"minSyncPeriod": _SYNC_PERIOD, "strictARP": True}
+        return [proxy, own]
+
+
+def _how(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
+def _documents(documents: list[dict[str, Any]]) -> bytes:
+    return b"\n---\n".join(msgspec.json.format(msgspec.json.encode(each)) for each in documents) + b"\n"

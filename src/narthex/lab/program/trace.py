@@ -1,0 +1,122 @@
+"""A packet's way through a running lab: the rules and routes that its nodes have at this moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from narthex.lab.program.labs import Lab, open_lab
+from narthex.lab.program.state import LabError, StateDirectory
+from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
+from narthex.linux import namespaces as netns
+from narthex.linux.addresses import own_addresses
+from narthex.linux.routes import Hop, next_hop
+from narthex.model.net import IPFamily, contains, family_of
+from narthex.model.packet import Host
+from narthex.model.store import Snapshot
+from narthex.proxy.program.inputs import Cluster, Wishes, read_server, view
+from narthex.trace.explain import Explanation
+from narthex.trace.names import Named, Names
+from narthex.trace.program.places import Place, Places, TraceError
+from narthex.trace.program.rules_trace import answer, ask, question
+
+if TYPE_CHECKING:
+    from narthex.lb.announce import Announcer
+
+
+def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif: str | None = None) -> Explanation:
+    """Explain a packet of a running lab. Raises TraceError, InputError."""
+    try:
+        lab = open_lab(name)
+    except LabError as error:
+        raise TraceError(str(error)) from error
+    cluster = cluster_of(lab)
+    places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
+    sender, target, wanted = ask(places, source, destination)
+    announcing = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
+    node = _node(lab, node_name or sender.node or target.node or (announcing.holder if announcing else ""))
+    config_file = StateDirectory(lab.name).node(node.name).configuration
+    inputs = view(
+        cluster,
+        Wishes(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None),
+    )
+    with netns.entered(node.namespace):
+        own = tuple(each.address for each in own_addresses())
+    host = Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
+    others = names_of(lab)
+    names = Names(cluster.snapshot, others)
+    return answer(
+        question(places, sender, target, wanted, inputs, host, iif),
+        inputs,
+        host,
+        others=others,
+        live_rules=lambda family: _rules(lab.mode, family, node.namespace),
+        live_route=lambda ip: route_text(next_hop(ip, node.namespace), names),
+        announcers=announcing.known if announcing else None,
+    )
+
+
+class _Announcing(NamedTuple):
+    """Who answers for load balancers' addresses."""
+
+    holder: str
+    """The node that answers for the packet's destination; empty when none does."""
+    known: dict[str, Announcer]
+
+
+def _announcing(lab: Lab, snapshot: Snapshot, target: Place) -> _Announcing:
+    from narthex.lab.program.announcers import holder, states
+    from narthex.lb.program.why import announcers
+
+    told = states(lab)
+    found = next(filter(None, (holder(told, ip) for ip in target.addresses)), "")
+    return _Announcing(found, announcers(snapshot, told))
+
+
+def _rules(mode: str, family: IPFamily, namespace: str) -> Any:
+    from narthex.proxy.kernel.targets import rules_in_force
+
+    return rules_in_force(mode, family, namespace)
+
+
+def _node(lab: Lab, name: str) -> LabNode:
+    """The node by name; the first one when the packet's ends say nothing."""
+    found = next((node for node in lab.nodes if node.name == name), None)
+    if name and found is None:
+        raise TraceError(f"lab {lab.name} has no node {name}; it has {', '.join(node.name for node in lab.nodes)}")
+    return found or lab.nodes[0]
+
+
+def cluster_of(lab: Lab) -> Cluster:
+    """The lab's objects as they are now. Raises InputError."""
+    return read_server(str(lab.kubeconfig), "", pods=True)
+
+
+def pods_of(lab: Lab) -> list[Place]:
+    """The lab's pods that have addresses."""
+    return [
+        Place(kind="pod", name=f"{pod.namespace}/{pod.name}", addresses=pod.addresses, node=pod.node)
+        for pod in lab.pods
+        if pod.addresses
+    ]
+
+
+def names_of(lab: Lab) -> dict[str, Named]:
+    """What the lab's addresses are."""
+    names = {ip: Named("outside", "") for ip in OUTSIDE_ADDRESSES}
+    for pod in lab.pods:
+        names.update({ip: Named("pod", f"{pod.namespace}/{pod.name}", pod.node) for ip in pod.addresses})
+    for node in lab.nodes:
+        names.update({ip: Named("node", node.name) for ip in (*node.addresses, *node.gateways)})
+    return names
+
+
+def route_text(hop: Hop, names: Names) -> str:
+    """A first hop in words."""
+    if hop.problem:
+        return f"none: {hop.problem}"
+    if hop.local:
+        return "stays on this node"
+    if not hop.via:
+        return f"over {hop.device}, straight to it"
+    who = names.of(hop.via)
+    return f"over {hop.device} by way of {hop.via}" + (f" ({who})" if who else "")

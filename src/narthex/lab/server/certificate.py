@@ -1,0 +1,63 @@
+"""The server's certificate: self-signed, for the addresses at which it listens, made by the program openssl."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from narthex.linux.run import run
+
+_DAYS = 3650
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """A certificate and its key, as PEM."""
+
+    certificate: str
+    """Which is its own authority: clients trust it by name."""
+    key: str
+
+    def context(self) -> ssl.SSLContext:
+        """For a server's sockets."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
+            # The module reads files only.
+            both = Path(folder) / "both.pem"
+            both.touch(0o600)
+            both.write_text(self.key + self.certificate)
+            context.load_cert_chain(both)
+        return context
+
+
+def make(names: Sequence[str]) -> Certificate:
+    """One for these addresses and names, the first of which it is called by. Raises CommandError."""
+    listed = ",".join(f"IP:{name}" if _is_address(name) else f"DNS:{name}" for name in names)
+    with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
+        key, certificate = Path(folder) / "key.pem", Path(folder) / "certificate.pem"
+        run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+                *("-keyout", str(key), "-out", str(certificate), "-days", str(_DAYS), "-subj", "/CN=narthex-lab"),
+                *("-addext", f"subjectAltName={listed}", "-addext", "basicConstraints=critical,CA:TRUE"),
+                *(
+                    "-addext",
+                    "keyUsage=critical,digitalSignature,keyCertSign",
+                    "-addext",
+                    "extendedKeyUsage=serverAuth",
+                ),
+            ]
+        )
+        return Certificate(certificate.read_text(), key.read_text())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

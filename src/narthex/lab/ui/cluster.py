@@ -1,0 +1,50 @@
+"""Any cluster for the page: objects of an API server or of manifests, ways by the rules they would become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from narthex.kube.manifests import ManifestSource
+from narthex.lab.ui.board import Board
+from narthex.lab.ui.path import Tracer, planned
+from narthex.trace.explain import Explanation
+
+if TYPE_CHECKING:
+    from narthex.kube.access import Access
+    from narthex.kube.source import KubeSource
+
+
+def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:
+    """What the page shows of a directory, and how it traces there."""
+    board = Board(str(path), ManifestSource(path))
+    return board, _tracer(board, mode)
+
+
+def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tracer]:
+    """What the page shows of a cluster: its API server is followed, its nodes are not asked."""
+    # They take a third of a second to load.
+    from narthex.kube.access import Access
+    from narthex.runtime.configuration.values import ClientConnection
+
+    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    board = Board(access.origin, source_of(access))
+    return board, _tracer(board, mode)
+
+
+def source_of(access: Access) -> KubeSource:
+    """What the page needs of a cluster, from its API server."""
+    from narthex.kube.resources import ALL_SERVICES, ENDPOINT_SLICES, NODES, PODS
+    from narthex.kube.source import KubeSource
+
+    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
+    return KubeSource(access, (ALL_SERVICES, slices, NODES, PODS))
+
+
+def _tracer(board: Board, mode: str) -> Tracer:
+    def trace(source: str, destination: str) -> Explanation:
+        return planned(board.snapshot, source, destination, mode)
+
+    return trace

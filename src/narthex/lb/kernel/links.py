@@ -1,0 +1,117 @@
+"""The links that a node can answer on, and word of their changes, by rtnetlink.
+
+Such a link is Ethernet, up and running, can broadcast, does ARP, and is no port of a bridge or bond (row A6). Left out are
+those that people name by patterns: links of pods and of virtual machines on the node itself.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from narthex.linux.addresses import own_addresses
+from narthex.linux.netlink import Interrupted, Netlink
+
+_NETLINK_ROUTE, _GETLINK = 0, 18
+_INFO = struct.Struct("=BxHiII")
+_ETHERNET = 1
+_UP, _BROADCAST, _LOOPBACK, _RUNNING, _NOARP = 0x1, 0x2, 0x8, 0x40, 0x80
+_NEEDED, _REFUSED = _UP | _BROADCAST | _RUNNING, _LOOPBACK | _NOARP
+_MAC, _NAME, _MASTER = 1, 3, 10
+_GROUP_LINK, _GROUP_IPV6_ADDRESS = 1 << 0, 1 << 8
+_RCVBUF = 1 << 16
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One link that can be answered on."""
+
+    name: str
+    index: int
+    mac: bytes
+    link_local: str
+    """Its IPv6 address of link scope; empty when it has none that is settled."""
+
+
+def links(exclude: Sequence[str] = ()) -> tuple[Link, ...]:
+    """All links that can be answered on, by name. `exclude`: patterns of names, as a shell has them. Raises OSError."""
+    netlink = Netlink(_NETLINK_ROUTE)
+    try:
+        found = _dump(netlink)
+    finally:
+        netlink.close()
+    local = {
+        each.interface: each.address for each in own_addresses() if _is_link_local(each.address) and not each.tentative
+    }
+    return tuple(
+        Link(name=name, index=index, mac=mac, link_local=local.get(index, ""))
+        for name, index, mac in sorted(found)
+        if not any(fnmatchcase(name, pattern) for pattern in exclude)
+    )
+
+
+def _is_link_local(address: str) -> bool:
+    """fe80::/10."""
+    return address[:3] in ("fe8", "fe9", "fea", "feb")
+
+
+def _dump(netlink: Netlink) -> list[tuple[str, int, bytes]]:
+    """Name, index and hardware address of each."""
+    while True:
+        found = []
+        try:
+            for data in netlink.dump(_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+                _, kind, index, flags, _ = _INFO.unpack_from(data)
+                values = _attributes(data)
+                if kind != _ETHERNET or flags & _NEEDED != _NEEDED or flags & _REFUSED or _MASTER in values:
+                    continue
+                name = values[_NAME].rstrip(b"\0").decode("utf-8", "surrogateescape")
+                found.append((name, index, values.get(_MAC, b"")))
+        except Interrupted:
+            continue
+        return [each for each in found if len(each[2]) == 6]
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    values = {}
+    at = _INFO.size
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            break
+        values[kind & 0x3FFF] = data[at + 4 : at + length]
+        at += (length + 3) & ~3
+    return values
+
+
+class LinkChanges:
+    """Readable when a link or an IPv6 address may have changed. What it was is not told: look again."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RCVBUF)
+        self._socket.bind((0, _GROUP_LINK | _GROUP_IPV6_ADDRESS))
+
+    def fileno(self) -> int:
+        """For poll."""
+        return self._socket.fileno()
+
+    def drain(self) -> None:
+        """Forget what has been told. That some was lost is word enough, too."""
+        try:
+            while self._socket.recv(_RCVBUF):
+                pass
+        except BlockingIOError:
+            pass
+        except OSError:
+            # The queue ran over; the next look sees all of it.
+            pass
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

@@ -1,0 +1,143 @@
+"""The loop of an announcer: waits for beats, frames, changes of links, objects or time, and takes turns.
+
+Beats are read before it is decided who is silent, and frames after it is decided what is answered for, so that a
+process that was kept from running for a while neither loses living peers nor answers for what others have taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from narthex.lb.kernel.heartbeats import BeatSockets
+from narthex.lb.kernel.interfaces import Station
+from narthex.lb.kernel.links import LinkChanges
+from narthex.lb.program.announcing import Announcing
+from narthex.lb.program.conditions import ConditionWriter
+from narthex.lb.program.key import NoKey, read_keys
+from narthex.lb.program.pools_file import PoolsFile
+from narthex.runtime.feed import Feed
+from narthex.runtime.logs import LOGGER
+from narthex.runtime.problems import Problems
+
+RESCAN_SECONDS = 10.0
+"""Links, pools and keys are looked at this often, also when nothing tells of a change."""
+_LINK_REST = 0.1
+"""Links change in bursts."""
+_SAY_EVERY = 0.5
+"""Seconds between two looks at what Kubernetes is to be told."""
+LEAVE_SECONDS = 4.0
+"""Others have so long to take over when it ends."""
+
+
+class Loop:
+    """For one thread."""
+
+    def __init__(
+        self,
+        announcing: Announcing,
+        station: Station,
+        beats: BeatSockets,
+        changes: LinkChanges,
+        feed: Feed,
+        *,
+        lock: AbstractContextManager[object],
+        wake: int,
+        key_file: str,
+        pools: PoolsFile | None = None,
+        conditions: ConditionWriter | None = None,
+    ) -> None:
+        """`lock` is held while a turn is taken. `wake` is an eventfd that ends a wait."""
+        self._announcing = announcing
+        self._station = station
+        self._beats = beats
+        self._changes = changes
+        self._feed = feed
+        self._lock = lock
+        self._wake = wake
+        self._key_file = key_file
+        self._key_fault = ""
+        self._pools = pools
+        self._conditions = conditions
+        self._poll = select.poll()
+        self._watched: set[int] = set()
+        self._look_at = 0.0
+        """When to look at links, pools and keys."""
+        self._problems = Problems()
+        self._say_at = 0.0
+        self.turned = time.monotonic()
+        """When the last turn was taken."""
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Take turns until `stopping`, then until others have taken over, or have had the time to."""
+        self._watch()
+        while not stopping():
+            self._once()
+        limit = time.monotonic() + LEAVE_SECONDS
+        with self._lock:
+            self._announcing.leave()
+        while not self._announcing.finished and time.monotonic() < limit:
+            self._once(limit)
+        with self._lock:
+            self._announcing.end(time.monotonic())
+
+    def _once(self, limit: float = float("inf")) -> None:
+        """Wait until there is something to do, and do it."""
+        patience = self._announcing.membership.times.patience
+        now = time.monotonic()
+        rest = max(0.0, min(self._announcing.next_due(now), self._look_at, limit) - now)
+        ready = {file for file, _ in self._poll.poll(rest * 1000 + 1)}
+        now = time.monotonic()
+        with self._lock:
+            stood = self._announcing.membership.unsaid_for(now)
+            if stood > patience:
+                self._announcing.stood_still(now, stood)
+            self._take_in(ready, now)
+            self._announcing.turn(now)
+            self._announcing.answer(now)
+            if self._conditions is not None and now >= self._say_at:
+                self._say_at = now + _SAY_EVERY
+                self._conditions.want(self._announcing.conditions(now))
+            self.turned = time.monotonic()
+
+    def _take_in(self, ready: set[int], now: float) -> None:
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+        if self._changes.fileno() in ready:
+            self._changes.drain()
+            self._look_at = min(self._look_at, now + _LINK_REST)
+        if now >= self._look_at:
+            self._look_at = now + RESCAN_SECONDS
+            self._look(now)
+        self._announcing.take(self._feed.take())
+        self._problems.tell(self._feed.problems)
+        self._announcing.hear(list(self._beats.received()), list(self._beats.refusals()), now)
+
+    def _look(self, now: float) -> None:
+        if self._announcing.look_at_links(now):
+            self._watch()
+        if self._pools is not None:
+            found = self._pools.current()
+            self._announcing.use_pools(found.pools, found.advertisements)
+        try:
+            self._announcing.membership.keys = read_keys(self._key_file)
+            self._key_fault = ""
+        except NoKey as error:
+            if str(error) != self._key_fault:
+                self._key_fault = str(error)
+                LOGGER.error("announcer: %s; the key that was read before stays in use", error)
+
+    def _watch(self) -> None:
+        """Wait at these files from now on."""
+        wanted = {self._wake, self._changes.fileno(), *self._beats.files, *self._station.files}
+        for file in self._watched - wanted:
+            self._poll.unregister(file)
+        for file in wanted:
+            # A number may be a new file's by now.
+            self._poll.register(file, select.POLLIN)
+        self._watched = wanted

@@ -1,0 +1,148 @@
+"""What an announcer does, as data for its status port and as metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from narthex.lb.heartbeat import State
+from narthex.lb.l2 import mac_text
+from narthex.lb.program.account import Account
+from narthex.lb.program.announcing import Announcing
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+
+def state(announcing: Announcing, now: float) -> dict[str, Any]:
+    """All of it, as JSON can have it (docs/reference/announcer.md). `now` is of the loop's clock."""
+    membership = announcing.membership
+    counts = membership.counts
+    return {
+        "node": announcing.node,
+        "running": True,
+        "listening": membership.listening(now),
+        "standingBack": membership.standing_back(now),
+        "leaving": membership.leaving,
+        "links": [
+            {"name": link.name, "mac": mac_text(link.mac), "linkLocal": link.link_local}
+            for _, link in sorted(announcing.links.items())
+        ],
+        "peers": [
+            {
+                "node": peer.name,
+                "address": peer.address,
+                "state": peer.state.value,
+                "heardSecondsAgo": _ago(now, peer.heard),
+                "leaving": peer.leaving,
+                "standingBack": peer.standing_back,
+                "links": [link.name for link in peer.told.links],
+            }
+            for _, peer in sorted(membership.peers.items())
+        ],
+        "addresses": [_address(announcing, address, now) for address in announcing.decisions],
+        "failovers": announcing.failovers,
+        "beats": {
+            "received": counts.received,
+            "wrongKey": counts.wrong_key,
+            "garbled": counts.garbled,
+            "replayed": counts.replayed,
+            "strangers": counts.strangers,
+        },
+    }
+
+
+def _address(announcing: Announcing, address: str, now: float) -> dict[str, Any]:
+    decision = announcing.decisions[address]
+    held = announcing.holdings.held.get(address)
+    account = announcing.accounts.get(address, Account())
+    asked = account.asked
+    return {
+        "address": address,
+        "services": [str(key) for key in decision.services],
+        "pool": decision.pool,
+        "turn": decision.holder,
+        "holders": list(announcing.holders(address)),
+        "answers": held is not None,
+        "yielding": held is not None and held.yielding,
+        "heldSeconds": _ago(now, held.since) if held else None,
+        "links": list(announcing.links_of(address)),
+        "requests": account.requests,
+        "responses": account.answers,
+        "gratuitous": account.gratuitous,
+        "announcedSecondsAgo": _ago(now, account.announced_at),
+        "lastRequest": {"sender": asked.sender, "mac": asked.mac, "link": asked.link, "secondsAgo": _ago(now, asked.at)}
+        if asked
+        else None,
+        "duplicates": account.duplicates,
+        "foreign": [
+            {
+                "mac": each.mac,
+                "node": each.node,
+                "link": each.link,
+                "times": each.times,
+                "lastSecondsAgo": _ago(now, each.last),
+            }
+            for each in announcing.foreign_now(address, now)
+        ],
+        "nodes": [{"node": each.node, "reason": each.reason.value, "text": each.text} for each in decision.verdicts],
+        "notes": list(decision.notes),
+    }
+
+
+def _ago(now: float, then: float | None) -> float | None:
+    return None if then is None or then == float("-inf") else round(now - then, 3)
+
+
+def metrics(announcing: Announcing) -> Iterable[Metric]:
+    """The same in numbers. MetalLB's names are kept where it counts the same (row A11)."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
+
+    for name, text, number in (
+        ("requests_received", "Questions for an address that is answered for here.", lambda each: each.requests),
+        ("responses_sent", "Answers to them.", lambda each: each.answers),
+        ("gratuitous_sent", "Announcements that nobody asked for.", lambda each: each.gratuitous),
+    ):
+        # MetalLB's counters lack the ending that the library would give them.
+        family = UnknownMetricFamily(f"metallb_layer2_{name}", text, labels=["ip"])
+        for address, account in sorted(announcing.accounts.items()):
+            family.add_metric([address], number(account))  # type: ignore[no-untyped-call]
+        yield family
+    announced = GaugeMetricFamily(
+        "metallb_speaker_announced",
+        "1: this node answers for the address.",
+        labels=["service", "protocol", "node", "ip"],
+    )
+    for address in announcing.holdings.held:
+        decision = announcing.decisions.get(address)
+        for key in decision.services if decision else ():
+            announced.add_metric([str(key), "layer2", announcing.node, address], 1)
+    yield announced
+    states = Counter(peer.state for peer in announcing.membership.peers.values())
+    peers = GaugeMetricFamily("narthex_announcer_peers", "Other nodes, by what is known of them.", labels=["state"])
+    for each in State:
+        peers.add_metric([each.value], states[each])
+    yield peers
+    yield CounterMetricFamily(
+        "narthex_announcer_failovers", "Addresses taken over from a node that was lost.", value=announcing.failovers
+    )
+    for name, text, number in (
+        ("foreign_answers", "Claims to an address of ours by who is none of ours.", lambda each: each.foreign_seen),
+        ("duplicates", "Times that another announcer answered, too.", lambda each: each.duplicates),
+    ):
+        counter = CounterMetricFamily(f"narthex_announcer_{name}", text, labels=["ip"])
+        for address, account in sorted(announcing.accounts.items()):
+            counter.add_metric([address], number(account))
+        yield counter
+    counts = announcing.membership.counts
+    refused = CounterMetricFamily("narthex_announcer_beats_refused", "Beats that were not believed.", labels=["reason"])
+    for reason, number_ in (
+        ("wrong_key", counts.wrong_key),
+        ("garbled", counts.garbled),
+        ("replayed", counts.replayed),
+        ("stranger", counts.strangers),
+    ):
+        refused.add_metric([reason], number_)
+    yield refused
+    yield GaugeMetricFamily("narthex_announcer_links", "Links that can be answered on.", value=len(announcing.links))

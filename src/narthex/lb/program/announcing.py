@@ -1,0 +1,447 @@
+"""An announcer's work, turn by turn: objects and beats in, decisions, and frames out.
+
+    beats ─> Membership ─┐
+    objects ─> Store ────┼─> Decider ─> Holdings ─> what is answered, announced, asked for
+    links ─> Station ────┘
+
+`Announcing` blocks nowhere and reads no clock; `announcer.py` runs it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+from immutables import Map
+
+from narthex.lb import l2, why
+from narthex.lb.announce import Announcer, Decider, Decision, View
+from narthex.lb.heartbeat import Datagram, Link, Membership, State, Told
+from narthex.lb.holding import Holdings, Moves, Rival
+from narthex.lb.kernel.links import Link as HostLink
+from narthex.lb.program.account import Account, Asked, Foreign
+from narthex.lb.repeats import Repeats
+from narthex.lb.status import Condition
+from narthex.model.events import Event
+from narthex.model.names import NamespacedName
+from narthex.model.objects import IPAddressPool, L2Advertisement
+from narthex.model.store import Snapshot, Store
+from narthex.runtime.logs import LOGGER
+
+_DEFEND_SECONDS = 10.0
+"""Somebody else's claim is answered with an announcement not more often than this (RFC 5227 2.4)."""
+_SAY_AGAIN_SECONDS = 60.0
+_MOST_FOREIGN = 16
+"""Hardware addresses that are remembered for one address."""
+_FORGET_SECONDS = 300.0
+_DOUBT_SECONDS = 0.5
+_MOST_DOUBTS = 200
+
+
+class Air(Protocol):
+    """What an announcer hears and says on links; `host.lb.station.Station` is one."""
+
+    @property
+    def links(self) -> Mapping[str, HostLink]: ...
+
+    def rescan(self) -> bool: ...
+
+    def listen_for(self, addresses: frozenset[str], answered: dict[str, frozenset[str]]) -> None: ...
+
+    def frames(self) -> Iterator[tuple[HostLink, bytes]]: ...
+
+    def send(self, name: str, frames: Collection[bytes]) -> int: ...
+
+
+class Announcing:
+    """One announcer. Owned by one thread; what others read is under the lock of who runs it."""
+
+    def __init__(
+        self,
+        node: str,
+        membership: Membership,
+        air: Air,
+        send: Callable[[str, bytes], object],
+        *,
+        ignore_exclude_label: bool = False,
+    ) -> None:
+        """`send` sends a beat to an address."""
+        self.node = node
+        self.membership = membership
+        self.holdings = Holdings(node)
+        self.decisions: Mapping[str, Decision] = {}
+        self.accounts: dict[str, Account] = {}
+        self.failovers = 0
+        self._air = air
+        self._send = send
+        self._ignore_exclude_label = ignore_exclude_label
+        self._store = Store()
+        self._decider = Decider()
+        self._repeats = Repeats()
+        self._said: dict[str, float] = {}
+        self._refused = Counter[str]()
+        self._had_links = True
+        self._changes = 0
+        """Of objects, pools and links."""
+        self._decided_of: tuple[object, ...] = ()
+        self._doubts: deque[tuple[float, HostLink, l2.Message]] = deque()
+        """Claims by nodes of ours, and when to look at them."""
+        self._given: tuple[IPAddressPool | L2Advertisement, ...] | None = None
+        self._pools: tuple[Map[NamespacedName, IPAddressPool], Map[NamespacedName, L2Advertisement]] | None = None
+        self._heard: tuple[frozenset[str], dict[str, frozenset[str]]] | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The objects as they are known now, with the pools that count."""
+        snapshot = self._store.snapshot
+        if self._pools is None:
+            return snapshot
+        pools, advertisements = self._pools
+        return msgspec.structs.replace(snapshot, address_pools=pools, l2_advertisements=advertisements)
+
+    @property
+    def links(self) -> Mapping[str, HostLink]:
+        """Where it can answer now."""
+        return self._air.links
+
+    def take(self, events: Sequence[Event]) -> None:
+        """What is new about objects."""
+        before = self._store.snapshot
+        for event in events:
+            self._store.apply(event)
+        snapshot = self._store.snapshot
+        self._changes += snapshot is not before
+        if snapshot.nodes is not before.nodes:
+            ways = {key.name: (*node.internal_ips, *node.external_ips, "")[0] for key, node in snapshot.nodes.items()}
+            self.membership.know(ways)
+
+    def use_pools(self, pools: Sequence[IPAddressPool], advertisements: Sequence[L2Advertisement]) -> None:
+        """Pools of a file; those that are objects do not count then."""
+        if (*pools, *advertisements) != self._given:
+            self._changes += 1
+            self._given = (*pools, *advertisements)
+            self._pools = Map((each.key, each) for each in pools), Map((each.key, each) for each in advertisements)
+
+    def hear(self, beats: Sequence[bytes], refusals: Sequence[str], now: float) -> None:
+        """Datagrams that came, and addresses where nobody listens."""
+        before = self.membership.alive.keys()
+        for data in beats:
+            self._dispatch(self.membership.receive(data, now))
+        for name in self.membership.alive.keys() - before:
+            self._meet(name)
+        for address in refusals:
+            self.membership.refused(address, now)
+        self._say_refused_beats(now)
+
+    def _meet(self, name: str) -> None:
+        """A peer is heard that was not heard before: what both answer for, both have answered for meanwhile."""
+        peer = self.membership.peers[name]
+        both = (self.holdings.held.keys() - self.holdings.yielding) & (set(peer.told.held) - set(peer.told.yielding))
+        LOGGER.info("announcer: node %s is heard", name)
+        self._duplicates((address, name) for address in sorted(both))
+
+    def _duplicates(self, found: Iterable[tuple[str, str]]) -> None:
+        for address, name in found:
+            self.account(address).duplicates += 1
+            LOGGER.warning("announcer: %s was answered for by %s, too", address, name)
+
+    def look_at_links(self, now: float) -> bool:
+        """See which links there are; True when they changed."""
+        changed = self._air.rescan()
+        if changed:
+            self._changes += 1
+            names = ", ".join(f"{name} ({l2.mac_text(link.mac)})" for name, link in sorted(self.links.items()))
+            LOGGER.info("announcer: answers on %s", names or "no link: none is up and can broadcast")
+            # A new link has heard nothing yet.
+            self._repeats.begin(self.holdings.held, now)
+            self.membership.tell(self._told())
+        if self.links and not self._had_links:
+            self.membership.cut_off(now)
+        self._had_links = bool(self.links)
+        return changed
+
+    def stood_still(self, now: float, seconds: float) -> None:
+        """The process was stopped for so long that others have taken over: begin anew, and say nothing of what waits."""
+        LOGGER.warning("announcer: stood still for %.1f s; it listens first, since others have taken over", seconds)
+        for _ in self._air.frames():
+            pass
+        self._repeats.end(self.holdings.drop_all())
+        self._decided_of = ()
+        self.membership.tell(self._told())
+        self.membership.restart_listening(now)
+
+    def turn(self, now: float) -> None:
+        """Do what is due, after everything that waited was taken in."""
+        lost = self.membership.tick(now)
+        orphans = {address for name in lost for address in self.membership.peers[name].told.held}
+        for name in lost:
+            patience = self.membership.peers[name].patience
+            LOGGER.warning("announcer: node %s is lost: not heard for %.2f s", name, patience)
+        if self._store.snapshot.synced and not self.membership.listening(now):
+            made_of = self._made_of(now)
+            if made_of != self._decided_of or now >= self.holdings.next_due():
+                self._decide(now, orphans)
+                self._decided_of = made_of
+        self._dispatch(self.membership.due(now))
+        for address in self._repeats.announcements(now):
+            self._announce(address, now)
+        for address in self._repeats.probes(now):
+            self._probe(address)
+
+    def answer(self, now: float) -> None:
+        """Read what waits on the links, and answer."""
+        while self._doubts and self._doubts[0][0] <= now:
+            _, link, message = self._doubts.popleft()
+            self._claimed(link, message, now, doubted=True)
+        for link, frame in self._air.frames():
+            for message in l2.read(frame):
+                if message.kind is l2.Kind.ASKS:
+                    self._asked(link, message, now)
+                else:
+                    self._claimed(link, message, now)
+
+    def next_due(self, now: float) -> float:
+        """When `turn` has something to do by itself."""
+        due = min(self.membership.next_due(), self.holdings.next_due(), self._repeats.next_due())
+        if self._doubts:
+            due = min(due, self._doubts[0][0])
+        if self.membership.listening(now):
+            due = min(due, now + self.membership.times.interval)
+        if self.membership.standing_back(now):
+            due = min(due, self.membership.stand_back_until)
+        return due
+
+    def leave(self) -> None:
+        """Let others take over; `finished` tells when that is done."""
+        self.membership.leave()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is answered for any more."""
+        return not self.holdings.held
+
+    def end(self, now: float) -> None:
+        """Say that it has ended."""
+        self._repeats.end(self.holdings.drop_all())
+        self._dispatch(self.membership.farewell(now))
+
+    def links_of(self, address: str) -> tuple[str, ...]:
+        """The links on which an address is answered for."""
+        decision = self.decisions.get(address)
+        wanted = decision.interfaces if decision else None
+        return tuple(name for name in sorted(self.links) if wanted is None or name in wanted)
+
+    def holders(self, address: str) -> tuple[str, ...]:
+        """The nodes that answer for an address now, as far as is known: one, but for moments."""
+        peers = self.membership.alive.items()
+        found = [name for name, peer in peers if address in peer.told.held and address not in peer.told.yielding]
+        held = self.holdings.held.get(address)
+        return tuple(sorted([*found, self.node] if held is not None and not held.yielding else found))
+
+    def conditions(self, now: float) -> dict[NamespacedName, Condition]:
+        """What this node has to tell Kubernetes: of the Services whose first address it answers for, and, where it is the
+        first of the nodes that are alive, of those whose address nobody is to answer for."""
+        if self.membership.listening(now) or self.membership.leaving:
+            return {}
+        told = {}
+        first_alive = self.node == min([self.node, *self.membership.alive])
+        for key, addresses in self.sharers().items():
+            decisions = [self.decisions[address] for address in addresses]
+            holders = {address: self.holders(address) for address in addresses}
+            first = holders[addresses[0]]
+            nobody = first_alive and not first and not decisions[0].holder
+            if first[:1] == (self.node,) or nobody:
+                foreign = {address: [each.mac for each in self.foreign_now(address, now)] for address in addresses}
+                told[key] = why.condition(decisions, holders, foreign)
+        return told
+
+    def announcers(self, now: float) -> dict[str, Announcer]:
+        """What is known of all nodes' announcers."""
+        gone = self.membership.lost(now)
+        found = {
+            name: Announcer(
+                state=peer.state,
+                leaving=peer.leaving,
+                links=tuple(sorted(link.name for link in peer.told.links)) if peer.state is State.ALIVE else None,
+                standing_back=peer.standing_back,
+                node_gone=name in gone,
+            )
+            for name, peer in self.membership.peers.items()
+        }
+        found[self.node] = Announcer(
+            leaving=self.membership.leaving,
+            links=tuple(sorted(self.links)),
+            standing_back=self.membership.standing_back(now),
+        )
+        return found
+
+    def _made_of(self, now: float) -> tuple[object, ...]:
+        """What decisions depend on, without what is the same each time: there is a turn for each beat that comes."""
+        return (
+            self._changes,
+            self.membership.changes,
+            self.membership.leaving,
+            self.membership.standing_back(now),
+            self.membership.lost(now),
+        )
+
+    def _decide(self, now: float, orphans: Collection[str]) -> None:
+        view = View(
+            snapshot=self.snapshot,
+            announcers=self.announcers(now),
+            ignore_exclude_label=self._ignore_exclude_label,
+        )
+        self.decisions = self._decider.decide(view)
+        rivals = {
+            name: Rival(
+                held=frozenset(peer.told.held),
+                yielding=frozenset(peer.told.yielding),
+                leaving=peer.leaving,
+                standing_back=peer.standing_back,
+            )
+            for name, peer in self.membership.alive.items()
+        }
+        back = self.membership.standing_back(now)
+        moves = self.holdings.update(self.decisions, rivals, now, standing_back=back)
+        if moves:
+            self._moved(moves, orphans, now)
+        if moves.gained:
+            self.membership.settle()
+        answered = {name: frozenset(a for a in self.holdings.held if name in self.links_of(a)) for name in self.links}
+        heard = frozenset(self.decisions), answered
+        if heard != self._heard:
+            self._heard = heard
+            self._air.listen_for(*heard)
+        self.membership.tell(self._told())
+
+    def _moved(self, moves: Moves, orphans: Collection[str], now: float) -> None:
+        for address in moves.gained:
+            names = ", ".join(map(str, self.decisions[address].services))
+            where = ", ".join(self.links_of(address)) or "no link"
+            LOGGER.info("announcer: answers for %s (%s) on %s", address, names, where)
+            self.failovers += address in orphans
+        for address, reason in moves.lost:
+            LOGGER.info("announcer: no longer answers for %s: %s", address, reason)
+        self._duplicates(moves.duplicates)
+        self._repeats.end(address for address, _ in moves.lost)
+        self._repeats.begin((*moves.gained, *moves.settled), now)
+
+    def account(self, address: str) -> Account:
+        """What was done for an address."""
+        return self.accounts.setdefault(address, Account())
+
+    def _told(self) -> Told:
+        links = tuple(Link(name, link.mac) for name, link in sorted(self.links.items()))
+        return Told(links, tuple(sorted(self.holdings.held)), tuple(sorted(self.holdings.yielding)))
+
+    def _announce(self, address: str, now: float) -> None:
+        account = self.account(address)
+        account.announced_at = now
+        account.gratuitous += self._each_link(address, lambda link: l2.gratuitous(address, link.mac, link.link_local))
+
+    def _probe(self, address: str) -> None:
+        self._each_link(address, lambda link: _some(l2.probe(address, link.mac, link.link_local)))
+
+    def _each_link(self, address: str, frames: Callable[[HostLink], Collection[bytes]]) -> int:
+        return sum(self._air.send(name, frames(self.links[name])) for name in self.links_of(address))
+
+    def _asked(self, link: HostLink, message: l2.Message, now: float) -> None:
+        address = message.address
+        if address not in self.holdings.held or link.name not in self.links_of(address):
+            return
+        if self._whose(message.mac) == self.node:
+            # A question of our own, on another link to the same wire.
+            return
+        frame = l2.answer(message, link.mac, link.link_local)
+        if frame is None:
+            return
+        account = self.account(address)
+        account.requests += 1
+        account.asked = Asked(at=now, sender=message.sender, mac=l2.mac_text(message.mac), link=link.name)
+        account.answers += self._air.send(link.name, (frame,))
+
+    def _claimed(self, link: HostLink, message: l2.Message, now: float, *, doubted: bool = False) -> None:
+        """Somebody says that it has an address. `doubted`: it was given the time to tell us, too."""
+        address = message.address
+        held = self.holdings.held.get(address)
+        whose = self._whose(message.mac)
+        if held is None or held.yielding or whose == self.node or link.name not in self.links_of(address):
+            return
+        if whose and not doubted:
+            # Its beat may be on the way.
+            if len(self._doubts) < _MOST_DOUBTS:
+                self._doubts.append((now + _DOUBT_SECONDS, link, message))
+            return
+        peer = self.membership.alive.get(whose)
+        if peer is not None and address in peer.told.held:
+            # Two announcers that know of each other settle it.
+            return
+        account, mac = self.account(address), l2.mac_text(message.mac)
+        account.foreign_seen += 1
+        known = account.foreign.get(mac)
+        if known is None:
+            if len(account.foreign) >= _MOST_FOREIGN:
+                del account.foreign[min(account.foreign, key=lambda each: account.foreign[each].last)]
+            account.foreign[mac] = Foreign(mac=mac, link=link.name, node=whose, first=now, last=now)
+        else:
+            known.last, known.times, known.node, known.link = now, known.times + 1, whose, link.name
+        if self._may_say(f"{address} {mac}", now):
+            LOGGER.warning("announcer: %s is answered for by %s on %s, too", address, _who(mac, whose), link.name)
+        if now - account.defended_at >= _DEFEND_SECONDS:
+            account.defended_at = now
+            self._announce(address, now)
+
+    def foreign_now(self, address: str, now: float) -> list[Foreign]:
+        """Who else answered for an address lately."""
+        account = self.accounts.get(address)
+        found = account.foreign.values() if account else ()
+        return [each for each in found if now - each.last < _FORGET_SECONDS]
+
+    def sharers(self) -> dict[NamespacedName, list[str]]:
+        """The addresses of each Service, in order."""
+        found: dict[NamespacedName, list[str]] = {}
+        for address, decision in self.decisions.items():
+            for key in decision.services:
+                found.setdefault(key, []).append(address)
+        return found
+
+    def _whose(self, mac: bytes) -> str:
+        """The node that has a link with this hardware address; empty when none is known."""
+        if any(link.mac == mac for link in self.links.values()):
+            return self.node
+        peers = self.membership.peers.values()
+        return next((peer.name for peer in peers if any(link.mac == mac for link in peer.told.links)), "")
+
+    def _dispatch(self, datagrams: Sequence[Datagram]) -> None:
+        for address, data in datagrams:
+            self._send(address, data)
+
+    def _may_say(self, what: str, now: float) -> bool:
+        if now - self._said.get(what, -1e9) < _SAY_AGAIN_SECONDS:
+            return False
+        if len(self._said) > 1000:
+            self._said.clear()
+        self._said[what] = now
+        return True
+
+    def _say_refused_beats(self, now: float) -> None:
+        counts = self.membership.counts
+        for what, number, hint in (
+            ("are signed with another key", counts.wrong_key, "give all announcers the same key"),
+            ("cannot be read", counts.garbled, "is something else sent to this port, or another version?"),
+        ):
+            if number > self._refused[what] and self._may_say(what, now):
+                self._refused[what] = number
+                LOGGER.warning("announcer: %d beats %s: %s", number, what, hint)
+
+
+def _some(frame: bytes | None) -> tuple[bytes, ...]:
+    return () if frame is None else (frame,)
+
+
+def _who(mac: str, node: str) -> str:
+    if not node:
+        return f"hardware address {mac}, which no announcer has"
+    return f"node {node} ({mac}), whose announcer does not: something else there does, or beats do not get through"

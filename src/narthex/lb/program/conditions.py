@@ -1,0 +1,119 @@
+"""The condition `narthex/Announced` on Services: written when it changes, and not more often than an API server likes.
+
+Each node writes of its own Services only (`Announcing.conditions`). What stands there already is read first, so that a
+restart writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any
+
+from narthex.kube.access import Access
+from narthex.kube.writes import ApiError, Missing, Writer, writing
+from narthex.lb.status import Condition, condition_patch
+from narthex.model.names import NamespacedName
+from narthex.runtime.background import beside
+from narthex.runtime.logs import LOGGER, printable
+
+_PAUSE_SECONDS = 0.2
+"""Between two Services."""
+_SETTLE_SECONDS = 1.0
+"""What changes is written when it has held for so long: while an address changes hands, nobody need hear of each step."""
+_AFTER_FAILURE_SECONDS = 10.0
+_REQUEST_SECONDS = 10.0
+
+
+class ConditionWriter:
+    """Writes in a thread of its own."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        settle: float = _SETTLE_SECONDS,
+        today: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._access = access
+        self._settle = settle
+        self._today = today
+        self._wanted: Mapping[NamespacedName, Condition] = {}
+        self._written: dict[NamespacedName, Condition] = {}
+        self._changed = threading.Event()
+        self._stop = threading.Event()
+        self._said = ""
+        self.writes = 0
+
+    def want(self, conditions: Mapping[NamespacedName, Condition]) -> None:
+        """What this node has to say now. Safe from any thread."""
+        if conditions != self._wanted:
+            self._wanted = conditions
+            self._changed.set()
+
+    def running(self) -> AbstractContextManager[None]:
+        """Write until the block ends."""
+        return beside("conditions", self._run, self._end, patience=_REQUEST_SECONDS)
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._changed.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._changed.wait()
+            if self._stop.wait(self._settle):
+                return
+            self._changed.clear()
+            try:
+                asyncio.run(self._write_all())
+            except (ApiError, TimeoutError) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    LOGGER.warning(
+                        "announcer: a Service's condition is not written: %s",
+                        printable(str(error) or "no answer in time"),
+                    )
+                self._changed.set()
+                if self._stop.wait(_AFTER_FAILURE_SECONDS):
+                    return
+
+    async def _write_all(self) -> None:
+        wanted = self._wanted
+        # What others have to say now may be ours again later, with other words there.
+        self._written = {key: each for key, each in self._written.items() if key in wanted}
+        async with writing(self._access) as writer:
+            for key, condition in sorted(wanted.items()):
+                if self._stop.is_set():
+                    return
+                if self._written.get(key) == condition:
+                    continue
+                async with asyncio.timeout(_REQUEST_SECONDS):
+                    try:
+                        await self._write(writer, key, condition)
+                    except Missing:
+                        # The Service has gone; soon nobody wants it.
+                        continue
+                self._written[key] = condition
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _write(self, writer: Writer, key: NamespacedName, condition: Condition) -> None:
+        path = f"/api/v1/namespaces/{key.namespace}/services/{key.name}"
+        patch = condition_patch(condition, self._today().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        entry = patch["status"]["conditions"][0]
+        there = _there(await writer.get(path), condition.type)
+        if all(there.get(name) == entry[name] for name in ("status", "reason", "message")):
+            return
+        if there.get("status") == entry["status"] and there.get("lastTransitionTime"):
+            entry["lastTransitionTime"] = there["lastTransitionTime"]
+        await writer.patch(path, patch, kind="strategic", subresource="status")
+        self.writes += 1
+
+
+def _there(service: Mapping[str, Any], type_: str) -> dict[str, Any]:
+    """The condition that a Service has."""
+    found = (service.get("status") or {}).get("conditions") or []
+    return next((each for each in found if isinstance(each, dict) and each.get("type") == type_), {})

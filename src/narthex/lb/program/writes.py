@@ -1,0 +1,147 @@
+"""Writes what is decided of Services: one at a time, each only as long as the Lease allows, each from the version that was
+decided from, and not again before something has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from narthex.kube.access import Access
+from narthex.kube.client import Api
+from narthex.kube.writes import ApiError, Conflict, Missing, NoAnswer, Object, Writer
+from narthex.lb.decision import Changes
+from narthex.lb.status import pool_patch, service_path
+from narthex.model.names import NamespacedName
+from narthex.model.objects import Service
+from narthex.runtime.clock import Clock
+from narthex.runtime.logs import LOGGER, printable
+
+_REQUEST_SECONDS = 10.0
+_FIRST_REST, _LONGEST_REST = 0.5, 60.0
+_AGAIN_SECONDS = 60.0
+"""Writes that are closer together are a quarrel."""
+_STALE_SECONDS = 30.0
+"""After a write the watch is to show the new version; a watch that does not within this time is not waited for."""
+
+
+class _Attempt(msgspec.Struct):
+    """What became of the last writes for one Service."""
+
+    version: str
+    """The one that was decided from; as long as it is the one that is known, nothing new can be decided..."""
+    until: float
+    """...until then: a watch may be lost. Empty version: the write failed, and until then it rests."""
+    rest: float = _FIRST_REST
+    """How long it rested the last time."""
+    at: float = -1e9
+    """When a write was done."""
+    pause: float = 0.0
+    """After which the next may be made, though there is a new version: another writer is not fought at full speed."""
+
+
+class Outcome(enum.Enum):
+    """What became of a write."""
+
+    DONE = enum.auto()
+    REFUSED = enum.auto()
+    UNKNOWN = enum.auto()
+    """A server that has trouble of its own may have done it."""
+
+
+class Unanswered(Exception):
+    """The server does not answer: other writes need not be tried now."""
+
+
+class StatusWriter:
+    """To be used by one thread, and closed there."""
+
+    def __init__(self, access: Access, clock: Clock) -> None:
+        self._clock = clock
+        self._runner = asyncio.Runner()
+        self._api = Api(access)
+        self._writer = Writer(self._api)
+        self._attempts: dict[NamespacedName, _Attempt] = {}
+        self.results: Counter[str] = Counter()
+        """Writes by result: done, conflict, gone, refused, unanswered."""
+
+    def close(self) -> None:
+        """End the connections."""
+        self._runner.run(self._api.close())
+        self._runner.close()
+
+    def waits(self, service: Service) -> float:
+        """Seconds for which this Service is not to be written; 0: it may be."""
+        attempt, now = self._attempts.get(service.key), self._clock.now()
+        if attempt is None:
+            return 0.0
+        if attempt.version and attempt.version != service.resource_version:
+            return max(0.0, attempt.at + attempt.pause - now)
+        return max(0.0, attempt.until - now)
+
+    def forget(self, there: Callable[[NamespacedName], bool]) -> None:
+        """Services that are gone are forgotten."""
+        for key in [key for key in self._attempts if not there(key)]:
+            del self._attempts[key]
+
+    def write(
+        self, service: Service, changes: Changes, allowance: Callable[[], float], taken: Callable[[], object]
+    ) -> Outcome:
+        """Write what is to be written. `allowance`: seconds for which writing is allowed. `taken` is called when the server
+        has the status, whatever becomes of the rest. Raises Unanswered."""
+        path, version = service_path(service), service.resource_version
+        try:
+            if changes.status is not None:
+                stored = self._patch(path, changes.status, "status", allowance)
+                taken()
+                version = str((stored.get("metadata") or {}).get("resourceVersion") or "")
+            if changes.pool is not None:
+                self._patch(path, pool_patch(changes.pool, version), "", allowance)
+        except (Conflict, Missing) as error:
+            # Somebody was faster; what they did is about to be seen, and decided from.
+            self.results["conflict" if isinstance(error, Conflict) else "gone"] += 1
+            self._await_news(service)
+            return Outcome.REFUSED
+        except ApiError as error:
+            self._put_off(service)
+            LOGGER.warning("%s: %s", service.key, printable(str(error)))
+            if isinstance(error, NoAnswer):
+                self.results["unanswered"] += 1
+                raise Unanswered from error
+            self.results["refused"] += 1
+            return Outcome.UNKNOWN if error.code >= 500 else Outcome.REFUSED
+        self.results["done"] += 1
+        before, now = self._attempts.get(service.key), self._clock.now()
+        self._await_news(service)
+        if before is not None and now - before.at < _AGAIN_SECONDS:
+            self._attempts[service.key].pause = min(_LONGEST_REST, max(_FIRST_REST, before.pause * 2))
+        self._attempts[service.key].at = now
+        return Outcome.DONE
+
+    def _await_news(self, service: Service) -> None:
+        before = self._attempts.get(service.key)
+        made = _Attempt(service.resource_version, self._clock.now() + _STALE_SECONDS)
+        if before is not None:
+            made.at, made.pause = before.at, before.pause
+        self._attempts[service.key] = made
+
+    def _patch(self, path: str, body: Object, subresource: str, allowance: Callable[[], float]) -> Object:
+        seconds = min(_REQUEST_SECONDS, allowance())
+        if seconds <= 0:
+            raise NoAnswer(0, "PATCH", path, "not sent, since this controller does not lead any more")
+        return self._runner.run(self._timed(path, body, subresource, seconds))
+
+    async def _timed(self, path: str, body: Object, subresource: str, seconds: float) -> Object:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._writer.patch(path, body, subresource=subresource)
+        except TimeoutError:
+            raise NoAnswer(0, "PATCH", path, f"no answer within {seconds:.1f} s; it is to be tried again") from None
+
+    def _put_off(self, service: Service) -> None:
+        before = self._attempts.get(service.key)
+        rest = min(_LONGEST_REST, before.rest * 2) if before is not None and not before.version else _FIRST_REST
+        self._attempts[service.key] = _Attempt("", self._clock.now() + rest, rest)

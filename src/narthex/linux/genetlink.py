@@ -1,0 +1,59 @@
+"""Generic netlink: a family of commands is known by its name and gets a number from the kernel."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from narthex.linux.netlink import Netlink, NetlinkError, attribute
+
+_NETLINK_GENERIC = 16
+_CONTROLLER, _GET_FAMILY = 16, 3
+_FAMILY_NUMBER, _FAMILY_NAME = 1, 2
+_HEAD = struct.Struct("=BBH")
+"""Command, version, nothing."""
+_VERSION = 1
+
+Request = tuple[int, bytes]
+"""Command and attributes."""
+
+
+class Genetlink(Netlink):
+    """A socket for one family, in one network namespace. Not for several threads at once."""
+
+    def __init__(self, family: str, namespace: str | None = None) -> None:
+        """Raises NetlinkError, ENOENT when neither the kernel nor a module that it can load has the family."""
+        super().__init__(_NETLINK_GENERIC, namespace)
+        try:
+            self._number = self._number_of(family)
+        except NetlinkError:
+            self.close()
+            raise
+
+    def _number_of(self, family: str) -> int:
+        body = _HEAD.pack(_GET_FAMILY, _VERSION, 0) + attribute(_FAMILY_NAME, family.encode() + b"\0")
+        for data in self.answers(self.request(_CONTROLLER, body)):
+            at = _HEAD.size
+            while at + 4 <= len(data):
+                length, kind = struct.unpack_from("=HH", data, at)
+                if kind == _FAMILY_NUMBER:
+                    return int(struct.unpack_from("=H", data, at + 4)[0])
+                at += max(4, (length + 3) & ~3)
+        raise NetlinkError(0, f"the kernel's answer about {family} has no number")
+
+    def ask(self, command: int, attributes: bytes = b"") -> bytes:
+        """The attributes of the one message that answers. Raises NetlinkError."""
+        sequence = self.request(self._number, _HEAD.pack(command, _VERSION, 0) + attributes)
+        for data in self.answers(sequence):
+            return data[_HEAD.size :]
+        raise NetlinkError(0, "the kernel's answer is empty")
+
+    def listing(self, command: int, attributes: bytes = b"") -> Iterator[bytes]:
+        """The attributes of each message of a dump. Raises NetlinkError, and Interrupted at the end."""
+        for data in self.dump(self._number, _HEAD.pack(command, _VERSION, 0) + attributes):
+            yield data[_HEAD.size :]
+
+    def write(self, requests: Sequence[Request]) -> list[NetlinkError | None]:
+        """Send requests, in this order; what the kernel said to each, None for yes."""
+        bodies = [_HEAD.pack(command, _VERSION, 0) + attributes for command, attributes in requests]
+        return self.each(self._number, bodies)

@@ -1,0 +1,330 @@
+"""Noticing that somebody else changed rules (behaviour rows 21.8, 21.17, 29.9).
+
+nf_tables tells of each transaction as it commits, to whoever listens (multicast group NFNLGRP_NFTABLES); iptables with
+the nf_tables backend is seen there too. iptables-legacy tells nobody: its tables are asked for their size instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import os
+import select
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from narthex.linux import namespaces as netns
+from narthex.linux import socket_filter as bpf
+from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
+from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
+from narthex.model.net import IPFamily
+from narthex.proxy.backends.base import Target
+from narthex.runtime.background import beside
+
+POLL_SECONDS = 0.5
+"""How often what gives no notice is asked."""
+_PAUSE = 0.02
+"""Rest between two looks at the queue: a storm of notifications costs little more than a few."""
+_MOST_DATAGRAMS = 256
+"""Looked at without a rest. Notifications that come faster than that are lost, which is noticed too."""
+
+_NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 7
+_SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
+_SO_RCVBUFFORCE = 33
+_QUEUE = 8 << 20
+_NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
+_SUBSYSTEM = 10 << 8
+_HEADER = struct.Struct("=IHHII")
+_CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE: 2}
+_FAMILIES = {int(number): IPFamily(family) for family, number in FAMILY_NUMBERS.items()}
+
+
+class Own:
+    """What we wrote."""
+
+    def __init__(self) -> None:
+        self.transactions = 0
+        """Of nf_tables; whoever writes counts them."""
+
+
+class Foreign(Protocol):
+    """Tells of changes that others made where our rules are."""
+
+    interval: float
+    """`look` must be called this often; infinite when it gives notice by itself."""
+
+    def look(self) -> Mapping[IPFamily, int]:
+        """Changes by others since the last call, that may have been to our rules."""
+        ...
+
+    def writing(self) -> AbstractContextManager[Own]:
+        """What is written inside, by this process or a program that it starts, is ours, if it is counted."""
+        ...
+
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
+        """Inside, `notice` is called, from any thread, when `look` has something to tell."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was opened. Not while `listening`."""
+        ...
+
+
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+class AnnouncedTarget(Generic[R, C]):
+    """A Target whose writes are not taken for somebody else's. `transactions` says how many some changes are; 0: they
+    are few, and go through sockets of ours alone, which the monitor knows."""
+
+    def __init__(self, target: Target[R, C], foreign: Foreign, transactions: Callable[[C], int]) -> None:
+        self._target = target
+        self._foreign = foreign
+        self._transactions = transactions
+
+    def read(self) -> R | None:
+        return self._target.read()
+
+    def apply(self, changes: C) -> None:
+        count = self._transactions(changes)
+        if not count:
+            self._target.apply(changes)
+            return
+        with self._foreign.writing() as own:
+            self._target.apply(changes)
+            own.transactions += count
+
+    def clean(self) -> None:
+        self._target.clean()
+
+    def tend(self) -> float | None:
+        """What the Target has to do between syncs, if it has anything; seconds until it wants to be asked again."""
+        tend: Callable[[], float | None] | None = getattr(self._target, "tend", None)
+        return tend() if tend else None
+
+
+class Concern(msgspec.Struct, frozen=True):
+    """Which changes may be to our rules: of these tables, and in them of chains for which `chain(table, name)` holds."""
+
+    tables: frozenset[str]
+    chain: Callable[[str, str], bool] = lambda table, name: True  # noqa: ARG005
+
+
+class Poll:
+    """Asks for something that differs after each change. Changes while we write are taken for ours."""
+
+    interval = POLL_SECONDS
+
+    def __init__(
+        self, ask: Callable[[], object], families: Sequence[IPFamily], close: Callable[[], object] = lambda: None
+    ) -> None:
+        """`close` lets go of what `ask` needs."""
+        self._ask = ask
+        self._close = close
+        self._families = tuple(families)
+        self._known: object = None
+
+    def look(self) -> Mapping[IPFamily, int]:
+        before, self._known = self._known, self._answer()
+        return {} if before is None or before == self._known else dict.fromkeys(self._families, 1)
+
+    @contextmanager
+    def writing(self) -> Iterator[Own]:
+        try:
+            yield Own()
+        finally:
+            self._known = self._answer()
+
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """It gives no notice; the caller has to look."""
+        return nullcontext()
+
+    def close(self) -> None:
+        self._close()
+
+    def _answer(self) -> object:
+        try:
+            return self._ask()
+        except OSError:
+            return None
+
+
+class Monitor:
+    """Hears all transactions of one network namespace (None: that of the calling thread) from its making on."""
+
+    interval = math.inf
+
+    def __init__(self, concern: Concern, families: Sequence[IPFamily], namespace: str | None = None) -> None:
+        """Raises OSError where there is no nf_tables, or no permission to listen."""
+        self._concern = concern
+        self._marks = tuple(name.encode() + b"\0" for name in concern.tables)
+        self._families = frozenset(families)
+        with netns.entered(namespace):
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
+        self._pass_over_own()
+        bind_own_port(self._socket)
+        self._member(True)
+        self._netlink = NfNetlink(namespace)
+        self._lock = threading.Lock()
+        self._found: Counter[IPFamily] = Counter()
+        self._touched: set[IPFamily] = set()
+        """By the transaction that is being told of."""
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> Mapping[IPFamily, int]:
+        with self._lock:
+            found, self._found = self._found, Counter()
+            self._touched.clear()
+        return found
+
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
+        """Listen, and call `notice` when there is something to look at."""
+        return beside("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
+
+    def close(self) -> None:
+        """Close the sockets. Not while `listening`."""
+        self._socket.close()
+        self._netlink.close()
+        os.close(self._stop)
+
+    @contextmanager
+    def writing(self) -> Iterator[Own]:
+        """Inside nothing is heard: while anybody listens the kernel puts each element into words, which makes a first
+        sync three times as long. The number of the ruleset tells afterwards whether others wrote too."""
+        own, before = Own(), self._netlink.generation()
+        self._member(False)
+        try:
+            yield own
+        finally:
+            self._member(True)
+        # Who wrote what is not known, so it may have been to any family. After a failure all is read anyway.
+        if self._netlink.generation() - before > own.transactions:
+            with self._lock:
+                self._found.update(self._families)
+
+    def _listen(self, notice: Callable[[], None]) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._stop, select.POLLIN)
+        rest = select.poll()
+        rest.register(self._stop, select.POLLIN)
+        while not any(fd == self._stop for fd, _ in poll.poll()):
+            with self._lock:
+                self._drain()
+                found = bool(self._found)
+            if found:
+                notice()
+            if rest.poll(_PAUSE * 1000):
+                return
+
+    def _drain(self) -> None:
+        """Take in what waits."""
+        for _ in range(_MOST_DATAGRAMS):
+            try:
+                data = self._socket.recv(1 << 18)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                # Too much came at once. Whose it was is lost.
+                self._found.update(self._families)
+                continue
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        length, kind, _, _, _ = _HEADER.unpack_from(data)
+        if kind == _SUBSYSTEM | _NEW_GENERATION:
+            # The end of a transaction.
+            self._touched.clear()
+        elif any(mark in data for mark in self._marks):
+            offset = 0
+            while offset + _HEADER.size + 4 <= len(data) and length >= _HEADER.size:
+                self._see(data[offset + _HEADER.size : offset + length], kind & 0xFF)
+                offset += (length + 3) & ~3
+                if offset + _HEADER.size <= len(data):
+                    length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
+
+    def _see(self, message: bytes, kind: int) -> None:
+        """One message of somebody else."""
+        family = _FAMILIES.get(message[0])
+        if family not in self._families or family in self._touched:
+            return
+        table = text_attribute(message, 4, 1)
+        if table not in self._concern.tables:
+            return
+        attribute = _CHAIN_ATTRIBUTE.get(kind)
+        if attribute is None or self._concern.chain(table, text_attribute(message, 4, attribute)):
+            self._touched.add(family)
+            self._found[family] += 1
+
+    def _member(self, wanted: bool) -> None:
+        option = _ADD_MEMBERSHIP if wanted else _DROP_MEMBERSHIP
+        self._socket.setsockopt(_SOL_NETLINK, option, _GROUP_NFTABLES)
+
+    def _pass_over_own(self) -> None:
+        """Let the kernel drop what this process writes through its own sockets."""
+        # Words of a message are the machine's, a filter reads them as the network's.
+        mask, ports = socket.htonl(PORTS_MASK), socket.htonl(PORTS)
+        writer = 12
+        code = (
+            (0x20, 0, 0, writer),
+            (0x54, 0, 0, mask),
+            (0x15, 0, 1, ports),
+            (0x06, 0, 0, 0),
+            (0x06, 0, 0, 0xFFFFFFFF),
+        )
+        bpf.attach(self._socket, code)
+
+
+class LegacySizes:
+    """The sizes of iptables-legacy's tables: they change when rules or chains are added or go. A rule replaced by one
+    of the same length is found at the next read-back only. Opens its sockets in the calling thread's namespace."""
+
+    _TABLES = ("nat", "filter", "mangle")
+    _LEVELS = {IPFamily.IPV4: socket.IPPROTO_IP, IPFamily.IPV6: socket.IPPROTO_IPV6}
+    _GET_INFO = 64
+    _INFO = struct.Struct("=32s13I")
+
+    def __init__(self, families: Sequence[IPFamily], namespace: str | None = None) -> None:
+        """Raises OSError without CAP_NET_RAW."""
+        with netns.entered(namespace):
+            self._sockets = {
+                family: socket.socket(
+                    int(FAMILY_NUMBERS[family.value]), socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW
+                )
+                for family in families
+            }
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def __call__(self) -> tuple[tuple[int, ...], ...]:
+        """Entries and bytes of each table. Raises OSError."""
+        return tuple(self._ask(family, table) for family in self._sockets for table in self._TABLES)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self._sockets.values():
+            sock.close()
+
+    def _ask(self, family: IPFamily, table: str) -> tuple[int, ...]:
+        # The name goes in and the answer comes out in one buffer, which Python's getsockopt cannot do.
+        held = ctypes.create_string_buffer(self._INFO.pack(table.encode(), *[0] * 13), self._INFO.size)
+        size = ctypes.c_uint32(self._INFO.size)
+        level, sock = self._LEVELS[family], self._sockets[family]
+        if self._libc.getsockopt(sock.fileno(), level, self._GET_INFO, held, ctypes.byref(size)):
+            number = ctypes.get_errno()
+            raise OSError(number, f"table {table} of iptables-legacy: {os.strerror(number)}")
+        # Behind the name: hooks, their entries and defaults (5 each), number of entries, size.
+        return tuple(self._INFO.unpack(held.raw)[-2:])

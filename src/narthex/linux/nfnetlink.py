@@ -1,0 +1,217 @@
+"""nf_tables over netlink, for what is not nft text: one batch is one kernel transaction; dumps are read as they come.
+
+Message and attribute numbers are those of linux/netfilter/nfnetlink.h and nf_tables.h. All else about tables is left
+to libnftables (`narthex.proxy.kernel.nftables`).
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import errno
+import struct
+
+from narthex.linux.netlink import (
+    HEADER,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    NLMSG_ERROR,
+    Netlink,
+    NetlinkError,
+    attribute,
+    error_of,
+    text_attribute,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_NETLINK_NETFILTER = 12
+_NLM_F_EXCL, _NLM_F_CREATE, _NLM_F_APPEND = 0x200, 0x400, 0x800
+_BATCH_BEGIN, _BATCH_END = 16, 17
+_SUBSYSTEM = 10
+
+DELETE_TABLE = 2
+NEW_RULE, DELETE_RULE = 6, 8
+NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
+NEW_UNTAKEN_ELEMENTS = 1 << 8 | NEW_ELEMENTS
+"""For `commit`: as NEW_ELEMENTS, but an element that is there is an error (EEXIST)."""
+_GET_TABLE, _GET_CHAIN, _GET_SET, _GET_GENERATION = 1, 4, 10, 16
+_CHAIN_NAME = 3
+
+_FLAGS = {
+    NEW_RULE: NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_APPEND,
+    NEW_ELEMENTS: NLM_F_REQUEST | _NLM_F_CREATE,
+    NEW_UNTAKEN_ELEMENTS: NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_EXCL,
+}
+
+FAMILY_NUMBERS = {4: socket.AF_INET, 6: socket.AF_INET6}
+INET = 1
+"""The family of tables for both."""
+_OVERHEAD = HEADER.size + 4
+_MOST_PAYLOAD = 0xFFFF - 4
+"""An attribute's length has 16 bits."""
+
+
+class NfNetlink(Netlink):
+    """A socket for netfilter. Not for several threads at once."""
+
+    def __init__(self, namespace: str | None = None) -> None:
+        super().__init__(_NETLINK_NETFILTER, namespace)
+
+    def commit(self, family: int, messages: Sequence[tuple[int, bytes]]) -> None:
+        """Send (message type, payload) as one batch: all or nothing. Raises NetlinkError, with the first message that
+        failed. `family` is AF_INET, AF_INET6 or INET."""
+        first = self._sequence + 1
+        header = struct.pack(">BBH", socket.AF_UNSPEC, 0, _SUBSYSTEM)
+        parts = [HEADER.pack(_OVERHEAD, _BATCH_BEGIN, NLM_F_REQUEST, first, 0), header]
+        body = struct.pack(">BBH", family, 0, 0)
+        for number, (kind, payload) in enumerate(messages, first + 1):
+            # Only the last asks for an answer: a batch that fails names the message anyway.
+            flags = _FLAGS.get(kind, NLM_F_REQUEST) | (NLM_F_ACK if number == first + len(messages) else 0)
+            parts += [
+                HEADER.pack(_OVERHEAD + len(payload), _SUBSYSTEM << 8 | kind & 0xFF, flags, number, 0),
+                body,
+                payload,
+            ]
+        end = first + len(messages) + 1
+        parts += [HEADER.pack(_OVERHEAD, _BATCH_END, NLM_F_REQUEST, end, 0), header]
+        self._sequence = end
+        self._send(b"".join(parts))
+        self._await_commit(first, first + len(messages))
+
+    def _await_commit(self, first: int, last: int) -> None:
+        while True:
+            for kind, flags, sequence, data in self._receive():
+                if kind != NLMSG_ERROR or not first <= sequence <= last + 1:
+                    continue
+                error = error_of(flags, data, sequence - first - 1)
+                if error is not None:
+                    raise error
+                if sequence == last:
+                    return
+
+    def dump_elements(self, family: int, table: str, name: str) -> Iterator[tuple[bytes, int, int]]:
+        """All elements of a set, as (buffer, start, end) of each NFTA_SET_ELEM_LIST_ELEMENTS payload.
+
+        Raises NetlinkError (ENOENT when there is no such set) and Interrupted.
+        """
+        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        head = struct.pack(">BBH", family, 0, 0)
+        for data in self.dump(_SUBSYSTEM << 8 | GET_ELEMENTS, head + payload):
+            yield from _lists(data)
+
+    def element(self, family: int, table: str, name: str, element: bytes) -> bytes | None:
+        """One element of a set, by its key (an NFTA_LIST_ELEM attribute), as the kernel holds it; None without.
+
+        The answer is the payload of NFTA_SET_ELEM_LIST_ELEMENTS. Raises NetlinkError, also when there is no such set.
+        """
+        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        sequence = self._request(GET_ELEMENTS, family, payload + attribute(3 | 0x8000, element), NLM_F_ACK)
+        found = None
+        try:
+            for data in self.answers(sequence):
+                for held, start, end in _lists(data):
+                    found = held[start:end]
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT or not self.has_set(family, table, name):
+                raise
+        return found
+
+    def has_set(self, family: int, table: str, name: str) -> bool:
+        """Whether the set is there, and so its table."""
+        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        return self._has(_GET_SET, family, payload)
+
+    def generation(self) -> int:
+        """The number of the ruleset; every transaction of anybody in the namespace raises it."""
+        sequence = self._request(_GET_GENERATION, socket.AF_UNSPEC, b"", 0)
+        for data in self.answers(sequence):
+            return int(struct.unpack_from(">I", data, 4 + 4)[0])
+        raise NetlinkError(errno.EPROTO, "no generation in the answer")
+
+    def has_table(self, family: int, table: str) -> bool:
+        """Whether the table is there."""
+        return self._has(_GET_TABLE, family, attribute(1, table.encode() + b"\0"))
+
+    def tables(self, family: int) -> list[str]:
+        """Names of the family's tables."""
+        sequence = self._request(_GET_TABLE, family, b"", NLM_F_DUMP)
+        return [text_attribute(data, 4, 1) for data in self.answers(sequence)]
+
+    def chains(self, family: int) -> list[tuple[str, str]]:
+        """Table and name of each chain of the family; it may be a look at two moments when somebody writes."""
+        sequence = self._request(_GET_CHAIN, family, b"", NLM_F_DUMP)
+        return [(text_attribute(data, 4, 1), text_attribute(data, 4, _CHAIN_NAME)) for data in self.answers(sequence)]
+
+    def entries(self, subsystem: int, kind: int, family: int, payload: bytes = b"") -> Iterator[bytes]:
+        """The attributes of each message of a dump, of any subsystem of netfilter. `payload` may narrow it.
+
+        Raises NetlinkError, and Interrupted at the end of what could be had.
+        """
+        head = struct.pack(">BBH", family, 0, 0)
+        for data in self.dump(subsystem << 8 | kind, head + payload):
+            yield data[4:]
+
+    def every(self, subsystem: int, kind: int, family: int, payloads: Sequence[bytes]) -> list[NetlinkError | None]:
+        """Send one request for each payload; what the kernel said to each, None for yes."""
+        head = struct.pack(">BBH", family, 0, 0)
+        return self.each(subsystem << 8 | kind, [head + payload for payload in payloads])
+
+    def _has(self, kind: int, family: int, payload: bytes) -> bool:
+        sequence = self._request(kind, family, payload, 0)
+        try:
+            for _ in self.answers(sequence):
+                return True
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return False
+
+    def _request(self, kind: int, family: int, payload: bytes, flags: int) -> int:
+        return self.request(_SUBSYSTEM << 8 | kind, struct.pack(">BBH", family, 0, 0) + payload, flags)
+
+
+def element_messages(table: str, name: str, elements: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Payloads of NEWSETELEM or DELSETELEM messages, none longer than an attribute may be, and how many elements each
+    holds. `elements` are NFTA_LIST_ELEM attributes."""
+    head = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+    held: list[bytes] = []
+    size = 0
+    for one in elements:
+        if size + len(one) > _MOST_PAYLOAD:
+            yield head + attribute(3 | 0x8000, b"".join(held)), len(held)
+            held, size = [], 0
+        held.append(one)
+        size += len(one)
+    if held:
+        yield head + attribute(3 | 0x8000, b"".join(held)), len(held)
+
+
+def failed_element(payload: bytes, offset: int) -> int | None:
+    """The number of the element in a payload of `element_messages` that holds the byte `offset` of its message."""
+    offset -= _OVERHEAD
+    at = 0
+    while at + 4 <= len(payload):
+        length, kind = struct.unpack_from("=HH", payload, at)
+        if kind & 0x3FFF == 3:
+            number, inner = 0, at + 4
+            while inner + 4 <= at + length:
+                size = (struct.unpack_from("=H", payload, inner)[0] + 3) & ~3
+                if inner <= offset < inner + size:
+                    return number
+                number, inner = number + 1, inner + size
+            return None
+        at += (length + 3) & ~3
+    return None
+
+
+def _lists(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    at = 4
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if kind & 0x3FFF == 3:
+            yield data, at + 4, at + length
+        at += max(4, (length + 3) & ~3)

@@ -1,0 +1,73 @@
+"""IP addresses as packed bytes, four or sixteen of them, and networks as an address with a prefix length."""
+
+from __future__ import annotations
+
+from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+
+from narthex.linux.values import Value
+
+
+def packed(text: str) -> bytes:
+    """The bytes of an address; an IPv4 address in IPv6 clothes counts as IPv4. Raises ValueError."""
+    try:
+        if ":" not in text:
+            return inet_pton(AF_INET, text)
+        data = inet_pton(AF_INET6, text)
+    except (OSError, ValueError):
+        raise ValueError(f"{text[:64]!r} is not an IP address") from None
+    return data[12:] if data.startswith(b"\0" * 10 + b"\xff\xff") else data
+
+
+def text(address: bytes) -> str:
+    """The canonical text of an address."""
+    return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)
+
+
+def version(address: bytes) -> int:
+    """4 or 6."""
+    return 4 if len(address) == 4 else 6
+
+
+def number(address: bytes) -> int:
+    """The address as a number."""
+    return int.from_bytes(address, "big")
+
+
+class Network(Value):
+    """An address and how many of its bits name the network. The address may have bits of the host."""
+
+    address: bytes
+    prefix: int
+
+    @property
+    def first(self) -> bytes:
+        """The network's own address: all bits of the host 0."""
+        bits = 8 * len(self.address)
+        mask = (1 << bits) - (1 << bits - self.prefix)
+        return (number(self.address) & mask).to_bytes(len(self.address), "big")
+
+    @property
+    def last(self) -> bytes:
+        """The highest address: all bits of the host 1."""
+        bits = 8 * len(self.address)
+        return (number(self.first) + (1 << bits - self.prefix) - 1).to_bytes(len(self.address), "big")
+
+    def holds(self, address: bytes) -> bool:
+        """Whether an address is in the network."""
+        return len(address) == len(self.address) and self.first <= address <= self.last
+
+    def overlaps(self, other: Network) -> bool:
+        """Whether some address is in both."""
+        return len(self.address) == len(other.address) and self.first <= other.last and other.first <= self.last
+
+    def __str__(self) -> str:
+        return f"{text(self.address)}/{self.prefix}"
+
+
+def network(cidr: str) -> Network:
+    """Read `10.0.0.1/24`. Raises ValueError."""
+    address, slash, prefix = cidr.partition("/")
+    data = packed(address)
+    if not slash or not (prefix.isascii() and prefix.isdigit()) or len(prefix) > 3 or int(prefix) > 8 * len(data):
+        raise ValueError(f"{cidr[:64]!r} is not an address with a prefix length")
+    return Network(data, int(prefix))

@@ -1,0 +1,81 @@
+"""Processes by identity: a number alone may belong to another process tomorrow, number and start time may not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from narthex.linux import namespaces as netns
+
+_PROC = Path("/proc")
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process of this machine, since it was booted."""
+
+    pid: int
+    started: int
+    """Clock ticks from boot to its start."""
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has this number now; None when there is none, or only what its parent has yet to collect."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    # The second field is the program's name in parentheses and may hold anything, parentheses too.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else Process(pid, int(fields[19]))
+
+
+def alive(process: Process) -> bool:
+    """Whether this very process still runs."""
+    return identify(process.pid) == process
+
+
+def kill(processes: Collection[Process], patience: float = 5.0) -> None:
+    """End these processes at once and wait until they are gone. Raises TimeoutError when one stays."""
+    for process in processes:
+        try:
+            handle = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            # The handle is bound to whoever had the number when it was opened, so look after that and not before.
+            if alive(process):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(handle)
+    deadline = time.monotonic() + patience
+    while left := [process.pid for process in processes if alive(process)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {left} do not end")
+        time.sleep(0.002)
+
+
+def inside(namespaces: Collection[str]) -> list[Process]:
+    """All processes, except the calling one, whose network namespace is one of these named ones."""
+    wanted = {_identity(netns.path_of(name)) for name in namespaces} - {None}
+    found = []
+    for entry in _PROC.iterdir() if wanted else ():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            process = identify(int(entry.name)) if _identity(entry / "ns/net") in wanted else None
+            if process:
+                found.append(process)
+    return found
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino

@@ -1,0 +1,306 @@
+"""Links, addresses and routes by rtnetlink: what the CNI plugins want of a namespace, in one datagram each.
+
+Numbers are those of linux/rtnetlink.h, if_link.h, if_addr.h and neighbour.h. It is spoken by hand, for a plugin has
+less time than a netlink library takes to load.
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import errno
+import struct
+import sys
+
+from narthex.cni import desired as wishes
+from narthex.linux.netlink import Netlink, NetlinkError
+from narthex.linux.netlink import attribute as attr
+from narthex.linux.packed_addresses import Network
+from narthex.linux.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from narthex.cni.desired import Wish
+
+_NETLINK_ROUTE = 0
+_SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
+_NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
+_NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
+_NEWROUTE, _GETROUTE = 24, 26
+_DELNEIGH = 29
+_REPLACE, _EXCL, _CREATE = 0x100, 0x200, 0x400
+_NESTED = 0x8000
+_IFINFO = struct.Struct("=BxHiII")
+_IFA, _RT, _ND = struct.Struct("=BBBBI"), struct.Struct("=BBBBBBBBI"), struct.Struct("=B3xiHBB")
+_UP, _PROMISC = 0x1, 0x100
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 1, 3, 4, 10, 18, 28
+_IFLA_LINK, _IFLA_EXT_MASK, _FILTER_SKIP_STATS = 5, 29, 1 << 3
+_INFO_KIND, _INFO_DATA, _INFO_SLAVE_DATA, _INFO_SLAVE_KIND = 1, 2, 5, 4
+_VETH_INFO_PEER = 1
+_BRPORT_STATE, _BRPORT_HAIRPIN, _BRPORT_ISOLATED = 1, 4, 33
+_FORWARDING = 3
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS, _IFA_BROADCAST = 1, 2, 8, 4
+_IFA_F_NODAD, _IFA_F_NOPREFIXROUTE = 0x02, 0x200
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_PREFSRC, _RTA_METRICS, _RTA_TABLE = 1, 4, 5, 6, 7, 8, 15
+_RTAX_MTU, _RTAX_ADVMSS = 2, 8
+_TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_LINK, _SCOPE_GLOBAL, _UNICAST = 254, 3, 253, 0, 1
+_NDA_DST = 1
+_FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
+
+
+class Link(Value):
+    """A network interface as the kernel has it."""
+
+    name: str
+    index: int
+    kind: str
+    mac: bytes
+    mtu: int
+    up: bool
+    master: int
+    """Index of the bridge that it is a port of; 0 for none."""
+    partner: int
+    """Index of a veth's other end, in its namespace; 0 for none."""
+    forwards: bool = False
+    """Whether it is a port of a bridge that passes packets. A bridge needs a moment after both ends are up."""
+
+
+class RouteThere(Value):
+    """A route of the main table."""
+
+    destination: Network
+    gateway: bytes
+    link: int
+    """Index of the interface."""
+
+
+class RtNetlink(Netlink):
+    """A socket of the calling thread's network namespace. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        super().__init__(_NETLINK_ROUTE)
+        # The kernel narrows dumps to the link asked for: a node with many pods has thousands of addresses.
+        self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
+
+    def link(self, name: str) -> Link | None:
+        """An interface by name; None when there is none. Raises NetlinkError."""
+        body = _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, _text(name))
+        body += attr(_IFLA_EXT_MASK, struct.pack("=I", _FILTER_SKIP_STATS))
+        try:
+            for data in self.answers(self.request(_GETLINK, body)):
+                return _link(data)
+        except NetlinkError as error:
+            if error.errno != errno.ENODEV:
+                raise
+        return None
+
+    def links(self, master: int = 0) -> list[Link]:
+        """All interfaces, or those that are ports of a bridge. Raises NetlinkError."""
+        body = _IFINFO.pack(0, 0, 0, 0, 0)
+        if master:
+            body += attr(_IFLA_MASTER, struct.pack("=I", master))
+        return [_link(data) for data in self.dump(_GETLINK, body)]
+
+    def addresses(self, index: int) -> list[Network]:
+        """Global addresses of an interface. Raises NetlinkError."""
+        found = []
+        for data in self.dump(_GETADDR, _IFA.pack(0, 0, 0, 0, index)):
+            _, prefix, _, scope, where = _IFA.unpack_from(data)
+            if where == index and scope == _SCOPE_GLOBAL:
+                values = attributes(data, _IFA.size)
+                found.append(Network(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS], prefix))
+        return found
+
+    def routes(self, family: int) -> list[RouteThere]:
+        """Routes of the main table to networks, of one family (4 or 6). Raises NetlinkError."""
+        number, bits = (socket.AF_INET, 32) if family == 4 else (socket.AF_INET6, 128)
+        found = []
+        for data in self.dump(_GETROUTE, _RT.pack(number, 0, 0, 0, 0, 0, 0, 0, 0)):
+            _, prefix, _, _, table, _, _, kind, _ = _RT.unpack_from(data)
+            if table == _TABLE_MAIN and kind == _UNICAST:
+                values = attributes(data, _RT.size)
+                network = Network(values.get(_RTA_DST, bytes(bits // 8)), prefix)
+                link = int.from_bytes(values.get(_RTA_OIF, b""), sys.byteorder)
+                found.append(RouteThere(network, values.get(_RTA_GATEWAY, b""), link))
+        return found
+
+    def fulfil(self, wanted: Sequence[Wish], peers_namespace: int = -1) -> None:
+        """Put wishes into force, in one datagram. `peers_namespace` is the open file of the namespace for veths' ends.
+
+        Later ones are tried even when an earlier one fails. Raises WishRefused with the first that the kernel refused.
+        """
+        numbers: dict[str, int] = {}
+        requests: list[tuple[Wish, int, int, bytes]] = []
+        for wish in wanted:
+            link = (
+                wish.bridge if isinstance(wish, wishes.AddVeth) else wish.link if isinstance(wish, _ON_A_LINK) else ""
+            )
+            if link and link not in numbers:
+                found = self.link(link)
+                if found is None:
+                    # What goes before makes the link whose number is needed now.
+                    self._transact(requests)
+                    requests = []
+                    found = self.link(link)
+                if found is None:
+                    raise WishRefused(wish, NetlinkError(errno.ENODEV, f"there is no interface {link}"))
+                numbers[link] = found.index
+            requests.append((wish, *_message(wish, numbers, peers_namespace)))
+        self._transact(requests)
+
+    def _transact(self, requests: Sequence[tuple[Wish, int, int, bytes]]) -> None:
+        answers = self.batch([(kind, flags, body) for _, kind, flags, body in requests])
+        for (wish, *_), error in zip(requests, answers, strict=True):
+            if error is not None and error.errno not in _HARMLESS.get(type(wish), ()):
+                raise WishRefused(wish, error)
+
+
+_ON_A_LINK = (wishes.AddAddress, wishes.DeleteAddress, wishes.AddRoute, wishes.ForgetNeighbour)
+_HARMLESS: dict[type, tuple[int, ...]] = {
+    wishes.AddBridge: (errno.EEXIST,),
+    wishes.AddAddress: (errno.EEXIST,),
+    wishes.AddRoute: (errno.EEXIST,),
+    wishes.DeleteAddress: (errno.EADDRNOTAVAIL,),
+    wishes.DeleteLink: (errno.ENODEV,),
+    wishes.ForgetNeighbour: (errno.ENOENT,),
+}
+"""Answers that say no more than that it is so already."""
+
+
+class WishRefused(OSError):
+    """The kernel refused a wish."""
+
+    def __init__(self, wish: Wish, error: NetlinkError) -> None:
+        super().__init__(error.errno, f"{described(wish)}: {error.strerror}")
+        self.wish = wish
+
+
+def described(wish: Wish) -> str:
+    """What a wish was about, for a message."""
+    kind = type(wish).__name__
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind).strip()
+    on = getattr(wish, "link", "") or getattr(wish, "name", "")
+    what = getattr(wish, "network", None) or getattr(wish, "destination", None) or ""
+    return " ".join(filter(None, (words, str(what), "on" if what else "", on)))
+
+
+def _message(wish: Wish, numbers: Mapping[str, int], namespace: int) -> tuple[int, int, bytes]:
+    """Type, flags and body of the message that asks for a wish."""
+    match wish:
+        case wishes.AddBridge():
+            info = attr(_IFLA_LINKINFO, attr(_INFO_KIND, b"bridge"))
+            head = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.name, wish.mac, wish.mtu)
+            return _NEWLINK, _CREATE | _EXCL, head + info
+        case wishes.AddVeth():
+            return _NEWLINK, _CREATE | _EXCL, _veth(wish, numbers, namespace)
+        case wishes.PortFlags():
+            port = attr(_BRPORT_HAIRPIN, bytes([wish.hairpin])) + attr(_BRPORT_ISOLATED, bytes([wish.isolated]))
+            info = attr(_INFO_SLAVE_KIND, b"bridge") + attr(_INFO_SLAVE_DATA | _NESTED, port)
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link) + attr(_IFLA_LINKINFO | _NESTED, info)
+        case wishes.Promiscuous():
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _PROMISC, _PROMISC) + _named(wish.link)
+        case wishes.SetUp():
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.link)
+        case wishes.SetDown():
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, _UP) + _named(wish.link)
+        case wishes.SetHardwareAddress():
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link, wish.mac)
+        case wishes.DeleteLink():
+            return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link)
+        case wishes.AddAddress():
+            return _NEWADDR, _CREATE | _EXCL, _address(wish, numbers[wish.link])
+        case wishes.DeleteAddress():
+            network = wish.network
+            head = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, numbers[wish.link])
+            return _DELADDR, 0, head + attr(_IFA_LOCAL, network.address)
+        case wishes.AddRoute():
+            return _NEWROUTE, _CREATE | (_REPLACE if wish.replace else _EXCL), _route(wish, numbers[wish.link])
+        case wishes.ForgetNeighbour():
+            head = _ND.pack(_FAMILIES[len(wish.address)], numbers[wish.link], 0, 0, 0)
+            return _DELNEIGH, 0, head + attr(_NDA_DST, wish.address)
+
+
+def _veth(wish: wishes.AddVeth, numbers: Mapping[str, int], namespace: int) -> bytes:
+    peer = _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.peer, wish.peer_mac, wish.mtu)
+    peer += attr(_IFLA_NET_NS_FD, struct.pack("=I", namespace))
+    info = attr(_INFO_KIND, b"veth") + attr(_INFO_DATA | _NESTED, attr(_VETH_INFO_PEER | _NESTED, peer))
+    body = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.name, wish.mac, wish.mtu)
+    if wish.bridge:
+        body += attr(_IFLA_MASTER, struct.pack("=I", numbers[wish.bridge]))
+    return body + attr(_IFLA_LINKINFO | _NESTED, info)
+
+
+def _named(name: str, mac: bytes = b"", mtu: int | None = None) -> bytes:
+    parts = attr(_IFLA_IFNAME, _text(name))
+    if mac:
+        parts += attr(_IFLA_ADDRESS, mac)
+    return parts + (attr(_IFLA_MTU, struct.pack("=I", mtu)) if mtu else b"")
+
+
+def _address(wish: wishes.AddAddress, index: int) -> bytes:
+    network = wish.network
+    flags = (0 if wish.detect else _IFA_F_NODAD) | (0 if wish.connected else _IFA_F_NOPREFIXROUTE)
+    body = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, index)
+    body += attr(_IFA_LOCAL, network.address) + attr(_IFA_ADDRESS, network.address)
+    if len(network.address) == 4:
+        if network.prefix < 31:
+            body += attr(_IFA_BROADCAST, network.last)
+        flags &= ~_IFA_F_NODAD
+    return body + attr(_IFA_FLAGS, struct.pack("=I", flags))
+
+
+def _route(wish: wishes.AddRoute, index: int) -> bytes:
+    network, numbers = wish.destination, dict(wish.numbers)
+    size = len(network.address)
+    scope = numbers.get("scope", _SCOPE_GLOBAL if wish.gateway or size == 16 else _SCOPE_LINK)
+    body = _RT.pack(_FAMILIES[size], network.prefix, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, scope & 0xFF, _UNICAST, 0)
+    body += attr(_RTA_DST, network.first) if network.prefix else b""
+    body += attr(_RTA_OIF, struct.pack("=I", index))
+    body += attr(_RTA_GATEWAY, wish.gateway) if wish.gateway else b""
+    body += attr(_RTA_PREFSRC, wish.source) if wish.source else b""
+    for name, kind in (("priority", _RTA_PRIORITY), ("table", _RTA_TABLE)):
+        if name in numbers:
+            body += attr(kind, struct.pack("=I", numbers[name]))
+    metrics = b"".join(
+        attr(kind, struct.pack("=I", numbers[name]))
+        for name, kind in (("mtu", _RTAX_MTU), ("advmss", _RTAX_ADVMSS))
+        if numbers.get(name)
+    )
+    return body + (attr(_RTA_METRICS | _NESTED, metrics) if metrics else b"")
+
+
+def _text(name: str) -> bytes:
+    return name.encode() + b"\0"
+
+
+def attributes(data: bytes, at: int) -> dict[int, bytes]:
+    """The attributes that begin at a place, by number; of those that are there twice the last."""
+    return dict(_each(data, at))
+
+
+def _each(data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            return
+        yield kind & 0x3FFF, data[at + 4 : at + length]
+        at += (length + 3) & ~3
+
+
+def _link(data: bytes) -> Link:
+    _, _, index, flags, _ = _IFINFO.unpack_from(data)
+    values = attributes(data, _IFINFO.size)
+    info = attributes(values.get(_IFLA_LINKINFO, b""), 0)
+    port = attributes(info.get(_INFO_SLAVE_DATA, b""), 0)
+    return Link(
+        values[_IFLA_IFNAME].rstrip(b"\0").decode("utf-8", "surrogateescape"),
+        index,
+        info.get(_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace"),
+        values.get(_IFLA_ADDRESS, b""),
+        int.from_bytes(values.get(_IFLA_MTU, b""), sys.byteorder),
+        bool(flags & _UP),
+        int.from_bytes(values.get(_IFLA_MASTER, b""), sys.byteorder),
+        int.from_bytes(values.get(_IFLA_LINK, b""), sys.byteorder),
+        port.get(_BRPORT_STATE) == bytes([_FORWARDING]),
+    )

@@ -1,0 +1,56 @@
+"""Kernel settings: read them, and write those that are not as they are wanted.
+
+All of it concerns the network namespace of the calling thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from narthex.proxy.plan.kernel_settings import Setting
+
+PROC_SYS = Path("/proc/sys")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one setting that was not as it is wanted."""
+
+    setting: Setting
+    was: int | None
+    """None: the kernel does not have it, at least not yet."""
+    error: str = ""
+    """Why it could not be written; empty: it was."""
+
+
+def read(path: str, root: Path = PROC_SYS) -> int | None:
+    """The value of a setting (`net/netfilter/nf_conntrack_max`); None when it is not there or not a number."""
+    try:
+        return int((root / path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def apply(settings: Iterable[Setting], root: Path = PROC_SYS) -> list[Outcome]:
+    """Write what differs, one after another. Whatever goes wrong is part of the answer and ends nothing (row 29.8)."""
+    outcomes = []
+    for setting in settings:
+        was = read(setting.path, root)
+        if was is not None and setting.held_by(was):
+            continue
+        error = "" if was is not None else "this kernel does not have it (is its module loaded?)"
+        if not error:
+            try:
+                # Not write_text: that would make the file where there is none.
+                descriptor = os.open(root / setting.path, os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.write(descriptor, str(setting.value).encode())
+                finally:
+                    os.close(descriptor)
+            except OSError as refused:
+                error = refused.strerror or str(refused)
+        outcomes.append(Outcome(setting, was, error))
+    return outcomes

@@ -1,0 +1,1 @@
+"""Kubernetes YAML and JSON to objects."""

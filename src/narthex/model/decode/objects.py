@@ -1,0 +1,371 @@
+"""Kubernetes YAML and JSON to objects. The only way in: whatever is in an object has been checked here.
+
+Strict where the API server is strict, since there may be none in front of us: an object that it would refuse is
+refused, with every fault named. Lenient where kube-proxy is: what an older or newer API server may have stored is read.
+Fields that nobody here reads are not looked at.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from narthex.model import wire
+from narthex.model.decode.balancing import address_pool, l2_advertisement
+from narthex.model.decode.cluster import namespace, node, service_cidr
+from narthex.model.decode.service import service
+from narthex.model.decode.slice import endpoint_slice
+from narthex.model.decode.workload import deployment, pod
+from narthex.model.names import NamespacedName
+from narthex.model.objects import AnyObject
+from narthex.model.problem import Problem, Report, kind_of, one_of, quoted, steps, wrong_type
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
+
+if TYPE_CHECKING:
+    from narthex.model import documents
+
+__all__ = [
+    "MOST_BYTES",
+    "Decoded",
+    "Identity",
+    "Loaded",
+    "Problem",
+    "decode",
+    "decode_json",
+    "decode_shape",
+    "load",
+    "shape_of",
+]
+
+MOST_BYTES = 64 * 1024 * 1024
+"""Size of a file."""
+
+Identity = tuple[str, NamespacedName]
+"""Kind, namespace and name."""
+
+
+class Decoded(msgspec.Struct, frozen=True):
+    """One object, or why there is none."""
+
+    object: AnyObject | None
+    problems: tuple[Problem, ...] = ()
+    identity: Identity | None = None
+    """Which object was meant, also when it was refused; None when nobody can tell."""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a file holds."""
+
+    objects: tuple[AnyObject, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    refused: frozenset[Identity] = frozenset()
+    """Objects that are in the file but have an error."""
+    whole: bool = True
+    """False when some part could not even be told apart: an object that is missing may still be meant."""
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    api_versions: tuple[str, ...]
+    shape: type[Any]
+    make: Callable[[Any, Report], AnyObject | None]
+    namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        return self.api_versions[0].rpartition("/")[0]
+
+
+_KINDS = {
+    "Service": _Kind(("v1",), wire.Service, service),
+    "EndpointSlice": _Kind(("discovery.k8s.io/v1",), wire.EndpointSlice, endpoint_slice),
+    "Node": _Kind(("v1",), wire.Node, node, namespaced=False),
+    "ServiceCIDR": _Kind(
+        ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"), wire.ServiceCIDR, service_cidr, namespaced=False
+    ),
+    "Pod": _Kind(("v1",), wire.Pod, pod),
+    "Deployment": _Kind(("apps/v1",), wire.Deployment, deployment),
+    "Namespace": _Kind(("v1",), wire.Namespace, namespace, namespaced=False),
+    "IPAddressPool": _Kind(("metallb.io/v1beta1",), wire.IPAddressPool, address_pool),
+    "L2Advertisement": _Kind(("metallb.io/v1beta1",), wire.L2Advertisement, l2_advertisement),
+}
+KINDS = tuple(_KINDS)
+"""What can be read."""
+_OLD_GROUPS = {("extensions", "Deployment")}
+
+_UNUSED_CORE_KINDS = (
+    "ConfigMap",
+    "Endpoints",
+    "Event",
+    "LimitRange",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+    "PodTemplate",
+    "ReplicationController",
+    "ResourceQuota",
+    "Secret",
+    "ServiceAccount",
+)
+"""The other kinds of apiVersion v1 that can be in a manifest; no new ones have come for years."""
+
+
+def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None) -> Decoded:
+    """One object from plain values as JSON or YAML readers make them. Never raises.
+
+    `origin` is its `file:line`; `locate` gives the `file:line` of a field's path where that is known.
+    """
+    if not isinstance(raw, dict):
+        return _refused(origin, "", "", f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, ...")
+    label, identity = _identify(raw)
+    report = Report(origin, label, locate)
+    kind = _kind_of(raw, report)
+    if kind is None:
+        ours = report.failed and identity is not None and identity[0] in _KINDS
+        return Decoded(None, report.problems, identity if ours else None)
+    try:
+        shaped = msgspec.convert(raw, kind.shape)
+    except msgspec.ValidationError as error:
+        report.error(*_explain(str(error), raw))
+    except RecursionError:
+        report.error("", "is nested too deep")
+    else:
+        return Decoded(kind.make(shaped, report), report.problems, identity)
+    return Decoded(None, report.problems, identity)
+
+
+def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> Decoded:
+    """One object from JSON text, as fast as can be. `kind` when it is known, as in items of a list. Never raises."""
+    try:
+        return _typed(data, origin, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _refused(origin, "", "", f"not valid JSON: {error}")
+    except Exception as error:
+        # One object that meets a fault of ours must not take all others with it.
+        named = _named(data)
+        return _broken(named.metadata, kind or named.kind or "", origin, error)
+
+
+def _broken(meta: wire.Meta | None, kind: str, origin: str, error: Exception) -> Decoded:
+    """The object that the decoder broke on, by its name."""
+    meta = meta if meta is not None else wire.Meta()
+    known = _KINDS.get(kind)
+    label, identity = _identity(kind, known is not None and known.namespaced, meta.namespace, meta.name)
+    said = f"the decoder broke on it, please report this: {type(error).__name__}: {error}"
+    return Decoded(None, (Problem(origin=origin, object=label, message=said),), identity)
+
+
+def _named(data: bytes | msgspec.Raw) -> wire.Named:
+    try:
+        return msgspec.json.decode(data, type=wire.Named)
+    except msgspec.MsgspecError:
+        return wire.Named()
+
+
+def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
+    known = _KINDS.get(kind)
+    if known is None:
+        try:
+            head = msgspec.json.decode(data, type=wire.TypeMeta)
+        except msgspec.ValidationError:
+            head = wire.TypeMeta()
+        kind = head.kind or ""
+        known = _KINDS.get(kind)
+        if known is None or head.apiVersion not in known.api_versions:
+            return decode(msgspec.json.decode(data), origin)
+    try:
+        shaped = msgspec.json.decode(data, type=known.shape)
+    except msgspec.ValidationError:  # The slow way knows the value that is wrong.
+        raw = msgspec.json.decode(data)
+        described = {"apiVersion": known.api_versions[0], "kind": kind}
+        return decode(described | raw if isinstance(raw, dict) else raw, origin)
+    return _made(shaped, known, kind, origin)
+
+
+def decode_shape(shaped: wire.AnyWire, kind: str) -> Decoded:
+    """One object from its shape (`shape_of`). Never raises."""
+    try:
+        return _made(shaped, _KINDS[kind], kind, "")
+    except Exception as error:
+        return _broken(shaped.metadata, kind, "", error)
+
+
+def shape_of(kind: str) -> Any:
+    """The type in `model.wire` that a reader of JSON may give to `decode_shape`; `msgspec.Raw` when there is none."""
+    return _KINDS[kind].shape if kind in _KINDS else msgspec.Raw
+
+
+def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
+    report = Report(origin)
+    made = known.make(shaped, report)
+    if made is not None and not report.problems:
+        return Decoded(made, (), (kind, made.key))
+    # How to call the object is only worked out when there is something to say of it.
+    meta = shaped.metadata if shaped.metadata is not None else wire.Meta()
+    label, identity = _identity(kind, known.namespaced, meta.namespace, meta.name)
+    report = Report(origin, label)
+    return Decoded(known.make(shaped, report), report.problems, identity)
+
+
+Decode = Callable[[Any, str, Callable[[str], str] | None], Decoded]
+"""As `decode` is."""
+
+
+def load(data: bytes, origin: str, decoding: Decode = decode) -> Loaded:
+    """All objects of a file's content: YAML documents, JSON values, `kind: List` unfolded. Never raises.
+
+    `origin` is the file's name; objects and problems get `origin:line`. `decoding` makes an object of each.
+    """
+    if len(data) > MOST_BYTES:
+        return _unreadable(origin, f"holds {len(data)} bytes, at most {MOST_BYTES} are read")
+    if not data.strip():
+        return _unreadable(origin, "the file is empty; delete it if that is meant")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return _not_text(data, error.start, origin)
+    if "\0" in text:
+        return _not_text(data, data.index(0), origin)
+    # Late: what reads YAML takes a tenth of a proxy's start, and one that follows an API server may read no file.
+    from narthex.model import documents
+
+    return _collect(documents.read(text), origin, decoding)
+
+
+def _not_text(data: bytes, at: int, origin: str) -> Loaded:
+    line = data.count(b"\n", 0, at) + 1
+    what = f"byte 0x{data[at]:02x} at offset {at}"
+    return _unreadable(f"{origin}:{line}", f"the file is not UTF-8 text ({what}), so it is neither YAML nor JSON")
+
+
+def _unreadable(origin: str, message: str) -> Loaded:
+    return Loaded(problems=(Problem(origin=origin, message=message),), whole=False)
+
+
+def _collect(found: Iterator[documents.Document | documents.Fault], origin: str, decoding: Decode) -> Loaded:
+    from narthex.model.documents import Fault
+
+    objects: list[AnyObject] = []
+    problems: list[Problem] = []
+    refused: set[Identity] = set()
+    whole, empty = True, True
+    for document in found:
+        empty = False
+        if isinstance(document, Fault):
+            problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
+            whole = False
+            continue
+        for decoded in _decode_document(document, origin, decoding):
+            problems.extend(decoded.problems)
+            if decoded.object is not None:
+                objects.append(decoded.object)
+            elif any(problem.severity == "error" for problem in decoded.problems):
+                whole = whole and decoded.identity is not None
+                refused |= {decoded.identity} if decoded.identity is not None else set()
+    if empty:
+        problems.append(Problem(origin=origin, message="holds no object", severity="warning"))
+    return Loaded(tuple(objects), tuple(problems), frozenset(refused), whole)
+
+
+def _decode_document(document: documents.Document, origin: str, decoding: Decode) -> Iterator[Decoded]:
+    for raw, start in _items(document.value, (), document):
+
+        def locate(field: str, raw: Any = raw, start: int = start) -> str:
+            return f"{origin}:{document.line_of(raw, steps(field), start)}"
+
+        yield decoding(raw, f"{origin}:{start}", locate)
+
+
+def _items(value: Any, path: tuple[str | int, ...], document: documents.Document) -> Iterator[tuple[Any, int]]:
+    """The objects in a document, with their lines: itself, or the items of a `List` or `ServiceList`."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or not kind.endswith("List") or not isinstance(value.get("items"), list):
+        yield value, document.line_of(document.value, path, document.line)
+        return
+    inherited = {"apiVersion": value.get("apiVersion"), "kind": kind[: -len("List")]} if kind != "List" else {}
+    for index, item in enumerate(value["items"]):
+        if isinstance(item, dict):
+            for key, word in inherited.items():
+                item.setdefault(key, word)
+        yield from _items(item, (*path, "items", index), document)
+
+
+def _refused(origin: str, object: str, field: str, message: str) -> Decoded:
+    return Decoded(None, (Problem(origin=origin, object=object, field=field, message=message),))
+
+
+def _identify(raw: dict[str, Any]) -> tuple[str, Identity | None]:
+    kind, meta = raw.get("kind"), raw.get("metadata")
+    meta = meta if isinstance(meta, dict) else {}
+    namespaced = _KINDS[kind].namespaced if isinstance(kind, str) and kind in _KINDS else "namespace" in meta
+    return _identity(kind, namespaced, meta.get("namespace"), meta.get("name"))
+
+
+def _identity(kind: object, namespaced: bool, namespace: object, name: object) -> tuple[str, Identity | None]:
+    """How to call an object to people, and its identity when its names are sound."""
+    word = kind if isinstance(kind, str) and _KIND_WORD.fullmatch(kind) else "object"
+    where = (namespace or "default") if namespaced else ""
+    if not name:
+        return f"{word} without name", None
+    safe_name = name if isinstance(name, str) and DNS_SUBDOMAIN.holds(name) else None
+    safe_where = where if isinstance(where, str) and (not where or DNS_LABEL.holds(where)) else None
+    shown = f"{quoted(where) if safe_where is None else safe_where}/" if where else ""
+    label = f"{word} {shown}{quoted(name) if safe_name is None else safe_name}"
+    if safe_name is None or safe_where is None:
+        return label, None
+    return label, (word, NamespacedName(safe_where, safe_name))
+
+
+_KIND_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+
+
+def _kind_of(raw: dict[str, Any], report: Report) -> _Kind | None:
+    """The kind when it is one of ours, else None and the problem."""
+    for key in ("apiVersion", "kind"):
+        if not isinstance(raw.get(key), str) or not raw[key]:
+            report.error(key, "is required: a Kubernetes object has apiVersion, kind and metadata")
+            return None
+    version, kind = cast(str, raw["apiVersion"]), cast(str, raw["kind"])
+    group, known = version.rpartition("/")[0], _KINDS.get(kind)
+    if known is not None and version in known.api_versions:
+        return known
+    if known is not None and (group == known.group or (group, kind) in _OLD_GROUPS):
+        report.error("apiVersion", f"{quoted(version)} has no {kind}; write {one_of(known.api_versions)}")
+    elif version == "v1" and kind not in _UNUSED_CORE_KINDS:
+        near = difflib.get_close_matches(kind, [*_KINDS, *_UNUSED_CORE_KINDS], 1, 0.7)
+        report.error("kind", f"{quoted(kind)} is not a kind of v1" + (f"; did you mean {near[0]}?" if near else ""))
+    elif not isinstance(meta := raw.get("metadata"), dict) or not isinstance(meta.get("name"), str) or not meta["name"]:
+        report.error("metadata.name", "is required")
+    else:
+        report.warning("kind", f"{quoted(kind)} of {quoted(version)} is not used here, ignored")
+    return None
+
+
+_SHAPE_ERROR = re.compile(
+    r"Expected `(?P<want>[^`]*)`(?:, got `(?P<got>[^`]*)`)?(?: - at (?P<key>`key` in )?`(?P<at>[^`]*)`)?"
+)
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+}
+
+
+def _explain(error: str, raw: Any) -> tuple[str, str]:
+    """Field and message of a msgspec error about a value of the wrong type."""
+    match = _SHAPE_ERROR.match(error)
+    if match is None:
+        return "", error
+    field = (match["at"] or "").removeprefix("$").removeprefix(".")
+    if match["key"]:
+        return field, "a key is not text"
+    value = raw
+    for step in steps(field):
+        value = value[step]
+    wanted = [word for word in match["want"].split(" | ") if word != "null"]
+    return field, wrong_type(value, one_of(_WORDS.get(word, word) for word in wanted))

@@ -1,0 +1,268 @@
+"""v1 Service."""
+
+from __future__ import annotations
+
+from narthex.model import validate, wire
+from narthex.model.decode.meta import labels, object_fields, protocol, texts
+from narthex.model.net import IPFamily, family_of
+from narthex.model.objects import LoadBalancerIngress, Service, ServicePort
+from narthex.model.problem import Report, quoted
+from narthex.model.validate import DNS_LABEL, EXTERNAL_NAME, LABEL_KEY, PORT_NAME
+
+TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+POLICIES = ("Cluster", "Local")
+FAMILY_POLICIES = ("SingleStack", "PreferDualStack", "RequireDualStack")
+DISTRIBUTIONS = ("PreferClose", "PreferSameZone", "PreferSameNode")
+DEFAULT_AFFINITY_SECONDS = 10800
+LONGEST_AFFINITY_SECONDS = 86400
+
+_FAMILIES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6}
+
+
+def service(raw: wire.Service, report: Report) -> Service | None:
+    """A Service, None when it has an error."""
+    # Newer API servers allow names that begin with a digit, so the rule is the DNS label and not RFC 1035's.
+    fields = object_fields(raw.metadata, report, DNS_LABEL)
+    spec = raw.spec if raw.spec is not None else wire.ServiceSpec()
+    if raw.spec is None:
+        report.error("spec", "is required")
+    type_ = spec.type or "ClusterIP"
+    report.choice("spec.type", type_, TYPES)
+    cluster_ips = _cluster_ips(spec, report)
+    made = Service(
+        **fields,
+        type=type_,
+        cluster_ips=cluster_ips,
+        ip_families=_ip_families(spec, cluster_ips, report),
+        ip_family_policy=_word("spec.ipFamilyPolicy", spec.ipFamilyPolicy, FAMILY_POLICIES, report),
+        external_ips=texts("spec.externalIPs", spec.externalIPs, report, validate.host_address),
+        ingress=_ingress(raw.status, report),
+        ingress_names=_ingress_names(raw.status),
+        source_ranges=_source_ranges(spec, report),
+        ports=_ports(spec, type_, cluster_ips, report),
+        selector=labels("spec.selector", spec.selector, report),
+        external_policy_local=_local("spec.externalTrafficPolicy", spec.externalTrafficPolicy, report),
+        internal_policy_local=_local("spec.internalTrafficPolicy", spec.internalTrafficPolicy, report),
+        affinity_seconds=_affinity(spec, report),
+        health_check_node_port=_health_check_port(spec, report),
+        publish_not_ready=bool(spec.publishNotReadyAddresses),
+        external_name=_external_name(spec, type_, report),
+        load_balancer_class=_load_balancer_class(spec, report),
+        load_balancer_ip=_load_balancer_ip(spec, report),
+        allocate_node_ports=spec.allocateLoadBalancerNodePorts is not False,
+        traffic_distribution=_distribution(spec, report),
+    )
+    return None if report.failed else made
+
+
+def _cluster_ips(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
+    first, several = spec.clusterIP or "", [ip for ip in spec.clusterIPs or () if ip]
+    if first and several and first != several[0]:
+        report.error("spec.clusterIPs", f"the first is {quoted(several[0])}, but spec.clusterIP is {quoted(first)}")
+        return ()
+    wanted, field = (several, "spec.clusterIPs") if several else ([first] if first else [], "spec.clusterIP")
+    if "None" in wanted:
+        if len(wanted) > 1:
+            report.error("spec.clusterIPs", "'None' (headless) must be the only value")
+        return ("None",)
+    if field == "spec.clusterIP":
+        try:
+            found = tuple(validate.host_address(ip) for ip in wanted)
+        except ValueError as error:
+            report.error(field, f"{quoted(first)} {error}; allowed: an address, None or nothing")
+            return ()
+    else:
+        found = texts(field, wanted, report, validate.host_address)
+    if len(found) > 1 and (len(found) > 2 or family_of(found[0]) is family_of(found[1])):
+        report.error(field, "at most one address of each IP family is allowed")
+    return found
+
+
+def _ip_families(spec: wire.ServiceSpec, cluster_ips: tuple[str, ...], report: Report) -> tuple[IPFamily, ...]:
+    """As given. Without them only the first cluster IP counts, by its own family (row 1.4)."""
+    named = spec.ipFamilies or []
+    families = tuple([_FAMILIES[word] for word in named if word in _FAMILIES])
+    if len(families) < len(named):
+        for index, word in enumerate(named):
+            report.choice(f"spec.ipFamilies[{index}]", word, _FAMILIES)
+    if len(families) > 1 and len(set(families)) != len(families):
+        report.error("spec.ipFamilies", "a family is named twice")
+    if spec.ipFamilyPolicy == "SingleStack" and max(len(families), len(cluster_ips)) > 1:
+        report.error("spec.ipFamilyPolicy", "is SingleStack, but the Service has two families")
+    if cluster_ips[:1] == ("None",):
+        return families
+    for index, (family, ip) in enumerate(zip(families, cluster_ips, strict=False)):
+        if family_of(ip) is not family:
+            field = f"spec.clusterIPs[{index}]" if spec.clusterIPs else "spec.clusterIP"
+            report.error(
+                field,
+                f"{quoted(ip)} is {family_of(ip).label}, but spec.ipFamilies[{index}] is {family.label}",
+            )
+    return families
+
+
+def _ports(spec: wire.ServiceSpec, type_: str, cluster_ips: tuple[str, ...], report: Report) -> tuple[ServicePort, ...]:
+    raw = spec.ports or []
+    if not raw and type_ != "ExternalName" and cluster_ips != ("None",):
+        report.error("spec.ports", "is required: at least one port")
+    ports = tuple([_port(f"spec.ports[{index}]", port, type_, report) for index, port in enumerate(raw)])
+    if len(ports) == 1:
+        return ports
+    names: dict[str, int] = {}
+    numbers: dict[tuple[str, int], int] = {}
+    node_ports: dict[tuple[str, int], int] = {}
+    for index, port in enumerate(ports):
+        field, word = f"spec.ports[{index}]", port.protocol.value
+        if not port.name and len(ports) > 1:
+            report.error(f"{field}.name", "is required when there are several ports")
+        elif (first := names.setdefault(port.name, index)) != index:
+            report.error(f"{field}.name", f"{quoted(port.name)} is the name of spec.ports[{first}] already")
+        if (first := numbers.setdefault((word, port.port), index)) != index:
+            report.error(field, f"{port.port}/{word} is spec.ports[{first}] already")
+        if port.node_port and (first := node_ports.setdefault((word, port.node_port), index)) != index:
+            report.error(f"{field}.nodePort", f"{port.node_port}/{word} is used by spec.ports[{first}] already")
+    return ports
+
+
+def _port(field: str, raw: wire.ServicePort, type_: str, report: Report) -> ServicePort:
+    if raw.name:
+        report.check(f"{field}.name", raw.name, DNS_LABEL)
+    if raw.port is None:
+        report.error(f"{field}.port", "is required")
+    else:
+        report.number(f"{field}.port", raw.port, 1, 65535)
+    node_port = raw.nodePort or 0
+    if node_port and report.number(f"{field}.nodePort", node_port, 1, 65535) and type_ in ("ClusterIP", "ExternalName"):
+        # The API server clears it when the type changes, and `kubectl apply` of such a manifest works.
+        report.warning(f"{field}.nodePort", f"is ignored: a {type_} Service has no node ports")
+        node_port = 0
+    return ServicePort(
+        name=raw.name or "",
+        protocol=protocol(f"{field}.protocol", raw.protocol, report),
+        port=raw.port or 0,
+        target_port=_target_port(f"{field}.targetPort", raw.targetPort, report),
+        node_port=node_port,
+    )
+
+
+def _target_port(field: str, value: int | str | None, report: Report) -> int | str | None:
+    if not value:
+        return None
+    if isinstance(value, str):
+        report.check(field, value, PORT_NAME)
+    else:
+        report.number(field, value, 1, 65535)
+    return value
+
+
+def _ingress(status: wire.ServiceStatus | None, report: Report) -> tuple[LoadBalancerIngress, ...]:
+    """Addresses of the balancer. A controller wrote them, so a bad one must not take the whole Service down."""
+    balancer = status.loadBalancer if status is not None else None
+    if balancer is None or not balancer.ingress:
+        return ()
+    found = []
+    for index, entry in enumerate(balancer.ingress):
+        field = f"status.loadBalancer.ingress[{index}]"
+        if entry.ipMode and not report.choice(f"{field}.ipMode", entry.ipMode, ("VIP", "Proxy")):
+            continue
+        if not entry.ip:
+            continue
+        try:
+            address = validate.host_address(entry.ip)
+        except ValueError as error:
+            report.warning(f"{field}.ip", f"{quoted(entry.ip)} {error}, ignored")
+        else:
+            found.append(LoadBalancerIngress(ip=address, proxy=entry.ipMode == "Proxy"))
+    return tuple(found)
+
+
+def _ingress_names(status: wire.ServiceStatus | None) -> tuple[str, ...]:
+    balancer = status.loadBalancer if status is not None else None
+    if balancer is None or not balancer.ingress:
+        return ()
+    return tuple(entry.hostname for entry in balancer.ingress if entry.hostname)
+
+
+def _source_ranges(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
+    if not spec.loadBalancerSourceRanges:
+        return ()
+    return texts(
+        "spec.loadBalancerSourceRanges",
+        spec.loadBalancerSourceRanges,
+        report,
+        lambda text: validate.network(text.strip()),
+        lenient=True,
+    )
+
+
+def _affinity(spec: wire.ServiceSpec, report: Report) -> int | None:
+    word = spec.sessionAffinity or "None"
+    if word == "None" and spec.sessionAffinityConfig is None:
+        return None
+    report.choice("spec.sessionAffinity", word, ("None", "ClientIP"))
+    config = spec.sessionAffinityConfig
+    client = config.clientIP if config is not None else None
+    if word != "ClientIP":
+        if client is not None:
+            report.error("spec.sessionAffinityConfig", "is allowed with sessionAffinity ClientIP only")
+        return None
+    seconds = client.timeoutSeconds if client is not None else None
+    if seconds is None:
+        return DEFAULT_AFFINITY_SECONDS
+    field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+    report.number(field, seconds, 1, LONGEST_AFFINITY_SECONDS, "a number of seconds")
+    return seconds
+
+
+def _health_check_port(spec: wire.ServiceSpec, report: Report) -> int:
+    port = spec.healthCheckNodePort or 0
+    if not port:
+        return 0
+    report.number("spec.healthCheckNodePort", port, 0, 65535)
+    return port
+
+
+def _external_name(spec: wire.ServiceSpec, type_: str, report: Report) -> str:
+    name = spec.externalName or ""
+    if type_ == "ExternalName":
+        if not name:
+            report.error("spec.externalName", "is required for type ExternalName")
+        else:
+            report.check("spec.externalName", name, EXTERNAL_NAME)
+    return name.rstrip(".") if type_ == "ExternalName" else ""
+
+
+def _load_balancer_class(spec: wire.ServiceSpec, report: Report) -> str:
+    if spec.loadBalancerClass:
+        report.check("spec.loadBalancerClass", spec.loadBalancerClass, LABEL_KEY)
+    return spec.loadBalancerClass or ""
+
+
+def _load_balancer_ip(spec: wire.ServiceSpec, report: Report) -> str:
+    """A wish to the balancer's controller; the proxy ignores it (row 1.10)."""
+    if not spec.loadBalancerIP:
+        return ""
+    try:
+        return validate.host_address(spec.loadBalancerIP)
+    except ValueError as error:
+        report.warning("spec.loadBalancerIP", f"{quoted(spec.loadBalancerIP)} {error}, ignored")
+        return ""
+
+
+def _local(field: str, word: str | None, report: Report) -> bool:
+    return _word(field, word, POLICIES, report) == "Local"
+
+
+def _word(field: str, word: str | None, allowed: tuple[str, ...], report: Report) -> str:
+    if word:
+        report.choice(field, word, allowed)
+    return word or ""
+
+
+def _distribution(spec: wire.ServiceSpec, report: Report) -> str:
+    word = spec.trafficDistribution or ""
+    if word and word not in DISTRIBUTIONS:
+        # The proxy does not read it (row 4.1), so a word of a newer API costs nothing.
+        report.warning("spec.trafficDistribution", f"{quoted(word)} is not known, ignored")
+        return ""
+    return word

@@ -1,0 +1,190 @@
+"""The Store: events in, Snapshots out.
+
+A Snapshot is an immutable value that shares all unchanged parts with the one before (hash array mapped tries), so
+taking one costs what changed, not what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from immutables import Map, MapMutation
+
+from narthex.model.events import Delete, Event, Synced, Upsert
+from narthex.model.names import NamespacedName
+from narthex.model.objects import (
+    AnyObject,
+    Deployment,
+    EndpointSlice,
+    IPAddressPool,
+    L2Advertisement,
+    Namespace,
+    Node,
+    Pod,
+    Service,
+    ServiceCIDR,
+)
+from narthex.model.slices import Slices
+
+_NO_SLICES = Slices()
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All objects at one moment."""
+
+    services: Map[NamespacedName, Service] = Map()
+    slices: Map[NamespacedName, Slices] = Map()
+    """By the Service they belong to."""
+    nodes: Map[NamespacedName, Node] = Map()
+    service_cidrs: Map[NamespacedName, ServiceCIDR] = Map()
+    pods: Map[NamespacedName, Pod] = Map()
+    deployments: Map[NamespacedName, Deployment] = Map()
+    namespaces: Map[NamespacedName, Namespace] = Map()
+    address_pools: Map[NamespacedName, IPAddressPool] = Map()
+    l2_advertisements: Map[NamespacedName, L2Advertisement] = Map()
+    synced: bool = False
+    """All lists have been complete once (row 1.15)."""
+
+
+_BY_KIND = {
+    Service: "services",
+    Node: "nodes",
+    ServiceCIDR: "service_cidrs",
+    Pod: "pods",
+    Deployment: "deployments",
+    Namespace: "namespaces",
+    IPAddressPool: "address_pools",
+    L2Advertisement: "l2_advertisements",
+}
+_FIELD_OF_KIND = {kind.__name__: field for kind, field in _BY_KIND.items()}
+
+
+Tell = Callable[[Event, AnyObject | None], object]
+"""Called with an event that has changed something, and the object as it was before; None: there was none, or the event is
+not about an object."""
+
+
+class Store:
+    """Folds events into the present. Not safe for threads, except that any may read `snapshot`; one loop owns it."""
+
+    def __init__(self) -> None:
+        self._now = Snapshot()
+        self._open: dict[str, MapMutation[NamespacedName, Any]] = {}
+        """Tables of the next Snapshot that some events have changed already; empty between calls."""
+        self._slice_owner: dict[NamespacedName, NamespacedName] = {}
+        self._changed: set[NamespacedName] = set()
+        self._changed_pods: set[NamespacedName] = set()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The present."""
+        return self._now
+
+    def take_changed(self) -> frozenset[NamespacedName]:
+        """Services that may differ since the last call: themselves or their slices. A hint for the planner: what is
+        not in it is the same as before."""
+        changed = frozenset(self._changed)
+        self._changed.clear()
+        return changed
+
+    def take_changed_pods(self) -> frozenset[NamespacedName]:
+        """Pods that differ since the last call."""
+        changed = frozenset(self._changed_pods)
+        self._changed_pods.clear()
+        return changed
+
+    def apply(self, event: Event) -> Snapshot:
+        """Take one event in. An event that changes nothing leaves the identical Snapshot."""
+        return self.apply_all((event,))
+
+    def apply_all(self, events: Iterable[Event], tell: Tell | None = None) -> Snapshot:
+        """Take events in, in their order. There is one Snapshot for all of them: that costs a fraction of one for each."""
+        synced = self._now.synced
+        try:
+            for event in events:
+                if isinstance(event, Synced):
+                    changed, before = not synced, None
+                    synced = True
+                elif isinstance(event, Upsert):
+                    changed, before = self._upsert(event.object)
+                else:
+                    changed, before = self._delete(event)
+                if changed and tell is not None:
+                    tell(event, before)
+        finally:
+            fields = {field: table.finish() for field, table in self._open.items()}
+            self._open = {}
+            if fields or synced is not self._now.synced:
+                self._now = msgspec.structs.replace(self._now, synced=synced, **fields)
+        return self._now
+
+    def _table(self, field: str) -> Mapping[NamespacedName, Any]:
+        """To be read."""
+        opened = self._open.get(field)
+        table: Mapping[NamespacedName, Any] = getattr(self._now, field)
+        return table if opened is None else opened  # type: ignore[return-value]  # It is a mapping; its types do not say so.
+
+    def _opened(self, field: str) -> MapMutation[NamespacedName, Any]:
+        """To be changed."""
+        if field not in self._open:
+            self._open[field] = getattr(self._now, field).mutate()
+        return self._open[field]
+
+    def _upsert(self, obj: AnyObject) -> tuple[bool, AnyObject | None]:
+        """Whether it changes something, and what was there."""
+        if isinstance(obj, EndpointSlice):
+            return self._upsert_slice(obj)
+        field, key = _BY_KIND[type(obj)], obj.key
+        before: AnyObject | None = self._table(field).get(key)
+        if before == obj:
+            return False, before
+        self._opened(field)[key] = obj
+        self._note(type(obj).__name__, key)
+        return True, before
+
+    def _upsert_slice(self, obj: EndpointSlice) -> tuple[bool, EndpointSlice | None]:
+        owner = obj.service
+        held: Slices = self._table("slices").get(owner, _NO_SLICES)
+        before = held.get(obj.name)
+        if obj.service_name and before == obj:
+            return False, before
+        key = obj.key
+        moved = self._slice_owner.get(key, owner) != owner and self._drop_slice(key) is not None
+        if not obj.service_name:
+            return moved, None
+        self._slice_owner[key] = owner
+        self._opened("slices")[owner] = held.put(obj)
+        self._changed.add(owner)
+        return True, before
+
+    def _delete(self, event: Delete) -> tuple[bool, AnyObject | None]:
+        if event.kind == "EndpointSlice":
+            gone = self._drop_slice(event.key)
+            return gone is not None, gone
+        field = _FIELD_OF_KIND[event.kind]
+        before: AnyObject | None = self._table(field).get(event.key)
+        if before is not None:
+            del self._opened(field)[event.key]
+            self._note(event.kind, event.key)
+        return before is not None, before
+
+    def _drop_slice(self, key: NamespacedName) -> EndpointSlice | None:
+        owner = self._slice_owner.pop(key, None)
+        if owner is None:
+            return None
+        table = self._opened("slices")
+        held: Slices = table[owner]
+        if left := held.without(key.name):
+            table[owner] = left
+        else:
+            del table[owner]
+        self._changed.add(owner)
+        return held[key.name]
+
+    def _note(self, kind: str, key: NamespacedName) -> None:
+        if kind == "Service":
+            self._changed.add(key)
+        elif kind == "Pod":
+            self._changed_pods.add(key)

@@ -1,0 +1,146 @@
+"""Tracked connections in the kernel's binary form: entries of a dump, and what names one to be removed.
+
+Numbers are those of linux/netfilter/nfnetlink_conntrack.h. Bytes in, values out; the socket is `linux/nfnetlink.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Container, Iterator
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import NamedTuple
+
+from narthex.model.flow import Flow
+from narthex.model.net import Protocol
+
+SUBSYSTEM = 1
+GET, DELETE = 1, 2
+
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_FILTER_ORIG = 1
+_BY_PROTOCOL_AND_PORT = 1 << 3 | 1 << 5
+_NESTED = 0x8000
+_TUPLE_IP, _TUPLE_PROTO, _TUPLE_ZONE = 1, 2, 3
+_IP_SOURCE, _IP_DESTINATION = (1, 3), (2, 4)
+"""For IPv4 and IPv6."""
+_PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT = 1, 2, 3
+_KIND = 0x3FFF
+_ATTRIBUTE = struct.Struct("=HH")
+_PORT = struct.Struct(">H")
+_HEAD = struct.Struct("=HHHH")
+_PROTO = struct.Struct("=HHHHB3xHH2s2xHH2s")
+_PROTO_KINDS = _TUPLE_PROTO, _PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT
+_PROTOCOLS = {each.number: each for each in (Protocol.TCP, Protocol.UDP, Protocol.SCTP)}
+
+
+class Entry(NamedTuple):
+    """An entry of the kernel's table."""
+
+    flow: Flow
+    handle: bytes
+    """Attributes that name just this entry, and no other that may take its place meanwhile."""
+
+
+class _Tuple(NamedTuple):
+    source: bytes
+    destination: bytes
+    source_port: int
+    port: int
+
+
+def narrowed(protocol: Protocol, port: int) -> bytes:
+    """What asks the kernel for entries that were first sent to this protocol and port. Before 5.8 it lists all."""
+    wanted = _attribute(_PROTO_NUMBER, bytes([protocol.number])) + _attribute(_PROTO_DESTINATION_PORT, _PORT.pack(port))
+    by = _attribute(_FILTER_ORIG, struct.pack("=I", _BY_PROTOCOL_AND_PORT))
+    first = _attribute(_TUPLE_ORIG | _NESTED, _attribute(_TUPLE_PROTO | _NESTED, wanted))
+    return first + _attribute(_FILTER | _NESTED, by)
+
+
+def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
+    """An entry from the attributes of one message of a dump.
+
+    None unless it was first sent to one of these protocols and ports, and for what Services never make: entries of
+    other protocols, and those in a zone, which are the business of whoever assigned it.
+    """
+    if _elsewhere(body, towards):
+        return None
+    attributes = dict(_attributes(body, 0, len(body)))
+    place = attributes.get(_TUPLE_ORIG)
+    if place is None or _ZONE in attributes:
+        return None
+    protocol, first = _tuple(body, *place)
+    if protocol is None or first is None or (protocol, first.port) not in towards:
+        return None
+    answer = _tuple(body, *attributes[_TUPLE_REPLY])[1] if _TUPLE_REPLY in attributes else None
+    if answer is None:
+        return None
+    handle = body[place[0] - 4 : place[1]]
+    if _ID in attributes:
+        start, end = attributes[_ID]
+        handle += body[start - 4 : end]
+    flow = Flow(
+        protocol,
+        _text(first.source),
+        first.source_port,
+        _text(first.destination),
+        first.port,
+        _text(answer.source),
+        answer.source_port,
+    )
+    return Entry(flow, handle)
+
+
+def _elsewhere(body: bytes, towards: Container[tuple[Protocol, int]]) -> bool:
+    """Whether an entry is none of those asked for, told at a glance from where the kernel always puts it.
+
+    Tables hold hundreds of thousands of entries, of which few matter. False also when it is not clear.
+    """
+    if len(body) < _HEAD.size:
+        return False
+    _, first, length, second = _HEAD.unpack_from(body)
+    at = 4 + length
+    if (first & _KIND, second & _KIND) != (_TUPLE_ORIG, _TUPLE_IP) or len(body) < at + _PROTO.size:
+        return False
+    _, proto, _, first, number, _, second, _, _, third, port = _PROTO.unpack_from(body, at)
+    if (proto & _KIND, first & _KIND, second & _KIND, third & _KIND) != _PROTO_KINDS:
+        return False
+    protocol = _PROTOCOLS.get(number)
+    return protocol is None or (protocol, _PORT.unpack(port)[0]) not in towards
+
+
+def _tuple(body: bytes, start: int, end: int) -> tuple[Protocol | None, _Tuple | None]:
+    parts = dict(_attributes(body, start, end))
+    if _TUPLE_ZONE in parts or _TUPLE_IP not in parts or _TUPLE_PROTO not in parts:
+        return None, None
+    numbers = {kind: body[at:to] for kind, (at, to) in _attributes(body, *parts[_TUPLE_PROTO])}
+    protocol = _PROTOCOLS.get(int.from_bytes(numbers.get(_PROTO_NUMBER, b"")))
+    source_port, port = numbers.get(_PROTO_SOURCE_PORT, b""), numbers.get(_PROTO_DESTINATION_PORT, b"")
+    source = destination = b""
+    for kind, (at, to) in _attributes(body, *parts[_TUPLE_IP]):
+        if kind in _IP_SOURCE:
+            source = body[at:to]
+        elif kind in _IP_DESTINATION:
+            destination = body[at:to]
+    if protocol is None or len(source_port) != 2 or len(port) != 2:
+        return None, None
+    if len(source) != len(destination) or len(source) not in (4, 16):
+        return None, None
+    return protocol, _Tuple(source, destination, int.from_bytes(source_port), int.from_bytes(port))
+
+
+def _text(address: bytes) -> str:
+    return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)
+
+
+def _attribute(kind: int, content: bytes) -> bytes:
+    return _ATTRIBUTE.pack(4 + len(content), kind) + content + bytes(-len(content) % 4)
+
+
+def _attributes(body: bytes, at: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Kind, and start and end of the content, of each attribute."""
+    while at + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(body, at)
+        if length < 4 or at + length > end:
+            return
+        yield kind & _KIND, (at + 4, at + length)
+        at += (length + 3) & ~3

@@ -1,0 +1,291 @@
+"""Set elements to the bytes of nf_tables netlink messages; the way back is `elements_read`. Pure: no socket here.
+
+A set's key says how long each part is, so one element is laid out once per set (`layout`) and then filled for every
+element with a single `struct` call. Parts of a concatenated key are padded to four bytes; ports are big-endian, a slot
+is a 32-bit number of the host's byte order, as `numgen` leaves it in its register.
+
+Attribute numbers are those of linux/netfilter/nf_tables.h.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import operator
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache, partial
+from itertools import islice, repeat
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import Any
+
+from narthex.model.net import IPFamily, Protocol
+from narthex.netfilter.ast.nodes import (
+    Accept,
+    Atom,
+    DropPacket,
+    ElementData,
+    ElementKey,
+    Field,
+    Goto,
+    Jump,
+    Key,
+    KeyPart,
+    Return,
+    Set,
+    Slot,
+    Unprintable,
+)
+
+NESTED = 0x8000
+_TYPE_MASK = 0x3FFF
+LIST_ELEM = 1
+ELEM_KEY, ELEM_DATA, ELEM_FLAGS, ELEM_EXPR, ELEM_KEY_END, ELEM_EXPRESSIONS = 1, 2, 3, 7, 10, 11
+DATA_VALUE, DATA_VERDICT = 1, 2
+VERDICT_CODE, VERDICT_CHAIN = 1, 2
+EXPR_NAME, EXPR_DATA = 1, 2
+COUNTER_BYTES, COUNTER_PACKETS = 1, 2
+
+_CODES: dict[type, int] = {DropPacket: 0, Accept: 1, Jump: -3, Goto: -4, Return: -5}
+PROTOCOL_NUMBERS = {protocol.lower: protocol.number for protocol in Protocol}
+
+MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
+"""What atoms of the wrong kind or size raise on their way into a layout."""
+
+ENDPOINT: Key = (Field.DADDR, Field.DPORT)
+"""The data of a map to endpoints."""
+
+Encoder = Callable[[Iterable[tuple[ElementKey, ElementData]]], Iterator[bytes]]
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """One netlink attribute, padded to four bytes."""
+    length = 4 + len(payload)
+    return struct.pack("=HH", length, kind) + payload + bytes(-length % 4)
+
+
+def attributes(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """The attributes between two offsets: (kind, first byte of payload, byte behind it). Raises ValueError."""
+    stop = len(data) if end is None else end
+    while start + 4 <= stop:
+        length, kind = _HEADER.unpack_from(data, start)
+        if length < 4 or start + length > stop:
+            raise ValueError("cut netlink attribute")
+        yield kind & _TYPE_MASK, start + 4, start + length
+        start += (length + 3) & ~3
+
+
+_HEADER = struct.Struct("=HH")
+
+
+def is_config_set(one: Set) -> bool:
+    """Whether the set is a plain list of networks. Those are written and read as nft text: an interval of a single
+    field has a form of its own in the kernel, and nft knows it for every version."""
+    return one.interval and len(one.key) == 1
+
+
+def encoder(one: Set, family: IPFamily) -> Encoder:
+    """A function that makes NFTA_LIST_ELEM attributes of (key, data) pairs, with data when the set is a map.
+
+    Raises Unprintable, from the function, for an element that does not fit the set.
+    """
+    return _encoder(one.name, one.key, one.data, one.interval, family)
+
+
+def key_encoder(one: Set, family: IPFamily) -> Encoder:
+    """As `encoder`, but keys only: what a deletion needs."""
+    encode = _encoder(one.name, one.key, "", one.interval, family)
+    return lambda pairs: encode((key, None) for key, _ in pairs)
+
+
+@lru_cache(maxsize=256)
+def _encoder(name: str, key: Key, data: str, interval: bool, family: IPFamily) -> Encoder:
+    """Layouts are kept: a change of one element must not pay for them."""
+    if interval:
+        return _interval_encoder(name, key, data, family)
+    if data == "verdict":
+        return _verdict_encoder(name, key, family)
+    return plain_encoder(name, key, ENDPOINT if data == "endpoint" else (), family)
+
+
+def plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) -> Encoder:
+    """Sets, and maps to an address and a port: one fixed layout."""
+    key_size, data_size = size_of(key_parts, family), size_of(data_parts, family)
+    headers = list(nested_headers(key_size, data_size))
+    first, second = headers[:6], headers[6:]
+    layout = struct.Struct(
+        "=" + "H" * len(first) + layout_of(key_parts, family) + "H" * len(second) + layout_of(data_parts, family)
+    )
+    fill, aim = fillers(key_parts, family), fillers(data_parts, family)
+    before, between = [repeat(each) for each in first], [repeat(each) for each in second]
+
+    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+        keys, data = zip(*pairs, strict=True)
+        return list(map(layout.pack, *before, *columns(fill, keys), *between, *columns(aim, data if aim else ())))
+
+    return partial(_encode, name, rows)
+
+
+Rows = Callable[[Sequence[tuple[ElementKey, ElementData]]], list[bytes]]
+"""Elements to attributes; raises one of MISFITS when one of them does not fit."""
+
+
+def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
+    """All elements, many at a time: a first load has a hundred thousand, and in columns C does nearly all the work."""
+    rest = iter(pairs)
+    while some := list(islice(rest, _AT_ONCE)):
+        try:
+            made = rows(some)
+        except MISFITS:
+            # One by one, to know which it is.
+            made = [_encode_one(name, rows, pair) for pair in some]
+        yield from made
+
+
+_AT_ONCE = 1024
+
+
+def _encode_one(name: str, rows: Rows, pair: tuple[ElementKey, ElementData]) -> bytes:
+    try:
+        return rows([pair])[0]
+    except MISFITS as error:
+        raise Unprintable(f"element {pair[0]!r} does not fit the set {name}: {error}") from None
+
+
+def columns(put_of: list[Filler], rows: Sequence[Any]) -> list[Iterable[bytes | int]]:
+    """The atoms of each place in the rows, as a `struct` wants them. Raises ValueError for rows of another length."""
+    if not put_of:
+        return []
+    return [put(column) for put, column in zip(put_of, list(zip(*rows, strict=True)), strict=True)]
+
+
+def nested_headers(key_size: int, data_size: int) -> Iterator[int]:
+    """Lengths and kinds of the attributes around a key and its data, in the order they stand in the message."""
+    total = 4 + 4 + 4 + key_size + (4 + 4 + data_size if data_size else 0)
+    yield from (total, LIST_ELEM | NESTED, 8 + key_size, ELEM_KEY | NESTED, 4 + key_size, DATA_VALUE)
+    if data_size:
+        yield from (8 + data_size, ELEM_DATA | NESTED, 4 + data_size, DATA_VALUE)
+
+
+def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
+    size = size_of(key_parts, family)
+    layout = struct.Struct("=6H" + layout_of(key_parts, family))
+    fill = fillers(key_parts, family)
+    tail_of = cache(_verdict_attribute)
+
+    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+        keys, data = zip(*pairs, strict=True)
+        tails = list(map(tail_of, data))
+        heads = map(
+            layout.pack,
+            [12 + size + len(tail) for tail in tails],
+            repeat(LIST_ELEM | NESTED),
+            repeat(8 + size),
+            repeat(ELEM_KEY | NESTED),
+            repeat(4 + size),
+            repeat(DATA_VALUE),
+            *columns(fill, keys),
+        )
+        return list(map(operator.add, heads, tails))
+
+    return partial(_encode, name, rows)
+
+
+def _verdict_attribute(verdict: ElementData) -> bytes:
+    code = _CODES.get(type(verdict))
+    if code is None:
+        raise Unprintable(f"{verdict!r} cannot stand in a verdict map")
+    payload = attribute(VERDICT_CODE, struct.pack(">i", code))
+    if isinstance(verdict, Jump | Goto):
+        payload += attribute(VERDICT_CHAIN, verdict.chain.encode("ascii") + b"\0")
+    return attribute(ELEM_DATA | NESTED, attribute(DATA_VERDICT | NESTED, payload))
+
+
+def _interval_encoder(name: str, key_parts: Key, data: str, family: IPFamily) -> Encoder:
+    """Concatenations with networks: a first and a last key, both included."""
+    layout = struct.Struct("=" + layout_of(key_parts, family))
+    fill = fillers(key_parts, family)
+    if data or len(key_parts) == 1:
+        raise Unprintable(f"set {name}: only concatenated sets of networks have a form here")
+
+    def packed(keys: Sequence[ElementKey]) -> list[bytes]:
+        return list(map(layout.pack, *columns(fill, keys)))
+
+    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+        ends = [[_ends(atom) for atom in key] for key, _ in pairs]
+        low, high = (packed([tuple([end[side] for end in key]) for key in ends]) for side in (0, 1))
+        return [
+            attribute(
+                LIST_ELEM | NESTED,
+                attribute(ELEM_KEY | NESTED, attribute(DATA_VALUE, first))
+                + attribute(ELEM_KEY_END | NESTED, attribute(DATA_VALUE, last)),
+            )
+            for first, last in zip(low, high, strict=True)
+        ]
+
+    return partial(_encode, name, rows)
+
+
+def _ends(atom: Atom) -> tuple[Atom, Atom]:
+    if isinstance(atom, str) and "/" in atom:
+        net = ipaddress.ip_network(atom)
+        return str(net.network_address), str(net.broadcast_address)
+    return atom, atom
+
+
+def _part_size(part: KeyPart, family: IPFamily) -> int:
+    return family.host_bits // 8 if part in (Field.SADDR, Field.DADDR) else 4
+
+
+def size_of(key: tuple[KeyPart, ...], family: IPFamily) -> int:
+    return sum(_part_size(part, family) for part in key)
+
+
+def layout_of(key: tuple[KeyPart, ...], family: IPFamily) -> str:
+    """The `struct` letters of a key; ports are given as two bytes so that one struct can hold both byte orders."""
+    letters = {Field.L4PROTO: "B3x", Field.SPORT: "2s2x", Field.DPORT: "2s2x"}
+    text = ""
+    for part in key:
+        if isinstance(part, Slot):
+            text += "I"
+        elif part in (Field.SADDR, Field.DADDR):
+            text += f"{family.host_bits // 8}s"
+        elif part in letters:
+            text += letters[part]
+        else:
+            raise Unprintable(f"{part.value} has no element form here")
+    return text
+
+
+_PORT = struct.Struct(">H")
+
+Filler = Callable[[Iterable[Any]], Iterable[bytes | int]]
+"""The atoms of one place of many keys, as a `struct` wants them."""
+
+
+def fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Filler]:
+    """Nothing here is called for each atom that is not C."""
+    af = AF_INET if family is IPFamily.IPV4 else AF_INET6
+
+    def filler(part: KeyPart) -> Filler:
+        if isinstance(part, Slot):
+            return partial(map, int)
+        if part in (Field.SADDR, Field.DADDR):
+            return partial(map, inet_pton, repeat(af))
+        if part is Field.L4PROTO:
+            return partial(map, PROTOCOL_NUMBERS.__getitem__)
+        return partial(map, _PORT.pack)
+
+    return [filler(part) for part in key]
+
+
+def networks_between(first: str, last: str) -> tuple[str, ...]:
+    """The networks that hold just the addresses from first to last; single addresses stand without a length.
+
+    Raises ValueError when these are not two addresses of one family in order.
+    """
+    ends = ipaddress.ip_address(first), ipaddress.ip_address(last)
+    try:
+        nets: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = list(ipaddress.summarize_address_range(*ends))
+    except TypeError:
+        raise ValueError(f"{first} and {last} are of two families") from None
+    return tuple(str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets)

@@ -1,0 +1,113 @@
+"""Rules that send by a map, as the expressions of nf_tables netlink messages. Pure.
+
+All other rules go as nft text. These cannot: nft 1.0.6 takes `dnat to … map @endpoints` only in the transaction that
+declares the map. Of a map that it has read from the kernel it forgets that `th dport` is a raw field, asks for a
+protocol in front and refuses ("conflicting protocols specified: ip vs. th"). The expressions here are those that nft
+itself makes when it takes the rule, so it lists and reads them back like its own.
+
+Numbers are those of linux/netfilter/nf_tables.h; registers are the 32-bit ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast.nodes import (
+    Chain,
+    DnatMap,
+    Expression,
+    Field,
+    InSet,
+    Key,
+    KeyPart,
+    Rule,
+    Slot,
+    Unprintable,
+)
+from narthex.netfilter.binary.elements import LIST_ELEM, NESTED, attribute
+
+_RULE_TABLE, _RULE_CHAIN, _RULE_EXPRESSIONS = 1, 2, 4
+_EXPR_NAME, _EXPR_DATA = 1, 2
+_REGISTER = 8
+_META_L4PROTO = 16
+_NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
+_RANDOM = 1
+_DNAT = 1
+_FAMILY_NUMBERS = {IPFamily.IPV4: 2, IPFamily.IPV6: 10}
+_ADDRESS_OFFSETS = {
+    (IPFamily.IPV4, Field.SADDR): 12,
+    (IPFamily.IPV4, Field.DADDR): 16,
+    (IPFamily.IPV6, Field.SADDR): 8,
+    (IPFamily.IPV6, Field.DADDR): 24,
+}
+_PORT_OFFSETS = {Field.SPORT: 0, Field.DPORT: 2}
+
+
+def needs_bytecode(chain: Chain) -> bool:
+    """Whether the chain's rules cannot go as nft text."""
+    return any(isinstance(expression, DnatMap) for rule in chain.rules for expression in rule.expressions)
+
+
+def chain_payload(table: str, chain: str) -> bytes:
+    """What a DELRULE message needs to empty a chain."""
+    return attribute(_RULE_TABLE, table.encode("ascii") + b"\0") + attribute(_RULE_CHAIN, chain.encode("ascii") + b"\0")
+
+
+def rule_payload(table: str, chain: str, rule: Rule, family: IPFamily) -> bytes:
+    """A NEWRULE message. Raises Unprintable for a rule that is not of the kind of this module."""
+    expressions = b"".join(
+        attribute(LIST_ELEM | NESTED, one) for expression in rule.expressions for one in _encoded(expression, family)
+    )
+    return chain_payload(table, chain) + attribute(_RULE_EXPRESSIONS | NESTED, expressions)
+
+
+def _encoded(one: Expression, family: IPFamily) -> Iterator[bytes]:
+    match one:
+        case InSet(key, name, negate):
+            yield from _loaded(key, family)
+            inverted = ((5, 1),) if negate else ()
+            yield _expression("lookup", (1, name), (2, _REGISTER), *inverted)
+        case DnatMap(key, name):
+            yield from _loaded(key, family)
+            words = family.host_bits // 32
+            # The answer lands where the key began: address, then port.
+            yield _expression("lookup", (1, name), (2, _REGISTER), (3, _REGISTER))
+            where = (3, _REGISTER), (5, _REGISTER + words)
+            yield _expression("nat", (1, _DNAT), (2, _FAMILY_NUMBERS[family]), *where)
+        case _:
+            raise Unprintable(f"{type(one).__name__} beside a map to send by")
+
+
+def _loaded(key: Key, family: IPFamily) -> Iterator[bytes]:
+    """The key, part by part, into registers one behind the other."""
+    register = _REGISTER
+    for part in key:
+        yield _load(part, register, family)
+        register += family.host_bits // 32 if part in (Field.SADDR, Field.DADDR) else 1
+
+
+def _load(part: KeyPart, register: int, family: IPFamily) -> bytes:
+    if isinstance(part, Slot):
+        return _expression("numgen", (1, register), (2, part.mod), (3, _RANDOM))
+    if part is Field.L4PROTO:
+        return _expression("meta", (2, _META_L4PROTO), (1, register))
+    if part in _PORT_OFFSETS:
+        return _expression("payload", (1, register), (2, _TRANSPORT_HEADER), (3, _PORT_OFFSETS[part]), (4, 2))
+    if (family, part) in _ADDRESS_OFFSETS:
+        offset = _ADDRESS_OFFSETS[family, part]
+        return _expression("payload", (1, register), (2, _NETWORK_HEADER), (3, offset), (4, family.host_bits // 8))
+    raise Unprintable(f"{part.value} in a key to send by")
+
+
+def _expression(name: str, *values: tuple[int, int | str]) -> bytes:
+    return _named(name, b"".join(_number(kind, value) for kind, value in values))
+
+
+def _number(kind: int, value: int | str) -> bytes:
+    return attribute(kind, value.encode("ascii") + b"\0" if isinstance(value, str) else struct.pack(">I", value))
+
+
+def _named(name: str, data: bytes) -> bytes:
+    return attribute(_EXPR_NAME, name.encode("ascii") + b"\0") + attribute(_EXPR_DATA | NESTED, data)

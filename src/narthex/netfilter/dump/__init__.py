@@ -1,0 +1,1 @@
+"""Output of rule tools, in any number of texts, read as one rule set. Pure."""

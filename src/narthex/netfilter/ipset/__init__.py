@@ -1,0 +1,1 @@
+"""Sets of the kernel facility ipset. Pure."""

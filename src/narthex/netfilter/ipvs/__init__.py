@@ -1,0 +1,1 @@
+"""Virtual servers of the kernel facility IPVS. Pure."""

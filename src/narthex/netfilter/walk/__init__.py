@@ -1,0 +1,1 @@
+"""The path of a packet through rules, with exact probabilities. Pure."""

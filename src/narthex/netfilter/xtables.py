@@ -1,8 +1,0 @@
-"""iptables rules as text: `save_text` prints what iptables-restore reads, `parse` reads what iptables-save prints."""
-
-from narthex.netfilter.xtables_parse import parse, parse_rules
-from narthex.netfilter.xtables_print import save_text
-from narthex.netfilter.xtables_values import kernel_probability
-from narthex.netfilter.xtables_words import SaveTextError
-
-__all__ = ["SaveTextError", "kernel_probability", "parse", "parse_rules", "save_text"]

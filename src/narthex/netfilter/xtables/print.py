@@ -1,0 +1,389 @@
+"""Rules in the text form of iptables-save, which iptables-restore reads.
+
+Every value is checked here on its way out, wherever it came from: a chain, an interface, an address or a list name
+that could end its word raises `Unprintable`, and a comment is quoted. So no name can become syntax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from narthex.model.net import IPFamily, join_port
+from narthex.netfilter.ast.nodes import (
+    Accept,
+    Aside,
+    Atom,
+    ByIpvs,
+    Chain,
+    Chance,
+    Circumstance,
+    Compare,
+    Counter,
+    CtState,
+    CtStatus,
+    Dnat,
+    DropPacket,
+    Expression,
+    Field,
+    Goto,
+    IsLocal,
+    Jump,
+    MarkIs,
+    MarkOr,
+    MarkXor,
+    Masquerade,
+    MatchSet,
+    PortRange,
+    Recent,
+    RecentSet,
+    Redirect,
+    RejectPacket,
+    Return,
+    Rule,
+    Ruleset,
+    Table,
+    Unknown,
+    Unprintable,
+)
+from narthex.netfilter.dump.lazy_rules import LazyRules
+from narthex.netfilter.xtables.values import TABLES, builtin_chains, reject_words
+
+MAX_COMMENT = 255
+"""Bytes of a comment that xt_comment keeps."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,27}", re.ASCII)
+_NAMES = re.compile(rf"{_NAME.pattern}(?:\n{_NAME.pattern})*", re.ASCII)
+_LIST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,198}", re.ASCII)
+_INTERFACE = re.compile(r"[A-Za-z0-9_.:@][A-Za-z0-9_.:@-]{0,14}", re.ASCII)
+_NETWORK = re.compile(r"[0-9A-Fa-f:.]+(?:/\d{1,3})?", re.ASCII)
+_SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,30}", re.ASCII)
+_PROTOCOL = re.compile(r"[a-z0-9][a-z0-9-]{0,15}", re.ASCII)
+_PROBABILITY = re.compile(r"[01]\.\d{1,11}", re.ASCII)
+_BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_ESCAPED = re.compile(r"""(["'\\])""")
+
+_MAX_DIMENSIONS = 6
+"""Of an ipset (IPSET_DIM_MAX, less the one for its own use)."""
+_CT_STATES = {"new", "established", "related", "invalid", "untracked"}
+_CT_BITS = {"dnat", "snat"}
+
+
+def quoted(text: str) -> str:
+    """A word as iptables-save quotes it. Raises Unprintable for control characters, which end a line or a word in
+    ways that no quoting prevents."""
+    if not text.isprintable():
+        raise Unprintable(f"{text!r} holds control characters")
+    return text if _BARE.fullmatch(text) else '"' + _ESCAPED.sub(r"\\\1", text) + '"'
+
+
+def chain_word(name: str) -> str:
+    """A chain's name, checked: at most 28 characters, nothing that could be read as an option or a second word."""
+    return _word(_NAME, name, "a chain name")
+
+
+def chain_words(names: Sequence[str]) -> Sequence[str]:
+    """Names of chains, all checked with one look."""
+    lines = "\n".join(names)
+    # Who has a line break in his name has two.
+    if names and (_NAMES.fullmatch(lines) is None or lines.count("\n") != len(names) - 1):
+        for name in names:
+            chain_word(name)
+    return names
+
+
+def save_text(ruleset: Ruleset) -> str:
+    """What iptables-save would print for these tables, without the figures; iptables-restore reads it.
+
+    Raises Unprintable for what iptables has no form for, a set for instance.
+    """
+    lines: list[str] = []
+    for table in ruleset.tables:
+        lines += _table_lines(table)
+    return "".join(line + "\n" for line in lines)
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    if table.name not in TABLES:
+        raise Unprintable(f"iptables has no table {table.name!r}")
+    if table.sets or table.family is None:
+        raise Unprintable(f"table {table.name} has sets or holds both families: that is nftables only")
+    yield f"*{table.name}"
+    for chain in table.chains.values():
+        yield f":{chain_word(chain.name)} {_policy(table.name, chain)} [0:0]"
+    for chain in table.chains.values():
+        yield from chain_lines(chain.name, chain.rules, table.family)
+    yield "COMMIT"
+
+
+def _policy(table: str, chain: Chain) -> str:
+    if (chain.name in builtin_chains(table)) is not (chain.hook is not None):
+        raise Unprintable(f"{chain.name} in table {table}: iptables hooks its built-in chains and no others")
+    return chain.hook.policy.upper() if chain.hook else "-"
+
+
+def chain_lines(chain: str, rules: Iterable[Rule], family: IPFamily) -> list[str]:
+    """The `-A` lines of a chain."""
+    word = chain_word(chain)
+    if isinstance(rules, LazyRules):
+        return rules.lines(word, family)
+    return [f"-A {word}{rule_text(rule, family)}" for rule in rules]
+
+
+def rule_text(rule: Rule, family: IPFamily) -> str:
+    """A rule behind its chain's name, with a space in front; empty for a rule that says nothing.
+
+    Address, interface and protocol come first and the comment next, as in kube-proxy's rules; then all else in order.
+    """
+    words: list[str] = []
+    early = True
+    protocol = ""
+    for position, expression in enumerate(rule.expressions):
+        kind = type(expression)
+        basic = kind is Compare and expression.field in _BASIC  # type: ignore[union-attr]
+        if early and not basic:
+            early = False
+            words += _comment(rule.comment)
+        elif basic and not early:
+            raise Unprintable("iptables reads address, interface and protocol before anything else")
+        if basic and expression.field is Field.L4PROTO:  # type: ignore[union-attr]
+            protocol = str(expression.values[0])  # type: ignore[union-attr]
+        if kind is CtStatus and position and type(rule.expressions[position - 1]) is CtState:
+            words[-1] += _joined_status(rule.expressions[position - 1], expression)
+            continue
+        printer = _PRINTERS.get(kind)
+        if printer is None:
+            raise Unprintable(f"iptables has no {kind.__name__}")
+        words.append(printer(expression, family, protocol))
+    if early:
+        words += _comment(rule.comment)
+    return "".join(f" {word}" for word in words if word)
+
+
+def _comment(comment: str) -> list[str]:
+    if not comment:
+        return []
+    word = quoted(comment)
+    if len(comment.encode()) > MAX_COMMENT:
+        raise Unprintable(f"a comment of {len(comment.encode())} bytes: iptables keeps {MAX_COMMENT}")
+    return [f"-m comment --comment {word}"]
+
+
+def _word(shape: re.Pattern[str], text: str, what: str) -> str:
+    if not shape.fullmatch(text):
+        raise Unprintable(f"{text!r} is not {what} that iptables takes")
+    return text
+
+
+def _not(negate: bool) -> str:
+    return "! " if negate else ""
+
+
+def _single(values: tuple[Atom, ...]) -> Atom:
+    if len(values) != 1:
+        raise Unprintable("iptables compares this with one value only")
+    return values[0]
+
+
+def comment_words(comment: str) -> str:
+    """What a comment adds to a line, with a space in front; empty for none."""
+    return "".join(f" {word}" for word in _comment(comment)) if comment else ""
+
+
+def network_word(value: Atom, family: IPFamily) -> str:
+    """An address or network, checked."""
+    text = _word(_NETWORK, str(value), "an address or network")
+    return text if "/" in text else f"{text}/{family.host_bits}"
+
+
+def _interface(value: Atom, _family: IPFamily) -> str:
+    text = str(value)
+    if text.endswith("*"):
+        return _word(_INTERFACE, text[:-1], "an interface prefix") + "+"
+    return _word(_INTERFACE, text, "an interface name")
+
+
+def _protocol(value: Atom, _family: IPFamily) -> str:
+    return _word(_PROTOCOL, str(value), "a protocol")
+
+
+_BASIC: dict[Field, tuple[str, Callable[[Atom, IPFamily], str]]] = {
+    Field.SADDR: ("-s", network_word),
+    Field.DADDR: ("-d", network_word),
+    Field.IIFNAME: ("-i", _interface),
+    Field.OIFNAME: ("-o", _interface),
+    Field.L4PROTO: ("-p", _protocol),
+}
+_PORT_OPTION = {Field.SPORT: "--sport", Field.DPORT: "--dport"}
+
+
+def _port(value: Atom) -> int:
+    if not isinstance(value, int) or not 0 <= value <= 65535:
+        raise Unprintable(f"{value!r} is not a port")
+    return value
+
+
+def _compare(e: Compare, family: IPFamily, protocol: str) -> str:
+    if e.field in _BASIC:
+        option, text = _BASIC[e.field]
+        return f"{_not(e.negate)}{option} {text(_single(e.values), family)}"
+    if e.field not in _PORT_OPTION:
+        raise Unprintable(f"{e.field.value} is not written for iptables here")
+    option = _PORT_OPTION[e.field]
+    if len(e.values) > 1:
+        ports = ",".join(str(_port(value)) for value in e.values)
+        return f"-m multiport {_not(e.negate)}{option}s {ports}"
+    return f"-m {_with_ports(protocol)} {_not(e.negate)}{option} {_port(_single(e.values))}"
+
+
+def _with_ports(protocol: str) -> str:
+    if protocol not in ("tcp", "udp", "sctp", "dccp", "udplite"):
+        raise Unprintable(f"protocol {protocol!r} has no ports for iptables: name one that has them first")
+    return protocol
+
+
+def _port_range(e: PortRange, _family: IPFamily, protocol: str) -> str:
+    ports = f"{_port(e.first)}:{_port(e.last)}"
+    return f"-m {_with_ports(protocol)} {_not(e.negate)}{_PORT_OPTION[e.field]} {ports}"
+
+
+def _is_local(e: IsLocal, _family: IPFamily, _protocol: str) -> str:
+    side = "src" if e.field is Field.SADDR else "dst"
+    return f"-m addrtype {_not(e.negate)}--{side}-type LOCAL"
+
+
+def _states(words: tuple[str, ...], known: set[str]) -> str:
+    if not words or not known.issuperset(words):
+        raise Unprintable(f"{', '.join(words)}: not a connection state that iptables tells")
+    return ",".join(words).upper()
+
+
+def _ct_state(e: CtState, _family: IPFamily, _protocol: str) -> str:
+    return f"-m conntrack {_not(e.negate)}--ctstate {_states(e.states, _CT_STATES)}"
+
+
+def _ct_status(e: CtStatus, _family: IPFamily, _protocol: str) -> str:
+    return f"-m conntrack {_not(e.negate)}--ctstate {_states(e.bits, _CT_BITS)}"
+
+
+def _joined_status(state: Expression, status: Expression) -> str:
+    """iptables counts DNAT and SNAT as states; "neither of these states, nor rewritten" is one list there."""
+    assert isinstance(state, CtState) and isinstance(status, CtStatus)
+    if state.negate and status.negate:
+        return "," + _states(status.bits, _CT_BITS)
+    return " " + _ct_status(status, IPFamily.IPV4, "")
+
+
+def _mark_is(e: MarkIs, _family: IPFamily, _protocol: str) -> str:
+    mask = "" if e.mask == 0xFFFFFFFF else f"/{e.mask:#x}"
+    return f"-m mark {_not(e.negate)}--mark {e.value:#x}{mask}"
+
+
+def _match_set(e: MatchSet, _family: IPFamily, _protocol: str) -> str:
+    if not 0 < len(e.sides) <= _MAX_DIMENSIONS or not {"src", "dst"}.issuperset(e.sides):
+        raise Unprintable(f"{','.join(e.sides)!r} is not a list of src and dst")
+    return f"-m set {_not(e.negate)}--match-set {_word(_SET_NAME, e.name, 'a set name')} {','.join(e.sides)}"
+
+
+def _by_ipvs(e: ByIpvs, _family: IPFamily, _protocol: str) -> str:
+    words = []
+    if e.address is not None:
+        words.append(f"--vaddr {_word(_NETWORK, e.address, 'an address')}")
+    if e.protocol is not None:
+        words.append(f"--vproto {_word(_PROTOCOL, e.protocol, 'a protocol')}")
+    if e.port is not None:
+        words.append(f"--vport {_port(e.port)}")
+    if words and e.negate:
+        raise Unprintable("what is said of a virtual server cannot be denied as a whole")
+    return " ".join(("-m ipvs", *(words or [f"{_not(e.negate)}--ipvs"])))
+
+
+def _chance(e: Chance, _family: IPFamily, _protocol: str) -> str:
+    return f"-m statistic --mode random --probability {_word(_PROBABILITY, e.probability, 'a probability')}"
+
+
+def _source_list(name: str, family: IPFamily) -> str:
+    mask = "255.255.255.255" if family is IPFamily.IPV4 else "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+    return f"--name {_word(_LIST_NAME, name, 'a list name')} --mask {mask} --rsource"
+
+
+def _recent(e: Recent, family: IPFamily, _protocol: str) -> str:
+    return f"-m recent --rcheck --seconds {int(e.seconds)} --reap {_source_list(e.name, family)}"
+
+
+def _recent_set(e: RecentSet, family: IPFamily, _protocol: str) -> str:
+    return f"-m recent --set {_source_list(e.name, family)}"
+
+
+def _reject(e: RejectPacket, family: IPFamily, _protocol: str) -> str:
+    words = reject_words(family)
+    if e.kind not in words:
+        raise Unprintable(f"iptables has no refusal {e.kind!r} for {family.label}")
+    return f"-j REJECT --reject-with {words[e.kind]}"
+
+
+def _dnat(e: Dnat, _family: IPFamily, protocol: str) -> str:
+    to = destination_word(e.address, e.port)
+    return (
+        f"-j DNAT --to-destination {to}"
+        if e.port is None
+        else f"-m {_with_ports(protocol)} -j DNAT --to-destination {to}"
+    )
+
+
+def host_words(address: str, port: int, family: IPFamily) -> tuple[str, str]:
+    """One host as a source, and with a port as a destination; checked."""
+    if not _NETWORK.fullmatch(address) or "/" in address or not 0 <= port <= 65535:
+        return network_word(address, family), destination_word(address, port)
+    to = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return f"{address}/{family.host_bits}", to
+
+
+def destination_word(address: str, port: int | None) -> str:
+    """Where a connection is sent to, checked."""
+    _word(_NETWORK, address, "an address")
+    if "/" in address:
+        raise Unprintable(f"{address}: a connection is sent to one address")
+    return address if port is None else join_port(address, _port(port))
+
+
+def _redirect(e: Redirect, _family: IPFamily, protocol: str) -> str:
+    _with_ports(protocol)
+    return f"-j REDIRECT --to-ports {_port(e.port)}"
+
+
+def _unknown(e: Unknown | Circumstance | Aside, _family: IPFamily, _protocol: str) -> str:
+    if not e.text.isprintable():
+        raise Unprintable(f"{e.text!r} holds control characters")
+    return e.text
+
+
+_PRINTERS: dict[type, Callable[[Any, IPFamily, str], str]] = {
+    Compare: _compare,
+    PortRange: _port_range,
+    IsLocal: _is_local,
+    CtState: _ct_state,
+    CtStatus: _ct_status,
+    MarkIs: _mark_is,
+    MatchSet: _match_set,
+    ByIpvs: _by_ipvs,
+    Chance: _chance,
+    Recent: _recent,
+    RecentSet: _recent_set,
+    Unknown: _unknown,
+    Circumstance: _unknown,
+    Aside: _unknown,
+    Counter: lambda _e, _family, _protocol: "",
+    Jump: lambda e, _family, _protocol: f"-j {chain_word(e.chain)}",
+    Goto: lambda e, _family, _protocol: f"-g {chain_word(e.chain)}",
+    Return: lambda _e, _family, _protocol: "-j RETURN",
+    Accept: lambda _e, _family, _protocol: "-j ACCEPT",
+    DropPacket: lambda _e, _family, _protocol: "-j DROP",
+    RejectPacket: _reject,
+    MarkOr: lambda e, _family, _protocol: f"-j MARK --set-xmark {e.bits:#x}/{e.bits:#x}",
+    MarkXor: lambda e, _family, _protocol: f"-j MARK --set-xmark {e.bits:#x}/0x0",
+    Masquerade: lambda e, _family, _protocol: "-j MASQUERADE" + (" --random-fully" if e.fully_random else ""),
+    Dnat: _dnat,
+    Redirect: _redirect,
+}

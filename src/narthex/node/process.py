@@ -1,0 +1,77 @@
+"""`narthex node` put together: which parts run, and what each is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from narthex.node.parts import Node, Part, PartReport
+from narthex.node.status import Status
+from narthex.node.table import PARTS, Adaptable, Entry, Given, switched_on
+from narthex.proxy.program.machine import StartError
+from narthex.proxy.program.reload import ConfigurationFile
+from narthex.proxy.program.settings import Settings
+from narthex.proxy.program.start import Origin, run_until_told
+
+
+def serve_node(settings: Settings, origin: Callable[[], Origin], file: ConfigurationFile | None = None) -> None:
+    """Run all parts that are switched on until SIGTERM or SIGINT, or until edits of the configuration file ask for a new
+    process. `origin` makes one that has told nothing yet, for each run of a part. Raises StartError."""
+    work = NodeWork(settings, origin)
+    run_until_told(work, settings, work.status, origin().creator, file)
+
+
+class NodeWork:
+    """The parts of a node, with the settings that are in force."""
+
+    def __init__(self, settings: Settings, origin: Callable[[], Origin]) -> None:
+        """Raises StartError when every part is switched off."""
+        self._settings = settings
+        self._origin = origin
+        self._lock = threading.Lock()
+        """A part is made by the settings that are in force, or is told of those that are."""
+        self._made: dict[str, Part] = {}
+        """The last one of each."""
+        self._entries = switched_on(settings)
+        if not self._entries:
+            flags = ", ".join(f"--{name}" for name in PARTS)
+            raise StartError(f"every part is switched off, so there is nothing to do: switch one on ({flags})")
+        self._node = Node((name, partial(self._make, name, entry)) for name, entry in self._entries.items())
+        self.status = Status(self.report, (self._node,))
+
+    def run(self) -> None:
+        """Run all parts until `stop`."""
+        if len(self._entries) > 1:
+            from narthex.node import shapes
+
+            shapes.make_known()
+        self._node.run()
+
+    def stop(self) -> None:
+        """End `run`. Safe in a signal handler."""
+        self._node.stop()
+
+    def report(self) -> dict[str, PartReport]:
+        """How each part is now."""
+        return self._node.report()
+
+    def take_over(self, fresh: Settings) -> None:
+        """Go over to other settings: parts are told of them, or made anew where they cannot be told."""
+        with self._lock:
+            before, self._settings = self._settings, fresh
+            made = dict(self._made)
+        for name, part in made.items():
+            entry = self._entries[name]
+            if isinstance(part, Adaptable):
+                part.take_over(fresh)
+            elif entry.made_of(fresh) != entry.made_of(before):
+                self._node.renew(name)
+
+    def _make(self, name: str, entry: Entry) -> Part:
+        # What an earlier run holds is to be gone before the next one is made.
+        self._made.pop(name, None)
+        with self._lock:
+            part = entry.make(Given(self._settings, self._origin, self.status, self._node))
+            self._made[name] = part
+        return part

@@ -1,0 +1,119 @@
+"""The status ports of a process: what they answer is about what runs in it now.
+
+Where a proxy runs alone the answers are kube-proxy's. A node's name each part as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from narthex.node.parts import PartReport
+from narthex.proxy.program.health import Health
+from narthex.proxy.program.loop import Proxy
+from narthex.proxy.program.metrics import Collector, Metrics
+from narthex.proxy.program.settings import Settings
+from narthex.proxy.program.status import Listener, Routes, StatusServer, health_routes, metrics_routes
+from narthex.runtime.http import HttpServer, Reply, Slow
+
+PROXY = "proxy"
+"""The part that answers as kube-proxy does; balancers go by it."""
+
+Reports = Callable[[], Mapping[str, PartReport]]
+
+
+class NodeHealth:
+    """`Health` of a process with several parts, of which the proxy may be one and may be down."""
+
+    def __init__(self, reports: Reports, proxy: Health | None = None) -> None:
+        """`reports` gives nothing where a proxy runs alone."""
+        self._reports = reports
+        self._proxy = proxy
+
+    def healthz(self) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body for `/healthz`. The status is the proxy's where there is to be one, since balancers send
+        traffic for Services by it; else all parts must be healthy."""
+        reports = self._reports()
+        if self._proxy is not None:
+            status, body = self._proxy.healthz()
+        else:
+            awaited = not reports or PROXY in reports
+            status, body = _answer(not awaited and all(report.healthy for report in reports.values()))
+        return status, {**body, **_parts(reports)}
+
+    def livez(self) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body for `/livez`: 503 when a new process could help, because a part runs and does not get
+        on. One that has ended is started again by this one."""
+        reports = self._reports()
+        if not reports and self._proxy is not None:
+            return self._proxy.livez()
+        stuck = any(report.running and not report.healthy for report in reports.values())
+        status, body = _answer(bool(reports) and not stuck)
+        return status, {**body, **_parts(reports)}
+
+
+class Status:
+    """Listens where settings say. Safe from any thread."""
+
+    def __init__(self, reports: Reports = dict, collectors: Iterable[Collector] = ()) -> None:
+        """`reports` tells of the parts of a node. `collectors`: what is counted besides while there is no proxy."""
+        self._reports = reports
+        self._collectors = tuple(collectors)
+        self._http = HttpServer()
+        self._server = StatusServer(self._http)
+        self._shown: dict[str, Any] = {}
+        # The ports look into these two at each request.
+        self._health: dict[str, Callable[[], Reply | Slow]] = {}
+        self._metrics: dict[str, Callable[[], Reply | Slow]] = {}
+        self.hide()
+
+    def serve(self, settings: Settings) -> None:
+        """Listen where the settings say and show them. Raises BindError."""
+        self._shown["kubeproxy.config.k8s.io"] = settings.configuration
+        self._shown["narthex"] = settings.own_configuration
+        self._server.serve(list(self._listeners(settings)), hard_fail=settings.bind_address_hard_fail)
+
+    def show(self, proxy: Proxy, mode: str) -> None:
+        """From now on answer for this proxy."""
+        health = NodeHealth(self._reports, proxy.health)
+        _replace(self._health, health_routes(health, proxy.metrics))
+        _replace(self._metrics, metrics_routes(proxy.metrics, health, mode, self._shown))
+
+    def hide(self) -> None:
+        """There is no proxy now."""
+        health, metrics = NodeHealth(self._reports), Metrics(more=self._collectors)
+        _replace(self._health, health_routes(health, metrics))
+        _replace(self._metrics, metrics_routes(metrics, health, "", self._shown))
+
+    def offer(self, path: str, answer: Callable[[], Reply | Slow]) -> None:
+        """Answer at one more path of the metrics port, until it is withdrawn."""
+        self._metrics[path] = answer
+
+    def withdraw(self, path: str) -> None:
+        """No longer answer there."""
+        self._metrics.pop(path, None)
+
+    def stop(self) -> None:
+        """Close the ports."""
+        self._http.stop()
+
+    def _listeners(self, settings: Settings) -> Iterator[Listener]:
+        if settings.healthz:
+            yield Listener("health", *settings.healthz, self._health)
+        if settings.metrics:
+            yield Listener("metrics", *settings.metrics, self._metrics)
+
+
+def _replace(present: dict[str, Callable[[], Reply | Slow]], routes: Routes) -> None:
+    """New answers under the same paths, in place and without a moment in which there is none."""
+    present.update(routes)
+
+
+def _answer(healthy: bool) -> tuple[int, dict[str, Any]]:
+    return 200 if healthy else 503, {"healthy": healthy}
+
+
+def _parts(reports: Mapping[str, PartReport]) -> dict[str, Any]:
+    return {"parts": msgspec.to_builtins(reports)} if reports else {}

@@ -1,0 +1,361 @@
+"""The overlay's devices, entries and routes in the kernel, by rtnetlink, in the calling thread's network namespace.
+
+Numbers are those of linux/rtnetlink.h, if_link.h and neighbour.h.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.netlink import attribute as attr
+from narthex.linux.rtnetlink import RtNetlink, attributes
+from narthex.model.net import IPFamily
+from narthex.overlay.changes import (
+    AddAddress,
+    AddDevice,
+    Change,
+    DeleteDevice,
+    Drop,
+    DropAddress,
+    Have,
+    HeldDevice,
+    Put,
+    SetDevice,
+)
+from narthex.overlay.desired import Device, Forward, Neighbour, Route, Way
+from narthex.overlay.links import Link
+
+_NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
+_NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
+_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
+_REPLACE, _EXCL, _CREATE = 0x100, 0x200, 0x400
+_NESTED = 0x8000
+_IFINFO, _IFA = struct.Struct("=BxHiII"), struct.Struct("=BBBBI")
+_RT, _ND = struct.Struct("=BBBBBBBBI"), struct.Struct("=B3xiHBB")
+_UP = 0x1
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO = 1, 3, 4, 18
+_IFLA_EXT_MASK, _SKIP_STATS = 29, 1 << 3
+_INFO_KIND, _INFO_DATA = 1, 2
+_VXLAN_ID, _VXLAN_LINK, _VXLAN_LOCAL, _VXLAN_LEARNING = 1, 3, 4, 7
+_VXLAN_PORT, _VXLAN_LOCAL6, _VXLAN_GBP = 15, 17, 23
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_IFA_F_NODAD = 0x02
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY = 1, 4, 5, 6
+_RTNH_F_ONLINK, _RTM_F_CLONED = 4, 0x200
+_TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_GLOBAL, _UNICAST = 254, 3, 0, 1
+_NDA_DST, _NDA_LLADDR, _NDA_IFINDEX = 1, 2, 8
+_NUD_PERMANENT, _NTF_SELF = 0x80, 0x02
+_AF = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
+_BY_SIZE = {4: socket.AF_INET, 16: socket.AF_INET6}
+_ATTEMPTS = 10
+
+T = TypeVar("T")
+Message = tuple[int, int, bytes]
+"""Type, flags, body."""
+
+
+class Refused(OSError):
+    """The kernel refused a change; the message says which."""
+
+    def __init__(self, change: Change, error: OSError) -> None:
+        super().__init__(error.errno, f"{described(change)}: {error.strerror}")
+        self.change = change
+
+
+class OverlayKernel:
+    """A socket. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._netlink = RtNetlink()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._netlink.close()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def links(self) -> list[Link]:
+        """All interfaces that are up and no loopback, with their addresses. Raises OSError."""
+        found: dict[int, list[str]] = {}
+        for data in self._dump(_GETADDR, _IFA.pack(0, 0, 0, 0, 0)):
+            _, _, _, scope, index = _IFA.unpack_from(data)
+            if scope == _SCOPE_GLOBAL:
+                values = attributes(data, _IFA.size)
+                found.setdefault(index, []).append(_text(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]))
+        return [
+            Link(name=link.name, index=link.index, mtu=link.mtu, addresses=tuple(found.get(link.index, ())))
+            for link in self._again(self._netlink.links)
+            if link.up and link.name != "lo"
+        ]
+
+    def default_link(self, families: Iterable[IPFamily]) -> int:
+        """Index of the interface of the default route, of the first family that has one; 0: there is none. Raises OSError."""
+        for family in families:
+            best = None
+            for _, values, head in self._routes(family):
+                metric = _number(values.get(_RTA_PRIORITY, b""))
+                if head[1] == 0 and _RTA_OIF in values and (best is None or metric < best[0]):
+                    best = metric, _number(values[_RTA_OIF])
+            if best is not None:
+                return best[1]
+        return 0
+
+    def read(self, names: Iterable[str], families: Sequence[IPFamily]) -> tuple[Have, tuple[Way, ...]]:
+        """What there is of ours and where ours would be, and all routes of the main table. Raises OSError."""
+        devices = {name: held for name in names if (held := self._device(name)) is not None}
+        indexes = {held.index: held.name for held in devices.values()}
+        neighbours: set[Neighbour] = set()
+        forwards: set[Forward] = set()
+        for held in devices.values():
+            if held.kind == "vxlan":
+                neighbours.update(self._neighbours(held.name, held.index))
+                forwards.update(self._forwards(held.name, held.index))
+        routes: set[Route] = set()
+        ways = []
+        linked = {link.index: link.name for link in self._again(self._netlink.links)}
+        for family in families:
+            for destination, values, head in self._routes(family):
+                index = _number(values.get(_RTA_OIF, b""))
+                via = _text(values[_RTA_GATEWAY]) if _RTA_GATEWAY in values else ""
+                ways.append(Way(destination, via, index))
+                if index in linked:
+                    name = indexes.get(index, linked[index])
+                    routes.add(Route(destination, via, name, bool(head[8] & _RTNH_F_ONLINK)))
+        have = Have(
+            devices=devices, neighbours=frozenset(neighbours), forwards=frozenset(forwards), routes=frozenset(routes)
+        )
+        return have, tuple(ways)
+
+    def _device(self, name: str) -> HeldDevice | None:
+        body = _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, name.encode() + b"\0")
+        body += attr(_IFLA_EXT_MASK, struct.pack("=I", _SKIP_STATS))
+        try:
+            found = next(self._netlink.answers(self._netlink.request(_GETLINK, body)))
+        except NetlinkError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        _, _, index, flags, _ = _IFINFO.unpack_from(found)
+        values = attributes(found, _IFINFO.size)
+        info = attributes(values.get(_IFLA_LINKINFO, b""), 0)
+        data = attributes(info.get(_INFO_DATA, b""), 0)
+        local = data.get(_VXLAN_LOCAL) or data.get(_VXLAN_LOCAL6) or b""
+        addresses = self._again(lambda: self._netlink.addresses(index))
+        return HeldDevice(
+            name=name,
+            index=index,
+            kind=info.get(_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace"),
+            up=bool(flags & _UP),
+            mac=values.get(_IFLA_ADDRESS, b"").hex(":"),
+            mtu=_number(values.get(_IFLA_MTU, b"")),
+            vni=_number(data.get(_VXLAN_ID, b"")),
+            port=int.from_bytes(data.get(_VXLAN_PORT, b""), "big"),
+            local=_text(local) if local else "",
+            link=_number(data.get(_VXLAN_LINK, b"")),
+            learning=data.get(_VXLAN_LEARNING, b"\0") != b"\0",
+            gbp=_VXLAN_GBP in data,
+            addresses=tuple(f"{_text(one.address)}/{one.prefix}" for one in addresses),
+        )
+
+    def _neighbours(self, name: str, index: int) -> Iterator[Neighbour]:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for state, values in self._entries(family, index):
+                if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
+                    yield Neighbour(name, _text(values[_NDA_DST]), values[_NDA_LLADDR].hex(":"))
+
+    def _forwards(self, name: str, index: int) -> Iterator[Forward]:
+        for state, values in self._entries(socket.AF_BRIDGE, index):
+            if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
+                yield Forward(name, values[_NDA_LLADDR].hex(":"), _text(values[_NDA_DST]))
+
+    def _entries(self, family: int, index: int) -> Iterator[tuple[int, Mapping[int, bytes]]]:
+        """State and attributes of a link's neighbours or, for AF_BRIDGE, of its forwarding table."""
+        # Tables of bridges are asked for by the header, neighbours by an attribute.
+        bridge = family == socket.AF_BRIDGE
+        body = _ND.pack(family, index if bridge else 0, 0, 0, 0)
+        if not bridge:
+            body += attr(_NDA_IFINDEX, struct.pack("=I", index))
+        for data in self._dump(_GETNEIGH, body):
+            _, where, state, _, _ = _ND.unpack_from(data)
+            if where == index:
+                yield state, attributes(data, _ND.size)
+
+    def _routes(self, family: IPFamily) -> Iterator[tuple[str, Mapping[int, bytes], tuple[int, ...]]]:
+        """Destination, attributes and header of each unicast route of the main table."""
+        body = _RT.pack(_AF[family], 0, 0, 0, _TABLE_MAIN, 0, 0, 0, 0)
+        for data in self._dump(_GETROUTE, body):
+            head = _RT.unpack_from(data)
+            _, prefix, _, _, table, _, _, kind, flags = head
+            if table == _TABLE_MAIN and kind == _UNICAST and not flags & _RTM_F_CLONED:
+                values = attributes(data, _RT.size)
+                address = values.get(_RTA_DST, bytes(family.host_bits // 8))
+                yield f"{_text(address)}/{prefix}", values, (*head[:8], flags)
+
+    def _dump(self, kind: int, body: bytes) -> list[bytes]:
+        return self._again(lambda: list(self._netlink.dump(kind, body)))
+
+    def _again(self, read: Callable[[], list[T]]) -> list[T]:
+        """A list of one moment; others may change it while it is read."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return read()
+            except Interrupted:
+                continue
+        raise OSError(errno.EAGAIN, "the kernel's lists keep changing while they are read")
+
+    # ---- changing --------------------------------------------------------------------------------------------------
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Make changes, in order. Raises Refused with the first that the kernel refused, when all of its kind have been
+        tried."""
+        indexes: dict[str, int] = {}
+
+        def index(name: str) -> int:
+            if name not in indexes:
+                link = self._netlink.link(name)
+                if link is None:
+                    raise NetlinkError(errno.ENODEV, f"there is no interface {name}")
+                indexes[name] = link.index
+            return indexes[name]
+
+        for _, group in itertools.groupby(changes, lambda change: (type(change), type(getattr(change, "entry", None)))):
+            some = list(group)
+            messages = []
+            for change in some:
+                try:
+                    messages.append(_message(change, index))
+                except OSError as error:
+                    raise Refused(change, error) from error
+            kind, flags, _ = messages[0]
+            said = self._netlink.each(kind, [body for _, _, body in messages], flags)
+            if isinstance(some[0], AddDevice | DeleteDevice):
+                indexes.clear()
+            for change, answer in zip(some, said, strict=True):
+                if answer is not None and answer.errno not in _HARMLESS.get(type(change), ()):
+                    raise Refused(change, answer)
+
+
+_HARMLESS: Mapping[type, tuple[int, ...]] = {
+    AddAddress: (errno.EEXIST,),
+    DropAddress: (errno.EADDRNOTAVAIL,),
+    DeleteDevice: (errno.ENODEV,),
+    # ESRCH: there is no such route.
+    Drop: (errno.ENOENT, errno.ESRCH),
+}
+"""Answers that say no more than that it is so already."""
+
+
+def described(change: Change) -> str:
+    """A change in words."""
+    match change:
+        case DeleteDevice(name, why):
+            return f"delete {name}, since {why}"
+        case AddDevice(device):
+            return f"add {device.name}"
+        case SetDevice(device):
+            return f"set {device.name} up with address {device.mac} and MTU {device.mtu}"
+        case AddAddress(device=name, address=address):
+            return f"add {address} to {name}"
+        case DropAddress(device=name, address=address):
+            return f"remove {address} from {name}"
+        case Put(entry):
+            return f"put {_entry(entry)}"
+        case Drop(entry):
+            return f"remove {_entry(entry)}"
+
+
+def _entry(entry: Neighbour | Forward | Route) -> str:
+    match entry:
+        case Neighbour():
+            return f"neighbour {entry.address} lladdr {entry.mac} on {entry.device}"
+        case Forward():
+            return f"FDB entry {entry.mac} to {entry.via} on {entry.device}"
+        case Route():
+            return f"route {entry.destination}{f' via {entry.via}' if entry.via else ''} on {entry.device}"
+
+
+def _message(change: Change, index: Callable[[str], int]) -> Message:
+    match change:
+        case DeleteDevice(name=name):
+            return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, name.encode() + b"\0")
+        case AddDevice(device=device):
+            return _NEWLINK, _CREATE | _EXCL, _link(device) + _vxlan(device)
+        case SetDevice(device=device):
+            return _NEWLINK, 0, _link(device)
+        case AddAddress(device=name, address=address):
+            return _NEWADDR, _CREATE | _EXCL, _address(address, index(name))
+        case DropAddress(device=name, address=address):
+            return _DELADDR, 0, _address(address, index(name))
+        case Put(entry=Route() as route):
+            return _NEWROUTE, _CREATE | _REPLACE, _route(route, index(route.device))
+        case Drop(entry=Route() as route):
+            return _DELROUTE, 0, _route(route, index(route.device))
+        case Put(entry=entry) if not isinstance(entry, Route):
+            return _NEWNEIGH, _CREATE | _REPLACE, _neighbour(entry, index(entry.device))
+        case Drop(entry=entry) if not isinstance(entry, Route):
+            return _DELNEIGH, 0, _neighbour(entry, index(entry.device))
+    raise TypeError(f"{change!r} is not a change")
+
+
+def _link(device: Device) -> bytes:
+    head = _IFINFO.pack(0, 0, 0, _UP, _UP) + attr(_IFLA_IFNAME, device.name.encode() + b"\0")
+    return head + attr(_IFLA_ADDRESS, bytes.fromhex(device.mac.replace(":", ""))) + attr(_IFLA_MTU, _word(device.mtu))
+
+
+def _vxlan(device: Device) -> bytes:
+    data = attr(_VXLAN_ID, _word(device.vni)) + attr(_VXLAN_LINK, _word(device.link))
+    data += attr(_VXLAN_LOCAL if device.family is IPFamily.IPV4 else _VXLAN_LOCAL6, _packed(device.local))
+    data += attr(_VXLAN_PORT, struct.pack(">H", device.port)) + attr(_VXLAN_LEARNING, bytes([device.learning]))
+    data += attr(_VXLAN_GBP, b"") if device.gbp else b""
+    return attr(_IFLA_LINKINFO | _NESTED, attr(_INFO_KIND, b"vxlan") + attr(_INFO_DATA | _NESTED, data))
+
+
+def _address(address: str, index: int) -> bytes:
+    text, _, prefix = address.partition("/")
+    raw = _packed(text)
+    bits = int(prefix) if prefix else 8 * len(raw)
+    body = _IFA.pack(_BY_SIZE[len(raw)], bits, 0, 0, index) + attr(_IFA_LOCAL, raw) + attr(_IFA_ADDRESS, raw)
+    # Nobody else can have it, so nobody is asked.
+    return body + attr(_IFA_FLAGS, _word(_IFA_F_NODAD)) if len(raw) == 16 else body
+
+
+def _route(route: Route, index: int) -> bytes:
+    text, _, prefix = route.destination.partition("/")
+    raw = _packed(text)
+    flags = _RTNH_F_ONLINK if route.onlink else 0
+    body = _RT.pack(_BY_SIZE[len(raw)], int(prefix), 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_GLOBAL, _UNICAST, flags)
+    body += attr(_RTA_DST, raw) + attr(_RTA_OIF, _word(index))
+    return body + (attr(_RTA_GATEWAY, _packed(route.via)) if route.via else b"")
+
+
+def _neighbour(entry: Neighbour | Forward, index: int) -> bytes:
+    mac = attr(_NDA_LLADDR, bytes.fromhex(entry.mac.replace(":", "")))
+    if isinstance(entry, Forward):
+        head = _ND.pack(socket.AF_BRIDGE, index, _NUD_PERMANENT, _NTF_SELF, 0)
+        return head + attr(_NDA_DST, _packed(entry.via)) + mac
+    raw = _packed(entry.address)
+    return _ND.pack(_BY_SIZE[len(raw)], index, _NUD_PERMANENT, 0, _UNICAST) + attr(_NDA_DST, raw) + mac
+
+
+def _word(number: int) -> bytes:
+    return struct.pack("=I", number)
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, sys.byteorder)
+
+
+def _packed(text: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def _text(raw: bytes) -> str:
+    return socket.inet_ntop(_BY_SIZE[len(raw)], raw)

@@ -1,0 +1,104 @@
+"""The kernel's own word that links, addresses, entries or routes changed: it says only when to look again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from narthex.linux.netlink import HEADER, PORTS, PORTS_MASK, bind_own_port
+from narthex.runtime.background import beside
+
+_NETLINK_ROUTE = 0
+_GROUPS = {
+    name: 1 << number - 1
+    for name, number in (
+        ("link", 1),
+        ("neigh", 3),
+        ("ipv4 address", 5),
+        ("ipv4 route", 7),
+        ("ipv6 address", 9),
+        ("ipv6 route", 11),
+    )
+}
+_LINK, _ADDRESS, _ROUTE, _NEIGHBOUR = (16, 17), (20, 21), (24, 25), (28, 29)
+_SO_RCVBUFFORCE = 33
+_QUEUE = 4 << 20
+_PAUSE = 0.02
+"""Rest between two looks at the queue, so that a storm costs little more than a few."""
+_TABLE_MAIN = 254
+_CLONED = 0x200
+
+
+class Notices:
+    """Hears one network namespace, that of the calling thread, from its making on."""
+
+    def __init__(self, concerns: Callable[[int], bool]) -> None:
+        """`concerns` says whether a link, by index, is one of those that matter; called from another thread. Raises
+        OSError."""
+        self._concerns = concerns
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
+        bind_own_port(self._socket, sum(_GROUPS.values()))
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def close(self) -> None:
+        """Close the socket. Not while `listening`."""
+        self._socket.close()
+        os.close(self._stop)
+
+    def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
+        """Inside, `notice` is called from another thread when something may have changed."""
+        return beside("overlay-notices", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
+
+    def _listen(self, notice: Callable[[], None]) -> None:
+        poll, rest = select.poll(), select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._stop, select.POLLIN)
+        rest.register(self._stop, select.POLLIN)
+        while not any(fd == self._stop for fd, _ in poll.poll()):
+            if self._drain():
+                notice()
+            if rest.poll(_PAUSE * 1000):
+                return
+
+    def _drain(self) -> bool:
+        """Take in what waits; whether any of it matters."""
+        found = False
+        while True:
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                return found
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                # More came than there is room for.
+                found = True
+                continue
+            found = found or self._matters(data)
+
+    def _matters(self, data: bytes) -> bool:
+        at = 0
+        while at + HEADER.size <= len(data):
+            length, kind, _, _, port = HEADER.unpack_from(data, at)
+            if length < HEADER.size:
+                break
+            own = port & PORTS_MASK == PORTS
+            if not own and self._is_of_interest(kind, data[at + HEADER.size : at + length]):
+                return True
+            at += (length + 3) & ~3
+        return False
+
+    def _is_of_interest(self, kind: int, body: bytes) -> bool:
+        if kind in _ROUTE:
+            table, flags = body[4], struct.unpack_from("=I", body, 8)[0]
+            return table == _TABLE_MAIN and not flags & _CLONED
+        if kind in (*_LINK, *_ADDRESS, *_NEIGHBOUR):
+            return self._concerns(struct.unpack_from("=I", body, 4)[0])
+        return False

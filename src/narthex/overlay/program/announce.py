@@ -1,0 +1,126 @@
+"""This node's own annotations and its condition, written to the API server whenever they are not as they should be."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from narthex.kube.access import Access
+from narthex.kube.writes import ApiError, writing
+from narthex.model.objects import Node
+from narthex.overlay.annotations import differing
+from narthex.runtime.background import beside
+from narthex.runtime.clock import Clock, SystemClock
+from narthex.runtime.logs import LOGGER
+
+_FIRST_REST, _LONGEST_REST = 1.0, 30.0
+_SECONDS = 15.0
+_PATIENCE = 5.0
+"""For a write that is under way when it ends; the thread ends with the process."""
+
+
+class Writes(Protocol):
+    """Changes one Node."""
+
+    def patch(self, node: str, body: dict[str, Any]) -> None:
+        """A strategic merge patch of the Node and its status. Raises RuntimeError."""
+        ...
+
+
+class NodeWriter:
+    """Through an API server, one connection for each write: they are rare."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def patch(self, node: str, body: dict[str, Any]) -> None:
+        try:
+            asyncio.run(self._patch(f"/api/v1/nodes/{node}", body))
+        except (ApiError, TimeoutError) as error:
+            raise RuntimeError(str(error) or f"no answer within {_SECONDS:g} s") from error
+
+    async def _patch(self, path: str, body: dict[str, Any]) -> None:
+        async with asyncio.timeout(_SECONDS), writing(self._access) as writer:
+            # Annotations go with the status, too: flannel needs no more than that right, and so do we.
+            await writer.patch(path, body, kind="strategic", subresource="status")
+
+
+class Announcer:
+    """Writes in a thread of its own: a server that does not answer must not keep routes from being mended."""
+
+    def __init__(self, writes: Writes, condition: bool, clock: Clock | None = None) -> None:
+        """`condition`: NetworkUnavailable is to be False."""
+        self._writes = writes
+        self._condition = condition
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._wanted: Mapping[str, str] = {}
+        self._node: Node | None = None
+        self._told: str | None = None
+        """The uid of the Node whose condition was written."""
+        self._stopping = False
+
+    def want(self, node: Node, annotations: Mapping[str, str]) -> None:
+        """What the Node shall say, and how it looks now."""
+        with self._lock:
+            self._node, self._wanted = node, annotations
+        if self._body() is not None:
+            self._clock.wake()
+
+    def running(self) -> AbstractContextManager[None]:
+        """Inside, what is wanted is written."""
+        return beside("overlay-announcer", self._run, self._stop, patience=_PATIENCE)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._clock.wake()
+
+    def _run(self) -> None:
+        rest, not_before = 0.0, 0.0
+        while not self._stopping:
+            ahead = not_before - self._clock.now()
+            body, node = self._body(), self._node
+            if ahead > 0 or body is None or node is None:
+                self._clock.sleep(ahead if ahead > 0 else _LONGEST_REST)
+                continue
+            try:
+                self._writes.patch(node.name, body)
+            except RuntimeError as error:
+                rest = min(max(2 * rest, _FIRST_REST), _LONGEST_REST)
+                LOGGER.error("overlay: node %s cannot be told of: %s; again in %g s", node.name, error, rest)
+            else:
+                LOGGER.info("overlay: node %s announces itself", node.name)
+                self._told = node.uid
+                # Until the watch shows what was written, there is nothing new to say.
+                rest = 0.0
+            not_before = self._clock.now() + max(rest, _FIRST_REST)
+
+    def _body(self) -> dict[str, Any] | None:
+        """The patch that is needed now."""
+        with self._lock:
+            node, wanted = self._node, self._wanted
+        if node is None:
+            return None
+        body: dict[str, Any] = {}
+        annotations = differing(node, wanted)
+        if annotations:
+            body["metadata"] = {"annotations": annotations}
+        if self._condition and (node.network_unavailable or self._told != node.uid):
+            body["status"] = {"conditions": [_network_is_there()]}
+        return body or None
+
+
+def _network_is_there() -> dict[str, str]:
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": "NetworkUnavailable",
+        "status": "False",
+        "reason": "FlannelIsUp",
+        "message": "The overlay of this node is up",
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+    }

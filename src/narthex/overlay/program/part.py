@@ -1,0 +1,158 @@
+"""The overlay as a part of a node.
+
+It works in the network namespace of the thread that calls `run`. Several run on one machine, each in a namespace of its
+own, when each has settings of its own: `node`, and a `subnet_file` that is not another's (beside it stands the file of own
+routes). `net_conf` may be shared. In a process per namespace: `narthex overlay`, or `narthex node --overlay`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from narthex.kube.access import Access
+from narthex.kube.manifests import ManifestSource
+from narthex.kube.resources import NODES
+from narthex.kube.source import KubeSource
+from narthex.linux.iptables_variants import default_variant
+from narthex.linux.monitor import Concern, Foreign
+from narthex.linux.privileges import may_change_network
+from narthex.model.net import FAMILIES, IPFamily
+from narthex.overlay.kernel.kernel import OverlayKernel
+from narthex.overlay.kernel.monitor import Notices
+from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
+from narthex.overlay.program.announce import Announcer, NodeWriter, Writes
+from narthex.overlay.program.figures import Figures
+from narthex.overlay.program.loop import Overlay
+from narthex.overlay.program.selftest import SelfTest
+from narthex.overlay.program.settings import OverlaySettings
+from narthex.proxy.program.foreign import told_of
+from narthex.proxy.program.machine import StartError
+from narthex.runtime.clock import SystemClock
+from narthex.runtime.feed import Feed, Watched
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_LEAST_REST, _MOST_REST, _SHARE = 0.05, 0.5, 10
+"""Seconds between two looks: so many times as long as the last one took, within limits."""
+_LATE = 3
+"""A look may be so many periods ago before the part counts as unhealthy."""
+_CHAINS = frozenset((POSTROUTING, FORWARD, "POSTROUTING", "FORWARD"))
+_CONCERN = Concern(
+    tables=frozenset((*TABLES.values(), "nat", "filter")),
+    chain=lambda table, chain: table in TABLES.values() or chain in _CHAINS,
+)
+
+
+class OverlayOrigin(NamedTuple):
+    """Where Nodes come from, and where this one is written to."""
+
+    source: Watched
+    writes: Writes | None
+    """None: nobody can be told of this node. The others then take its InternalIP, and work out the hardware address of
+    its vxlan device from its name."""
+
+
+def directory_origin(path: str | os.PathLike[str]) -> OverlayOrigin:
+    """Nodes of manifests in a directory or file, which is never written to."""
+    return OverlayOrigin(ManifestSource(Path(path)), None)
+
+
+def api_origin(access: Access) -> OverlayOrigin:
+    """Nodes of an API server."""
+    return OverlayOrigin(KubeSource(access, (NODES,)), NodeWriter(access))
+
+
+class OverlayPart:
+    """One run of the overlay. What it made stays when it ends: traffic goes on."""
+
+    def __init__(self, settings: OverlaySettings, origin: OverlayOrigin) -> None:
+        self._settings = settings
+        self._origin = origin
+        self.figures = Figures()
+        self._clock = SystemClock()
+        self._stopping = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it looks, and the machine does what it asks. While it waits for others, for a pod range say, a new
+        process could do no better: that is a matter of readiness (`ready`)."""
+        late = self._clock.now() - self.figures.last_look > _LATE * self._settings.resync
+        return not (self.figures.broken or late)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all was in place at the last look."""
+        return self.healthy and self.figures.ready and not self.figures.failure
+
+    def collect(self) -> Iterable[Metric]:
+        """For prometheus-client."""
+        return self.figures.collect()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stopping = True
+        self._clock.wake()
+
+    def run(self) -> None:
+        """Keep the overlay up until `stop`. Raises StartError."""
+        if not may_change_network():
+            raise StartError("the overlay needs root (CAP_NET_ADMIN): run it with sudo")
+        with ExitStack() as stack:
+            kernel = OverlayKernel()
+            stack.callback(kernel.close)
+            notices = Notices(lambda index: index in overlay.links)
+            stack.callback(notices.close)
+            rules = _listeners()
+            for each in rules:
+                stack.callback(each.close)
+            feed = Feed(self._origin.source)
+            announcer = None
+            if self._origin.writes is not None:
+                announcer = Announcer(self._origin.writes, self._settings.set_condition)
+            overlay = Overlay(
+                self._settings,
+                feed.take,
+                kernel,
+                self._clock,
+                self.figures,
+                announcer.want if announcer else None,
+                lambda: _changed(rules),
+                lambda: feed.problems,
+            )
+            selftest = SelfTest(lambda: overlay.tunnels, self.figures, self._settings.repair_checksums)
+            stack.enter_context(notices.listening(self._clock.wake))
+            for each in rules:
+                stack.enter_context(each.listening(self._clock.wake))
+            if announcer is not None:
+                stack.enter_context(announcer.running())
+            stack.enter_context(selftest.running())
+            stack.enter_context(feed.running(self._clock.wake))
+            while not self._stopping:
+                begun = self._clock.now()
+                rest = overlay.look()
+                done = self._clock.now()
+                self._clock.sleep(min(rest, *(each.interval for each in rules)))
+                # Others may change things in a burst, a routing daemon for instance.
+                self._pause(done + min(max(_LEAST_REST, _SHARE * (done - begun)), _MOST_REST))
+
+    def _pause(self, until: float) -> None:
+        while not self._stopping and (rest := until - self._clock.now()) > 0:
+            self._clock.sleep(rest)
+
+
+def _listeners() -> list[Foreign]:
+    """Who tells of changed rules: nf_tables hears of its own and of iptables-nft's; iptables-legacy must be asked."""
+    found = [told_of(_CONCERN, FAMILIES, iptables=False)]
+    if default_variant(IPFamily.IPV4) == "legacy":
+        found.append(told_of(_CONCERN, FAMILIES, iptables=True))
+    return found
+
+
+def _changed(rules: list[Foreign]) -> bool:
+    """All are asked, so that none tells of the same change again."""
+    return sum(sum(each.look().values()) for each in rules) > 0

@@ -1,0 +1,1 @@
+"""The node proxy: Services and EndpointSlices to kernel state."""

@@ -1,0 +1,1 @@
+"""The iptables backend: kube-proxy's chains and names. Pure."""

@@ -1,0 +1,224 @@
+"""The iptables backend: kube-proxy's chains, names and shape, so that people's knowledge and tools hold.
+
+Two things differ from kube-proxy on purpose, so that all modes give one answer (rows 13.4, 13.6, 29.5): a process on
+this node is refused by an external address without endpoints, and node ports without endpoints are refused only where
+node ports answer. And the chains of the filter table begin with a rule that lets pass what nat has already sent on:
+an endpoint may have the address and port of somebody else's frontend, as host network pods do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import msgspec
+from immutables import Map, MapMutation
+
+from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.netfilter.ast.nodes import Accept, Compare, Field, Jump, Rule
+from narthex.netfilter.walk.walk import walk
+from narthex.netfilter.xtables import save_text
+from narthex.proxy.backends.iptables import names
+from narthex.proxy.backends.iptables.chains import Fragment, count_endpoints, fragment
+from narthex.proxy.backends.iptables.frame import Frame, rule
+from narthex.proxy.backends.iptables.refusals import comment_text, firewall_lines, leaks_to, unless_sent
+from narthex.proxy.backends.iptables.rules import Descent, Rules, XtablesChanges, XtablesRules, diff, patch
+from narthex.proxy.backends.traits import IPTABLES
+from narthex.proxy.plan.ir import Deviation, HealthCheck, Plan
+
+LARGE = 1000
+"""Endpoints beyond which endpoint rules carry no comments (row 21.12)."""
+SMALL_AGAIN = 800
+"""Comments come back below so many: with or without them is all chains of all endpoints, which a cluster that swings about one
+number would have to rewrite at every change."""
+
+_LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+
+Fragments = Map[ServicePortName, Fragment]
+
+
+class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rendering leaves for the next."""
+
+    plan_number: int
+    frame: Frame
+    fragments: Fragments
+    endpoints: int
+    health_checks: Mapping[NamespacedName, HealthCheck]
+
+
+class IptablesBackend:
+    """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
+
+    name = "iptables"
+    deviations = frozenset({Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES})
+    traits = IPTABLES
+
+    def render(self, plan: Plan, previous: XtablesRules | None = None) -> XtablesRules:
+        """The rules for a plan. Fragments of unchanged Service ports are taken over from `previous`."""
+        last = cast("_Rendering | None", previous.rendering) if previous else None
+        endpoints = _count(plan, last)
+        large = last is not None and not last.frame.commented
+        frame = Frame(plan, commented=endpoints <= (SMALL_AGAIN if large else LARGE))
+        if previous is None or last is None or last.frame != frame:
+            return _render_all(plan, frame, endpoints)
+        return _render_changes(plan, previous, last, endpoints)
+
+    def diff(self, have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
+        """Only chains whose rules differ are written."""
+        return diff(have, want)
+
+    def patch(self, have: XtablesRules, changes: XtablesChanges) -> XtablesRules:
+        """The rules after the changes."""
+        return patch(have, changes)
+
+    def walk(
+        self, rules: XtablesRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
+    ) -> Trace:
+        """A packet's way through these rules alone."""
+        return walk(rules.ruleset, packet, host, memory, now)
+
+    def text(self, rules: XtablesRules) -> str:
+        """The rules as iptables-save would print them in an otherwise empty network namespace."""
+        return save_text(rules.ruleset)
+
+
+def _count(plan: Plan, last: _Rendering | None) -> int:
+    if last is None:
+        return sum(map(count_endpoints, plan.services.values()))
+    count = last.endpoints
+    for name in plan.differing(last.plan_number, last.fragments):
+        service, held = plan.services.get(name), last.fragments.get(name)
+        count += (count_endpoints(service) if service else 0) - (held.endpoints if held else 0)
+    return count
+
+
+def _render_all(plan: Plan, frame: Frame, endpoints: int) -> XtablesRules:
+    fragments: Fragments = Map({name: fragment(service, frame) for name, service in plan.services.items()})
+    nat: dict[str, Rules] = frame.fixed_nat() | _shared_nat(fragments, frame)
+    for each in fragments.values():
+        nat.update(each.chains)
+    return XtablesRules(
+        plan.family,
+        {
+            "nat": Map(nat),
+            "filter": Map(frame.fixed_filter() | _shared_filter(fragments) | _health_check_ports(plan)),
+            "mangle": Map({names.CANARY: ()}),
+        },
+        Map(frame.jumps()),
+        frame.sysctls(),
+        rendering=_rendering(plan, frame, fragments, endpoints),
+    )
+
+
+def _rendering(plan: Plan, frame: Frame, fragments: Fragments, endpoints: int) -> _Rendering:
+    return _Rendering(
+        plan_number=plan.lineage.number,
+        frame=frame,
+        fragments=fragments,
+        endpoints=endpoints,
+        health_checks=plan.health_checks,
+    )
+
+
+def _render_changes(plan: Plan, previous: XtablesRules, last: _Rendering, endpoints: int) -> XtablesRules:
+    touched: set[tuple[str, str]] = set()
+    shared_differ = False
+    fragments = last.fragments
+    with previous.chains["nat"].mutate() as nat:
+        for name in plan.differing(last.plan_number, last.fragments):
+            service, before = plan.services.get(name), last.fragments.get(name)
+            after = fragment(service, last.frame) if service else None
+            shared_differ |= _shared(before) != _shared(after)
+            fragments = fragments.delete(name) if after is None and before else fragments
+            fragments = fragments.set(name, after) if after else fragments
+            touched.update(_replace_chains(nat, before.chains if before else {}, after.chains if after else {}))
+        chains = dict(previous.chains)
+        if shared_differ:
+            shared = _shared_nat(fragments, last.frame)
+            nat.update(shared)
+            touched.update(("nat", chain) for chain in shared)
+            refusals = _shared_filter(fragments)
+            chains["filter"] = previous.chains["filter"].update(refusals)
+            touched.update(("filter", chain) for chain in refusals)
+        chains["nat"] = nat.finish()
+    if plan.health_checks is not last.health_checks:
+        ports = _health_check_ports(plan)
+        # Mostly it is a count that differs, of which rules know nothing.
+        if ports[names.NODE_PORTS] != chains["filter"][names.NODE_PORTS]:
+            chains["filter"] = chains["filter"].update(ports)
+            touched.add(("filter", names.NODE_PORTS))
+    return XtablesRules(
+        plan.family,
+        chains,
+        previous.jumps,
+        previous.sysctls,
+        Descent(previous.number, frozenset(touched)),
+        _rendering(plan, last.frame, fragments, endpoints),
+    )
+
+
+def _shared(each: Fragment | None) -> tuple[object, ...]:
+    return each.shared if each else ()
+
+
+def _replace_chains(
+    nat: MapMutation[str, Rules], before: Mapping[str, Rules], after: Mapping[str, Rules]
+) -> Iterable[tuple[str, str]]:
+    """Write one Service port's chains over its former ones; yields those that differ."""
+    for chain in before.keys() - after.keys():
+        del nat[chain]
+        yield "nat", chain
+    for chain, rules in after.items():
+        if before.get(chain) != rules:
+            nat[chain] = rules
+            yield "nat", chain
+
+
+def _sorted(fragments: Fragments) -> list[Fragment]:
+    return [each for _, each in sorted(fragments.items(), key=lambda item: item[0].sort_key)]
+
+
+def _shared_nat(fragments: Fragments, frame: Frame) -> dict[str, Rules]:
+    """Chains of the nat table in which every Service port has lines."""
+    ordered = _sorted(fragments)
+    taken = {number for each in ordered for number in each.refused.node_port_numbers}
+    services: list[Rule] = []
+    node_ports: list[Rule] = []
+    for each in ordered:
+        services += each.services
+        node_ports += each.node_ports
+        services += leaks_to(taken, [each.refused])
+    services += (rule(*match, Jump(names.NODE_PORTS), comment=_LAST) for match in frame.node_port_matches)
+    return {names.SERVICES: tuple(services), names.NODE_PORTS: tuple(node_ports)}
+
+
+def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
+    """Chains of the filter table in which Service ports have lines."""
+    ordered = [each.refused for each in _sorted(fragments)]
+    return {
+        names.SERVICES: unless_sent(line for each in ordered for line in each.cluster),
+        names.EXTERNAL_SERVICES: unless_sent(
+            [
+                *(line for each in ordered for line in each.external),
+                *(line for each in ordered for line in each.node_port),
+            ]
+        ),
+        names.PROXY_FIREWALL: unless_sent(firewall_lines(ordered)),
+    }
+
+
+def _health_check_ports(plan: Plan) -> dict[str, Rules]:
+    """The chain of the filter table that lets balancers reach health check node ports, whatever firewall comes behind
+    (row 16.9). One rule for each Service; kube-proxy has one for each of its ports, all alike but for the name."""
+    ports = (
+        rule(
+            Compare(Field.L4PROTO, ("tcp",)),
+            Compare(Field.DPORT, (check.port,)),
+            Accept(),
+            comment=comment_text(f"{service} health check node port"),
+        )
+        for service, check in sorted(plan.health_checks.items())
+    )
+    return {names.NODE_PORTS: tuple(ports)}

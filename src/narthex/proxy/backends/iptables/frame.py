@@ -1,0 +1,208 @@
+"""What every chain depends on besides its own Service: how pods and node ports are told, the mark, the fixed chains."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network
+
+from narthex.model.net import IPFamily, collapse, is_zero_prefix, parsed_network
+from narthex.netfilter.ast.nodes import (
+    Accept,
+    Compare,
+    CtState,
+    CtStatus,
+    DropPacket,
+    Expression,
+    Field,
+    IsLocal,
+    Jump,
+    MarkIs,
+    MarkOr,
+    MarkXor,
+    Masquerade,
+    Return,
+    Rule,
+)
+from narthex.netfilter.xtables.values import plain_network
+from narthex.proxy.backends.iptables import names
+from narthex.proxy.plan.ir import NodePorts, Plan, PodDetector
+
+Rules = tuple[Rule, ...]
+Match = tuple[Expression, ...]
+
+NEW = CtState(("new",))
+SENT_ON = CtStatus(("dnat",))
+TO_SELF = IsLocal(Field.DADDR)
+FROM_SELF = IsLocal(Field.SADDR)
+JUMP_MARK = Jump(names.MARK_MASQ)
+
+ROUTE_LOCALNET = ("net/ipv4/conf/all/route_localnet", "1")
+"""Lets 127.0.0.0/8 be the source of what leaves this node (row 9.9)."""
+
+_RANK = {Field.SADDR: 0, Field.DADDR: 1, Field.IIFNAME: 2, Field.OIFNAME: 3, Field.L4PROTO: 4}
+_BEHIND = 5
+
+
+def _rank(expression: Expression) -> int:
+    return _RANK.get(expression.field, _BEHIND) if type(expression) is Compare else _BEHIND
+
+
+def rule(*expressions: Expression, comment: str = "") -> Rule:
+    """A rule with its matches in the order in which the kernel's tool prints them."""
+    return Rule(tuple(sorted(expressions, key=_rank)), comment)
+
+
+def address_match(field: Field, network: str, negate: bool = False) -> Match:
+    """A source or destination; nothing to ask when everything fits."""
+    if is_zero_prefix(network) and not negate:
+        return ()
+    return (Compare(field, (plain_network(network),), negate),)
+
+
+class Frame:
+    """The common part of one plan. Two frames are equal when every chain of an unchanged Service stays the same."""
+
+    def __init__(self, plan: Plan, commented: bool) -> None:
+        self.family: IPFamily = plan.family
+        self.detector: PodDetector = plan.pods
+        self.node_ports: NodePorts = plan.node_ports
+        self.mark: int = plan.masquerade_mark
+        self.drop_invalid: bool = plan.drop_invalid
+        """Not where the kernel is liberal about windows (row 19.7)."""
+        self.commented = commented
+        """Endpoint rules carry comments; not in large clusters (row 21.12)."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frame) and self._values == other._values
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def _values(self) -> tuple[object, ...]:
+        return self.family, self.detector, self.node_ports, self.mark, self.drop_invalid, self.commented
+
+    # ---- pods ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def everyone_is_pod(self) -> bool:
+        """The pods' network is everything."""
+        return any(is_zero_prefix(cidr) for cidr in self.detector.cidrs)
+
+    @cached_property
+    def pods(self) -> tuple[Match, ...]:
+        """Matches of which one fits each pod."""
+        pods = self.detector
+        if pods.cidrs:
+            return tuple(address_match(Field.SADDR, cidr) for cidr in pods.cidrs)
+        interface = pods.interface or (pods.interface_prefix and pods.interface_prefix + "*")
+        return ((Compare(Field.IIFNAME, (interface,)),),) if interface else ()
+
+    def mark_strangers(self, *match: Expression, comment: str) -> Rules:
+        """Rules that mark every packet of the match that is not from a pod."""
+        if len(self.pods) > 1:
+            return (rule(*match, Jump(names.MARK_STRANGERS), comment=comment),)
+        ((pod,),) = self.pods
+        assert isinstance(pod, Compare)
+        return (rule(Compare(pod.field, pod.values, True), *match, JUMP_MARK, comment=comment),)
+
+    # ---- node ports ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def node_port_matches(self) -> tuple[Match, ...]:
+        """Matches of which one fits each destination where node ports answer (rows 9.1 to 9.10)."""
+        cidrs = self.node_ports.cidrs
+        loopback = () if self.node_ports.localhost and self.family is IPFamily.IPV4 else (self.family.loopback,)
+        if cidrs is None or any(is_zero_prefix(cidr) for cidr in cidrs):
+            return ((*(match for cidr in loopback for match in address_match(Field.DADDR, cidr, True)), TO_SELF),)
+        nets = _without(collapse(cidrs), loopback)
+        return tuple((*address_match(Field.DADDR, net), TO_SELF) for net in nets)
+
+    # ---- chains that are always there ------------------------------------------------------------------------------
+
+    def fixed_nat(self) -> dict[str, Rules]:
+        """Chains of the nat table that name no Service."""
+        bits = self.mark
+        chains: dict[str, Rules] = {
+            names.POSTROUTING: (
+                rule(MarkIs(bits, bits, negate=True), Return()),
+                rule(MarkXor(bits)),
+                rule(Masquerade(), comment="kubernetes service traffic requiring SNAT"),
+            ),
+            names.MARK_MASQ: (rule(MarkOr(bits)),),
+            names.CANARY: (),
+        }
+        if len(self.pods) > 1:
+            chains[names.MARK_STRANGERS] = (*(rule(*pod, Return()) for pod in self.pods), rule(JUMP_MARK))
+        return chains
+
+    def fixed_filter(self) -> dict[str, Rules]:
+        """Chains of the filter table that name no Service."""
+        words = "kubernetes forwarding"
+        chains: dict[str, Rules] = {
+            names.FORWARD: (
+                *((rule(CtState(("invalid",)), DropPacket()),) if self.drop_invalid else ()),
+                rule(MarkIs(self.mark, self.mark), Accept(), comment=f"{words} rules"),
+                rule(CtState(("related", "established")), Accept(), comment=f"{words} conntrack rule"),
+            ),
+            names.CANARY: (),
+        }
+        if self.guarded:
+            chains[names.FIREWALL] = (guard_rule(),)
+        return chains
+
+    @cached_property
+    def guarded(self) -> bool:
+        """Node ports on 127.0.0.1 need route_localnet, and that needs a guard (row 9.11)."""
+        return self.node_ports.localhost and self.family is IPFamily.IPV4
+
+    def jumps(self) -> dict[tuple[str, str], Rules]:
+        """Our rules in built-in chains, in the order that kube-proxy's end up in (rows 22.2, 22.3).
+
+        One more than kube-proxy has: OUTPUT to EXTERNAL-SERVICES, so that a process on this node is refused like
+        anybody else by a balancer address or external IP without endpoints (rows 13.4, 29.5).
+        """
+        firewall = rule(NEW, Jump(names.PROXY_FIREWALL), comment="kubernetes load balancer firewall")
+        external = "kubernetes externally-visible service portals"
+        external_services = rule(NEW, Jump(names.EXTERNAL_SERVICES), comment=external)
+        services = rule(NEW, Jump(names.SERVICES), comment="kubernetes service portals")
+        node_ports = rule(Jump(names.NODE_PORTS), comment="kubernetes health check service ports")
+        forward = rule(Jump(names.FORWARD), comment="kubernetes forwarding rules")
+        guard = (rule(Jump(names.FIREWALL)),) if self.guarded else ()
+        portals = (rule(Jump(names.SERVICES), comment="kubernetes service portals"),)
+        return {
+            ("nat", "PREROUTING"): portals,
+            ("nat", "OUTPUT"): portals,
+            ("nat", "POSTROUTING"): (rule(Jump(names.POSTROUTING), comment="kubernetes postrouting rules"),),
+            ("filter", "INPUT"): (firewall, node_ports, external_services, *guard),
+            ("filter", "FORWARD"): (firewall, forward, services, external_services),
+            ("filter", "OUTPUT"): (firewall, services, external_services, *guard),
+        }
+
+    def sysctls(self) -> tuple[tuple[str, str], ...]:
+        """Kernel settings that the rules rely on."""
+        return (ROUTE_LOCALNET,) if self.guarded else ()
+
+
+def guard_rule() -> Rule:
+    """kubelet's own rule against packets from elsewhere to 127.0.0.0/8."""
+    return rule(
+        *address_match(Field.SADDR, "127.0.0.0/8", negate=True),
+        *address_match(Field.DADDR, "127.0.0.0/8"),
+        CtState(("related", "established"), negate=True),
+        CtStatus(("dnat",), negate=True),
+        DropPacket(),
+        comment="block incoming localnet connections",
+    )
+
+
+def _without(cidrs: tuple[str, ...], holes: tuple[str, ...]) -> tuple[str, ...]:
+    """The networks without the parts that lie in the holes."""
+    nets: list[IPv4Network | IPv6Network] = [parsed_network(cidr) for cidr in cidrs]
+    for hole in map(parsed_network, holes):
+        kept: list[IPv4Network | IPv6Network] = []
+        for net in nets:
+            if hole.supernet_of(net):  # type: ignore[arg-type]
+                continue
+            kept += net.address_exclude(hole) if net.supernet_of(hole) else (net,)  # type: ignore[arg-type]
+        nets = sorted(kept)
+    return tuple(map(str, nets))

@@ -1,0 +1,120 @@
+"""Names of kube-proxy's chains, and which chains are ours (rows 22.1 to 22.4)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from narthex.model.names import ServicePortName
+from narthex.model.net import join_port
+from narthex.proxy.plan.ir import Endpoint
+
+SERVICES = "KUBE-SERVICES"
+NODE_PORTS = "KUBE-NODEPORTS"
+POSTROUTING = "KUBE-POSTROUTING"
+MARK_MASQ = "KUBE-MARK-MASQ"
+MARK_STRANGERS = "KUBE-MARK-NONPOD"
+"""Marks all that are no pods; only there when pods are told by more than one network, which no single negated match
+can say. kube-proxy has no such chain, as it uses the first network only."""
+EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
+FORWARD = "KUBE-FORWARD"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+FIREWALL = "KUBE-FIREWALL"
+"""The guard of route_localnet (row 9.11). kubelet has a chain of this name with the same rule."""
+CANARY = "KUBE-PROXY-CANARY"
+"""Empty; its absence tells that somebody flushed the table (row 21.8)."""
+
+KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
+"""In mangle: a kubelet looks after this network namespace (row 22.9)."""
+
+OWN_TABLES = ("nat", "filter", "mangle")
+
+
+class Ownership(NamedTuple):
+    """Which rules in tables that everybody writes to belong to a mode."""
+
+    is_ours: Callable[[str, str], bool]
+    """Whether a chain of a table is the mode's, by both names."""
+    entries: Mapping[str, frozenset[str]]
+    """By table: its chains that built-in chains jump to, in versions of any age."""
+
+
+_FIXED = {
+    "nat": {SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MARK_STRANGERS, CANARY},
+    "filter": {SERVICES, NODE_PORTS, EXTERNAL_SERVICES, FORWARD, PROXY_FIREWALL, FIREWALL, CANARY},
+    "mangle": {CANARY},
+}
+# XLB is what EXT was called before 1.24; a node that ran such a kube-proxy still has them.
+_HASHED = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}", re.ASCII)
+
+
+def is_ours(table: str, chain: str) -> bool:
+    """Whether a chain is one that a kube-proxy in iptables mode makes, of whatever age."""
+    return chain in _FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
+
+
+IPTABLES = Ownership(
+    is_ours,
+    {
+        "nat": frozenset((SERVICES, POSTROUTING)),
+        "filter": frozenset((SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL, FIREWALL)),
+    },
+)
+"""Of mode iptables."""
+
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_PAIRS = [one + other for one in _LETTERS for other in _LETTERS]
+_HASH_BYTES = struct.Struct(">QH")
+
+
+def chain_hash(identity: str) -> str:
+    """16 characters of base32(sha256(identity))."""
+    # Ten bytes are sixteen characters. A big cluster has a hundred thousand chains, and base64.b32encode is slow.
+    high, low = _HASH_BYTES.unpack_from(hashlib.sha256(identity.encode()).digest())
+    pair = _PAIRS
+    return (
+        f"{pair[high >> 54]}{pair[high >> 44 & 1023]}{pair[high >> 34 & 1023]}{pair[high >> 24 & 1023]}"
+        f"{pair[high >> 14 & 1023]}{pair[high >> 4 & 1023]}{pair[(high & 15) << 6 | low >> 10]}{pair[low & 1023]}"
+    )
+
+
+def service_id(name: ServicePortName) -> str:
+    """What a Service port's chains are named after: `ns/name:port` and the protocol in lower case.
+
+    An unnamed port leaves no colon. kube-proxy up to 1.17 left it, so the dumps of that time have other hashes there.
+    """
+    return f"{name}{name.protocol.lower}"
+
+
+def svc(name: ServicePortName) -> str:
+    """Chain of the endpoints of the whole cluster."""
+    return f"KUBE-SVC-{chain_hash(service_id(name))}"
+
+
+def svl(name: ServicePortName) -> str:
+    """Chain of this node's endpoints."""
+    return f"KUBE-SVL-{chain_hash(service_id(name))}"
+
+
+def ext(name: ServicePortName, variant: str = "") -> str:
+    """Chain of the external traffic policy. `variant` tells further ones of the same Service port apart."""
+    return f"KUBE-EXT-{chain_hash(service_id(name) + variant)}"
+
+
+def fw(name: ServicePortName, variant: str = "") -> str:
+    """Chain of the source ranges."""
+    return f"KUBE-FW-{chain_hash(service_id(name) + variant)}"
+
+
+def sep(name: ServicePortName, endpoint: Endpoint) -> str:
+    """Chain of one endpoint of one Service port."""
+    return sep_of(service_id(name), endpoint)
+
+
+def sep_of(service: str, endpoint: Endpoint) -> str:
+    """As `sep`, for who has the Service port's `service_id` already."""
+    return f"KUBE-SEP-{chain_hash(service + join_port(endpoint.address, endpoint.port))}"

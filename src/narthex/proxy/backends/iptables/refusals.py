@@ -1,0 +1,180 @@
+"""Drop, Reject and source ranges as rules of the filter table, on addresses that nat has left as they were.
+
+What was sent on to an endpoint, or to a relay, does not meet them: their chains begin with `unless_sent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+
+import msgspec
+
+from narthex.model.names import ServicePortName
+from narthex.model.net import Protocol
+from narthex.netfilter.ast.nodes import Compare, DropPacket, Field, RejectPacket, Return, Rule
+from narthex.netfilter.xtables.print import MAX_COMMENT
+from narthex.proxy.backends.iptables.frame import FROM_SELF, SENT_ON, Frame, Match, Rules, address_match, rule
+from narthex.proxy.plan.ir import Decision, Drop, Forward, Frontend, FrontendKind, Reject, ServicePlan
+
+Row = tuple[Decision, Decision, Decision]
+"""Decisions for pods, this node and others; the same for the first two when pods cannot be told."""
+
+PROTOCOLS = {protocol: Compare(Field.L4PROTO, (protocol.lower,)) for protocol in Protocol}
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """What one Service port does not let through: its lines in chains that all Service ports share."""
+
+    cluster: Rules = ()
+    """On cluster IPs."""
+    external: Rules = ()
+    """On other exact addresses."""
+    node_port: Rules = ()
+    """On node ports; behind all exact addresses."""
+    firewall: Rules = ()
+    """Sources out of range, exact addresses."""
+    node_port_firewall: Rules = ()
+    """Sources out of range, node ports; behind all exact addresses."""
+    leaks: Mapping[tuple[Protocol, int], Rules] = {}
+    """By protocol and port: rules that keep from the node ports what an exact address of this port does not forward.
+    Only needed when the address is this node's own and a node port has the same number."""
+    node_port_numbers: frozenset[tuple[Protocol, int]] = frozenset()
+
+
+def refused(service: ServicePlan, frame: Frame, allowing: Callable[[Frontend, Row], str]) -> Refused:
+    """The refusals of one Service port. `allowing` names the chain that lets in the sources within range."""
+    return _Writer(service.name, frame, allowing).refused(service)
+
+
+def row_of(frontend: Frontend, frame: Frame) -> Row:
+    """The decisions as rules can tell the senders apart."""
+    if frame.everyone_is_pod:
+        return frontend.pod, frontend.pod, frontend.pod
+    pod = frontend.pod if frame.pods else frontend.node
+    return pod, frontend.node, frontend.other
+
+
+def destination(frontend: Frontend) -> Match:
+    """Address, protocol and port; node ports get their address from the jump to the chain of node ports."""
+    where = () if frontend.address is None else address_match(Field.DADDR, frontend.address)
+    return (*where, PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)))
+
+
+def comment_text(text: str) -> str:
+    """Text as a rule can carry it: no control characters, and no longer than the kernel keeps.
+
+    Names that the API server has let through never change here.
+    """
+    if text.isprintable() and text.isascii() and len(text) <= MAX_COMMENT:
+        return text
+    plain = "".join(character if character.isprintable() else "?" for character in text)
+    return plain.encode()[:MAX_COMMENT].decode(errors="ignore")
+
+
+def unless_sent(lines: Iterable[Rule]) -> Rules:
+    """The lines, for all that nat has left alone."""
+    rules = tuple(lines)
+    return (rule(SENT_ON, Return()), *rules) if rules else ()
+
+
+def leaks_to(numbers: Set[tuple[Protocol, int]], ordered: Sequence[Refused]) -> Iterator[Rule]:
+    """Returns for exact addresses that have the number of one of these node ports."""
+    for each in ordered if numbers else ():
+        for number, lines in each.leaks.items():
+            yield from lines if number in numbers else ()
+
+
+def firewall_lines(ordered: Sequence[Refused]) -> Iterator[Rule]:
+    """Sources out of range. Exact addresses first. One of this node's own that has the number of a restricted node port
+    is not judged by that port's ranges."""
+    for each in ordered:
+        yield from each.firewall
+    restricted = {number for each in ordered if each.node_port_firewall for number in each.node_port_numbers}
+    yield from leaks_to(restricted, ordered)
+    for each in ordered:
+        yield from each.node_port_firewall
+
+
+class _Writer:
+    def __init__(self, name: ServicePortName, frame: Frame, allowing: Callable[[Frontend, Row], str]) -> None:
+        self._name = name
+        self._frame = frame
+        self._allowing = allowing
+
+    def refused(self, service: ServicePlan) -> Refused:
+        refusals: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
+        firewall: dict[bool, list[Rule]] = {True: [], False: []}
+        leaks: dict[tuple[Protocol, int], Rules] = {}
+        # External ways first, as in the nat table.
+        for frontend in sorted(service.frontends, key=lambda each: each.kind is FrontendKind.CLUSTER_IP):
+            row = row_of(frontend, self._frame)
+            refusals[frontend.kind] += self._refusals(frontend, row)
+            firewall[frontend.address is not None] += self._out_of_range(frontend, row)
+            whole = frontend.allow_from is None and all(isinstance(cell, Forward) for cell in row)
+            if frontend.address is not None and not whole:
+                key = frontend.protocol, frontend.port
+                leaks[key] = (*leaks.get(key, ()), rule(*destination(frontend), Return(), comment=self._text()))
+        external = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
+        return Refused(
+            cluster=tuple(refusals[FrontendKind.CLUSTER_IP]),
+            external=tuple(line for kind in external for line in refusals[kind]),
+            node_port=tuple(refusals[FrontendKind.NODE_PORT]),
+            firewall=tuple(firewall[True]),
+            node_port_firewall=tuple(firewall[False]),
+            leaks=leaks,
+            node_port_numbers=frozenset(
+                (each.protocol, each.port) for each in service.frontends if each.address is None
+            ),
+        )
+
+    def _refusals(self, frontend: Frontend, row: Row) -> Iterator[Rule]:
+        """Reject, and Drop where no ranges do it already. A range never matters to Reject (row 10.13)."""
+        verdicts = [
+            None if isinstance(cell, Forward) or (isinstance(cell, Drop) and frontend.allow_from is not None) else cell
+            for cell in row
+        ]
+        yield from self._by_sender(frontend, verdicts)
+
+    def _by_sender(self, frontend: Frontend, verdicts: list[Drop | Reject | None]) -> Iterator[Rule]:
+        """What was sent on does not come by, so one rule for all will do unless verdicts differ."""
+        given = {verdict for verdict in verdicts if verdict is not None}
+        if not given:
+            return
+        senders: list[tuple[Match, ...]] = [self._frame.pods, ((FROM_SELF,),), ((),)]
+        cells = [(((),), given.pop())] if len(given) == 1 else zip(senders, verdicts, strict=True)
+        for matches, verdict in cells:
+            for match in matches if verdict is not None else ():
+                for where in self._places(frontend):
+                    yield self._refusal(frontend, (*where, *match), verdict)
+
+    def _places(self, frontend: Frontend) -> tuple[Match, ...]:
+        """Destination addresses of a frontend, node ports only where they answer (row 29.5)."""
+        if frontend.address is None:
+            return self._frame.node_port_matches
+        return (address_match(Field.DADDR, frontend.address),)
+
+    def _refusal(self, frontend: Frontend, match: Match, verdict: Drop | Reject | None) -> Rule:
+        rejected = isinstance(verdict, Reject)
+        text = self._text(" has no endpoints" if rejected else " has no local endpoints")
+        then = RejectPacket() if rejected else DropPacket()
+        return rule(*match, PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)), then, comment=text)
+
+    def _out_of_range(self, frontend: Frontend, row: Row) -> Iterator[Rule]:
+        """Sources that KUBE-FW- has not let in (row 10.14), unless they are to be rejected."""
+        if frontend.allow_from is None or all(isinstance(cell, Reject) for cell in row):
+            return
+        chain = self._allowing(frontend, row)
+        text = self._text(f" traffic not accepted by {chain}")
+        ports = (PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)))
+        for place in self._places(frontend):
+            match = (*place, *ports)
+            if not any(isinstance(cell, Reject) for cell in row):
+                yield rule(*match, DropPacket(), comment=text)
+                continue
+            for sender, cell in zip((self._frame.pods, ((FROM_SELF,),), ((),)), row, strict=True):
+                for each in sender:
+                    then = Return() if isinstance(cell, Reject) else DropPacket()
+                    yield rule(*each, *match, then, comment=text)
+
+    def _text(self, suffix: str = "") -> str:
+        return comment_text(f"{self._name}{suffix}")

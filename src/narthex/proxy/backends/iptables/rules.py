@@ -1,0 +1,173 @@
+"""What the iptables backend writes: chains of ours by table, and the jumps to them from built-in chains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+from immutables import Map
+
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast.nodes import Chain, Rule, Ruleset, Table
+from narthex.netfilter.xtables.values import builtin_chains, hook_of
+from narthex.proxy.backends.iptables.names import OWN_TABLES
+from narthex.proxy.backends.iptables.pieces import pieces
+
+Rules = Sequence[Rule]
+"""A tuple, or rules that are made when somebody looks at them."""
+Chains = Mapping[str, Rules]
+Jumps = Mapping[tuple[str, str], Rules]
+"""Table and built-in chain to our rules in it, in order. Other rules there are somebody else's."""
+Sysctl = tuple[str, str]
+"""Path below /proc/sys and value."""
+
+_numbers = itertools.count(1)
+
+
+class Descent(msgspec.Struct, frozen=True):
+    """Which rules these were made from and the (table, chain)s that may differ, so that `diff` skips the rest."""
+
+    parent: int = 0
+    touched: frozenset[tuple[str, str]] = frozenset()
+
+
+class XtablesRules:
+    """All rules of ours for one family. Immutable; equal when the chains and jumps are, whatever they came from.
+
+    `sysctls` are no part of a comparison: they are switched on and never off, since others may rely on them.
+    """
+
+    def __init__(
+        self,
+        family: IPFamily,
+        chains: Mapping[str, Map[str, Rules]],
+        jumps: Map[tuple[str, str], Rules],
+        sysctls: tuple[Sysctl, ...] = (),
+        descent: Descent | None = None,
+        rendering: object = None,
+    ) -> None:
+        self.family = family
+        self.chains = {table: chains.get(table) or Map() for table in OWN_TABLES}
+        self.jumps = jumps
+        self.sysctls = sysctls
+        self.descent = descent or Descent()
+        self.rendering = rendering
+        """The renderer's notes for the next time; None for rules read from a kernel."""
+        self.number = next(_numbers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, XtablesRules):
+            return NotImplemented
+        return self.family is other.family and self.chains == other.chains and self.jumps == other.jumps
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(chains)} chains in {table}" for table, chains in self.chains.items())
+        return f"<iptables rules for {self.family.label}: {counts}>"
+
+    @cached_property
+    def ruleset(self) -> Ruleset:
+        """The same as tables with their built-in chains, for printing and walking."""
+        return Ruleset(tuple(self._table(table) for table in OWN_TABLES))
+
+    def _table(self, table: str) -> Table:
+        builtin = (
+            Chain(name=name, rules=tuple(self.jumps.get((table, name), ())), hook=hook_of(table, name))
+            for name in builtin_chains(table)
+        )
+        own = (Chain(name=name, rules=tuple(rules)) for name, rules in sorted(self.chains[table].items()))
+        return Table(family=self.family, name=table, chains={chain.name: chain for chain in (*builtin, *own)})
+
+
+class XtablesChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What to write. A chain is always written whole; nothing is said about chains that stay as they are."""
+
+    family: IPFamily
+    replace: bool = False
+    """The state is not known: chains of ours that are not written here must go."""
+    written: Mapping[str, Chains] = {}
+    removed: Mapping[str, tuple[str, ...]] = {}
+    jumps: Jumps | None = None
+    """None: they are right already."""
+    sysctls: tuple[Sysctl, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.replace
+            or any(self.written.values())
+            or any(self.removed.values())
+            or self.jumps is not None
+            or self.sysctls
+        )
+
+    @property
+    def transactions(self) -> int:
+        """In how many tables something changes: each is one for iptables with nf_tables, and so is each piece."""
+        jumps = {table for table, _ in self.jumps} if self.jumps is not None else set()
+        touched = {table for each in (self.written, self.removed) for table, chains in each.items() if chains}
+        tables = len(OWN_TABLES) if self.replace else len(jumps | touched)
+        return tables + len(pieces(self.written.get("nat", {})))
+
+    @property
+    def rules(self) -> int:
+        """How many rules are written (jumps not counted)."""
+        return sum(len(rules) for chains in self.written.values() for rules in chains.values())
+
+
+def diff(have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
+    """The changes from one to the other."""
+    if have is None:
+        return XtablesChanges(
+            family=want.family, replace=True, written=want.chains, jumps=want.jumps, sysctls=want.sysctls
+        )
+    written: dict[str, dict[str, Rules]] = {table: {} for table in OWN_TABLES}
+    removed: dict[str, tuple[str, ...]] = dict.fromkeys(OWN_TABLES, ())
+    for table in OWN_TABLES:
+        old, new = have.chains[table], want.chains[table]
+        for chain in sorted(_candidates(table, have, want)):
+            rules = new.get(chain)
+            if rules is None:
+                removed[table] += (chain,) if chain in old else ()
+            elif (held := old.get(chain)) is not rules and held != rules:
+                written[table][chain] = rules
+    return XtablesChanges(
+        family=want.family,
+        written={table: chains for table, chains in written.items() if chains},
+        removed={table: chains for table, chains in removed.items() if chains},
+        jumps=None if have.jumps == want.jumps else want.jumps,
+        sysctls=tuple(sysctl for sysctl in want.sysctls if sysctl not in have.sysctls),
+    )
+
+
+def _candidates(table: str, have: XtablesRules, want: XtablesRules) -> set[str]:
+    """Chains of which one may differ."""
+    if want.descent.parent == have.number:
+        return {chain for where, chain in want.descent.touched if where == table}
+    old, new = have.chains[table], want.chains[table]
+    gone = {chain for chain in old if chain not in new}
+    return gone | {chain for chain, rules in new.items() if old.get(chain) is not rules}
+
+
+def patch(have: XtablesRules, changes: XtablesChanges) -> XtablesRules:
+    """The rules after the changes."""
+    if changes.replace:
+        assert changes.jumps is not None
+        whole = {table: Map(dict(chains)) for table, chains in changes.written.items()}
+        return XtablesRules(changes.family, whole, _mapped(changes.jumps), changes.sysctls)
+    chains = {}
+    for table in OWN_TABLES:
+        with have.chains[table].mutate() as mutation:
+            for chain in changes.removed.get(table, ()):
+                del mutation[chain]
+            mutation.update(changes.written.get(table, {}))
+            chains[table] = mutation.finish()
+    jumps = have.jumps if changes.jumps is None else _mapped(changes.jumps)
+    sysctls = (*have.sysctls, *(sysctl for sysctl in changes.sysctls if sysctl not in have.sysctls))
+    return XtablesRules(changes.family, chains, jumps, sysctls)
+
+
+def _mapped(jumps: Jumps) -> Map[tuple[str, str], Rules]:
+    return jumps if isinstance(jumps, Map) else Map(dict(jumps))

@@ -1,0 +1,265 @@
+"""Changes as one input for iptables-restore, and what is ours in a dump of a kernel.
+
+Everybody's rules live in the same tables. Ours are chains by their names and, in built-in chains, rules that do
+nothing but jump to one of ours. The rest is never written: `--noflush` leaves what the input does not name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+from immutables import Map
+
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast.nodes import Chain, CtState, Goto, Jump, Rule, Table
+from narthex.netfilter.xtables import parse
+from narthex.netfilter.xtables.print import chain_lines, chain_words, rule_text
+from narthex.netfilter.xtables.values import builtin_chains
+from narthex.proxy.backends.iptables import names
+from narthex.proxy.backends.iptables.frame import guard_rule
+from narthex.proxy.backends.iptables.pieces import pieces
+from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules
+
+_TO_FIREWALL = Rule((Jump(names.FIREWALL),))
+
+Place = tuple[str, str]
+"""Table and chain."""
+
+_BLOCK_LINES = 4096
+"""Some 400 kB: the tool has enough to do while the next is made."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel holds that matters to us."""
+
+    family: IPFamily
+    own: Mapping[str, Map[str, Rules]]
+    """Chains of ours, by table."""
+    jumps: Mapping[Place, Rules]
+    lines: Mapping[Place, tuple[str, ...]]
+    """The same jumps as the kernel's tool printed them, without `-A CHAIN`: only this text is sure to name the rule."""
+    kept: frozenset[Place] = frozenset()
+    """Chains of ours that somebody else's rules use, and all that they use. They must stay."""
+    shared_firewall: bool = False
+    """KUBE-FIREWALL belongs to a kubelet, or holds rules that are not ours: never emptied, never removed."""
+
+    def rules(self, guarded: bool, sysctls: tuple[Sysctl, ...] = ()) -> XtablesRules | None:
+        """Our rules as values, with the kernel settings that are in force; None when there are no rules.
+
+        `guarded`: a shared KUBE-FIREWALL counts as ours when it holds our guard.
+        """
+        own, jumps = dict(self.own), dict(self.jumps)
+        if self.shared_firewall:
+            holds = guarded and guard_rule() in own["filter"].get(names.FIREWALL, ())
+            own["filter"] = own["filter"].delete(names.FIREWALL)
+            if holds:
+                own["filter"] = own["filter"].set(names.FIREWALL, (guard_rule(),))
+            for place, rules in self.jumps.items():
+                theirs = _TO_FIREWALL in rules
+                plain = tuple(rule for rule in rules if rule != _TO_FIREWALL)
+                jumps[place] = (*plain, _TO_FIREWALL) if theirs and holds else plain
+        jumps = {place: rules for place, rules in jumps.items() if rules}
+        if not jumps and not any(own.values()):
+            return None
+        return XtablesRules(self.family, own, Map(jumps), sysctls)
+
+
+def find(text: str, family: IPFamily, owner: names.Ownership = names.IPTABLES) -> Found:
+    """Pick out what is ours (the owner's) from the output of iptables-save, of one table or more. Raises SaveTextError."""
+    tables = {table.name: table for table in parse(text, family).tables}
+    printed = _builtin_lines(text, owner)
+    own: dict[str, Map[str, Rules]] = {}
+    jumps: dict[Place, Rules] = {}
+    lines: dict[Place, tuple[str, ...]] = {}
+    used: set[Place] = set()
+    for name in names.OWN_TABLES:
+        table = tables.get(name) or Table(family=family, name=name)
+        own[name] = Map({chain.name: chain.rules for chain in table.chains.values() if owner.is_ours(name, chain.name)})
+        for chain in table.chains.values():
+            if chain.name in own[name]:
+                continue
+            ours = [_is_our_jump(name, chain, rule, owner) for rule in chain.rules]
+            if any(ours):
+                place = name, chain.name
+                jumps[place] = tuple(rule for rule, mine in zip(chain.rules, ours, strict=True) if mine)
+                lines[place] = tuple(line for line, mine in zip(printed[place], ours, strict=True) if mine)
+            theirs = (rule for rule, mine in zip(chain.rules, ours, strict=True) if not mine)
+            used.update((name, target) for target in _targets(theirs) if target in own[name])
+    return Found(
+        family=family,
+        own=own,
+        jumps=jumps,
+        lines=lines,
+        kept=_reachable(used, own),
+        shared_firewall=_is_shared(own["filter"].get(names.FIREWALL), tables.get("mangle")),
+    )
+
+
+def _builtin_lines(text: str, owner: names.Ownership) -> dict[Place, list[str]]:
+    printed: dict[Place, list[str]] = {}
+    table = ""
+    for raw in text.split("\n"):
+        line = raw.strip()
+        if line.startswith("*"):
+            table = line[1:]
+            continue
+        if line.startswith("["):
+            line = line.partition("]")[2].lstrip()
+        if line.startswith("-A "):
+            _, chain, rule = line.split(" ", 2) if line.count(" ") > 1 else (*line.split(" ", 1), "")
+            if not owner.is_ours(table, chain):
+                printed.setdefault((table, chain), []).append(rule)
+    return printed
+
+
+def _is_our_jump(table: str, chain: Chain, rule: Rule, owner: names.Ownership) -> bool:
+    """A rule of a built-in chain that sends everything, or everything new, to one of our chains."""
+    if chain.hook is None or not rule.expressions:
+        return False
+    *matches, last = rule.expressions
+    return (
+        isinstance(last, Jump)
+        and last.chain in owner.entries.get(table, ())
+        and all(isinstance(match, CtState) for match in matches)
+    )
+
+
+def _targets(rules: Iterable[Rule]) -> Iterator[str]:
+    for rule in rules:
+        for expression in rule.expressions:
+            if isinstance(expression, Jump | Goto):
+                yield expression.chain
+
+
+def _reachable(used: set[Place], own: Mapping[str, Map[str, Rules]]) -> frozenset[Place]:
+    reached, waiting = set(used), list(used)
+    while waiting:
+        table, chain = waiting.pop()
+        for target in _targets(own[table].get(chain, ())):
+            if (table, target) not in reached and target in own[table]:
+                reached.add((table, target))
+                waiting.append((table, target))
+    return frozenset(reached)
+
+
+def _is_shared(firewall: Rules | None, mangle: Table | None) -> bool:
+    if firewall is None:
+        return False
+    kubelet = mangle is not None and any(chain in mangle.chains for chain in names.KUBELET_CHAINS)
+    return kubelet or any(rule != guard_rule() for rule in firewall)
+
+
+def needs_look(changes: XtablesChanges) -> bool:
+    """Whether the kernel must be looked at before the changes can be written down."""
+    touched = (*changes.written.get("filter", ()), *changes.removed.get("filter", ()))
+    return changes.replace or changes.jumps is not None or names.FIREWALL in touched
+
+
+def restore_series(
+    changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False
+) -> Iterator[Iterator[str]]:
+    """What to restore, one after the other, each in blocks as `restore_blocks` gives them; mostly one. `in_pieces`: loads of
+    many chains are cut up, which helps iptables on nf_tables and harms the legacy one, where each restore copies the whole
+    table."""
+    early = pieces(changes.written.get("nat", {})) if in_pieces else []
+    each = [XtablesChanges(family=changes.family, written={"nat": piece}) for piece in early]
+    if early:
+        changes = _without(changes, {chain for piece in early for chain in piece}, found)
+    for part, looked in (*((piece, None) for piece in each), (changes, found)):
+        blocks = restore_blocks(part, looked)
+        first = next(blocks, "")
+        if first:
+            yield itertools.chain((first,), blocks)
+
+
+def restore_inputs(changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False) -> list[str]:
+    """The same as whole texts."""
+    return ["".join(blocks) for blocks in restore_series(changes, found, in_pieces=in_pieces)]
+
+
+def _without(changes: XtablesChanges, early: set[str], found: Found | None) -> XtablesChanges:
+    """What is left when some chains of table nat are written already."""
+    removed = changes.removed
+    if changes.replace and found is not None:
+        # Told by name: chains of the pieces are neither to be written again nor to go.
+        removed = {
+            table: tuple(sorted(chain for chain in found.own[table] if chain not in changes.written.get(table, {})))
+            for table in names.OWN_TABLES
+        }
+    rest = {chain: rules for chain, rules in changes.written["nat"].items() if chain not in early}
+    return msgspec.structs.replace(changes, replace=False, written={**changes.written, "nat": rest}, removed=removed)
+
+
+def restore_input(changes: XtablesChanges, found: Found | None = None) -> str:
+    """The text for `iptables-restore --noflush`; empty when nothing is to be done."""
+    return "".join(restore_blocks(changes, found))
+
+
+def restore_blocks(changes: XtablesChanges, found: Found | None = None) -> Iterator[str]:
+    """That text in blocks of whole lines, each made when it is asked for, so that the tool may read meanwhile.
+
+    Within a table: chains are made or emptied, jumps set right, rules written, and unused chains removed at the end,
+    when nothing refers to them any more (row 21.11). `found` must be given when `needs_look` says so.
+    """
+    assert found is not None or not needs_look(changes)
+    for table in names.OWN_TABLES:
+        lines = _table_lines(table, changes, found)
+        block = list(itertools.islice(lines, _BLOCK_LINES))
+        if not block:
+            continue
+        yield f"*{table}\n"
+        while block:
+            yield "\n".join((*block, ""))
+            block = list(itertools.islice(lines, _BLOCK_LINES))
+        yield "COMMIT\n"
+
+
+def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> Iterator[str]:
+    written = changes.written.get(table, {})
+    removed: Iterable[str] = changes.removed.get(table, ())
+    if found is not None:
+        if changes.replace:
+            removed = sorted(name for name in found.own[table] if name not in written)
+        removed = [name for name in removed if (table, name) not in found.kept]
+        if table == "filter" and found.shared_firewall:
+            removed = [name for name in removed if name != names.FIREWALL]
+    shared = _shared_lines(table, written, found)
+    if shared is not None:
+        written = {name: rules for name, rules in written.items() if name != names.FIREWALL}
+    for name in chain_words((*written, *removed)):
+        yield f":{name} - [0:0]"
+    if changes.jumps is not None and found is not None:
+        yield from _jump_lines(table, changes, found)
+    yield from shared or ()
+    for name, rules in written.items():
+        yield from chain_lines(name, rules, changes.family)
+    for name in removed:
+        yield f"-X {name}"
+
+
+def _shared_lines(table: str, written: Mapping[str, Rules], found: Found | None) -> list[str] | None:
+    """The guard behind what a shared KUBE-FIREWALL holds already; None when the chain is not shared."""
+    if table != "filter" or found is None or not found.shared_firewall:
+        return None
+    held = found.own[table].get(names.FIREWALL, ())
+    missing = [rule for rule in written.get(names.FIREWALL, ()) if rule not in held]
+    return chain_lines(names.FIREWALL, missing, found.family)
+
+
+def _jump_lines(table: str, changes: XtablesChanges, found: Found) -> Iterator[str]:
+    """Ours come first in their built-in chains, in their order. What is right already stays where it is."""
+    assert changes.jumps is not None
+    for chain in builtin_chains(table):
+        place = table, chain
+        want, have = changes.jumps.get(place, ()), found.jumps.get(place, ())
+        printed = found.lines.get(place, ())
+        if found.shared_firewall:
+            theirs = _TO_FIREWALL in have
+            want = tuple(rule for rule in want if rule != _TO_FIREWALL or not theirs)
+            mine = [(rule, line) for rule, line in zip(have, printed, strict=True) if rule != _TO_FIREWALL]
+            have, printed = tuple(rule for rule, _ in mine), tuple(line for _, line in mine)
+        if want != have:
+            yield from (f"-D {chain} {line}" for line in printed)
+            yield from (f"-I {chain} {number}{rule_text(rule, found.family)}" for number, rule in enumerate(want, 1))

@@ -1,0 +1,272 @@
+"""The ipvs backend: a virtual server for each address and port, sets that say what to masquerade, and a few iptables
+rules that ask them, in kube-proxy's names and shape (rows of group 24).
+
+Three things are better than kube-proxy's. What a Local policy leaves no endpoint for is dropped by a set for each class
+of sender, where kube-proxy sends it to other nodes (rows 7.10, 8.5, 29.6). Source ranges hold for what this node sends,
+too, without a rule for each address. And free addresses of a ServiceCIDR lead nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar, cast
+
+import msgspec
+from immutables import Map, MapMutation
+
+from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.netfilter.ipset import sets as ipset
+from narthex.netfilter.ipvs import save as ipvsadm
+from narthex.netfilter.ipvs.servers import Beside, ServerKey, VirtualServer
+from narthex.netfilter.walk.walk import walk
+from narthex.netfilter.xtables import save_text
+from narthex.proxy.backends.ipvs import names
+from narthex.proxy.backends.ipvs.frame import NOBODY, IpvsFrame, Mask
+from narthex.proxy.backends.ipvs.rules import Descent, IpvsChanges, IpvsRules, diff, patch
+from narthex.proxy.backends.ipvs.service import Entry, Fragment, Settings, Way, fragment, settings_of
+from narthex.proxy.backends.traits import IPVS
+from narthex.proxy.plan.ir import Deviation, HealthCheck, Plan
+
+_NO_PLAN = -1
+"""The number of no plan, nor of a plan's missing parent."""
+
+K = TypeVar("K")
+Ways = MapMutation[ServerKey, Way]
+
+
+class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rendering leaves for the next."""
+
+    plan_number: int
+    frame: IpvsFrame
+    settings: Settings
+    fragments: Map[ServicePortName, Fragment]
+    exact: Map[ServerKey, Way]
+    node: Map[ServerKey, Way]
+    counts: Map[Entry, int]
+    """How often an entry is wanted: several ports of a Service have its address, several Services an endpoint."""
+    masks: Map[Mask, int]
+    health_checks: Mapping[NamespacedName, HealthCheck]
+
+
+class IpvsBackend:
+    """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
+
+    name = "ipvs"
+    deviations = frozenset(
+        {
+            Deviation.ONE_POOL_PER_ADDRESS,
+            Deviation.BOUND_ADDRESS_GUARD,
+            Deviation.CLUSTER_IP_SOURCE,
+            Deviation.AFFINITY_PER_ADDRESS,
+            Deviation.HAIRPIN_LOCAL_ONLY,
+        }
+    )
+    traits = IPVS
+
+    def __init__(self, scheduler: str = "rr") -> None:
+        """`scheduler`: a kernel module's name without `ip_vs_`; mh takes clients' ports into account (row 24.6)."""
+        self._scheduler = scheduler or "rr"
+
+    def render(self, plan: Plan, previous: IpvsRules | None = None) -> IpvsRules:
+        """The rules for a plan. Fragments of unchanged Service ports are taken over from `previous`."""
+        last = cast("_Rendering | None", previous.rendering) if previous else None
+        frame, settings = IpvsFrame(plan), settings_of(plan, self._scheduler)
+        if previous is None or last is None or last.frame != frame or last.settings != settings:
+            empty = _Rendering(
+                plan_number=_NO_PLAN,
+                frame=frame,
+                settings=settings,
+                fragments=Map(),
+                exact=Map(),
+                node=Map(),
+                counts=Map(),
+                masks=Map(),
+                health_checks={},
+            )
+            return _Turn(plan, empty, None).rules()
+        return _Turn(plan, last, previous).rules()
+
+    def diff(self, have: IpvsRules | None, want: IpvsRules) -> IpvsChanges:
+        """Only what differs is written."""
+        return diff(have, want)
+
+    def patch(self, have: IpvsRules, changes: IpvsChanges) -> IpvsRules:
+        """The rules after the changes."""
+        return patch(have, changes)
+
+    def walk(
+        self, rules: IpvsRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
+    ) -> Trace:
+        """A packet's way through these rules, sets and virtual servers alone."""
+        beside = Beside(sets=rules.sets, servers=rules.servers, bound=rules.bound)
+        return walk(rules.tables.ruleset, packet, host, memory, now, beside=beside)
+
+    def text(self, rules: IpvsRules) -> str:
+        """All as the kernel's tools print it: `ipset save`, iptables-save, the bound addresses, `ipvsadm -S -n`."""
+        sets = ipset.save_text(rules.sets[name] for name in sorted(rules.sets))
+        link = "".join(f"# {address} dev {names.LINK}\n" for address in sorted(rules.bound))
+        servers = ipvsadm.save_text(rules.servers.values())
+        return f"{sets}{save_text(rules.tables.ruleset)}{link}{servers}"
+
+
+class _Turn:
+    """One rendering upon another: what Service ports no longer say goes, what they say now comes."""
+
+    def __init__(self, plan: Plan, last: _Rendering, previous: IpvsRules | None) -> None:
+        self._plan = plan
+        self._last = last
+        self._previous = previous
+        self._touched: set[ServerKey] = set()
+        self._counted: dict[Entry, int] = {}
+        self._masks: dict[Mask, int] = {}
+
+    def rules(self) -> IpvsRules:
+        last = self._last
+        fragments = last.fragments.mutate()
+        exact, node = last.exact.mutate(), last.node.mutate()
+        for name in self._plan.differing(last.plan_number, last.fragments):
+            service, before = self._plan.services.get(name), last.fragments.get(name)
+            after = fragment(service, last.settings) if service else None
+            if before is not None:
+                del fragments[name]
+                self._leave(before, exact, node)
+            if after is not None:
+                fragments[name] = after
+                self._come(after, exact, node)
+        self._count_health_checks()
+        now = msgspec.structs.replace(
+            last,
+            plan_number=self._plan.lineage.number,
+            fragments=fragments.finish(),
+            exact=exact.finish(),
+            node=node.finish(),
+            masks=_added(last.masks, self._masks),
+            health_checks=self._plan.health_checks,
+        )
+        servers = self._servers(now)
+        counts = _added(last.counts, self._counted)
+        return self._assemble(msgspec.structs.replace(now, counts=counts), servers)
+
+    def _assemble(self, now: _Rendering, servers: Map[ServerKey, VirtualServer]) -> IpvsRules:
+        previous = self._previous
+        sets = self._sets(now.counts)
+        held = frozenset(name for name in names.KINDS if sets[self._name(name)].entries)
+        if previous is None or self._masks_differ(now) or held != _held(previous):
+            tables = now.frame.tables(held, _only_mask(now.masks))
+            tables = previous.tables if previous is not None and previous.tables == tables else tables
+        else:
+            tables = previous.tables
+        return IpvsRules(
+            self._plan.family,
+            servers,
+            sets[self._name(names.IPVS_IPS)].entries,
+            sets,
+            tables,
+            Descent(previous.number, frozenset(self._touched)) if previous else None,
+            now,
+        )
+
+    def _masks_differ(self, now: _Rendering) -> bool:
+        return now.masks.keys() != self._last.masks.keys()
+
+    # ---- fragments -------------------------------------------------------------------------------------------------
+
+    def _come(self, each: Fragment, exact: Ways, node: Ways) -> None:
+        exact.update(each.exact)
+        node.update(each.node)
+        self._note(each, 1)
+
+    def _leave(self, each: Fragment, exact: Ways, node: Ways) -> None:
+        for ways, held in ((each.exact, exact), (each.node, node)):
+            for key, way in ways.items():
+                # Another Service may have got the address and port in the same turn, and be there already.
+                if held.get(key) is way:
+                    del held[key]
+        self._note(each, -1)
+
+    def _note(self, each: Fragment, sign: int) -> None:
+        self._touched.update(each.exact)
+        self._touched.update(each.node)
+        for entry in each.entries:
+            self._count(entry, sign)
+        if each.mask is not None:
+            self._masks[each.mask] = self._masks.get(each.mask, 0) + sign
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        self._counted[entry] = self._counted.get(entry, 0) + sign
+
+    def _count_health_checks(self) -> None:
+        for checks, sign in ((self._last.health_checks, -1), (self._plan.health_checks, 1)):
+            if self._last.health_checks is not self._plan.health_checks:
+                for check in checks.values():
+                    self._count((names.HEALTH_CHECK, str(check.port)), sign)
+
+    # ---- what comes of them ----------------------------------------------------------------------------------------
+
+    def _servers(self, now: _Rendering) -> Map[ServerKey, VirtualServer]:
+        """Virtual servers, exact addresses before node ports; counts the entries of sets that are about them."""
+        held: Map[ServerKey, VirtualServer] = self._previous.servers if self._previous else Map()
+        servers = held.mutate()
+        for key in self._touched:
+            before = self._last.exact.get(key) or self._last.node.get(key)
+            after = now.exact.get(key) or now.node.get(key)
+            for way, sign in ((before, -1), (after, 1)):
+                for entry in way.entries if way else ():
+                    self._count(entry, sign)
+            if after is None:
+                servers.pop(key, None)
+            elif before is None or before.server != after.server:
+                servers[key] = after.server
+        return servers.finish()
+
+    def _sets(self, counts: Map[Entry, int]) -> dict[str, ipset.IpSet]:
+        sets = dict(self._previous.sets) if self._previous else self._empty_sets()
+        added: dict[str, set[str]] = {}
+        removed: dict[str, set[str]] = {}
+        for (name, text), change in self._counted.items():
+            if change:
+                was, now = (name, text) in self._last.counts, (name, text) in counts
+                if was is not now:
+                    (added if now else removed).setdefault(name, set()).add(text)
+        for name in added.keys() | removed.keys():
+            held = sets[self._name(name)]
+            entries = (held.entries - removed.get(name, set())) | added.get(name, set())
+            sets[held.name] = msgspec.structs.replace(held, entries=entries)
+        return sets
+
+    def _empty_sets(self) -> dict[str, ipset.IpSet]:
+        family = self._plan.family
+        made = (
+            ipset.IpSet(self._name(name), kind, names.set_family(kind, family)) for name, kind in names.KINDS.items()
+        )
+        return {held.name: held for held in made}
+
+    def _name(self, name: str) -> str:
+        return names.set_name(name, self._plan.family)
+
+
+def _added(counts: Map[K, int], changes: Mapping[K, int]) -> Map[K, int]:
+    """Counts with the changes; what nobody wants any more is not there."""
+    sums = counts.mutate()
+    for key, change in changes.items():
+        if change:
+            total = sums.get(key, 0) + change
+            if total:
+                sums[key] = total
+            else:
+                del sums[key]
+    return sums.finish()
+
+
+def _held(rules: IpvsRules) -> frozenset[str]:
+    """The sets, by their IPv4 names, that hold something."""
+    return frozenset(name for name in names.KINDS if rules.sets[names.set_name(name, rules.family)].entries)
+
+
+def _only_mask(masks: Map[Mask, int]) -> Mask:
+    """How ClusterIPs are masqueraded: the configuration says so for all of them alike (group 5)."""
+    if len(masks) > 1:
+        raise ValueError(f"ClusterIPs are masqueraded in {len(masks)} ways: one rule for their set says one way only")
+    return next(iter(masks), NOBODY)

@@ -1,0 +1,287 @@
+"""The fixed iptables part of mode ipvs: which sets a packet is in decides on masquerading and refusals.
+
+The rules name sets and no Service, so they change with the configuration only, and when a set gets its first entry or
+loses its last: as with kube-proxy, an empty set has no rule. IPVS stands in INPUT behind the filter table, and in OUTPUT
+between the tables mangle and filter; so what this node sends itself is judged in mangle, where kube-proxy has a rule for
+each restricted address in filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from immutables import Map
+
+from narthex.model.net import is_zero_prefix
+from narthex.netfilter.ast.nodes import (
+    Accept,
+    ByIpvs,
+    Compare,
+    CtState,
+    DropPacket,
+    Expression,
+    Field,
+    IsLocal,
+    Jump,
+    MarkIs,
+    Masquerade,
+    MatchSet,
+    RejectPacket,
+    Return,
+    Rule,
+)
+from narthex.proxy.backends.iptables.frame import (
+    FROM_SELF,
+    JUMP_MARK,
+    NEW,
+    TO_SELF,
+    Frame,
+    Match,
+    Rules,
+    address_match,
+    rule,
+)
+from narthex.proxy.backends.iptables.rules import XtablesRules
+from narthex.proxy.backends.ipvs import names
+from narthex.proxy.plan.ir import Plan
+
+Mask = tuple[bool, bool, bool]
+"""Whether pods, this node and others are masqueraded."""
+
+NOBODY: Mask = (False, False, False)
+STRANGERS: Mask = (False, True, True)
+EVERYBODY: Mask = (True, True, True)
+NODE_ONLY: Mask = (False, True, False)
+
+_COMMENTS = {
+    names.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
+    names.CLUSTER_IP: "Kubernetes service cluster ip + port for masquerade purpose",
+    names.EXTERNAL_IP: "Kubernetes service external ip + port for masquerade and filter purpose",
+    names.EXTERNAL_IP_LOCAL: "Kubernetes service external ip + port with externalTrafficPolicy=local",
+    names.BALANCER: "Kubernetes service lb portal",
+    names.BALANCER_LOCAL: "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
+    names.BALANCER_FW: "Kubernetes service load balancer ip + port for load balancer with sourceRange",
+    names.BALANCER_SOURCE_IP: "Kubernetes service load balancer ip + port + source IP for packet filter purpose",
+    names.BALANCER_SOURCE_CIDR: "Kubernetes service load balancer ip + port + source cidr for packet filter purpose",
+    names.NODE_PORT_TCP: "Kubernetes nodeport TCP port for masquerade purpose",
+    names.NODE_PORT_UDP: "Kubernetes nodeport UDP port for masquerade purpose",
+    names.NODE_PORT_SCTP: "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
+    names.NODE_PORT_LOCAL_TCP: "Kubernetes nodeport TCP port with externalTrafficPolicy=local",
+    names.NODE_PORT_LOCAL_UDP: "Kubernetes nodeport UDP port with externalTrafficPolicy=local",
+    names.NODE_PORT_LOCAL_SCTP: "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
+    names.HEALTH_CHECK: "Kubernetes health check node port",
+    names.DROP_POD: "Kubernetes service ip + port without endpoint for pods by its traffic policy",
+    names.DROP_NODE: "Kubernetes service ip + port without endpoint for this node by its traffic policy",
+    names.DROP_OTHER: "Kubernetes service ip + port without endpoint for others by its traffic policy",
+}
+"""kube-proxy's words, which people search their dumps for; the last three are ours."""
+
+_NODE_PORT_SETS = (
+    ("tcp", names.NODE_PORT_LOCAL_TCP, names.NODE_PORT_TCP, ("dst",)),
+    ("udp", names.NODE_PORT_LOCAL_UDP, names.NODE_PORT_UDP, ("dst",)),
+    ("sctp", names.NODE_PORT_LOCAL_SCTP, names.NODE_PORT_SCTP, ("dst", "dst")),
+)
+_DESTINATION = ("dst", "dst")
+_DROPS = (names.DROP_POD, names.DROP_NODE, names.DROP_OTHER)
+
+
+class IpvsFrame:
+    """What the fixed rules depend on. Two frames are equal when the same sets give the same rules."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.family = plan.family
+        self.shared = Frame(plan, commented=False)
+        self.service_cidrs = plan.service_cidrs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IpvsFrame) and self._values == other._values
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def _values(self) -> tuple[object, ...]:
+        return self.shared, self.service_cidrs
+
+    def tables(self, held: frozenset[str], mask: Mask) -> XtablesRules:
+        """The rules, when these sets (by their IPv4 names) hold something and ClusterIPs are masqueraded so."""
+        return _Writer(self, held, mask).tables()
+
+
+class _Writer:
+    def __init__(self, frame: IpvsFrame, held: frozenset[str], mask: Mask) -> None:
+        self._family = frame.family
+        self._shared = frame.shared
+        self._service_cidrs = frame.service_cidrs
+        self._held = held
+        self._mask = mask
+
+    def tables(self) -> XtablesRules:
+        chains = {"nat": Map(self._nat()), "filter": Map(self._filter()), "mangle": Map(self._mangle())}
+        return XtablesRules(self._family, chains, Map(self._jumps()))
+
+    # ---- pieces ----------------------------------------------------------------------------------------------------
+
+    def _in(self, name: str, sides: tuple[str, ...] = _DESTINATION) -> MatchSet:
+        return MatchSet(names.set_name(name, self._family), sides)
+
+    def _if_in(self, name: str, *rest: Expression, sides: tuple[str, ...] = _DESTINATION, only: Match = ()) -> Rules:
+        """A rule for what is in the set, and has the matches `only`; none when the set is empty."""
+        if name not in self._held:
+            return ()
+        return (rule(*only, self._in(name, sides), *rest, comment=_COMMENTS[name]),)
+
+    def _any(self, *sets: str) -> bool:
+        return any(name in self._held for name in sets)
+
+    # ---- nat -------------------------------------------------------------------------------------------------------
+
+    def _nat(self) -> dict[str, Rules]:
+        fixed = self._shared.fixed_nat()
+        hairpin = self._if_in(names.LOOP_BACK, Masquerade(), sides=("dst", "dst", "src"))
+        chains = {
+            names.SERVICES: tuple(self._services()),
+            names.LOAD_BALANCER: (
+                *self._if_in(names.BALANCER_LOCAL, Jump(names.MARK_NODE)),
+                *self._if_in(names.BALANCER_LOCAL, Return()),
+                rule(JUMP_MARK),
+            ),
+            names.NODE_PORT: tuple(self._node_port()),
+            names.POSTROUTING: (*hairpin, *fixed[names.POSTROUTING]),
+            names.MARK_MASQ: fixed[names.MARK_MASQ],
+            names.MARK_NODE: (*(rule(*pod, Return()) for pod in self._shared.pods), rule(FROM_SELF, JUMP_MARK)),
+        }
+        if names.MARK_STRANGERS in fixed:
+            chains[names.MARK_STRANGERS] = fixed[names.MARK_STRANGERS]
+        return chains
+
+    def _services(self) -> Iterator[Rule]:
+        """In kube-proxy's order: balancers, ClusterIPs, external IPs, node ports."""
+        yield from self._if_in(names.BALANCER, Jump(names.LOAD_BALANCER))
+        if names.CLUSTER_IP in self._held:
+            yield from self._mark_cluster_ips()
+        yield from self._if_in(names.EXTERNAL_IP, JUMP_MARK)
+        yield from self._if_in(names.EXTERNAL_IP, Accept())
+        yield from self._if_in(names.EXTERNAL_IP_LOCAL, Jump(names.MARK_NODE))
+        yield from self._if_in(names.EXTERNAL_IP_LOCAL, Accept())
+        for match in self._node_port_matches():
+            yield rule(*match, Jump(names.NODE_PORT))
+        for name in (names.CLUSTER_IP, names.BALANCER):
+            if name in self._held:
+                yield rule(self._in(name), Accept())
+
+    def _mark_cluster_ips(self) -> Rules:
+        held, comment = self._in(names.CLUSTER_IP), _COMMENTS[names.CLUSTER_IP]
+        if self._mask == EVERYBODY:
+            return (rule(held, JUMP_MARK, comment=comment),)
+        if self._mask == STRANGERS:
+            everyone = self._shared.everyone_is_pod
+            return () if everyone else self._shared.mark_strangers(held, comment=comment)
+        # A process on this node that connects to an address bound here has it as its source, too, and no answer
+        # would find the way back (row 5.5).
+        return (rule(self._in(names.CLUSTER_IP, ("src", "dst")), held, JUMP_MARK, comment=comment),)
+
+    def _node_port_matches(self) -> tuple[Match, ...]:
+        cidrs = self._shared.node_ports.cidrs
+        if cidrs is None or any(map(is_zero_prefix, cidrs)):
+            return ((TO_SELF,),)
+        return tuple((*address_match(Field.DADDR, cidr), TO_SELF) for cidr in cidrs)
+
+    def _node_port(self) -> Iterator[Rule]:
+        """An exact address that is the node's own, or bound here, has been decided about already."""
+        if not self._any(*(name for _, _, name, _ in _NODE_PORT_SETS)):
+            return
+        yield rule(*address_match(Field.DADDR, self._family.loopback), Return())
+        for name in (names.CLUSTER_IP, names.BALANCER):
+            if name in self._held:
+                yield rule(self._in(name), Return())
+        for protocol, local, every, sides in _NODE_PORT_SETS:
+            asked = Compare(Field.L4PROTO, (protocol,))
+            yield from self._if_in(local, asked, Jump(names.MARK_NODE), sides=sides)
+            yield from self._if_in(local, asked, Return(), sides=sides)
+            yield from self._if_in(every, asked, JUMP_MARK, sides=sides)
+
+    # ---- filter and mangle -----------------------------------------------------------------------------------------
+
+    def _filter(self) -> dict[str, Rules]:
+        mark, words = self._shared.mark, "kubernetes forwarding"
+        probes = Compare(Field.L4PROTO, ("tcp",)), Accept()
+        return {
+            names.FORWARD: (
+                rule(MarkIs(mark, mark), Accept(), comment=f"{words} rules"),
+                rule(CtState(("related", "established")), Accept(), comment=f"{words} conntrack rule"),
+            ),
+            names.NODE_PORT: self._if_in(names.HEALTH_CHECK, *probes, sides=("dst",)),
+            names.PROXY_FIREWALL: tuple(self._firewall()),
+            names.SOURCE_RANGES: self._source_ranges(),
+            names.IPVS_FILTER: tuple(self._guard()),
+            names.IPVS_OUT_FILTER: tuple(self._out_filter()),
+        }
+
+    def _mangle(self) -> dict[str, Rules]:
+        """What this node sends, before IPVS takes it."""
+        return {names.PROXY_FIREWALL: tuple(self._firewall()), names.SOURCE_RANGES: self._source_ranges()}
+
+    def _firewall(self) -> Iterator[Rule]:
+        """Source ranges first, then what a Local policy leaves nothing for (rows 10.3, 13.3).
+
+        What IPVS has sent on comes by again, in output and over loopback, and is not judged twice: an endpoint may have
+        the address and port of somebody else's frontend, as host network pods do.
+        """
+        if self._any(names.BALANCER_FW, *_DROPS):
+            yield rule(ByIpvs(), Return())
+        yield from self._if_in(names.BALANCER_FW, Jump(names.SOURCE_RANGES))
+        if not self._any(*_DROPS):
+            return
+        for pod in self._shared.pods:
+            yield from self._if_in(names.DROP_POD, DropPacket(), only=pod)
+            yield rule(*pod, Return())
+        yield from self._if_in(names.DROP_NODE, DropPacket(), only=(FROM_SELF,))
+        if names.DROP_OTHER in self._held:
+            yield rule(FROM_SELF, Return())
+        yield from self._if_in(names.DROP_OTHER, DropPacket())
+
+    def _source_ranges(self) -> Rules:
+        sides = ("dst", "dst", "src")
+        return (
+            *self._if_in(names.BALANCER_SOURCE_CIDR, Return(), sides=sides),
+            *self._if_in(names.BALANCER_SOURCE_IP, Return(), sides=sides),
+            rule(DropPacket()),
+        )
+
+    def _guard(self) -> Iterator[Rule]:
+        """The node's own processes do not answer at addresses that only Services have (row 24.3)."""
+        for name in (names.BALANCER, names.CLUSTER_IP, names.EXTERNAL_IP, names.EXTERNAL_IP_LOCAL):
+            if name in self._held:
+                yield rule(self._in(name), Return())
+        if names.HEALTH_CHECK in self._held:
+            yield rule(Compare(Field.L4PROTO, ("tcp",)), self._in(names.HEALTH_CHECK, ("dst",)), Return())
+        if names.IPVS_IPS in self._held:
+            yield rule(self._in(names.IPVS_IPS, ("dst",)), RejectPacket())
+
+    def _out_filter(self) -> Iterator[Rule]:
+        """Free addresses of ServiceCIDRs lead nowhere (row 5.9); an endpoint may well have one."""
+        if self._service_cidrs:
+            yield rule(ByIpvs(), Return())
+        for cidr in self._service_cidrs:
+            yield rule(*address_match(Field.DADDR, cidr), IsLocal(Field.DADDR, negate=True), DropPacket())
+
+    # ---- hooks -----------------------------------------------------------------------------------------------------
+
+    def _jumps(self) -> dict[tuple[str, str], Rules]:
+        portals = (rule(Jump(names.SERVICES), comment="kubernetes service portals"),)
+        firewall = rule(NEW, Jump(names.PROXY_FIREWALL), comment="kube-proxy firewall rules")
+        access = "kubernetes ipvs access filter"
+        out = rule(NEW, Jump(names.IPVS_OUT_FILTER), comment=access)
+        return {
+            ("nat", "PREROUTING"): portals,
+            ("nat", "OUTPUT"): portals,
+            ("nat", "POSTROUTING"): (rule(Jump(names.POSTROUTING), comment="kubernetes postrouting rules"),),
+            ("filter", "INPUT"): (
+                rule(NEW, Jump(names.IPVS_FILTER), comment=access),
+                firewall,
+                rule(Jump(names.NODE_PORT), comment="kubernetes health check rules"),
+            ),
+            ("filter", "FORWARD"): (out, rule(Jump(names.FORWARD), comment="kubernetes forwarding rules")),
+            ("filter", "OUTPUT"): (out,),
+            ("mangle", "OUTPUT"): (firewall,),
+        }

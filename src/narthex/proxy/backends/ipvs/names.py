@@ -1,0 +1,107 @@
+"""Names of kube-proxy's chains and sets in mode ipvs (row 24.4), and which are ours."""
+
+from __future__ import annotations
+
+from narthex.model.net import IPFamily
+from narthex.netfilter.ipset.sets import MAX_NAME
+from narthex.netfilter.links import IPVS_LINK
+from narthex.proxy.backends.iptables import names as shared
+
+LINK = IPVS_LINK
+
+SERVICES = shared.SERVICES
+POSTROUTING = shared.POSTROUTING
+MARK_MASQ = shared.MARK_MASQ
+MARK_STRANGERS = shared.MARK_STRANGERS
+MARK_NODE = "KUBE-MARK-NODE"
+"""Marks what this node sends itself; kube-proxy has no such chain, as it masquerades nobody under Local policies."""
+LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+NODE_PORT = "KUBE-NODE-PORT"
+FORWARD = shared.FORWARD
+PROXY_FIREWALL = shared.PROXY_FIREWALL
+SOURCE_RANGES = "KUBE-SOURCE-RANGES-FIREWALL"
+IPVS_FILTER = "KUBE-IPVS-FILTER"
+IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
+
+CHAINS = {
+    "nat": frozenset((SERVICES, POSTROUTING, MARK_MASQ, MARK_STRANGERS, MARK_NODE, LOAD_BALANCER, NODE_PORT)),
+    "filter": frozenset((FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER)),
+    "mangle": frozenset((PROXY_FIREWALL, SOURCE_RANGES)),
+}
+"""Chains of this mode, by table."""
+
+LOOP_BACK = "KUBE-LOOP-BACK"
+CLUSTER_IP = "KUBE-CLUSTER-IP"
+EXTERNAL_IP = "KUBE-EXTERNAL-IP"
+EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
+BALANCER = "KUBE-LOAD-BALANCER"
+BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
+BALANCER_FW = "KUBE-LOAD-BALANCER-FW"
+BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
+BALANCER_SOURCE_CIDR = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+NODE_PORT_TCP = "KUBE-NODE-PORT-TCP"
+NODE_PORT_UDP = "KUBE-NODE-PORT-UDP"
+NODE_PORT_SCTP = "KUBE-NODE-PORT-SCTP-HASH"
+NODE_PORT_LOCAL_TCP = "KUBE-NODE-PORT-LOCAL-TCP"
+NODE_PORT_LOCAL_UDP = "KUBE-NODE-PORT-LOCAL-UDP"
+NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
+HEALTH_CHECK = "KUBE-HEALTH-CHECK-NODE-PORT"
+IPVS_IPS = "KUBE-IPVS-IPS"
+DROP_POD = "KUBE-DROP-POD"
+"""Addresses and ports at which pods find nothing, by a Local policy. Ours, like the two below: kube-proxy sends such
+connections to other nodes (rows 7.10, 8.5, 29.6)."""
+DROP_NODE = "KUBE-DROP-NODE"
+DROP_OTHER = "KUBE-DROP-OTHER"
+
+KINDS = {
+    LOOP_BACK: "hash:ip,port,ip",
+    CLUSTER_IP: "hash:ip,port",
+    EXTERNAL_IP: "hash:ip,port",
+    EXTERNAL_IP_LOCAL: "hash:ip,port",
+    BALANCER: "hash:ip,port",
+    BALANCER_LOCAL: "hash:ip,port",
+    BALANCER_FW: "hash:ip,port",
+    BALANCER_SOURCE_IP: "hash:ip,port,ip",
+    BALANCER_SOURCE_CIDR: "hash:ip,port,net",
+    NODE_PORT_TCP: "bitmap:port",
+    NODE_PORT_UDP: "bitmap:port",
+    NODE_PORT_SCTP: "hash:ip,port",
+    NODE_PORT_LOCAL_TCP: "bitmap:port",
+    NODE_PORT_LOCAL_UDP: "bitmap:port",
+    NODE_PORT_LOCAL_SCTP: "hash:ip,port",
+    HEALTH_CHECK: "bitmap:port",
+    IPVS_IPS: "hash:ip",
+    DROP_POD: "hash:ip,port",
+    DROP_NODE: "hash:ip,port",
+    DROP_OTHER: "hash:ip,port",
+}
+"""All sets of the mode, by their IPv4 name. All are always there, so that rules may name any of them."""
+
+
+def set_name(name: str, family: IPFamily) -> str:
+    """A set's name in the kernel: IPv6 ones begin `KUBE-6-` and lose what is too long at the end."""
+    return name if family is IPFamily.IPV4 else ("KUBE-6-" + name.removeprefix("KUBE-"))[:MAX_NAME]
+
+
+SETS = {family: frozenset(set_name(name, family) for name in KINDS) for family in IPFamily}
+"""The names in the kernel."""
+
+
+def set_family(kind: str, family: IPFamily) -> IPFamily:
+    """The family that a set of the kind is made with; a bitmap of ports has none and counts as IPv4."""
+    return IPFamily.IPV4 if kind == "bitmap:port" else family
+
+
+def is_ours(table: str, chain: str) -> bool:
+    """Whether a chain is one of this mode's."""
+    return chain in CHAINS.get(table, ())
+
+
+IPVS = shared.Ownership(
+    is_ours,
+    {
+        "nat": frozenset((SERVICES, POSTROUTING)),
+        "filter": frozenset((IPVS_FILTER, IPVS_OUT_FILTER, PROXY_FIREWALL, NODE_PORT, FORWARD)),
+        "mangle": frozenset((PROXY_FIREWALL,)),
+    },
+)

@@ -1,0 +1,266 @@
+"""What the ipvs backend writes: virtual servers, the addresses bound for them, sets, and a few fixed iptables rules."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from immutables import Map
+
+from narthex.model.net import IPFamily
+from narthex.netfilter.ipset.sets import IpSet
+from narthex.netfilter.ipvs.servers import RealServer, ServerKey, VirtualServer
+from narthex.proxy.backends.iptables import rules as xtables
+from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
+
+__all__ = [
+    "IpSet",
+    "IpvsChanges",
+    "IpvsRules",
+    "RealChanges",
+    "RealServer",
+    "ServerKey",
+    "SetChanges",
+    "VirtualServer",
+    "diff",
+    "patch",
+]
+
+_numbers = itertools.count(1)
+
+
+class Descent(msgspec.Struct, frozen=True):
+    """Which rules these were made from and the virtual servers that may differ, so that `diff` skips the rest."""
+
+    parent: int = 0
+    touched: frozenset[ServerKey] = frozenset()
+
+
+class IpvsRules:
+    """All of ours for one family. Immutable; equal when the parts are, whatever they came from.
+
+    A real server that leaves is absent here. The Target keeps it with weight 0 while connections need it (row 24.8),
+    and reads one with weight 0 as absent.
+    """
+
+    def __init__(
+        self,
+        family: IPFamily,
+        servers: Map[ServerKey, VirtualServer],
+        bound: frozenset[str],
+        sets: Mapping[str, IpSet],
+        tables: XtablesRules,
+        descent: Descent | None = None,
+        rendering: object = None,
+    ) -> None:
+        self.family = family
+        self.servers = servers
+        self.bound = bound
+        """Addresses on the link kube-ipvs0."""
+        self.sets = sets
+        """By name."""
+        self.tables = tables
+        """The fixed iptables part. Its rules name sets, so the sets must be there first and go last."""
+        self.descent = descent or Descent()
+        self.rendering = rendering
+        """The renderer's notes for the next time; None for rules read from a kernel."""
+        self.number = next(_numbers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IpvsRules):
+            return NotImplemented
+        return (
+            self.family is other.family
+            and self.servers == other.servers
+            and self.bound == other.bound
+            and self.sets == other.sets
+            and self.tables == other.tables
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<ipvs rules for {self.family.label}: {len(self.servers)} virtual servers, {len(self.sets)} sets>"
+
+
+class RealChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Real servers of one virtual server that come, get another weight, or leave."""
+
+    added: tuple[RealServer, ...] = ()
+    edited: tuple[RealServer, ...] = ()
+    """With the weight that they are to have."""
+    removed: tuple[RealServer, ...] = ()
+
+
+class SetChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of one set that come or leave."""
+
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+
+class IpvsChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What to write, part by part; nothing is said about what stays. False when there is nothing to do."""
+
+    family: IPFamily
+    replace: bool = False
+    """The state is not known: what is ours and not named here must go. Everything wanted is among the added then."""
+    servers_added: tuple[VirtualServer, ...] = ()
+    """With all their real servers."""
+    servers_edited: tuple[VirtualServer, ...] = ()
+    """With the settings that they are to have; changes of their real servers are in `reals`."""
+    servers_removed: tuple[ServerKey, ...] = ()
+    reals: Mapping[ServerKey, RealChanges] = {}
+    """Of virtual servers that were there and stay."""
+    bind: frozenset[str] = frozenset()
+    unbind: frozenset[str] = frozenset()
+    sets_added: tuple[IpSet, ...] = ()
+    """With all their entries; one of the same name may be among the removed when its kind differs."""
+    sets_removed: tuple[str, ...] = ()
+    entries: Mapping[str, SetChanges] = {}
+    """Of sets that were there and stay."""
+    tables: XtablesChanges
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.replace
+            or self.servers_added
+            or self.servers_edited
+            or self.servers_removed
+            or self.reals
+            or self.bind
+            or self.unbind
+            or self.sets_added
+            or self.sets_removed
+            or self.entries
+            or self.tables
+        )
+
+
+def diff(have: IpvsRules | None, want: IpvsRules) -> IpvsChanges:
+    """The changes from one to the other; None: everything is written."""
+    if have is None:
+        return IpvsChanges(
+            family=want.family,
+            replace=True,
+            servers_added=_sorted(want.servers.values()),
+            bind=want.bound,
+            sets_added=tuple(want.sets[name] for name in sorted(want.sets)),
+            tables=xtables.diff(None, want.tables),
+        )
+    added: list[VirtualServer] = []
+    edited: list[VirtualServer] = []
+    removed: list[ServerKey] = []
+    reals: dict[ServerKey, RealChanges] = {}
+    for key in _candidates(have, want):
+        old, new = have.servers.get(key), want.servers.get(key)
+        if old is new or old == new:
+            continue
+        if old is None:
+            assert new is not None
+            added.append(new)
+        elif new is None:
+            removed.append(key)
+        else:
+            edited += [new] if old.settings != new.settings else []
+            if old.reals != new.reals:
+                reals[key] = _real_changes(old.reals, new.reals)
+    sets_added, sets_removed, entries = _set_changes(have.sets, want.sets)
+    return IpvsChanges(
+        family=want.family,
+        servers_added=_sorted(added),
+        servers_edited=_sorted(edited),
+        servers_removed=tuple(sorted(removed, key=_key_order)),
+        reals=reals,
+        bind=want.bound - have.bound if want.bound is not have.bound else frozenset(),
+        unbind=have.bound - want.bound if want.bound is not have.bound else frozenset(),
+        sets_added=sets_added,
+        sets_removed=sets_removed,
+        entries=entries,
+        tables=xtables.diff(have.tables, want.tables),
+    )
+
+
+def patch(have: IpvsRules, changes: IpvsChanges) -> IpvsRules:
+    """The rules after the changes."""
+    servers: Map[ServerKey, VirtualServer] = Map() if changes.replace else have.servers
+    sets: dict[str, IpSet] = {} if changes.replace else dict(have.sets)
+    bound: frozenset[str] = frozenset() if changes.replace else have.bound
+    with servers.mutate() as mutation:
+        for key in changes.servers_removed:
+            del mutation[key]
+        mutation.update({server.key: server for server in changes.servers_added})
+        for server in changes.servers_edited:
+            mutation[server.key] = msgspec.structs.replace(server, reals=mutation[server.key].reals)
+        for key, change in changes.reals.items():
+            mutation[key] = msgspec.structs.replace(mutation[key], reals=_changed_reals(mutation[key].reals, change))
+        servers = mutation.finish()
+    for name in changes.sets_removed:
+        del sets[name]
+    sets.update((held.name, held) for held in changes.sets_added)
+    for name, entries in changes.entries.items():
+        after = (sets[name].entries - entries.removed) | entries.added
+        sets[name] = msgspec.structs.replace(sets[name], entries=after)
+    return IpvsRules(
+        changes.family,
+        servers,
+        (bound - changes.unbind) | changes.bind,
+        sets,
+        xtables.patch(have.tables, changes.tables),
+    )
+
+
+def _candidates(have: IpvsRules, want: IpvsRules) -> frozenset[ServerKey] | set[ServerKey]:
+    """Virtual servers that may differ."""
+    if want.descent.parent == have.number:
+        return want.descent.touched
+    gone = {key for key in have.servers if key not in want.servers}
+    return gone | {key for key, server in want.servers.items() if have.servers.get(key) is not server}
+
+
+def _real_changes(old: tuple[RealServer, ...], new: tuple[RealServer, ...]) -> RealChanges:
+    before = {(real.address, real.port): real for real in old}
+    after = {(real.address, real.port): real for real in new}
+    return RealChanges(
+        added=tuple(real for where, real in after.items() if where not in before),
+        edited=tuple(real for where, real in after.items() if where in before and before[where] != real),
+        removed=tuple(real for where, real in before.items() if where not in after),
+    )
+
+
+def _changed_reals(reals: tuple[RealServer, ...], change: RealChanges) -> tuple[RealServer, ...]:
+    kept = {(real.address, real.port): real for real in reals}
+    for real in change.removed:
+        del kept[real.address, real.port]
+    for real in (*change.added, *change.edited):
+        kept[real.address, real.port] = real
+    return tuple(sorted(kept.values(), key=lambda real: real.sort_key))
+
+
+def _set_changes(
+    have: Mapping[str, IpSet], want: Mapping[str, IpSet]
+) -> tuple[tuple[IpSet, ...], tuple[str, ...], dict[str, SetChanges]]:
+    """Sets that come, names that go, and what changes within the others."""
+    added: list[IpSet] = []
+    entries: dict[str, SetChanges] = {}
+    removed = [name for name in have if name not in want]
+    for name, new in want.items():
+        old = have.get(name)
+        if old is new:
+            continue
+        if old is None or (old.kind, old.family) != (new.kind, new.family):
+            added.append(new)
+            removed += [name] if old is not None else []
+        elif old.entries != new.entries:
+            entries[name] = SetChanges(added=new.entries - old.entries, removed=old.entries - new.entries)
+    return tuple(sorted(added, key=lambda held: held.name)), tuple(sorted(removed)), entries
+
+
+def _key_order(key: ServerKey) -> tuple[str, str, int]:
+    address, protocol, port = key
+    return address, protocol.value, port
+
+
+def _sorted(servers: Iterable[VirtualServer]) -> tuple[VirtualServer, ...]:
+    return tuple(sorted(servers, key=lambda server: _key_order(server.key)))

@@ -1,0 +1,200 @@
+"""One Service port as virtual servers and entries of sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from narthex.model.net import Protocol, in_any, is_zero_prefix, parsed_network
+from narthex.netfilter.ipvs.servers import RealServer, ServerKey, VirtualServer
+from narthex.proxy.backends.ipvs import names
+from narthex.proxy.backends.ipvs.frame import Mask
+from narthex.proxy.plan.ir import (
+    Drop,
+    Endpoint,
+    Forward,
+    Frontend,
+    FrontendKind,
+    NodePorts,
+    Plan,
+    Scope,
+    ServicePlan,
+)
+
+Entry = tuple[str, str]
+"""A set by its IPv4 name, and an entry of it in the wording of `ipset save`."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What every virtual server depends on besides its own Service."""
+
+    scheduler: str
+    node_ports: tuple[str, ...]
+    """The node's addresses at which node ports answer."""
+    node_addresses: frozenset[str]
+    """All of the node's own: never bound a second time."""
+
+
+def settings_of(plan: Plan, scheduler: str) -> Settings:
+    """The settings of a plan."""
+    answering = tuple(ip for ip in plan.node_addresses if _answers(plan.node_ports, ip))
+    return Settings(scheduler=scheduler, node_ports=answering, node_addresses=frozenset(plan.node_addresses))
+
+
+def _answers(node_ports: NodePorts, address: str) -> bool:
+    return node_ports.cidrs is None or in_any(node_ports.cidrs, address)
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual server, and the entries of sets that are about its address and port."""
+
+    server: VirtualServer
+    entries: tuple[Entry, ...]
+
+
+class Fragment(msgspec.Struct, frozen=True, kw_only=True):
+    """All of one Service port."""
+
+    service: ServicePlan
+    exact: Mapping[ServerKey, Way]
+    """At addresses that frontends name."""
+    node: Mapping[ServerKey, Way]
+    """At the node's own addresses; an exact one of any Service goes before."""
+    entries: frozenset[Entry]
+    """Of no one address and port: node port numbers, endpoints of this node, addresses to bind."""
+    mask: Mask | None
+    """How the ClusterIP is masqueraded; None when it forwards nothing."""
+
+
+def fragment(service: ServicePlan, settings: Settings) -> Fragment:
+    """A Service port's virtual servers and entries."""
+    exact: dict[ServerKey, Way] = {}
+    node: dict[ServerKey, Way] = {}
+    entries: set[Entry] = set(_loop_back(service))
+    mask: Mask | None = None
+    for frontend in service.frontends:
+        server = _server(service, frontend, settings)
+        if frontend.address is not None:
+            way = _way(server, frontend, frontend.address)
+            exact[way.server.key] = way
+            if frontend.address not in settings.node_addresses:
+                entries.add((names.IPVS_IPS, frontend.address))
+        else:
+            ways = [_way(server, frontend, address) for address in settings.node_ports]
+            node.update((way.server.key, way) for way in ways)
+            entries.update(_node_port(frontend) if ways else ())
+        if frontend.kind is FrontendKind.CLUSTER_IP and isinstance(frontend.pod, Forward):
+            mask = _mask(frontend)
+    return Fragment(service=service, exact=exact, node=node, entries=frozenset(entries), mask=mask)
+
+
+def _server(service: ServicePlan, frontend: Frontend, settings: Settings) -> VirtualServer:
+    """The virtual server of a frontend, for no address yet."""
+    return VirtualServer(
+        address="",
+        protocol=frontend.protocol,
+        port=frontend.port,
+        scheduler=settings.scheduler,
+        persistence_seconds=service.affinity_seconds,
+        hash_ports=settings.scheduler == "mh",
+        reals=_reals(service, frontend),
+    )
+
+
+def _reals(service: ServicePlan, frontend: Frontend) -> tuple[RealServer, ...]:
+    """The pool that others get, else the one that pods and this node get: IPVS has one per address (row 7.9). Without
+    one, IPVS refuses (row 13.8)."""
+    cells = (frontend.other, frontend.pod, frontend.node)
+    scope = next((cell.scope for cell in cells if isinstance(cell, Forward)), None)
+    if scope is None:
+        return ()
+    # Pools are sorted as real servers are.
+    return tuple(RealServer(endpoint.address, endpoint.port) for endpoint in service.pool(scope).endpoints)
+
+
+def _way(server: VirtualServer, frontend: Frontend, address: str) -> Way:
+    placed = msgspec.structs.replace(server, address=address)
+    return Way(server=placed, entries=tuple(_entries(frontend, address)))
+
+
+_SETS = {
+    FrontendKind.CLUSTER_IP: (names.CLUSTER_IP,),
+    FrontendKind.EXTERNAL_IP: (names.EXTERNAL_IP,),
+    FrontendKind.LOAD_BALANCER: (names.BALANCER,),
+    FrontendKind.NODE_PORT: (),
+}
+_LOCAL_SETS = {
+    **_SETS,
+    FrontendKind.EXTERNAL_IP: (names.EXTERNAL_IP_LOCAL,),
+    FrontendKind.LOAD_BALANCER: (names.BALANCER, names.BALANCER_LOCAL),
+}
+_NODE_PORTS = {
+    Protocol.TCP: (names.NODE_PORT_TCP, names.NODE_PORT_LOCAL_TCP),
+    Protocol.UDP: (names.NODE_PORT_UDP, names.NODE_PORT_LOCAL_UDP),
+}
+
+
+def _entries(frontend: Frontend, address: str) -> Iterator[Entry]:
+    at = f"{address},{frontend.protocol.lower}:{frontend.port}"
+    local = _keeps_sources(frontend)
+    for name in (_LOCAL_SETS if local else _SETS)[frontend.kind]:
+        yield name, at
+    if frontend.kind is FrontendKind.NODE_PORT and frontend.protocol is Protocol.SCTP:
+        yield names.NODE_PORT_SCTP, at
+        if local:
+            yield names.NODE_PORT_LOCAL_SCTP, at
+    if frontend.allow_from is not None:
+        yield names.BALANCER_FW, at
+        yield from _allowed(at, frontend.allow_from)
+    cells = (frontend.pod, names.DROP_POD), (frontend.node, names.DROP_NODE), (frontend.other, names.DROP_OTHER)
+    for cell, name in cells:
+        if isinstance(cell, Drop):
+            yield name, at
+
+
+def _keeps_sources(frontend: Frontend) -> bool:
+    """A Local policy: all but this node's own connections keep their source."""
+    return isinstance(frontend.pod, Forward) and not frontend.pod.masquerade
+
+
+def _allowed(at: str, networks: Iterable[str]) -> Iterator[Entry]:
+    for cidr in networks:
+        base, _, length = cidr.partition("/")
+        if length == ("128" if ":" in cidr else "32"):
+            yield names.BALANCER_SOURCE_IP, f"{at},{base}"
+        elif is_zero_prefix(cidr):
+            # Such a set holds no network of everything.
+            for half in parsed_network(cidr).subnets():
+                yield names.BALANCER_SOURCE_CIDR, f"{at},{half}"
+        else:
+            yield names.BALANCER_SOURCE_CIDR, f"{at},{cidr}"
+
+
+def _node_port(frontend: Frontend) -> Iterator[Entry]:
+    """The number in the sets that ask for no address; SCTP has none such."""
+    if frontend.protocol in _NODE_PORTS:
+        every, local = _NODE_PORTS[frontend.protocol]
+        yield every, str(frontend.port)
+        if _keeps_sources(frontend):
+            yield local, str(frontend.port)
+
+
+def _loop_back(service: ServicePlan) -> Iterator[Entry]:
+    """This node's endpoints, which may draw themselves (row 12.4)."""
+    protocol = service.name.protocol.lower
+    for endpoint in _endpoints(service):
+        if endpoint.local:
+            yield names.LOOP_BACK, f"{endpoint.address},{protocol}:{endpoint.port},{endpoint.address}"
+
+
+def _endpoints(service: ServicePlan) -> Iterator[Endpoint]:
+    for scope in Scope:
+        pool = service.cluster if scope is Scope.CLUSTER else service.local
+        yield from pool.endpoints if pool else ()
+
+
+def _mask(frontend: Frontend) -> Mask:
+    cells = (frontend.pod, frontend.node, frontend.other)
+    pod, node, other = (isinstance(cell, Forward) and cell.masquerade for cell in cells)
+    return pod, node, other

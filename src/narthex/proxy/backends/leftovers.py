@@ -1,0 +1,259 @@
+"""What of a kernel's rules was left by Narthex or a kube-proxy, of any mode and age; everybody else's stays.
+
+Known by name: tables, and the chains that some version of kube-proxy made (rows 22.1, 24.3, 25.2). In chains that are
+not theirs they have only jumps of a known form. What a kubelet looks after (row 22.9) is the kubelet's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from itertools import pairwise
+
+import msgspec
+
+from narthex.model.net import IPFamily
+from narthex.netfilter.ipset.sets import IpSet
+from narthex.netfilter.ipvs.servers import ServerKey
+from narthex.netfilter.xtables import parse_rules
+from narthex.netfilter.xtables.values import builtin_chains
+from narthex.netfilter.xtables.words import Text, split_words
+from narthex.proxy.backends.iptables import names
+from narthex.proxy.backends.iptables.frame import guard_rule
+from narthex.proxy.backends.nftables.frame import TABLE
+from narthex.proxy.backends.userspace.names import USERSPACE
+
+KUBE_PROXY_TABLE = "kube-proxy"
+_IPSET = re.compile(
+    r"KUBE-(6-)?(LOOP-BACK|CLUSTER-IP|EXTERNAL-IP(-LOCAL)?|LOAD-BALANCER(-FW|-LOCAL|-SOURCE-IP|-SOURCE-CIDR?)?"
+    r"|IPVS-IPS|NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH?)|HEALTH-CHECK-NODE-PORT|DROP-(POD|NODE|OTHER))",
+    re.ASCII,
+)
+"""Names of row 24.4, and those of ours. Two lose their last letter, as a set's name has 31 at most."""
+_NODE_PORT_SET = re.compile(r"KUBE-(6-)?NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH?)", re.ASCII)
+
+_OLD_CHAINS = {
+    "nat": {
+        "KUBE-MARK-DROP",
+        # ipvs; its KUBE-FIREWALL is in nat, kubelet's in filter
+        "KUBE-LOAD-BALANCER",
+        "KUBE-NODE-PORT",
+        "KUBE-FIREWALL",
+        "KUBE-MARK-NODE",
+    },
+    "filter": {
+        "KUBE-NODE-PORT",
+        "KUBE-SOURCE-RANGES-FIREWALL",
+        "KUBE-IPVS-FILTER",
+        "KUBE-IPVS-OUT-FILTER",
+    },
+    # ipvs of ours
+    "mangle": {"KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"},
+}
+_ENTRIES = {
+    "nat": {
+        names.SERVICES,
+        names.POSTROUTING,
+        *USERSPACE.entries["nat"],
+    },
+    "filter": {
+        names.SERVICES,
+        names.EXTERNAL_SERVICES,
+        names.NODE_PORTS,
+        names.FORWARD,
+        names.PROXY_FIREWALL,
+        names.FIREWALL,
+        *USERSPACE.entries["filter"],
+        "KUBE-NODE-PORT",
+        "KUBE-IPVS-FILTER",
+        "KUBE-IPVS-OUT-FILTER",
+    },
+    "mangle": {"KUBE-PROXY-FIREWALL"},
+}
+"""Chains that built-in chains jump to."""
+_JUMP_MATCHES = {
+    ("-m", "comment"),
+    ("-m", "conntrack"),
+    ("--ctstate", "NEW"),
+    ("-m", "state"),
+    ("--state", "NEW"),
+    ("-m", "addrtype"),
+    ("--dst-type", "LOCAL"),
+}
+
+Owned = Callable[[str, str], bool]
+"""Whether a chain of a table is to be removed, by both names."""
+
+
+def is_leftover_table(name: str) -> bool:
+    """A table of nftables mode, ours or kube-proxy's."""
+    return name in (TABLE, KUBE_PROXY_TABLE)
+
+
+def is_leftover_chain(table: str, chain: str) -> bool:
+    """A chain that some Narthex or kube-proxy made with iptables."""
+    return names.is_ours(table, chain) or is_older_chain(table, chain)
+
+
+def is_older_chain(table: str, chain: str) -> bool:
+    """A chain of other modes or ages than today's mode iptables."""
+    return chain in _OLD_CHAINS.get(table, ()) or USERSPACE.is_ours(table, chain)
+
+
+def is_leftover_set(name: str) -> bool:
+    """An ipset of mode ipvs."""
+    return _IPSET.fullmatch(name) is not None
+
+
+def set_family(name: str) -> IPFamily:
+    """Whose addresses an ipset of kube-proxy holds."""
+    return IPFamily.IPV6 if name.startswith("KUBE-6-") else IPFamily.IPV4
+
+
+class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be removed from one table of one iptables."""
+
+    table: str
+    chains: tuple[str, ...] = ()
+    jumps: tuple[tuple[str, str], ...] = ()
+    """Built-in chain and rule, as the tool printed it: only this text is sure to name the rule."""
+    kept: Mapping[str, str] = {}
+    """Chains that somebody else's rules use, and why they stay. What these use stays with them."""
+    guard: bool = False
+    """The guard of route_localnet (row 9.11) is among `chains`."""
+
+    def __bool__(self) -> bool:
+        return bool(self.chains or self.jumps or self.kept)
+
+    @property
+    def script(self) -> str:
+        """Input for `iptables-restore --noflush`, which leaves alone what it does not name; empty for nothing."""
+        if not self.chains and not self.jumps:
+            return ""
+        lines = [f"*{self.table}", *(f":{chain} - [0:0]" for chain in self.chains)]
+        lines += (f"-D {chain} {rule}" for chain, rule in self.jumps)
+        lines += (f"-X {chain}" for chain in self.chains)
+        return "\n".join([*lines, "COMMIT", ""])
+
+
+def has_kubelet(chains: Iterable[tuple[str, str]]) -> bool:
+    """Whether a kubelet looks after this namespace, by the tables and chains in it."""
+    return any(table == "mangle" and chain in names.KUBELET_CHAINS for table, chain in chains)
+
+
+def save_chains(text: str) -> Iterator[tuple[str, str]]:
+    """Table and name of each chain in the output of iptables-save."""
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":"):
+            yield table, line[1:].split(" ", 1)[0]
+
+
+def find(text: str, family: IPFamily, kubelet: bool, owned: Owned = is_leftover_chain) -> list[Leftovers]:
+    """What is left in the tables that iptables-save printed, as far as `owned`. Raises SaveTextError."""
+    table = ""
+    chains: list[str] = []
+    rules: list[tuple[str, str]] = []
+    found = []
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table, chains, rules = line[1:], [], []
+        elif line.startswith(":"):
+            chains.append(line[1:].split(" ", 1)[0])
+        elif line.startswith("-A "):
+            _, chain, *rule = line.split(" ", 2)
+            rules.append((chain, "".join(rule)))
+        elif line == "COMMIT":
+            found.append(_in_table(table, chains, rules, family, kubelet, owned))
+    return [one for one in found if one]
+
+
+def _in_table(
+    table: str, chains: list[str], rules: list[tuple[str, str]], family: IPFamily, kubelet: bool, owned: Owned
+) -> Leftovers:
+    ours = {chain: None for chain in chains if owned(table, chain)}
+    guard = table == "filter" and names.FIREWALL in ours
+    if guard and (kubelet or not _only_guard([rule for chain, rule in rules if chain == names.FIREWALL], family)):
+        # kubelet's, or somebody uses it for rules of their own.
+        del ours[names.FIREWALL]
+        guard = False
+    jumps, kept = [], {}
+    for chain, rule in rules:
+        if chain in ours:
+            continue
+        target = _target(rule)
+        if target not in ours:
+            continue
+        if chain in builtin_chains(table) and target in _ENTRIES.get(table, ()) and _is_plain(rule):
+            jumps.append((chain, rule))
+        else:
+            kept[target] = f"a rule of chain {chain} uses it, which is not kube-proxy's: {rule}"
+    _keep_what_is_used(kept, ours, rules)
+    return Leftovers(
+        table=table,
+        chains=tuple(chain for chain in ours if chain not in kept),
+        # A chain that stays is used by others, the jump to it from a built-in chain is still kube-proxy's.
+        jumps=tuple(jumps),
+        kept=kept,
+        guard=guard and names.FIREWALL not in kept,
+    )
+
+
+def _keep_what_is_used(kept: dict[str, str], ours: Mapping[str, None], rules: list[tuple[str, str]]) -> None:
+    """Add to `kept` all chains that those in it lead to."""
+    uses: dict[str, set[str]] = {}
+    if kept:
+        for chain, rule in rules:
+            if chain in ours and (target := _target(rule)) in ours:
+                uses.setdefault(chain, set()).add(target)
+    waiting = list(kept)
+    while waiting:
+        user = waiting.pop()
+        for target in sorted(uses.get(user, set()) - kept.keys()):
+            kept[target] = f"chain {user} uses it, which stays"
+            waiting.append(target)
+
+
+def _target(rule: str) -> str:
+    """The chain that a rule leads to, or its target's name; empty when it has none."""
+    words = split_words(rule)
+    for option, value in pairwise(words):
+        if option in ("-j", "-g") and type(option) is str:
+            return value
+    return ""
+
+
+def _is_plain(rule: str) -> bool:
+    """It sends everything, or everything new, or everything to this node; nothing more special."""
+    words = split_words(rule)
+    while len(words) >= 2:
+        option, value, *words = words
+        if type(option) is Text:
+            return False
+        if option == "-j":
+            return not words
+        if option != "--comment" and (option, value) not in _JUMP_MATCHES:
+            return False
+    return False
+
+
+def _only_guard(rules: list[str], family: IPFamily) -> bool:
+    text = "".join(f"-A {names.FIREWALL} {rule}\n" for rule in rules)
+    return all(rule == guard_rule() for rule in parse_rules(text, family).get(names.FIREWALL, ()))
+
+
+def is_virtual_server(key: ServerKey, bound: Container[str], sets: Mapping[str, IpSet]) -> bool:
+    """Whether a virtual server is kube-proxy's or ours: at an address of its link, or named by one of its sets."""
+    address, protocol, port = key
+    if address in bound:
+        return True
+    word = f"{protocol.lower}:{port}"
+    for name, held in sets.items():
+        if held.kind == "hash:ip,port" and is_leftover_set(name) and f"{address},{word}" in held.entries:
+            return True
+        match = _NODE_PORT_SET.fullmatch(name)
+        if match and match[3].partition("-")[0] == protocol.value and str(port) in held.entries:
+            return True
+    return False

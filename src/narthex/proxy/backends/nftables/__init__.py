@@ -1,0 +1,1 @@
+"""The nftables backend: constant rules, all state in maps. Pure."""

@@ -1,0 +1,214 @@
+"""The rules of the nftables backend as one value, and how the next value is made from the one before.
+
+Rules that were rendered keep only settings, Service ports with their slots, and counts of shared elements; elements are
+spelled out when somebody asks (`table`). Rules that were read from a kernel are the table itself. Both compare by the
+table they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import msgspec
+from immutables import Map
+
+from narthex.model.names import ServicePortName
+from narthex.netfilter.ast.nodes import Ruleset, Set, Table
+from narthex.netfilter.binary.slotted import Slotted
+from narthex.proxy.backends.nftables.changes import NftChanges, between, with_elements
+from narthex.proxy.backends.nftables.frame import TABLE, Settings, frame_chains, shared_sets
+from narthex.proxy.backends.nftables.rows import Count, Row, count_sets, draw_chains, row_chains
+from narthex.proxy.backends.nftables.service import SHARED, Fragment, Part, add, fragment
+from narthex.proxy.plan.ir import Plan
+
+
+class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """Table `ip narthex` or `ip6 narthex`. Compares by content; elements of dynamic sets are no content."""
+
+    settings: Settings | None = None
+    """None: read from a kernel, or patched; then `spelled` holds all."""
+    fragments: Map[ServicePortName, Fragment] = Map()
+    shared: Mapping[str, Map[str, int]] = {}
+    """How often each address is needed in sets where several Service ports may need the same (`SHARED`)."""
+    rows: frozenset[Row] = frozenset()
+    """Rows in use, and those that were: a chain is kept while rules are rendered one from the other, so that a count
+    that comes back finds it. Rules rendered without predecessor have only what they use."""
+    counts: frozenset[Count] = frozenset()
+    """Numbers of endpoints, kept as rows are."""
+    lineage: int = 0
+    """Number of the plan's lineage."""
+    identity: object = msgspec.field(default_factory=object)
+    step: tuple[object, NftChanges] | None = None
+    """Identity of the rules that these were rendered from, and the changes that lead here."""
+    spelled: list[Table] = msgspec.field(default_factory=list)
+    """The table, once somebody asked for it."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NftRules):
+            return NotImplemented
+        return self is other or self.table() == other.table()
+
+    def __ne__(self, other: object) -> bool:
+        # The base class has one of its own, which asks for identity.
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def table(self) -> Table:
+        """All of it, spelled out. The first call costs as much as there are elements."""
+        if not self.spelled:
+            self.spelled.append(self.spell_out())
+        return self.spelled[0]
+
+    def spell_out(self) -> Table:
+        """As `table`, but rendered rules do not keep it: a program that has loaded them lives on for long."""
+        if self.settings is None:
+            return self.spelled[0]
+        if self.spelled:
+            return self.spelled.pop()
+        part = add(Part(self.settings), self.fragments.values())
+        return _spelled(self.settings, part, self.rows, self.counts)
+
+    def ruleset(self) -> Ruleset:
+        """For a walk, for printing, for comparing."""
+        return Ruleset((self.table(),))
+
+
+def from_table(table: Table) -> NftRules:
+    """Rules that were read from a kernel."""
+    return NftRules(spelled=[table])
+
+
+def render(plan: Plan, previous: NftRules | None) -> NftRules:
+    """The rules of a plan. Costs as much as Service ports changed since `previous`; all of them without it, when a
+    setting changed, or when `previous` was read from a kernel."""
+    settings = Settings.of(plan)
+    if previous is None or previous.settings is None or previous.settings.family is not settings.family:
+        return _rendered(settings, plan, Map())
+    if previous.settings != settings:
+        return _rendered(settings, plan, previous.fragments)
+    return _advanced(previous, settings, plan)
+
+
+def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragment]) -> NftRules:
+    """All Service ports anew, with the slots that they had."""
+    fragments: Map[ServicePortName, Fragment] = Map(
+        {name: fragment(service, before.get(name)) for name, service in plan.services.items()}
+    )
+    part = add(Part(settings), fragments.values())
+    rows, counts = frozenset(part.rows), frozenset(part.counts)
+    return NftRules(
+        settings=settings,
+        fragments=fragments,
+        shared={name: Map(counts) for name, counts in part.shared.items()},
+        rows=rows,
+        counts=counts,
+        lineage=plan.lineage.number,
+        spelled=[_spelled(settings, part, rows, counts)],
+    )
+
+
+def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
+    """The next rules from the previous ones, looking only at what changed."""
+    leaving: list[Fragment] = []
+    coming: list[Fragment] = []
+    with previous.fragments.mutate() as mutation:
+        for name in plan.differing(previous.lineage, previous.fragments):
+            before, service = previous.fragments.get(name), plan.services.get(name)
+            if before is not None and before.service is service:
+                continue
+            if before is not None:
+                leaving.append(before)
+            if service is None:
+                mutation.pop(name, None)
+            else:
+                now = fragment(service, before)
+                mutation[name] = now
+                coming.append(now)
+    fragments = mutation.finish()
+    old, new = add(Part(settings), leaving), add(Part(settings), coming)
+    shared = _counted(previous.shared, old, new)
+    rows, counts = previous.rows | new.rows, previous.counts | new.counts
+    # A shared set that only one side touches is not a set that comes or goes; the set of a new count does come.
+    coming_sets = {count.frontends for count in counts - previous.counts}
+    for touched in old.elements.keys() | new.elements.keys():
+        new.of(touched)
+        if touched not in coming_sets:
+            old.of(touched)
+    for touched in old.endpoints.keys() | new.endpoints.keys():
+        new.endpoints.setdefault(touched, Slotted())
+        old.endpoints.setdefault(touched, Slotted())
+    # Rows and counts share chains, so a new one has to be seen beside all the others.
+    grown = rows != previous.rows or counts != previous.counts
+    have = _partial(settings, old, previous.rows, previous.counts, with_shared=grown)
+    want = _partial(settings, new, rows, counts, with_shared=grown)
+    return NftRules(
+        settings=settings,
+        fragments=fragments,
+        shared=shared,
+        rows=rows,
+        counts=counts,
+        lineage=plan.lineage.number,
+        step=(previous.identity, between(have, want)),
+    )
+
+
+def _counted(before: Mapping[str, Map[str, int]], old: Part, new: Part) -> Mapping[str, Map[str, int]]:
+    """Addresses counted anew; those that come or go are put into the parts as elements."""
+    return {name: _counted_in(name, before.get(name, Map()), old, new) for name in SHARED}
+
+
+def _counted_in(name: str, counts: Map[str, int], old: Part, new: Part) -> Map[str, int]:
+    leaving, coming, key = old.shared[name], new.shared[name], SHARED[name]
+    touched = leaving.keys() | coming.keys()
+    if not touched:
+        return counts
+    mutation = counts.mutate()
+    for address in touched:
+        before = mutation.get(address, 0)
+        after = before - leaving.get(address, 0) + coming.get(address, 0)
+        if after:
+            mutation[address] = after
+        elif before:
+            del mutation[address]
+        if before:
+            old.of(name)[key(address)] = None
+        if after:
+            new.of(name)[key(address)] = None
+    return mutation.finish()
+
+
+def _partial(
+    settings: Settings, part: Part, rows: frozenset[Row], counts: frozenset[Count], *, with_shared: bool
+) -> Table:
+    """The table as far as a part touches it; `with_shared` adds what rows and counts need, touched or not."""
+    chains = dict(part.chains)
+    sets = dict(part.sets)
+    if with_shared:
+        chains.update((chain.name, chain) for row in sorted(rows) for chain in row_chains(row, settings))
+        chains.update((chain.name, chain) for chain in draw_chains(counts))
+        sets.update(count_sets(counts))
+    declared = _declared(settings, counts)
+    for name, elements in (*part.elements.items(), *part.endpoints.items()):
+        sets[name] = with_elements(declared[name], elements)
+    return Table(family=settings.family, name=TABLE, chains=chains, sets=sets)
+
+
+@lru_cache(maxsize=8)
+def _declared(settings: Settings, counts: frozenset[Count]) -> Mapping[str, Set]:
+    return {**shared_sets(settings), **count_sets(counts)}
+
+
+def _spelled(settings: Settings, part: Part, rows: frozenset[Row], counts: frozenset[Count]) -> Table:
+    """The whole table."""
+    for name, addresses in part.shared.items():
+        if addresses:
+            part.of(name).update(dict.fromkeys(map(SHARED[name], addresses)))
+    partial = _partial(settings, part, rows, counts, with_shared=True)
+    return Table(
+        family=settings.family,
+        name=TABLE,
+        chains={**frame_chains(settings), **partial.chains},
+        sets={**shared_sets(settings), **partial.sets},
+    )

@@ -1,0 +1,238 @@
+"""What one Service port adds to the rules: elements, rows, and with affinity chains and sets of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from narthex.model.net import Protocol
+from narthex.netfilter.ast.nodes import Chain, ElementData, ElementKey, Goto, Return, Set
+from narthex.netfilter.binary.slotted import Slots, Slotted
+from narthex.proxy.backends.nftables.affinity import sticky_chains, sticky_row, sticky_sets
+from narthex.proxy.backends.nftables.frame import (
+    ALLOWED_SOURCES,
+    CLUSTER_IPS,
+    HAIRPIN,
+    NO_ENDPOINT_NODEPORTS,
+    NO_ENDPOINT_SERVICES,
+    NODEPORT_ALLOWED_SOURCES,
+    NODEPORT_RESTRICTED,
+    NODEPORT_SERVICES,
+    RESTRICTED,
+    SERVICES,
+    Settings,
+    element_network,
+)
+from narthex.proxy.backends.nftables.rows import (
+    ENDPOINT_MAPS,
+    NODEPORT,
+    REFUSE,
+    SEND,
+    Cells,
+    Count,
+    Row,
+    decisions,
+    refuse_cell,
+    refuse_verdict,
+    send_cell,
+)
+from narthex.proxy.plan.ir import Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
+
+SHARED: Mapping[str, Callable[[str], ElementKey]] = {CLUSTER_IPS: lambda ip: (ip,), HAIRPIN: lambda ip: (ip, ip)}
+"""Sets of which several Service ports may need the same element, and that element for an address."""
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """A Service port with the slots that its endpoints have."""
+
+    service: ServicePlan
+    cluster: Slots
+    local: Slots
+
+    def slots(self, scope: Scope) -> Slots:
+        """Those of one pool."""
+        return self.cluster if scope is Scope.CLUSTER else self.local
+
+
+class _Way(msgspec.Struct, frozen=True):
+    """What frontends with the same decisions add: whose elements, and which data."""
+
+    refusals: dict[ElementKey, ElementData] | None
+    """Where those stand that somebody is refused at."""
+    refused: ElementData
+    services: dict[ElementKey, ElementData] | None
+    """Where those stand that end the walk in nat."""
+    verdict: ElementData
+    cells: Cells | None
+    """Set where the Service has affinity, and so chains of its own."""
+    sends: tuple[tuple[Count, Slotted], ...] = ()
+    """The endpoint maps that may be drawn from, each with a count of none."""
+
+
+class Part:
+    """What several Service ports add together. Filled by `add`, then only read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.elements: dict[str, dict[ElementKey, ElementData]] = {}
+        self.endpoints: dict[str, Slotted] = {}
+        """Elements of the endpoint maps."""
+        self.shared: dict[str, dict[str, int]] = {name: {} for name in SHARED}
+        """How often each address is needed in these sets."""
+        self.rows: set[Row] = set()
+        self.counts: set[Count] = set()
+        self.chains: dict[str, Chain] = {}
+        self.sets: dict[str, Set] = {}
+        self._ways: dict[tuple[object, ...], _Way] = {}
+        self._counted: dict[tuple[Count, int], dict[ElementKey, ElementData]] = {}
+
+    def of(self, name: str) -> dict[ElementKey, ElementData]:
+        """The elements of one set, to be filled."""
+        return self.elements.setdefault(name, {})
+
+    def way(self, frontend: Frontend, sticky: bool) -> _Way:
+        """What the decisions of a frontend come to; nearly all have the same few."""
+        key = frontend.address is None, sticky, frontend.pod, frontend.node, frontend.other
+        way = self._ways.get(key)
+        if way is None:
+            way = self._ways[key] = self._made(frontend, sticky)
+        return way
+
+    def counted(self, kind: Count, number: int) -> dict[ElementKey, ElementData]:
+        """The elements of the set of frontends that draw from so many endpoints."""
+        found = self._counted.get((kind, number))
+        if found is None:
+            count = kind._replace(number=number)
+            self.counts.add(count)
+            found = self._counted[kind, number] = self.of(count.frontends)
+        return found
+
+    def _made(self, frontend: Frontend, sticky: bool) -> _Way:
+        node_port = frontend.address is None
+        row = decisions(frontend, self.settings)
+        sends = [decision for decision in row if isinstance(decision, Forward)]
+        refusals, refused = None, None
+        if len(sends) < 3:
+            refusing = Row(REFUSE, (refuse_cell(row[0]), refuse_cell(row[1]), refuse_cell(row[2])))
+            self.rows.add(refusing)
+            refusals = self.of(NO_ENDPOINT_NODEPORTS if node_port else NO_ENDPOINT_SERVICES)
+            refused = refuse_verdict(refusing)
+        if not sends and node_port:
+            return _Way(refusals, refused, None, None, None)
+        services = self.of(NODEPORT_SERVICES if node_port else SERVICES)
+        if not sends:
+            # An exact address wins over node ports, also when it refuses: the walk in nat must end here.
+            return _Way(refusals, refused, services, Return(), None)
+        cells = (send_cell(row[0]), send_cell(row[1]), send_cell(row[2]))
+        if sticky:
+            return _Way(refusals, refused, services, None, cells)
+        kind = NODEPORT if node_port else SEND
+        way = Row(kind, cells)
+        self.rows.add(way)
+        scopes = sorted({decision.scope for decision in sends}, key=lambda scope: scope.value)
+        drawn = [(Count(kind, scope, 0), self._slotted(ENDPOINT_MAPS[kind, scope])) for scope in scopes]
+        return _Way(refusals, refused, services, Goto(way.chain), None, tuple(drawn))
+
+    def _slotted(self, name: str) -> Slotted:
+        return self.endpoints.setdefault(name, Slotted())
+
+
+def fragment(service: ServicePlan, before: Fragment | None) -> Fragment:
+    """The Service port with slots; endpoints that were there before keep theirs."""
+    return Fragment(
+        service,
+        arrange(before.cluster if before else (), service.cluster),
+        arrange(before.local if before else (), service.local),
+    )
+
+
+def arrange(before: Slots, pool: Pool | None) -> Slots:
+    """Dense slots for a pool. New endpoints take the places of those that left; places left over are filled from the
+    end, so that one that leaves costs one move and a change of the count."""
+    if pool is None:
+        return ()
+    wanted = dict.fromkeys([(one.address, one.port) for one in pool.endpoints])
+    if not before:
+        return tuple(wanted)
+    kept = set(before)
+    fresh = [endpoint for endpoint in wanted if endpoint not in kept]
+    slots: list[tuple[str, int] | None] = [one if one in wanted else None for one in before]
+    arriving = iter(fresh)
+    slots = [one if one is not None else next(arriving, None) for one in slots]
+    slots.extend(arriving)
+    dense: list[tuple[str, int]] = []
+    for index in range(len(wanted)):
+        while slots[-1] is None:
+            slots.pop()
+        one = slots[index]
+        if one is None:
+            one = slots.pop()
+        assert one is not None
+        dense.append(one)
+    return tuple(dense)
+
+
+def add(part: Part, fragments: Iterable[Fragment]) -> Part:
+    """Put what the Service ports need into `part`, and return it."""
+    for one in fragments:
+        _add_service(part, one)
+    return part
+
+
+def _add_service(part: Part, one: Fragment) -> None:
+    service = one.service
+    sticky: set[Cells] = set()
+    for frontend in service.frontends:
+        if frontend.kind is FrontendKind.CLUSTER_IP and frontend.address is not None:
+            _count(part, CLUSTER_IPS, frontend.address)
+        if frontend.allow_from is not None:
+            _add_ranges(part, frontend, frontend.allow_from)
+        cells = _add_frontend(part, one, frontend)
+        if cells is not None:
+            sticky.add(cells)
+    for pool in (service.cluster, service.local):
+        if pool is not None:
+            for end in pool.endpoints:
+                if end.local:
+                    _count(part, HAIRPIN, end.address)
+    if sticky:
+        part.chains.update((chain.name, chain) for chain in sticky_chains(service, frozenset(sticky), part.settings))
+        part.sets.update((clients.name, clients) for clients in sticky_sets(service))
+
+
+def _count(part: Part, name: str, address: str) -> None:
+    counts = part.shared[name]
+    counts[address] = counts.get(address, 0) + 1
+
+
+_WORDS = {protocol: protocol.lower for protocol in Protocol}
+
+
+def _key(frontend: Frontend) -> ElementKey:
+    protocol = _WORDS[frontend.protocol]
+    return (protocol, frontend.port) if frontend.address is None else (frontend.address, protocol, frontend.port)
+
+
+def _add_ranges(part: Part, frontend: Frontend, ranges: tuple[str, ...]) -> None:
+    node_port = frontend.address is None
+    key = _key(frontend)
+    part.of(NODEPORT_RESTRICTED if node_port else RESTRICTED)[key] = None
+    allowed = part.of(NODEPORT_ALLOWED_SOURCES if node_port else ALLOWED_SOURCES)
+    for cidr in ranges:
+        allowed[(*key, element_network(cidr))] = None
+
+
+def _add_frontend(part: Part, one: Fragment, frontend: Frontend) -> Cells | None:
+    """Elements of one frontend. Returns its cells when it needs chains for affinity."""
+    way = part.way(frontend, one.service.affinity_seconds is not None)
+    key = _key(frontend)
+    if way.refusals is not None:
+        way.refusals[key] = way.refused
+    if way.services is not None:
+        way.services[key] = Goto(sticky_row(one.service, way.cells)) if way.cells is not None else way.verdict
+    for kind, endpoints in way.sends:
+        slots = one.slots(kind.scope)
+        part.counted(kind, len(slots))[key] = None
+        endpoints.runs[key] = slots
+    return way.cells

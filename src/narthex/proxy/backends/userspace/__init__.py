@@ -1,0 +1,1 @@
+"""The userspace backend: redirect rules and the table of the relay. Pure."""

@@ -1,0 +1,311 @@
+"""The userspace backend: rules that redirect each frontend to a port where the relay listens, and the relay's table.
+
+The chains are those of kube-proxy's old mode (row 25.2). Beyond it (row 25.8) the rules honour both traffic policies and
+source ranges and refuse at once what has no endpoint, since the plan says what each sender may have: a Service port has
+one listener for each endpoint set. See docs/explanation/userspace.md and ADR 0006.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from typing import cast
+
+import msgspec
+from immutables import Map
+
+from narthex.model.names import ServicePortName
+from narthex.model.net import Protocol, join_port
+from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Step, Trace
+from narthex.netfilter.ast.nodes import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
+from narthex.netfilter.walk.walk import walk
+from narthex.netfilter.xtables import save_text
+from narthex.proxy.backends.iptables.frame import NEW, SENT_ON, Frame, Rules, rule
+from narthex.proxy.backends.iptables.refusals import (
+    PROTOCOLS,
+    comment_text,
+    firewall_lines,
+    leaks_to,
+    unless_sent,
+)
+from narthex.proxy.backends.iptables.rules import XtablesRules
+from narthex.proxy.backends.traits import USERSPACE
+from narthex.proxy.backends.userspace import names
+from narthex.proxy.backends.userspace.chains import Fragment, Ports, fragment, scopes_of
+from narthex.proxy.backends.userspace.ports import FIRST, LAST, Whose, assign
+from narthex.proxy.backends.userspace.rules import (
+    Listener,
+    Listeners,
+    UserspaceChanges,
+    UserspaceRules,
+    diff,
+    patch,
+)
+from narthex.proxy.backends.userspace.table import table_text
+from narthex.proxy.plan.ir import Deviation, Plan, Scope, ServicePlan
+
+RELAYED = (Protocol.TCP, Protocol.UDP)
+"""What the relay carries."""
+
+_LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+
+
+class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rendering leaves for the next."""
+
+    frame: Frame
+    fragments: Mapping[ServicePortName, Fragment]
+
+
+class UserspaceBackend:
+    """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
+
+    name = "userspace"
+    deviations = frozenset(
+        {
+            Deviation.NO_CLUSTER_IP_GUARD,
+            Deviation.REJECT_BEFORE_RANGES,
+            Deviation.RELAYED,
+            Deviation.NO_SCTP,
+        }
+    )
+    traits = USERSPACE
+
+    def __init__(self, ports: tuple[int, int] = (FIRST, LAST)) -> None:
+        """`ports`: the relay listens on ports between these two, both included (`portRange`)."""
+        self._first, self._last = ports
+
+    def render(self, plan: Plan, previous: UserspaceRules | None = None) -> UserspaceRules:
+        """The rules for a plan. Listeners keep the ports that they have in `previous`."""
+        frame = Frame(plan, commented=True)
+        last = cast("_Rendering | None", previous.rendering) if previous else None
+        known = last.fragments if last is not None and last.frame == frame else {}
+        ports = self._ports(plan, previous)
+        fragments = {
+            name: _fragment(service, frame, ports.get(name, {}), known.get(name))
+            for name, service in sorted(plan.services.items(), key=lambda item: item[0].sort_key)
+        }
+        return UserspaceRules(
+            tables=_tables(plan, frame, list(fragments.values()), previous.tables if previous else None),
+            listeners=_listeners(plan, ports, previous.listeners if previous else Map()),
+            mark=frame.mark,
+            taken=previous.taken if previous else frozenset(),
+            unserved=_unserved(plan, ports, self._last - self._first + 1),
+            rendering=_Rendering(frame=frame, fragments=fragments),
+        )
+
+    def _ports(self, plan: Plan, previous: UserspaceRules | None) -> dict[ServicePortName, dict[Scope, int]]:
+        held = {(one.name, one.scope): one.port for one in previous.listeners.values()} if previous else {}
+        wanted: list[Whose] = [
+            (name, scope)
+            for name, service in plan.services.items()
+            if name.protocol in RELAYED
+            for scope in scopes_of(service)
+        ]
+        found: dict[ServicePortName, dict[Scope, int]] = {}
+        for (name, scope), port in assign(
+            wanted, held, previous.taken if previous else (), self._first, self._last
+        ).items():
+            found.setdefault(name, {})[scope] = port
+        return found
+
+    def diff(self, have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
+        """Only chains and listeners that differ."""
+        return diff(have, want)
+
+    def patch(self, have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
+        """The rules after the changes."""
+        return patch(have, changes)
+
+    def walk(
+        self, rules: UserspaceRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
+    ) -> Trace:
+        """A packet's way through the rules to the relay, and on from there."""
+        return self.onwards(walk(rules.tables.ruleset, packet, host, memory, now), rules.listeners, memory, now)
+
+    def onwards(self, redirected: Trace, listeners: Listeners, memory: Memory | None = None, now: float = 0.0) -> Trace:
+        """Where a packet goes on to that was redirected to one of these listeners."""
+        packet = redirected.packet
+        outcomes: list[Outcome] = []
+        for outcome in redirected.outcomes:
+            if outcome.disposition is Disposition.DELIVERED and outcome.endpoint is not None:
+                listener = listeners.get((packet.protocol, outcome.endpoint[1]))
+                outcomes += _relayed(listener, outcome, packet, memory, now)
+            else:
+                outcomes.append(outcome)
+        return Trace(packet=packet, outcomes=tuple(outcomes))
+
+    def text(self, rules: UserspaceRules) -> str:
+        """The rules as iptables-save would print them, and the relay's table as comments before them."""
+        return table_text(rules.listeners.values()) + save_text(rules.tables.ruleset)
+
+
+def _fragment(service: ServicePlan, frame: Frame, ports: Ports, known: Fragment | None) -> Fragment:
+    if known is not None and known.service is service and known.ports == ports:
+        return known
+    return fragment(service, frame, ports)
+
+
+def _listeners(plan: Plan, ports: Mapping[ServicePortName, Ports], known: Listeners) -> Listeners:
+    """The relay's table; equal entries are taken over."""
+    found: dict[tuple[Protocol, int], Listener] = {}
+    for name, by_scope in ports.items():
+        service = plan.services[name]
+        for scope, port in by_scope.items():
+            one = Listener(
+                name=name,
+                scope=scope,
+                port=port,
+                endpoints=tuple((each.address, each.port) for each in service.pool(scope).endpoints),
+                affinity_seconds=service.affinity_seconds,
+            )
+            held = known.get(one.key)
+            found[one.key] = held if held == one else one
+    return Map(found)
+
+
+def _unserved(plan: Plan, ports: Mapping[ServicePortName, Ports], count: int) -> dict[ServicePortName, str]:
+    """Service ports of which some sender cannot be relayed."""
+    found: dict[ServicePortName, str] = {}
+    for name, service in plan.services.items():
+        if name.protocol not in RELAYED and scopes_of(service):
+            found[name] = f"mode userspace does not carry {name.protocol.value}; another mode does"
+        elif len(ports.get(name, ())) < len(scopes_of(service)):
+            found[name] = f"all {count} ports of the relay are taken; give it more with portRange"
+    return found
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def _tables(plan: Plan, frame: Frame, ordered: list[Fragment], known: XtablesRules | None) -> XtablesRules:
+    portals = tuple(_portals(ordered))
+    node_ports = tuple(line for each in ordered for line in each.node_ports)
+    # The relay's own connections: an endpoint may have the address and port of a frontend, as host network pods do,
+    # and without this the relay would be sent to itself for ever.
+    own: Rules = (rule(MarkIs(frame.mark, frame.mark), Return(), comment="connections of the relay itself"),)
+    nat = {
+        names.CONTAINER: (*portals, *_to_node_ports(frame, names.NODE_PORT_CONTAINER)),
+        names.HOST: (*own, *portals, *_to_node_ports(frame, names.NODE_PORT_HOST)),
+        names.NODE_PORT_CONTAINER: node_ports,
+        names.NODE_PORT_HOST: node_ports,
+    }
+    for each in ordered:
+        nat.update(each.chains)
+    refusals = [each.refused for each in ordered]
+    refused = unless_sent(
+        [
+            *(line for each in refusals for line in each.cluster),
+            *(line for each in refusals for line in each.external),
+            *(line for each in refusals for line in each.node_port),
+        ]
+    )
+    firewall = unless_sent(firewall_lines(refusals))
+    filter_ = {
+        names.FIREWALL: (*own, *firewall) if firewall else (),
+        names.REFUSED: (*own, *refused) if refused else (),
+        names.NON_LOCAL: tuple(_doors(plan, ordered)),
+    }
+    return XtablesRules(
+        plan.family,
+        {"nat": _kept(nat, known, "nat"), "filter": _kept(filter_, known, "filter")},
+        Map(_jumps()),
+    )
+
+
+def _kept(chains: dict[str, Rules], known: XtablesRules | None, table: str) -> Map[str, Rules]:
+    """The chains; those that are equal are the very ones known, so that a comparison skips them."""
+    if known is None:
+        return Map(chains)
+    held = known.chains[table]
+    return Map({name: before if (before := held.get(name)) == rules else rules for name, rules in chains.items()})
+
+
+def _portals(ordered: list[Fragment]) -> Iterator[Rule]:
+    taken = {number for each in ordered for number in each.refused.node_port_numbers}
+    for each in ordered:
+        yield from each.portals
+        yield from leaks_to(taken, [each.refused])
+
+
+def _to_node_ports(frame: Frame, chain: str) -> Iterable[Rule]:
+    return (rule(*match, Jump(chain), comment=_LAST) for match in frame.node_port_matches)
+
+
+def _doors(plan: Plan, ordered: list[Fragment]) -> Iterator[Rule]:
+    """Doors to what listens on this node. Nobody gets to the relay but by a frontend: whoever came straight to its port
+    would go round policies and source ranges."""
+    for service, check in sorted(plan.health_checks.items()):
+        text = comment_text(f"{service} health check node port")
+        yield rule(PROTOCOLS[Protocol.TCP], Compare(Field.DPORT, (check.port,)), Accept(), comment=text)
+    for each in ordered:
+        for _, port in sorted(each.ports.items(), key=lambda item: item[0].value):
+            place = PROTOCOLS[each.service.name.protocol], Compare(Field.DPORT, (port,))
+            text = comment_text(str(each.service.name))
+            yield rule(*place, SENT_ON, Accept(), comment=text)
+            yield rule(*place, NEW, RejectPacket(), comment=comment_text(f"{text} is reached by its own addresses"))
+
+
+def _jumps() -> dict[tuple[str, str], Rules]:
+    firewall = rule(NEW, Jump(names.FIREWALL), comment="kubernetes load balancer firewall")
+    refused = rule(NEW, Jump(names.REFUSED), comment="kubernetes service portals")
+    doors = rule(Jump(names.NON_LOCAL), comment="Ensure that non-local NodePort traffic can flow")
+    return {
+        ("nat", "PREROUTING"): (
+            rule(Jump(names.CONTAINER), comment="handle ClusterIPs; NOTE: this must be before the NodePort rules"),
+        ),
+        ("nat", "OUTPUT"): (
+            rule(Jump(names.HOST), comment="handle ClusterIPs; NOTE: this must be before the NodePort rules"),
+        ),
+        ("filter", "INPUT"): (firewall, doors, refused),
+        ("filter", "FORWARD"): (firewall, refused),
+        ("filter", "OUTPUT"): (firewall, refused),
+    }
+
+
+# ---- the relay -----------------------------------------------------------------------------------------------------
+
+
+def _relayed(
+    listener: Listener | None, outcome: Outcome, packet: Packet, memory: Memory | None, now: float
+) -> Iterator[Outcome]:
+    """Where the relay may go on to."""
+    assert outcome.endpoint is not None
+    port = outcome.endpoint[1]
+    if listener is None:
+        nobody = Step(
+            where="relay", what="refused", why=f"no relay listens on port {port}: has the node proxy stopped?"
+        )
+        yield msgspec.structs.replace(
+            outcome, disposition=Disposition.REJECTED, endpoint=None, steps=(*outcome.steps, nobody)
+        )
+        return
+    arrived = Step(
+        where="relay",
+        what=f"port {port}: one of {len(listener.endpoints)} endpoints ({listener.scope.value}) in turn",
+        why=f"{listener.name}; the next one when it cannot be reached",
+    )
+    drawn, steps = listener.endpoints, [*outcome.steps, arrived]
+    seconds = listener.affinity_seconds
+    if seconds is not None and memory is not None:
+        source = (packet.source,)
+        known = (each for each in drawn if memory.seen(_record(listener, each), source, now, seconds))
+        remembered = next(known, None)
+        if remembered is not None:
+            drawn = (remembered,)
+            steps.append(Step(where="relay", what="the same endpoint again", why=f"{packet.source} is remembered"))
+    share = Fraction(1, len(drawn))
+    for each in drawn:
+        remembers = ((_record(listener, each), (packet.source,)),) if seconds is not None else ()
+        yield msgspec.structs.replace(
+            outcome,
+            probability=outcome.probability * share,
+            endpoint=each,
+            masquerade=True,
+            remembers=(*outcome.remembers, *remembers),
+            steps=(*steps, Step(where="relay", what=f"connects to {join_port(*each)}", chance=share)),
+        )
+
+
+def _record(listener: Listener, place: tuple[str, int]) -> str:
+    return f"relay {listener.name} {listener.name.protocol.value} {join_port(*place)}"

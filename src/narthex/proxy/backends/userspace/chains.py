@@ -1,0 +1,156 @@
+"""One Service port as iptables rules that redirect to the relay.
+
+A frontend where all senders fare alike is one rule. Others have a KUBE-PORTAL- chain, which tells the senders apart,
+and one more before it when only some networks may come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from narthex.netfilter.ast.nodes import Expression, Field, Jump, Redirect, Return, Rule
+from narthex.proxy.backends.iptables.frame import FROM_SELF, Frame, Match, Rules, address_match, rule
+from narthex.proxy.backends.iptables.refusals import (
+    PROTOCOLS,
+    Refused,
+    Row,
+    comment_text,
+    destination,
+    refused,
+    row_of,
+)
+from narthex.proxy.backends.userspace.names import portal
+from narthex.proxy.plan.ir import Decision, Forward, Frontend, FrontendKind, Reject, Scope, ServicePlan
+
+_KIND_WORDS = {kind: f" {kind.value}" for kind in FrontendKind}
+
+Ports = Mapping[Scope, int]
+"""Where the relay listens for a Service port, by endpoint set. What has no port cannot be relayed."""
+_Cells = tuple[int, int, int]
+"""Listen ports for pods, this node and others; 0: not redirected."""
+
+
+class Fragment(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of one Service port: chains of its own, and its lines in the chains that all share."""
+
+    service: ServicePlan
+    ports: Ports
+    chains: Mapping[str, Rules]
+    """In the nat table."""
+    portals: Rules = ()
+    """Exact addresses; the same in both chains, for what comes in and for what is sent here."""
+    node_ports: Rules = ()
+    """Node ports, likewise."""
+    refused: Refused = Refused()
+    """The filter table."""
+
+
+def fragment(service: ServicePlan, frame: Frame, ports: Ports) -> Fragment:
+    """The rules of one Service port. A Forward to endpoints for which there is no listen port becomes a Reject."""
+    possible = _possible(service, ports)
+    return _Writer(possible, frame, ports).fragment(service)
+
+
+def scopes_of(service: ServicePlan) -> frozenset[Scope]:
+    """The endpoint sets that some sender is forwarded to."""
+    cells = (cell for frontend in service.frontends for cell in (frontend.pod, frontend.node, frontend.other))
+    return frozenset(cell.scope for cell in cells if isinstance(cell, Forward))
+
+
+def _possible(service: ServicePlan, ports: Ports) -> ServicePlan:
+    if all(scope in ports for scope in scopes_of(service)):
+        return service
+
+    def cell(decision: Decision) -> Decision:
+        return Reject() if isinstance(decision, Forward) and decision.scope not in ports else decision
+
+    return msgspec.structs.replace(
+        service,
+        frontends=tuple(
+            msgspec.structs.replace(each, pod=cell(each.pod), node=cell(each.node), other=cell(each.other))
+            for each in service.frontends
+        ),
+    )
+
+
+class _Writer:
+    def __init__(self, service: ServicePlan, frame: Frame, ports: Ports) -> None:
+        self._service = service
+        self._name = service.name
+        self._frame = frame
+        self._ports = ports
+        self._protocol = PROTOCOLS[service.name.protocol]
+        self._chains: dict[str, Rules] = {}
+
+    def fragment(self, service: ServicePlan) -> Fragment:
+        lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
+        for frontend in self._service.frontends:
+            cells = self._cells(row_of(frontend, self._frame))
+            if any(cells):
+                text = self._text(_KIND_WORDS[frontend.kind])
+                then = self._entry(frontend, cells)
+                lines[frontend.kind].append(rule(*destination(frontend), then, comment=text))
+        exact = [kind for kind in FrontendKind if kind is not FrontendKind.NODE_PORT]
+        return Fragment(
+            service=service,
+            ports=self._ports,
+            chains=self._chains,
+            portals=tuple(line for kind in exact for line in lines[kind]),
+            node_ports=tuple(lines[FrontendKind.NODE_PORT]),
+            refused=refused(self._service, self._frame, self._allowing),
+        )
+
+    def _cells(self, row: Row) -> _Cells:
+        pod, node, other = (self._ports[cell.scope] if isinstance(cell, Forward) else 0 for cell in row)
+        return pod, node, other
+
+    def _entry(self, frontend: Frontend, cells: _Cells) -> Expression:
+        """What a rule of the frontend does."""
+        then = Redirect(cells[0]) if len(set(cells)) == 1 else self._by_sender(cells)
+        return then if frontend.allow_from is None else self._within_ranges(frontend.allow_from, cells, then)
+
+    def _by_sender(self, cells: _Cells) -> Jump:
+        """Through a chain that tells senders apart."""
+        chain = portal(self._name, f" senders {self._said(cells)}")
+        self._chains[chain] = tuple(self._sender_rules(cells))
+        return Jump(chain)
+
+    def _sender_rules(self, cells: _Cells) -> Iterator[Rule]:
+        pod, node, other = cells
+        classes: list[tuple[tuple[Match, ...], int]] = [(((),), other)]
+        if node != other:
+            classes.insert(0, (((FROM_SELF,),), node))
+        # Also when it equals the next: most pods are no own addresses, some are.
+        classes.insert(0, (self._frame.pods, pod))
+        for matches, port in classes:
+            for match in matches:
+                if port:
+                    yield rule(*match, self._protocol, Redirect(port), comment=self._text())
+                elif match:
+                    yield rule(*match, Return(), comment=self._text())
+
+    def _within_ranges(self, allow_from: tuple[str, ...], cells: _Cells, then: Redirect | Jump) -> Jump:
+        """Through a chain that lets some networks on."""
+        chain = self._ranges(allow_from, cells)
+        text = self._text(" source ranges")
+        self._chains[chain] = tuple(
+            rule(*address_match(Field.SADDR, cidr), self._protocol, then, comment=text) for cidr in allow_from
+        )
+        return Jump(chain)
+
+    def _allowing(self, frontend: Frontend, row: Row) -> str:
+        assert frontend.allow_from is not None
+        return self._ranges(frontend.allow_from, self._cells(row))
+
+    def _ranges(self, allow_from: tuple[str, ...], cells: _Cells) -> str:
+        return portal(self._name, f" ranges {','.join(allow_from)} {self._said(cells)}")
+
+    def _said(self, cells: _Cells) -> str:
+        """The cells without port numbers, so that a chain's name is the same wherever the relay listens."""
+        scopes = {port: scope.value for scope, port in self._ports.items()}
+        return " ".join(scopes.get(port, "none") for port in cells)
+
+    def _text(self, suffix: str = "") -> str:
+        return comment_text(f"{self._name}{suffix}")

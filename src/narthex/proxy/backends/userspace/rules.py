@@ -1,0 +1,131 @@
+"""What the userspace backend writes: iptables rules that redirect to listen ports, and the table of the relay there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from immutables import Map
+
+from narthex.model.names import ServicePortName
+from narthex.model.net import IPFamily, Protocol
+from narthex.proxy.backends.iptables import rules as xtables
+from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
+from narthex.proxy.plan.ir import Scope
+
+ListenKey = tuple[Protocol, int]
+"""Protocol and port that the relay listens on."""
+Place = tuple[str, int]
+"""Address and port of an endpoint."""
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the relay table: what becomes of connections that are redirected to one port.
+
+    A Service port has one for each of its endpoint sets that some sender is forwarded to. Which sender may go where is
+    for the rules to say.
+    """
+
+    name: ServicePortName
+    scope: Scope
+    port: int
+    endpoints: tuple[Place, ...]
+    """Never empty, sorted."""
+    affinity_seconds: int | None = None
+    """A client keeps its endpoint while it returns within this time, across all listeners of the Service port."""
+
+    @property
+    def key(self) -> ListenKey:
+        """What no other listener has."""
+        return self.name.protocol, self.port
+
+
+Listeners = Map[ListenKey, Listener]
+
+
+class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
+    """All of ours for one family. Equal when rules, listeners and the ports of others are."""
+
+    tables: XtablesRules
+    listeners: Listeners = Map()
+    mark: int = 0
+    """The relay's own connections have this bit of the packet mark, so that rules let them pass."""
+    taken: frozenset[ListenKey] = frozenset()
+    """Ports that somebody else listens on, as the Target has found: the next rendering chooses others."""
+    unserved: Mapping[ServicePortName, str] = {}
+    """Service ports that are refused though they have endpoints, and why."""
+    rendering: object = None
+    """The renderer's notes for the next time; None for rules read from a kernel."""
+
+    @property
+    def family(self) -> IPFamily:
+        """Whose addresses these are."""
+        return self.tables.family
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, UserspaceRules):
+            return NotImplemented
+        mine, theirs = (self.tables, self.listeners, self.taken), (other.tables, other.listeners, other.taken)
+        return mine == theirs
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class UserspaceChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change: only differences. New listeners come before the rules, those that go after them."""
+
+    tables: XtablesChanges
+    mark: int = 0
+    """As in the rules."""
+    replace: bool = False
+    """The state is not known: a listener that is not among `listen` must go."""
+    listen: tuple[Listener, ...] = ()
+    """New, or with another content."""
+    close: tuple[ListenKey, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.replace or self.tables or self.listen or self.close)
+
+    @property
+    def transactions(self) -> int:
+        """Of nf_tables."""
+        return self.tables.transactions
+
+
+def diff(have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
+    """The changes from one to the other."""
+    if have is None:
+        return UserspaceChanges(
+            tables=xtables.diff(None, want.tables),
+            mark=want.mark,
+            replace=True,
+            listen=tuple(_sorted(want.listeners)),
+        )
+    old, new = have.listeners, want.listeners
+    changed = {key: one for key, one in new.items() if (held := old.get(key)) is not one and held != one}
+    return UserspaceChanges(
+        tables=xtables.diff(have.tables, want.tables),
+        mark=want.mark,
+        listen=tuple(_sorted(changed)),
+        close=tuple(sorted((key for key in old if key not in new), key=_by_port)),
+    )
+
+
+def patch(have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
+    """The rules after the changes."""
+    tables = xtables.patch(have.tables, changes.tables)
+    listeners: Listeners = Map() if changes.replace else have.listeners
+    with listeners.mutate() as mutation:
+        for key in changes.close:
+            del mutation[key]
+        mutation.update({one.key: one for one in changes.listen})
+        listeners = mutation.finish()
+    return UserspaceRules(tables=tables, listeners=listeners, mark=changes.mark, taken=have.taken)
+
+
+def _sorted(listeners: Mapping[ListenKey, Listener]) -> list[Listener]:
+    return [listeners[key] for key in sorted(listeners, key=_by_port)]
+
+
+def _by_port(key: ListenKey) -> tuple[str, int]:
+    return key[0].value, key[1]

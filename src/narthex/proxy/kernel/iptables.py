@@ -1,0 +1,148 @@
+"""The iptables Target: one iptables-restore per change, in one network namespace, for one family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from narthex.linux import namespaces as netns
+from narthex.linux.iptables_variants import default_variant
+from narthex.linux.run import CommandError, TimeoutExpired, feed, run
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast.nodes import Unprintable
+from narthex.netfilter.xtables import SaveTextError
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.backends.iptables import names
+from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
+from narthex.proxy.backends.iptables.rules import Sysctl, XtablesChanges, XtablesRules
+from narthex.proxy.backends.iptables.script import Found, find, needs_look, restore_series
+
+_LOCK_SECONDS = "5"
+"""How long to wait for another program that holds the xtables lock."""
+
+_MOST_SECONDS = 1800.0
+"""How long one program may take. A limit that a large load cannot meet would have it begun again for ever."""
+
+_LINE = re.compile(r"\bline:?\s+(\d+)", re.IGNORECASE)
+
+PROC_SYS = Path("/proc/sys")
+
+
+class IptablesTarget:
+    """The tables nat, filter and mangle of one namespace. See `narthex.proxy.backends.base.Target`.
+
+    By default the system's own choice of iptables is used (nf_tables or legacy), `legacy` asks for the old one. The
+    two do not see each other's rules, so a node should use what everybody else there uses. `owner` says which rules are
+    ours: other modes use iptables, too, for a part of what they do.
+    """
+
+    def __init__(
+        self,
+        family: IPFamily,
+        namespace: str | None = None,
+        legacy: bool = False,
+        owner: names.Ownership = names.IPTABLES,
+    ) -> None:
+        self._family = family
+        self._owner = owner
+        self._namespace = namespace
+        self._command = ("iptables" if family is IPFamily.IPV4 else "ip6tables") + ("-legacy" if legacy else "")
+        self._in_pieces = not legacy and default_variant(family) == "nft"
+        self._guarded = False
+        """The last changes wanted KUBE-FIREWALL; tells whether a shared one counts as ours."""
+
+    def read(self) -> XtablesRules | None:
+        """Our rules in the kernel now. Raises ApplyError when they cannot be read."""
+        return self._found().rules(self._guarded, self._in_force())
+
+    def counters(self, table: str) -> str:
+        """All rules of a table with what they counted, as iptables-save prints them. Raises ApplyError."""
+        return self._run([f"{self._command}-save", "--counters", "-t", table])
+
+    def apply(self, changes: XtablesChanges) -> None:
+        """Write the changes, all or nothing in each table, unless they are so many that they go in pieces. Raises
+        ApplyError."""
+        found = self._found() if needs_look(changes) else None
+        if changes.replace or names.FIREWALL in changes.written.get("filter", {}):
+            self._guarded = names.FIREWALL in changes.written.get("filter", {})
+        elif names.FIREWALL in changes.removed.get("filter", ()):
+            self._guarded = False
+        try:
+            for blocks in restore_series(changes, found, in_pieces=self._in_pieces):
+                self._restore(blocks)
+        except Unprintable as error:
+            raise ApplyError(f"iptables rules could not be written down: {error}") from error
+        # Only now: route_localnet without its guard would let neighbours reach this node's loopback.
+        for path, value in changes.sysctls:
+            self._set(path, value)
+
+    def clean(self) -> None:
+        """Remove all chains of ours and the jumps to them. A chain that somebody else's rules use stays."""
+        self.apply(XtablesChanges(family=self._family, replace=True, jumps={}))
+
+    def _found(self) -> Found:
+        # The legacy one prints the tables that there are, and would make one that it is asked for. The other would look
+        # through all tables of nf_tables.
+        which = [["-t", table] for table in names.OWN_TABLES] if self._in_pieces else [[]]
+        text = "".join(self._run([f"{self._command}-save", *words]) for words in which)
+        try:
+            return find(text, self._family, self._owner)
+        except SaveTextError as error:
+            raise ApplyError(f"{self._command}-save printed what cannot be read: {error}") from error
+
+    def _restore(self, blocks: Iterator[str]) -> None:
+        given: list[str] = []
+
+        def noted() -> Iterator[str]:
+            for block in blocks:
+                given.append(block)
+                yield block
+
+        argv = [f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS]
+        try:
+            with _told(argv):
+                feed(argv, noted(), namespace=self._namespace, timeout=_MOST_SECONDS)
+        except ApplyError as error:
+            raise ApplyError(f"{error}{_quoted_line(''.join(given), str(error))}") from error
+
+    def _run(self, argv: list[str]) -> str:
+        with _told(argv):
+            return run(argv, namespace=self._namespace, timeout=_MOST_SECONDS)
+
+    def _in_force(self) -> tuple[Sysctl, ...]:
+        if self._family is not IPFamily.IPV4:
+            return ()
+        path, value = ROUTE_LOCALNET
+        with netns.entered(self._namespace):
+            return (ROUTE_LOCALNET,) if (PROC_SYS / path).read_text().strip() == value else ()
+
+    def _set(self, path: str, value: str) -> None:
+        setting = PROC_SYS / path
+        try:
+            with netns.entered(self._namespace):
+                if setting.read_text().strip() != value:
+                    setting.write_text(value)
+        except OSError as error:
+            raise ApplyError(f"could not set {path} to {value}: {error}") from error
+
+
+@contextmanager
+def _told(argv: list[str]) -> Iterator[None]:
+    """What goes wrong with a program, as an ApplyError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ApplyError(f"{error.filename or argv[0]} is not there: is iptables installed?") from error
+    except (CommandError, TimeoutExpired) as error:
+        raise ApplyError(str(error)) from error
+
+
+def _quoted_line(script: str, said: str) -> str:
+    """The line of the input that the tool complains about."""
+    number = _LINE.search(said)
+    lines = script.splitlines()
+    if number is None or not 0 < int(number[1]) <= len(lines):
+        return ""
+    return f"\n  line {number[1]} of the input: {lines[int(number[1]) - 1]}"

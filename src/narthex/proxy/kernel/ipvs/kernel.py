@@ -1,0 +1,97 @@
+"""The kernel's IPVS as a whole: whether it is there, its schedulers (row 24.1), its time-outs (row 24.7)."""
+
+from __future__ import annotations
+
+import errno
+
+from narthex.linux.genetlink import Genetlink
+from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.model.net import Protocol
+from narthex.netfilter.binary import ipvs as wire
+from narthex.netfilter.binary.ipvs import Command, Timeouts
+from narthex.netfilter.ipvs.servers import VirtualServer
+from narthex.proxy.backends.base import ApplyError
+
+_PROBE = ("198.51.100.0", Protocol.TCP, 20000)
+"""Of a network that nobody has (TEST-NET-2, RFC 5737)."""
+
+
+class NoIpvsError(ApplyError):
+    """The kernel has no IP_VS, or does not let us use it."""
+
+
+def connect(namespace: str | None = None) -> Genetlink:
+    """A socket for IPVS; the kernel loads its module if it has one. Raises NoIpvsError."""
+    try:
+        return Genetlink(wire.FAMILY, namespace)
+    except NetlinkError as error:
+        raise NoIpvsError(
+            "this kernel has no IP_VS (module ip_vs)"
+            if error.errno == errno.ENOENT
+            else f"this kernel's IP_VS cannot be used: {error.strerror}"
+        ) from error
+
+
+def check_scheduler(name: str, namespace: str | None = None) -> None:
+    """See that the kernel has a scheduler, and let it load the module. Unless a virtual server uses it already, one is
+    made for a moment. Raises ApplyError, NoIpvsError."""
+    link = connect(namespace)
+    try:
+        if name in _in_use(link):
+            return
+        probe = VirtualServer(address=_PROBE[0], protocol=_PROBE[1], port=_PROBE[2], scheduler=name)
+        taken_away = Command.DELETE_SERVER, wire.server_key(probe.key)
+        # One that a killed proxy has left would be in the way.
+        _, made, _ = link.write([taken_away, (Command.NEW_SERVER, wire.server(probe)), taken_away])
+    except OSError as error:
+        raise ApplyError(f"cannot ask the kernel for the scheduler {name!r}: {error}") from error
+    finally:
+        link.close()
+    if made is not None and made.errno == errno.ENOENT:
+        raise ApplyError(f"this kernel has no IPVS scheduler {name!r} (module ip_vs_{name})")
+    if made is not None:
+        raise ApplyError(f"this kernel's IPVS does not take the scheduler {name!r}: {made.strerror}")
+
+
+def set_timeouts(wanted: Timeouts, namespace: str | None = None) -> Timeouts | None:
+    """Set the time-outs, those that are not 0; return what they were, None when nothing is to be changed. Raises
+    ApplyError."""
+    if not any(wanted):
+        return None
+    link = connect(namespace)
+    try:
+        was = wire.read_timeouts(link.ask(Command.GET_TIMEOUTS))
+        # The kernel takes a 0 for "as it is".
+        if all(new in (0, old) for new, old in zip(wanted, was, strict=True)):
+            return None
+        (error,) = link.write([(Command.SET_TIMEOUTS, wire.timeouts(wanted))])
+    except OSError as failed:
+        raise ApplyError(f"cannot set the time-outs of IPVS: {failed}") from failed
+    finally:
+        link.close()
+    if error is not None:
+        raise ApplyError(f"cannot set the time-outs of IPVS: {error.strerror}")
+    return was
+
+
+def timeouts(namespace: str | None = None) -> Timeouts:
+    """The time-outs in force. Raises ApplyError."""
+    link = connect(namespace)
+    try:
+        return wire.read_timeouts(link.ask(Command.GET_TIMEOUTS))
+    except OSError as error:
+        raise ApplyError(f"cannot read the time-outs of IPVS: {error}") from error
+    finally:
+        link.close()
+
+
+def _in_use(link: Genetlink) -> set[str]:
+    found = set()
+    try:
+        for body in link.listing(Command.GET_SERVER):
+            held = wire.read_server(body)
+            if held is not None:
+                found.add(held.server.scheduler)
+    except Interrupted:
+        pass
+    return found

@@ -1,0 +1,282 @@
+"""The kernel's virtual servers of one family: read, changed, and real servers let go gently (rows 24.8, 24.9)."""
+
+from __future__ import annotations
+
+import errno
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from narthex.linux.genetlink import Genetlink, Request
+from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.model.net import IPFamily, Protocol, family_of, join_port
+from narthex.netfilter.binary import ipvs as wire
+from narthex.netfilter.binary.ipvs import Command, HeldReal
+from narthex.netfilter.ipvs.servers import RealServer, ServerKey, VirtualServer
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.backends.ipvs.rules import RealChanges
+from narthex.proxy.kernel.ipvs.kernel import connect
+
+TEND_SECONDS = 60.0
+"""How often real servers that leave are looked at (row 24.8)."""
+_READ_ATTEMPTS = 10
+_GONE = (errno.ESRCH, errno.ENOENT)
+
+Place = tuple[str, int]
+"""Address and port of a real server."""
+
+
+class IpvsServers:
+    """Of one namespace (None: the present one). Not for several threads at once."""
+
+    def __init__(self, family: IPFamily, namespace: str | None = None, patience: float = TEND_SECONDS) -> None:
+        """`patience`: seconds between two looks at real servers that leave."""
+        self._family = family
+        self._namespace = namespace
+        self._patience = patience
+        self._look_at = -math.inf
+        self._socket: Genetlink | None = None
+        self._leaving: dict[ServerKey, set[Place]] = {}
+        """Real servers that nothing new is sent to, and that are removed with their last connection."""
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
+        """Virtual servers for which `ours` holds, with the real servers that are in service. A real server with weight
+        0, or one that is not reached by masquerading, counts as leaving. Raises ApplyError."""
+        for _ in range(_READ_ATTEMPTS):
+            try:
+                return self._read(ours)
+            except Interrupted:
+                continue
+            except OSError as error:
+                # A virtual server that went away meanwhile has no real servers to list.
+                if error.errno not in _GONE:
+                    raise self._failed("cannot read the virtual servers", error) from error
+        raise ApplyError("cannot read the virtual servers: somebody keeps changing them")
+
+    def _read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
+        held = [wire.read_server(body) for body in self._link().listing(Command.GET_SERVER)]
+        found: dict[ServerKey, VirtualServer] = {}
+        leaving: dict[ServerKey, set[Place]] = {}
+        for each in held:
+            if each is None or family_of(each.server.address) is not self._family or not ours(each.server.key):
+                continue
+            server = each.server
+            reals = [one.real for one in self._reals(server.key)]
+            serving = [real for real in reals if _serves(real)]
+            if gone := {(real.address, real.port) for real in reals if not _serves(real)}:
+                leaving[server.key] = gone
+            found[server.key] = VirtualServer(
+                address=server.address,
+                protocol=server.protocol,
+                port=server.port,
+                # With settings that are never wanted, it is written anew by the next sync.
+                scheduler=f"{server.scheduler} ({each.oddities})" if each.oddities else server.scheduler,
+                persistence_seconds=server.persistence_seconds,
+                hash_ports=server.hash_ports,
+                reals=tuple(sorted(serving, key=lambda real: real.sort_key)),
+            )
+        self._leaving = leaving
+        return found
+
+    def _reals(self, key: ServerKey) -> list[HeldReal]:
+        return [wire.read_real(body) for body in self._link().listing(Command.GET_REAL, wire.server_key(key))]
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def change(
+        self,
+        added: Sequence[VirtualServer] = (),
+        edited: Sequence[VirtualServer] = (),
+        removed: Sequence[ServerKey] = (),
+        reals: Mapping[ServerKey, RealChanges] | None = None,
+    ) -> None:
+        """Make, edit and remove virtual servers and their real servers, each by one message, all in a few datagrams.
+        What is there already is edited, what is gone already is no error. Raises ApplyError."""
+        requests = [_Request(Command.DELETE_SERVER, key) for key in removed]
+        requests += [_Request(Command.SET_SERVER, each.key, server=each) for each in edited]
+        for each in added:
+            requests.append(_Request(Command.NEW_SERVER, each.key, server=each))
+            # A round begins with the one that came last. Nodes must not all begin with the same.
+            reals_of_it = random.sample(each.reals, len(each.reals))
+            requests += (_Request(Command.NEW_REAL, each.key, real) for real in reals_of_it)
+        for key, change in (reals or {}).items():
+            requests += self._real_requests(key, change)
+        refused = self._send(requests)
+        taken = [one.server for one in refused if one.command is Command.NEW_SERVER and one.server]
+        again = [one.edit() for one in refused]
+        if again and (still := self._send(again)):
+            raise ApplyError(f"{still[0].name}: it is there, yet it cannot be edited")
+        for server in taken:
+            self._let_go_of_others(server)
+        for key in removed:
+            self._leaving.pop(key, None)
+        self._note_returned(added, reals or {})
+        self._release({key for key, change in (reals or {}).items() if change.removed})
+
+    def _real_requests(self, key: ServerKey, change: RealChanges) -> Iterable[_Request]:
+        gentle = key[1] is Protocol.TCP
+        for real in change.removed:
+            if gentle:
+                self._leaving.setdefault(key, set()).add((real.address, real.port))
+                yield _Request(Command.SET_REAL, key, RealServer(real.address, real.port, 0))
+            else:
+                yield _Request(Command.DELETE_REAL, key, real)
+        for real in change.edited:
+            yield _Request(Command.SET_REAL, key, real)
+        for real in change.added:
+            yield _Request(Command.NEW_REAL, key, real)
+
+    def _note_returned(self, added: Sequence[VirtualServer], reals: Mapping[ServerKey, RealChanges]) -> None:
+        """Real servers that were leaving and are wanted again."""
+        back = [(each.key, real) for each in added for real in each.reals]
+        back += [(key, real) for key, change in reals.items() for real in change.added]
+        for key, real in back:
+            leaving = self._leaving.get(key, set())
+            leaving.discard((real.address, real.port))
+            if not leaving:
+                self._leaving.pop(key, None)
+
+    def _let_go_of_others(self, server: VirtualServer) -> None:
+        """A virtual server was there, unknown to us: real servers that it should not have leave."""
+        wanted = {(real.address, real.port) for real in server.reals}
+        others = [one.real for one in self._listed(server.key) if (one.real.address, one.real.port) not in wanted]
+        if others:
+            self.change(reals={server.key: RealChanges(removed=tuple(others))})
+
+    def _send(self, requests: list[_Request]) -> list[_Request]:
+        """Send them. Returns those that were to be made and are there already. Raises ApplyError for what the kernel
+        refuses otherwise, after all were tried."""
+        if not requests:
+            return []
+        try:
+            answers = self._link().write([each.message for each in requests])
+        except OSError as error:
+            raise self._failed("cannot write virtual servers", error) from error
+        there: list[_Request] = []
+        failed: list[str] = []
+        for request, answer in zip(requests, answers, strict=True):
+            if answer is None or (request.deletes and answer.errno in _GONE):
+                continue
+            if answer.errno == errno.EEXIST and request.makes:
+                there.append(request)
+            else:
+                failed.append(f"{request.name}: {request.why(answer)}")
+        if failed:
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            raise ApplyError(f"{failed[0]}{more}")
+        return there
+
+    # ---- leaving ---------------------------------------------------------------------------------------------------
+
+    def tend(self) -> float | None:
+        """Now and then, remove the leaving real servers that no connection needs any more. Returns the seconds until it
+        makes sense again; None: nothing is leaving. What the kernel refuses is tried again."""
+        now = time.monotonic()
+        if self._leaving and now >= self._look_at:
+            self._look_at = now + self._patience
+            # A kernel that refuses everything lets the next sync fail, which is told.
+            with suppress(ApplyError):
+                self._release(set(self._leaving))
+        return self._look_at - now if self._leaving else None
+
+    def _release(self, keys: Collection[ServerKey]) -> None:
+        """Remove the leaving real servers of some virtual servers, as far as no connection needs them."""
+        requests = []
+        for key in keys:
+            leaving = self._leaving.get(key, set())
+            held = {(one.real.address, one.real.port): one for one in self._listed(key)} if leaving else {}
+            # Another program may have given one a weight again, or removed it: then it is not for us to remove.
+            leaving &= {place for place, one in held.items() if not _serves(one.real)}
+            gone = {place for place in leaving if not held[place].connections or key[1] is not Protocol.TCP}
+            requests += [_Request(Command.DELETE_REAL, key, held[place].real) for place in sorted(gone)]
+            leaving -= gone
+            if not leaving:
+                self._leaving.pop(key, None)
+        self._send(requests)
+
+    def _listed(self, key: ServerKey) -> list[HeldReal]:
+        """The real servers that a virtual server has at this moment; none when it is gone itself."""
+        for _ in range(_READ_ATTEMPTS):
+            try:
+                return self._reals(key)
+            except Interrupted:
+                continue
+            except OSError as error:
+                if error.errno in _GONE:
+                    return []
+                raise self._failed(f"cannot read {_named(key)}", error) from error
+        raise ApplyError(f"cannot read {_named(key)}: somebody keeps changing it")
+
+    # ---- the socket ------------------------------------------------------------------------------------------------
+
+    def _link(self) -> Genetlink:
+        if self._socket is None:
+            self._socket = connect(self._namespace)
+        return self._socket
+
+    def _failed(self, what: str, error: OSError) -> ApplyError:
+        """What to raise; the next call opens another socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        return ApplyError(f"{what}: {error}")
+
+
+class _Request:
+    """One message to the kernel."""
+
+    def __init__(
+        self, command: Command, key: ServerKey, real: RealServer | None = None, server: VirtualServer | None = None
+    ) -> None:
+        self.command = command
+        self.key = key
+        self.real = real
+        self.server = server
+
+    @property
+    def message(self) -> Request:
+        if self.server is not None:
+            return self.command, wire.server(self.server)
+        return self.command, wire.real(self.key, self.real) if self.real is not None else wire.server_key(self.key)
+
+    @property
+    def makes(self) -> bool:
+        return self.command in (Command.NEW_SERVER, Command.NEW_REAL)
+
+    @property
+    def deletes(self) -> bool:
+        return self.command in (Command.DELETE_SERVER, Command.DELETE_REAL)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return (
+            f"real server {join_port(self.real.address, self.real.port)} of {_named(self.key)}"
+            if self.real
+            else _named(self.key)
+        )
+
+    def edit(self) -> _Request:
+        """The same for what is there already."""
+        command = Command.SET_SERVER if self.command is Command.NEW_SERVER else Command.SET_REAL
+        return _Request(command, self.key, self.real, self.server)
+
+    def why(self, error: NetlinkError) -> str:
+        """What the kernel's error means here."""
+        if self.server is not None and error.errno == errno.ENOENT:
+            name = self.server.scheduler
+            return f"the kernel has no scheduler {name!r} and cannot load one (module ip_vs_{name})"
+        return error.strerror or str(error)
+
+
+def _serves(real: RealServer) -> bool:
+    return real.weight > 0 and real.forward == "masquerade"
+
+
+def _named(key: ServerKey) -> str:
+    address, protocol, port = key
+    return f"virtual server {join_port(address, port)}/{protocol.value}"

@@ -1,0 +1,248 @@
+"""The nftables Target: carries changes of table `narthex` to one network namespace, and reads the table back.
+
+Tables, chains, rules and declarations go as nft text through libnftables, so that `nft list` always shows what `nft -f`
+takes; elements, and the few rules that nft refuses as text, go as one netlink batch of our own.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from narthex.linux.libnftables import NftError, run_nft
+from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.nfnetlink import (
+    DELETE_ELEMENTS,
+    DELETE_RULE,
+    FAMILY_NUMBERS,
+    NEW_ELEMENTS,
+    NEW_RULE,
+    NfNetlink,
+    element_messages,
+    failed_element,
+)
+from narthex.model.net import IPFamily
+from narthex.netfilter import nft
+from narthex.netfilter.ast.nodes import ElementData, ElementKey, Set, Table, Unprintable
+from narthex.netfilter.binary import slotted
+from narthex.netfilter.binary.elements import encoder, is_config_set, key_encoder
+from narthex.netfilter.binary.elements_read import decode_list
+from narthex.netfilter.binary.rules import chain_payload, rule_payload
+from narthex.netfilter.binary.slotted import Slotted
+from narthex.netfilter.nft.print import element_text
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.backends.nftables.changes import NftChanges
+from narthex.proxy.backends.nftables.frame import TABLE
+from narthex.proxy.backends.nftables.rules import NftRules, from_table
+
+_READ_ATTEMPTS = 10
+_REMOVE_ATTEMPTS = 20
+_REMOVE_PAUSE = 0.1
+_BUSY = ("Device or resource busy", "Resource busy")
+
+
+class _Message(NamedTuple):
+    """Some elements of one set, or a rule of one chain, as one netlink message."""
+
+    kind: int
+    payload: bytes
+    name: str
+    """Of the set or chain."""
+    first: int
+    """The place of its first element among all of the set's that are sent."""
+
+
+class NftablesTarget:
+    """Table `ip narthex` or `ip6 narthex` of one namespace (None: the present one). Not for several threads at once."""
+
+    def __init__(self, family: IPFamily, namespace: str | None = None) -> None:
+        self._family = family
+        self._number = int(FAMILY_NUMBERS[family.value])
+        self._namespace = namespace
+        self._netlink: NfNetlink | None = None
+        self._seen: int | None = None
+        """The ruleset's generation at which the table was as last read or written; None: not known."""
+
+    def _link(self) -> NfNetlink:
+        if self._netlink is None:
+            self._netlink = NfNetlink(self._namespace)
+        return self._netlink
+
+    def close(self) -> None:
+        """Close the netlink socket; the next call opens another."""
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self) -> NftRules | None:
+        """The table as it stands, all of one moment; None when it is not there. Raises ApplyError when somebody keeps
+        changing the ruleset, or when the kernel does not let us read."""
+        try:
+            for _ in range(_READ_ATTEMPTS):
+                self._seen = None
+                before = self._link().generation()
+                if not self._link().has_table(self._number, TABLE):
+                    self._seen = before
+                    return None
+                try:
+                    table = self._read_table()
+                except (Interrupted, NftError):
+                    continue
+                if table is not None and self._link().generation() == before:
+                    self._seen = before
+                    return from_table(table)
+        except (OSError, ValueError) as error:
+            self.close()
+            raise ApplyError(f"cannot read table {self._family.nft} {TABLE}: {error}") from error
+        raise ApplyError(f"cannot read table {self._family.nft} {TABLE}: other programs keep changing the rules")
+
+    def _read_table(self) -> Table | None:
+        text = run_nft(f"list table {self._family.nft} {TABLE}", self._namespace, terse=True)
+        tables = nft.parse(text).tables
+        if not tables:
+            return None
+        sets = {name: self._filled(one) for name, one in tables[0].sets.items()}
+        return msgspec.structs.replace(tables[0], sets=sets)
+
+    def _filled(self, one: Set) -> Set:
+        """The set with its elements; what stands in a dynamic set is no part of the rules."""
+        if one.dynamic:
+            return one
+        if is_config_set(one):
+            text = run_nft(f"list set {self._family.nft} {TABLE} {one.name}", self._namespace)
+            return nft.parse(text).tables[0].sets[one.name]
+        elements = {key: data for key, data, _ in self._dump(one)}
+        return msgspec.structs.replace(one, elements=elements)
+
+    def _dump(self, one: Set) -> Iterator[tuple[ElementKey, ElementData, int]]:
+        for data, start, end in self._link().dump_elements(self._number, TABLE, one.name):
+            yield from decode_list(one, self._family, data, start, end)
+
+    def read_counters(self, sets: Mapping[str, Set]) -> list[tuple[str, ElementKey, ElementData, int]]:
+        """New connections counted per element, for those of `sets` that count: set, key, data, connections. A count
+        starts again when the data of its element changes. A set that is not there has none. Raises ApplyError."""
+        counts = []
+        try:
+            for name, one in sets.items():
+                if one.counter:
+                    counts += [(name, *element) for element in self._dump(one)]
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise ApplyError(f"cannot read the counters of {self._family.nft} {TABLE}: {error}") from error
+        except (OSError, ValueError, Interrupted) as error:
+            raise ApplyError(f"cannot read the counters of {self._family.nft} {TABLE}: {error}") from error
+        return counts
+
+    # ---- changing --------------------------------------------------------------------------------------------------
+
+    def apply(self, changes: NftChanges) -> None:
+        """Script, elements, script: each is one kernel transaction. Raises ApplyError and leaves the rest undone."""
+        try:
+            first, last = changes.first_script(), changes.last_script()
+            messages = self._messages(changes)
+        except Unprintable as error:
+            raise ApplyError(f"table {self._family.nft} {TABLE}: {error}") from error
+        known, self._seen = self._seen, None
+        self._run(first, "rules")
+        self._commit(changes, messages)
+        self._remove(last)
+        self._count(known, changes)
+
+    def _count(self, known: int | None, changes: NftChanges) -> None:
+        """Every transaction of anybody raises the generation by one: when it rose by ours alone, nobody else wrote."""
+        if known is not None and self._generation() == known + changes.transactions:
+            self._seen = known + changes.transactions
+
+    def unchanged(self) -> bool:
+        """Whether nobody has changed any nftables rule of the namespace since the last read or apply."""
+        return self._seen is not None and self._seen == self._generation()
+
+    def _generation(self) -> int | None:
+        try:
+            return self._link().generation()
+        except OSError:
+            self.close()
+            return None
+
+    def _run(self, script: str, what: str) -> None:
+        if not script:
+            return
+        try:
+            run_nft(script, self._namespace)
+        except (NftError, OSError, ValueError) as error:
+            raise ApplyError(f"nft refused the {what} of table {self._family.nft} {TABLE}: {error}") from error
+
+    def _remove(self, script: str) -> None:
+        """The last phase; an older kernel may for a moment still count references that are gone."""
+        for _ in range(_REMOVE_ATTEMPTS):
+            try:
+                self._run(script, "last rules")
+                return
+            except ApplyError as error:
+                if not any(word in str(error) for word in _BUSY):
+                    raise
+            time.sleep(_REMOVE_PAUSE)
+        self._run(script, "last rules")
+
+    def _messages(self, changes: NftChanges) -> list[_Message]:
+        messages: list[_Message] = []
+        for chain in changes.direct_chains():
+            if chain.name in changes.known:
+                messages.append(_Message(DELETE_RULE, chain_payload(TABLE, chain.name), chain.name, 0))
+            for rule in chain.rules:
+                payload = rule_payload(TABLE, chain.name, rule, self._family)
+                messages.append(_Message(NEW_RULE, payload, chain.name, 0))
+        for kind, elements in ((DELETE_ELEMENTS, changes.deletions), (NEW_ELEMENTS, changes.additions)):
+            for name, pairs in elements.items():
+                one = changes.declarations[name]
+                if isinstance(pairs, Slotted) and kind == NEW_ELEMENTS:
+                    made = slotted.encode(one, self._family, pairs)
+                else:
+                    encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)
+                    made = encode(pairs.items())
+                first = 0
+                for payload, count in element_messages(TABLE, name, made):
+                    messages.append(_Message(kind, payload, name, first))
+                    first += count
+        return messages
+
+    def _commit(self, changes: NftChanges, messages: list[_Message]) -> None:
+        if not messages:
+            return
+        try:
+            self._link().commit(self._number, [(message.kind, message.payload) for message in messages])
+        except NetlinkError as error:
+            raise ApplyError(self._explained(error, changes, messages)) from error
+        except OSError as error:
+            self.close()
+            raise ApplyError(f"cannot send elements of table {self._family.nft} {TABLE}: {error}") from error
+
+    def _explained(self, error: NetlinkError, changes: NftChanges, messages: list[_Message]) -> str:
+        """The kernel's words, with the element that it named."""
+        where = f"table {self._family.nft} {TABLE}"
+        if error.message is None or not 0 <= error.message < len(messages):
+            return f"the kernel refused elements of {where}: {error.strerror}"
+        message = messages[error.message]
+        if message.kind in (NEW_RULE, DELETE_RULE):
+            return f"the kernel refused a rule of {where}, chain {message.name}: {error.strerror}"
+        adding = message.kind == NEW_ELEMENTS
+        verb = "add" if adding else "delete"
+        number = None if error.offset is None else failed_element(message.payload, error.offset)
+        if number is None:
+            return f"the kernel refused to {verb} elements of {where}, set {message.name}: {error.strerror}"
+        elements = (changes.additions if adding else changes.deletions)[message.name]
+        key, data = next(itertools.islice(elements.items(), message.first + number, None))
+        text = element_text(key, data)
+        return f"the kernel refused to {verb} the element {text} of {where}, set {message.name}: {error.strerror}"
+
+    def clean(self) -> None:
+        """Remove the table. Nothing happens when it is not there."""
+        where = f"{self._family.nft} {TABLE}"
+        self._run(f"table {where}\ndelete table {where}\n", "removal")

@@ -1,0 +1,197 @@
+"""The userspace Target: a relay process and iptables rules that lead to it, in one network namespace, for one family."""
+
+from __future__ import annotations
+
+import logging
+
+from immutables import Map
+
+from narthex.model.net import IPFamily, Protocol
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.backends.iptables.rules import XtablesRules
+from narthex.proxy.backends.userspace.names import USERSPACE
+from narthex.proxy.backends.userspace.rules import (
+    Listener,
+    Listeners,
+    ListenKey,
+    UserspaceChanges,
+    UserspaceRules,
+)
+from narthex.proxy.kernel.iptables import IptablesTarget
+from narthex.proxy.relay.inspect import entry_of, shown
+from narthex.proxy.relay.process import RelayGone, RelayProcess, Setup
+from narthex.proxy.relay.relay import UDP_IDLE_SECONDS
+from narthex.proxy.relay.wire import ADDRESS_FAMILIES, Answer, Counts, Order
+
+TEND_SECONDS = 2.0
+"""How often to see whether the relay is well."""
+
+_LOGGER = logging.getLogger("narthex")
+
+
+class UserspaceTarget:
+    """See `narthex.proxy.backends.base.Target`. The relay is started with the first rules and ends with this process.
+
+    Where rules and listeners both change, ports are opened first, then rules written, then ports closed: at no moment
+    do rules lead to a port where nobody listens.
+    """
+
+    def __init__(
+        self, family: IPFamily, namespace: str | None = None, *, udp_idle_seconds: float = UDP_IDLE_SECONDS
+    ) -> None:
+        self._family = family
+        self._namespace = namespace
+        self._udp_idle_seconds = udp_idle_seconds
+        self._tables = IptablesTarget(family, namespace, owner=USERSPACE)
+        self._relay: RelayProcess | None = None
+        self._listeners: Listeners = Map()
+        """What the relay serves."""
+        self._lost: Listeners = Map()
+        """What a relay served that has died, until somebody serves it again."""
+        self._died = False
+        """The last relay has, and there is no other yet."""
+        self._mark = 0
+        self._taken: set[ListenKey] = set()
+        self._short_of_files = 0
+
+    @property
+    def counts(self) -> Counts:
+        """What the relay did since it began."""
+        return self._ask(Order()).counts if self._alive() else Counts()
+
+    def read(self) -> UserspaceRules | None:
+        """Our rules in the kernel and what the relay serves now. Raises ApplyError when they cannot be read."""
+        self._alive()
+        tables = self._tables.read()
+        if tables is None and not self._listeners and not self._taken:
+            return None
+        return UserspaceRules(
+            tables=tables or XtablesRules(self._family, {}, Map()),
+            listeners=self._listeners,
+            mark=self._mark,
+            taken=frozenset(self._taken),
+        )
+
+    def look(self) -> UserspaceRules | None:
+        """The same as seen by a bystander: rules of this node, and the table of whichever relay is at work there."""
+        tables = self._tables.read()
+        listeners = shown(self._family, self._namespace)
+        if tables is None and not listeners:
+            return None
+        return UserspaceRules(tables=tables or XtablesRules(self._family, {}, Map()), listeners=listeners)
+
+    def apply(self, changes: UserspaceChanges) -> None:
+        """Listen, write the rules, close. Raises ApplyError; a port that somebody else has is avoided from then on."""
+        self._mark = changes.mark
+        self._listen(changes.listen)
+        if changes.tables:
+            self._tables.apply(changes.tables)
+        wanted = {one.key for one in changes.listen}
+        unwanted = tuple(key for key in self._listeners if key not in wanted) if changes.replace else ()
+        self._close((*changes.close, *unwanted))
+
+    def tend(self) -> float:
+        """See whether the relay is well; one that has died is started again with the same ports, so that the rules lead
+        somewhere again. Returns the seconds until it should be asked again."""
+        try:
+            self._tend()
+        except ApplyError as error:
+            # The next sync reads back what is there, and repairs it.
+            _LOGGER.warning("%s", error)
+        return TEND_SECONDS
+
+    def _tend(self) -> None:
+        if not self._alive() and self._lost:
+            self._listen(tuple(self._lost.values()))
+        if self._alive():
+            short = self.counts.short_of_files
+            if short > self._short_of_files:
+                _LOGGER.warning(
+                    "the %s relay was short of open files %d times: connections wait for others to end; "
+                    "raise the limit (LimitNOFILE of the unit, or ulimit -n)",
+                    self._family.label,
+                    short - self._short_of_files,
+                )
+            self._short_of_files = short
+
+    def clean(self) -> None:
+        """Remove all rules of ours, end all connections and forget all clients."""
+        self._tables.clean()
+        if self._alive():
+            self._ask(Order(forget=True))
+        self._listeners = self._lost = Map()
+        self._taken.clear()
+
+    def close(self) -> None:
+        """End the relay; the rules stay, and lead nowhere until there is another one."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+            self._listeners = Map()
+
+    # ---- the relay -------------------------------------------------------------------------------------------------
+
+    def _alive(self) -> bool:
+        """Whether there is a relay. One that has died serves nothing."""
+        if self._relay is None:
+            return False
+        if self._relay.alive:
+            return True
+        self._gone()
+        return False
+
+    def _gone(self) -> None:
+        """Say what became of the relay, whoever noticed it, and go on without."""
+        if self._relay is not None:
+            self._relay.close()
+            _LOGGER.warning(
+                "the %s relay (process %d) has died: %s; the connections through it are lost",
+                self._family.label,
+                self._relay.pid,
+                self._relay.end,
+            )
+            self._died = True
+        self._relay = None
+        self._lost, self._listeners = self._listeners or self._lost, Map()
+        self._short_of_files = 0
+
+    def _listen(self, listeners: tuple[Listener, ...]) -> None:
+        if not listeners and self._relay is None:
+            return
+        answer = self._ask(Order(mark=self._mark, listen=tuple(map(entry_of, listeners))))
+        failed = {(Protocol(one.protocol.upper()), one.port): one for one in answer.failed}
+        with self._listeners.mutate() as mutation:
+            mutation.update({one.key: one for one in listeners if one.key not in failed})
+            self._listeners = mutation.finish()
+        self._lost = Map()
+        if failed:
+            self._taken.update(key for key, one in failed.items() if one.taken)
+            said = ", ".join(f"{one.port}/{one.protocol}: {one.reason}" for one in answer.failed[:3])
+            raise ApplyError(
+                f"the relay cannot listen on {len(failed)} ports ({said}); ports that somebody else has are avoided "
+                f"from now on"
+            )
+
+    def _close(self, keys: tuple[ListenKey, ...]) -> None:
+        if not keys or self._relay is None:
+            return
+        self._ask(Order(close=tuple((protocol.lower, port) for protocol, port in keys)))
+        with self._listeners.mutate() as mutation:
+            for key in keys:
+                mutation.pop(key, None)
+            self._listeners = mutation.finish()
+
+    def _ask(self, order: Order) -> Answer:
+        try:
+            if self._relay is None:
+                setup = Setup(ADDRESS_FAMILIES[self._family.value], udp_idle_seconds=self._udp_idle_seconds)
+                self._relay = RelayProcess(setup, self._namespace)
+                if self._died:
+                    _LOGGER.warning("the %s relay is started again (process %d)", self._family.label, self._relay.pid)
+                self._died = False
+            return self._relay.ask(order)
+        except RelayGone as error:
+            self._gone()
+            raise ApplyError(f"the {self._family.label} {error}; it is started again soon") from error
+        except OSError as error:
+            raise ApplyError(f"the {self._family.label} relay could not be started: {error}") from error

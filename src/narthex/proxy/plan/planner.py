@@ -1,0 +1,301 @@
+"""Snapshot and NodeConfig to Plan, one family each, reusing all that did not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from immutables import Map
+
+from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.net import (
+    IPFamily,
+    address,
+    address_key,
+    contains,
+    family_of,
+    host_network,
+    is_zero_prefix,
+    network,
+)
+from narthex.model.objects import Node, Service
+from narthex.model.slices import Slices
+from narthex.model.store import Snapshot
+from narthex.proxy.plan.claims import Claims
+from narthex.proxy.plan.decide import Context, decide, health_check
+from narthex.proxy.plan.ir import HealthCheck, Lineage, NodePorts, Plan, PodDetector, ServicePlan
+from narthex.proxy.plan.select import Place
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the configuration that decisions depend on; modes have their defaults filled in already."""
+
+    node_name: str
+    detect_local_mode: str = "ClusterCIDR"
+    """ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix, or empty for no detection."""
+    cluster_cidrs: tuple[str, ...] = ()
+    """The first of each family counts (row 6.1)."""
+    bridge_interface: str = ""
+    interface_name_prefix: str = ""
+    masquerade_all: bool = False
+    masquerade_bit: int = 14
+    node_port_addresses: tuple[str, ...] | None = None
+    """None: every local address; ("primary",); or networks."""
+    localhost_node_ports: bool = False
+    node_addresses: tuple[str, ...] = ()
+    """See `Plan.node_addresses`, of both families; (): those that the Node object has, of its machine or by name."""
+    bind_address: str = ""
+    """Says which address the node has, when it is set and not unspecified (row 15.6)."""
+    allow_service_external_ips: bool = True
+    strict_source_ranges: bool = False
+    """`loadBalancerSourceRanges` holds for node ports and external IPs too, not for balancer addresses alone (rows
+    10.4, 29.16)."""
+    drop_invalid: bool = True
+    """See `Plan.drop_invalid`."""
+
+
+class _Decided(msgspec.Struct, frozen=True):
+    """One Service: what it was last decided from, kept to see by identity that nothing changed, and what it would get if no
+    other were there."""
+
+    service: Service
+    slices: Slices | None
+    wishes: tuple[ServicePlan, ...]
+
+
+class Planner:
+    """Keeps what was decided before, so that a change costs what changed.
+
+    `plan` is a function of the snapshot alone: any sequence of calls ends in the plan that a new Planner would make.
+    """
+
+    def __init__(self, config: NodeConfig, family: IPFamily) -> None:
+        self._config = config
+        self._family = family
+        self._context: Context | None = None
+        self._decided: dict[NamespacedName, _Decided] = {}
+        self._health: Map[NamespacedName, HealthCheck] = Map()
+        self._claims = Claims()
+        self._plan: Plan | None = None
+
+    def plan(self, snapshot: Snapshot, changed: frozenset[NamespacedName] | None = None) -> Plan:
+        """The plan for a snapshot. `changed` names the Services that may differ since the last call; None: look at
+        all. Returns the identical Plan when nothing is different."""
+        context = _context(self._config, self._family, snapshot)
+        fresh = context != self._context
+        self._context = context
+        services, slices = snapshot.services, snapshot.slices
+        ports: dict[ServicePortName, ServicePlan | None] = {}
+        if changed is None or fresh:
+            for name in [name for name in self._decided if name not in services]:
+                self._forget(name, ports)
+            for name, service in services.items():
+                self._redecide(name, service, slices.get(name), fresh, ports)
+        else:
+            for name in changed:
+                if (present := services.get(name)) is None:
+                    self._forget(name, ports)
+                else:
+                    self._redecide(name, present, slices.get(name), fresh, ports)
+        # All wishes are known now, so what others claim, too, can be settled.
+        for port in self._claims.take_doubtful():
+            ports[port] = self._granted(port)
+        return self._assemble(snapshot, ports)
+
+    def _redecide(
+        self,
+        name: NamespacedName,
+        service: Service,
+        slices: Slices | None,
+        fresh: bool,
+        ports: dict[ServicePortName, ServicePlan | None],
+    ) -> None:
+        """Decide one Service again, and note which of its ports have another plan now, or none."""
+        assert self._context is not None
+        last = self._decided.get(name)
+        if last is not None and not fresh and last.service is service and last.slices is slices:
+            return
+        ordered = slices.ordered if slices is not None else ()
+        wishes = decide(name, service, ordered, self._context)
+        if service.health_check_node_port or name in self._health:
+            self._note_health(name, health_check(service, ordered, self._context))
+        before = last.wishes if last is not None else ()
+        if before and wishes:
+            # What is as before stays the identical object.
+            known = {wish.name: wish for wish in before}
+            wishes = tuple([held if (held := known.get(wish.name)) == wish else wish for wish in wishes])
+        self._decided[name] = _Decided(service, slices, wishes)
+        self._note_wishes(before, wishes, ports)
+
+    def _forget(self, name: NamespacedName, ports: dict[ServicePortName, ServicePlan | None]) -> None:
+        """A Service is gone, if it was ever there."""
+        last = self._decided.pop(name, None)
+        if last is not None:
+            self._note_health(name, None)
+            self._note_wishes(last.wishes, (), ports)
+
+    def _note_health(self, name: NamespacedName, check: HealthCheck | None) -> None:
+        if self._health.get(name) == check:
+            return
+        self._health = self._health.delete(name) if check is None else self._health.set(name, check)
+
+    def _note_wishes(
+        self,
+        before: tuple[ServicePlan, ...],
+        after: tuple[ServicePlan, ...],
+        ports: dict[ServicePortName, ServicePlan | None],
+    ) -> None:
+        if before:
+            kept = set(map(id, after))
+            for wish in before:
+                if id(wish) not in kept:
+                    ports[wish.name] = None
+                    self._claims.release(wish)
+            known = set(map(id, before))
+            after = tuple([wish for wish in after if id(wish) not in known])
+        for wish in after:
+            ports[wish.name] = wish
+            self._claims.claim(wish)
+
+    def _granted(self, name: ServicePortName) -> ServicePlan | None:
+        """The port's plan without the frontends that others won; None when nothing is left."""
+        decided = self._decided.get(name.service)
+        wish = next((wish for wish in decided.wishes if wish.name == name), None) if decided is not None else None
+        if wish is None:
+            return None
+        frontends = tuple([front for front in wish.frontends if self._claims.has(wish, front.match)])
+        if len(frontends) == len(wish.frontends):
+            return wish
+        return msgspec.structs.replace(wish, frontends=frontends) if frontends else None
+
+    def _assemble(self, snapshot: Snapshot, ports: dict[ServicePortName, ServicePlan | None]) -> Plan:
+        """A plan in which some ports are other than in the last one, or the last one when none is."""
+        assert self._context is not None
+        last = self._plan
+        services: Map[ServicePortName, ServicePlan] = last.services if last else Map()  # type: ignore[assignment]
+        differing: Iterable[ServicePortName]
+        if not services:
+            services = Map({name: now for name, now in ports.items() if now is not None})
+            differing = services
+        elif ports:
+            differing = [name for name, now in ports.items() if services.get(name) != now]
+            with services.mutate() as mutation:
+                for name in differing:
+                    now = ports[name]
+                    if now is None:
+                        del mutation[name]
+                    else:
+                        mutation[name] = now
+                services = mutation.finish()
+        else:
+            differing = ()
+        plan = Plan(
+            family=self._family,
+            node_name=self._config.node_name,
+            services=services,
+            pods=_detector(self._config, self._family, snapshot),
+            node_ports=_node_ports(self._config, self._family, self._context.node_ip),
+            node_addresses=_node_addresses(self._config, self._family, _node(self._config, snapshot)),
+            service_cidrs=_service_cidrs(snapshot, self._family),
+            masquerade_mark=1 << self._config.masquerade_bit,
+            drop_invalid=self._config.drop_invalid,
+            conflicts=self._claims.conflicts(),
+            health_checks=self._health,
+            lineage=Lineage(last.lineage if last else None, frozenset(differing)),
+        )
+        if last is not None and not plan.lineage.changed and _frame(plan) == _frame(last):
+            return last
+        self._plan = plan
+        return plan
+
+
+def plan_once(snapshot: Snapshot, config: NodeConfig, family: IPFamily) -> Plan:
+    """The plan for one snapshot, from scratch."""
+    return Planner(config, family).plan(snapshot)
+
+
+def _frame(plan: Plan) -> tuple[object, ...]:
+    """All of a plan but its Services."""
+    return (
+        plan.pods,
+        plan.node_ports,
+        plan.node_addresses,
+        plan.service_cidrs,
+        plan.masquerade_mark,
+        plan.conflicts,
+        plan.health_checks,
+    )
+
+
+def _node(config: NodeConfig, snapshot: Snapshot) -> Node | None:
+    return snapshot.nodes.get(NamespacedName("", config.node_name))
+
+
+def _context(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> Context:
+    node = _node(config, snapshot)
+    return Context(
+        family=family,
+        place=Place(config.node_name, (node.label(ZONE_LABEL) or "") if node else ""),
+        node_ip=_node_ip(config, family, node),
+        detect_pods=_detector(config, family, snapshot).enabled,
+        masquerade_all=config.masquerade_all,
+        external_ips=config.allow_service_external_ips,
+        strict_source_ranges=config.strict_source_ranges,
+    )
+
+
+def _node_ip(config: NodeConfig, family: IPFamily, node: Node | None) -> str:
+    """The node's primary address of a family: bindAddress, else InternalIP, else ExternalIP (row 15.6)."""
+    if config.bind_address not in ("", "0.0.0.0", "::"):
+        bound = address(config.bind_address)
+        if family_of(bound) is family:
+            return bound
+    known = (*node.internal_ips, *node.external_ips) if node else ()
+    return next((ip for ip in known if family_of(ip) is family), "")
+
+
+def _detector(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> PodDetector:
+    """How pods are told on this node; off for a family without a CIDR (row 6.2)."""
+    mode = config.detect_local_mode
+    if mode == "ClusterCIDR":
+        return PodDetector(cidrs=tuple(cidr for cidr in config.cluster_cidrs if family_of(cidr) is family)[:1])
+    if mode == "NodeCIDR":
+        node = _node(config, snapshot)
+        return PodDetector(cidrs=tuple(cidr for cidr in (node.pod_cidrs if node else ()) if family_of(cidr) is family))
+    if mode == "BridgeInterface":
+        return PodDetector(interface=config.bridge_interface)
+    if mode == "InterfaceNamePrefix":
+        return PodDetector(interface_prefix=config.interface_name_prefix)
+    return PodDetector()
+
+
+def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts:
+    """Where node ports answer. What is not known fails closed: an unknown primary address, or a list that names the
+    other family only, opens nothing (upstream opens everything; rows 9.4, 9.5, 29.2)."""
+    words = config.node_port_addresses
+    cidrs: tuple[str, ...] | None
+    if words is None:
+        cidrs = None
+    elif "primary" in words:
+        cidrs = (host_network(node_ip),) if node_ip else ()
+    else:
+        own = tuple(network(word) for word in words if family_of(word) is family)
+        cidrs = None if any(is_zero_prefix(cidr) for cidr in own) else own
+    localhost = config.localhost_node_ports and family is IPFamily.IPV4
+    if localhost and cidrs is not None:
+        localhost = any(contains(cidr, "127.0.0.1") or contains("127.0.0.0/8", cidr.split("/")[0]) for cidr in cidrs)
+    return NodePorts(cidrs=cidrs, localhost=localhost)
+
+
+def _node_addresses(config: NodeConfig, family: IPFamily, node: Node | None) -> tuple[str, ...]:
+    named = (node.machine_ips or (*node.internal_ips, *node.external_ips)) if node else ()
+    own = {ip for ip in config.node_addresses or named if family_of(ip) is family}
+    return tuple(sorted((ip for ip in own if not contains(family.loopback, ip)), key=address_key))
+
+
+def _service_cidrs(snapshot: Snapshot, family: IPFamily) -> tuple[str, ...]:
+    return tuple(
+        sorted({cidr for each in snapshot.service_cidrs.values() for cidr in each.cidrs if family_of(cidr) is family})
+    )

@@ -1,0 +1,229 @@
+"""A plan as a table for people and as plain data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from narthex.model.net import join_port
+from narthex.proxy.plan.ir import (
+    Conflict,
+    Decision,
+    Drop,
+    Endpoint,
+    Forward,
+    Frontend,
+    Match,
+    Plan,
+    Pool,
+    Reject,
+    ServicePlan,
+)
+
+_HEAD = ("SERVICE PORT", "FRONTEND", "FROM POD", "FROM NODE", "FROM OTHERS", "ENDPOINTS")
+_SHOWN_ENDPOINTS = 4
+
+Row = tuple[str, ...]
+
+
+def table(plan: Plan, all_endpoints: bool = False) -> str:
+    """The plan as aligned text, ordered by Service port name; ends with a newline. A star marks this node's own
+    endpoints; long lists are cut unless `all_endpoints`."""
+    services = [plan.services[name] for name in sorted(plan.services, key=lambda name: name.sort_key)]
+    rows: list[Row] = [_HEAD]
+    for service in services:
+        rows += _rows(service, None if all_endpoints else _SHOWN_ENDPOINTS)
+    lines = _about(plan, services)
+    if services:
+        lines += ["", *_aligned(rows)]
+    if plan.health_checks:
+        lines += ["", *_health_lines(plan)]
+    if plan.conflicts:
+        lines += ["", *(conflict_text(conflict) for conflict in plan.conflicts)]
+    return "\n".join(lines) + "\n"
+
+
+def decision_text(decision: Decision) -> str:
+    """One cell: "cluster", "local, masquerade", "drop" or "reject"."""
+    if isinstance(decision, Forward):
+        return f"{decision.scope.value}, masquerade" if decision.masquerade else decision.scope.value
+    return "drop" if isinstance(decision, Drop) else "reject"
+
+
+def frontend_text(frontend: Frontend) -> str:
+    """How a Service is reached: "cluster IP 10.0.0.5:80/TCP", "node port 30001/TCP"."""
+    where = str(frontend.port) if frontend.address is None else join_port(frontend.address, frontend.port)
+    return f"{frontend.kind.value} {where}/{frontend.protocol.value}"
+
+
+def conflict_text(conflict: Conflict) -> str:
+    """Who claims what, and who has it."""
+    return (
+        f"conflict: {match_text(conflict.match)} is claimed by {conflict.winner} and {conflict.loser}; "
+        f"{conflict.winner} has it"
+    )
+
+
+def match_text(match: Match) -> str:
+    """Address, port and protocol of a frontend."""
+    address, protocol, port = match
+    return f"{join_port(address, port) if address else f'node port {port}'}/{protocol.value}"
+
+
+def _about(plan: Plan, services: Sequence[ServicePlan]) -> list[str]:
+    frontends = sum(len(service.frontends) for service in services)
+    return [
+        f"node {plan.node_name or '(no name)'}, {plan.family.label}: "
+        f"{_count(len(services), 'service port')}, {_count(frontends, 'frontend')}",
+        f"pods: {_pods(plan)}",
+        f"node ports: {_node_ports(plan)}",
+        f"service CIDRs: {', '.join(plan.service_cidrs) or 'none known'}",
+    ]
+
+
+def _health_lines(plan: Plan) -> Iterable[str]:
+    """What balancers are told that ask this node."""
+    for name, check in sorted(plan.health_checks.items()):
+        answer = "200" if check.local_ready else "503"
+        ready = _count(check.local_ready, "ready endpoint")
+        yield f"health check {name}: port {check.port} answers {answer}, {ready} on this node"
+
+
+def _pods(plan: Plan) -> str:
+    pods = plan.pods
+    if pods.cidrs:
+        return f"sources in {', '.join(pods.cidrs)}"
+    if pods.interface:
+        return f"what comes in on {pods.interface}"
+    if pods.interface_prefix:
+        return f"what comes in on {pods.interface_prefix}*"
+    return "not told from others (detection is off)"
+
+
+def _node_ports(plan: Plan) -> str:
+    ports = plan.node_ports
+    if ports.cidrs is None:
+        where = "on every address of the node"
+    else:
+        where = f"on the node's addresses in {', '.join(ports.cidrs)}" if ports.cidrs else "on no address"
+    return f"{where}, and on loopback" if ports.localhost else where
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _rows(service: ServicePlan, limit: int | None) -> Iterable[Row]:
+    frontends: list[Row] = []
+    for frontend in service.frontends:
+        cells = (decision_text(cell) for cell in (frontend.pod, frontend.node, frontend.other))
+        frontends.append((frontend_text(frontend), *cells))
+        if frontend.allow_from is not None:
+            frontends.append((f"  only from {', '.join(frontend.allow_from) or 'nobody'}", "", "", ""))
+    sides = list(_pool_lines(service, limit))
+    for number, (front, side) in enumerate(zip_longest(frontends, sides)):
+        name = f"{service.name}" if number == 0 else ""
+        yield (name, *(front or ("", "", "", "")), side or "")
+
+
+def _pool_lines(service: ServicePlan, limit: int | None) -> Iterable[str]:
+    for label, pool in (("cluster", service.cluster), ("local", service.local)):
+        if pool is not None:
+            yield f"{label}: {_pool_text(pool, limit)}"
+    if service.affinity_seconds is not None:
+        yield f"affinity: a client keeps its endpoint for {service.affinity_seconds} s"
+
+
+def _pool_text(pool: Pool, limit: int | None) -> str:
+    shown = pool.endpoints[:limit]
+    text = " ".join(_endpoint_text(endpoint) for endpoint in shown)
+    if len(shown) < len(pool.endpoints):
+        text += f" and {len(pool.endpoints) - len(shown)} more"
+    return f"{text} ({pool.reason})" if pool.reason else text
+
+
+def _endpoint_text(endpoint: Endpoint) -> str:
+    return join_port(endpoint.address, endpoint.port) + ("*" if endpoint.local else "")
+
+
+def _aligned(rows: Sequence[Row]) -> list[str]:
+    rows = [tuple(map(visible, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def visible(text: str) -> str:
+    """The text with characters that would move a terminal's cursor or colours made harmless."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+# ---- for programs --------------------------------------------------------------------------------------------------
+
+
+def as_data(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON can hold it, ordered like the table."""
+    pods, ports = plan.pods, plan.node_ports
+    return {
+        "family": plan.family.label,
+        "node": plan.node_name,
+        "pods": {"cidrs": list(pods.cidrs), "interface": pods.interface, "interfacePrefix": pods.interface_prefix},
+        "nodePorts": {"cidrs": None if ports.cidrs is None else list(ports.cidrs), "localhost": ports.localhost},
+        "serviceCIDRs": list(plan.service_cidrs),
+        "masqueradeMark": plan.masquerade_mark,
+        "services": [
+            _service_data(plan.services[name]) for name in sorted(plan.services, key=lambda name: name.sort_key)
+        ],
+        "healthChecks": [
+            {"namespace": name.namespace, "name": name.name, "port": check.port, "localReady": check.local_ready}
+            for name, check in sorted(plan.health_checks.items())
+        ],
+        "conflicts": [
+            {
+                "match": match_text(conflict.match),
+                "kind": conflict.kind.value,
+                "winner": str(conflict.winner),
+                "loser": str(conflict.loser),
+            }
+            for conflict in plan.conflicts
+        ],
+    }
+
+
+def _service_data(service: ServicePlan) -> dict[str, Any]:
+    return {
+        "namespace": service.name.service.namespace,
+        "name": service.name.service.name,
+        "port": service.name.port,
+        "protocol": service.name.protocol.value,
+        "frontends": [_frontend_data(frontend) for frontend in service.frontends],
+        "cluster": _pool_data(service.cluster),
+        "local": _pool_data(service.local),
+        "affinitySeconds": service.affinity_seconds,
+    }
+
+
+def _frontend_data(frontend: Frontend) -> dict[str, Any]:
+    return {
+        "kind": frontend.kind.value,
+        "address": frontend.address,
+        "protocol": frontend.protocol.value,
+        "port": frontend.port,
+        "allowFrom": None if frontend.allow_from is None else list(frontend.allow_from),
+        "pod": _decision_data(frontend.pod),
+        "node": _decision_data(frontend.node),
+        "other": _decision_data(frontend.other),
+    }
+
+
+def _decision_data(decision: Decision) -> dict[str, Any]:
+    if isinstance(decision, Forward):
+        return {"action": "forward", "scope": decision.scope.value, "masquerade": decision.masquerade}
+    return {"action": "reject" if isinstance(decision, Reject) else "drop"}
+
+
+def _pool_data(pool: Pool | None) -> dict[str, Any] | None:
+    if pool is None:
+        return None
+    endpoints = [{"address": each.address, "port": each.port, "local": each.local} for each in pool.endpoints]
+    return {"reason": pool.reason, "endpoints": endpoints}

@@ -1,0 +1,159 @@
+"""New connections per Service port and per endpoint, from the kernel's own counters, read when somebody asks.
+
+Counters of the kernel come and go with rules. Sums are kept here, so that what is shown only ever grows while a Service
+port or an endpoint stays. What a counter has counted between the last look and its end is lost; nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from narthex.model.names import ServicePortName
+from narthex.model.net import IPFamily, join_port
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.kernel.counters import Reader
+from narthex.proxy.plan.ir import Plan
+from narthex.runtime.clock import Clock
+from narthex.runtime.configuration.values import OwnConfiguration
+from narthex.runtime.logs import LOGGER
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+REST = 20
+"""Reading takes at most one part in this many of the time; who asks more often gets what was read last."""
+
+_LABELS = ["namespace", "service", "port", "protocol", "ip_family"]
+_EndpointOf = tuple[ServicePortName, tuple[str, int]]
+
+
+class _Family:
+    """Sums of one family, for what its plan still has."""
+
+    def __init__(self) -> None:
+        self.last: dict[Hashable, int] = {}
+        """What each counter showed at the last look."""
+        self.services: Counter[ServicePortName] = Counter()
+        self.endpoints: Counter[_EndpointOf] = Counter()
+        self.based: frozenset[bool] = frozenset()
+        """False: Service ports have been looked at, True: endpoints. What their rules have counted before that, in an
+        earlier process perhaps, is not news."""
+        self.failing = False
+
+
+class Connections:
+    """Asked by the status server's threads, one at a time."""
+
+    def __init__(
+        self,
+        readers: Mapping[IPFamily, Reader],
+        plans: Callable[[], Sequence[Plan]],
+        clock: Clock,
+        told: OwnConfiguration,
+    ) -> None:
+        """`plans`: those in force. `told` may be replaced at any time."""
+        self._readers = readers
+        self._plans = plans
+        self._clock = clock
+        self.told = told
+        self._families = {family: _Family() for family in readers}
+        self._lock = threading.Lock()
+        self._rested = -float("inf")
+        self._left_out = 0
+
+    def look(self) -> None:
+        """Read the counters, unless the last look was a moment ago."""
+        with self._lock:
+            told = self.told
+            if told.connection_metrics == "off" or self._clock.now() < self._rested:
+                return
+            start = self._clock.now()
+            plans = [plan for plan in self._plans() if plan.family in self._readers]
+            services, endpoints = sum(len(plan.services) for plan in plans), 0
+            if told.connection_metrics == "endpoints":
+                endpoints = sum(map(_endpoints, plans))
+            # Half a list of endpoints would mislead: all of them are shown or none, and then they are not read either.
+            every = 0 < endpoints <= told.connection_series - services
+            self._left_out = max(0, services - told.connection_series) + (0 if every else endpoints)
+            for plan in plans:
+                self._read(plan, every)
+            now = self._clock.now()
+            self._rested = now + REST * (now - start)
+
+    def _read(self, plan: Plan, every: bool) -> None:
+        state = self._families[plan.family]
+        try:
+            found = list(self._readers[plan.family](plan, every))
+        except ApplyError as error:
+            if not state.failing:
+                LOGGER.warning("new connections are not counted for now: %s", error)
+            state.failing = True
+            return
+        state.failing = False
+        last: dict[Hashable, int] = {}
+        services: Counter[ServicePortName] = Counter()
+        endpoints: Counter[_EndpointOf] = Counter()
+        for key, name, endpoint, connections in found:
+            if endpoint is not None and not every:
+                continue
+            last[key] = connections
+            known = (endpoint is not None) in state.based
+            before = state.last.get(key, 0 if known else connections)
+            fresh = connections - before if connections >= before else connections
+            if endpoint is None:
+                services[name] += fresh
+            else:
+                endpoints[name, endpoint] += fresh
+        state.services = Counter({name: fresh + state.services[name] for name, fresh in services.items()})
+        state.endpoints = Counter({each: fresh + state.endpoints[each] for each, fresh in endpoints.items()})
+        state.last, state.based = last, frozenset((False, every))
+
+    def collect(self) -> Iterable[Metric]:
+        """For prometheus-client."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        self.look()
+        told = self.told
+        if told.connection_metrics == "off":
+            return
+        families = [(family.label, state) for family, state in self._families.items()]
+        services = [(name, label, count) for label, state in families for name, count in state.services.items()]
+        endpoints = [(each, label, count) for label, state in families for each, count in state.endpoints.items()]
+        counter = CounterMetricFamily(
+            "narthex_service_new_connections", "New connections to a Service port.", labels=_LABELS
+        )
+        services.sort(key=lambda each: (each[0].sort_key, each[1]))
+        for name, label, count in services[: told.connection_series]:
+            counter.add_metric(_labels(name, label), count)
+        yield counter
+        if endpoints:
+            counter = CounterMetricFamily(
+                "narthex_endpoint_new_connections",
+                "New connections sent to an endpoint of a Service port.",
+                labels=[*_LABELS, "endpoint"],
+            )
+            for (name, (address, port)), label, count in endpoints:
+                counter.add_metric([*_labels(name, label), join_port(address, port)], count)
+            yield counter
+        yield GaugeMetricFamily(
+            "narthex_connection_series_left_out", "Numbers that connectionSeries leaves no room for.", self._left_out
+        )
+
+
+def _endpoints(plan: Plan) -> int:
+    """How many different endpoints its Service ports have, together."""
+    count = 0
+    for service in plan.services.values():
+        if service.local is None or service.cluster is None:
+            pool = service.cluster or service.local
+            count += len(pool.endpoints) if pool is not None else 0
+        else:
+            count += len({*service.cluster.endpoints, *service.local.endpoints})
+    return count
+
+
+def _labels(name: ServicePortName, family: str) -> list[str]:
+    return [name.service.namespace, name.service.name, name.port, name.protocol.value, family]

@@ -1,0 +1,115 @@
+"""After a good sync: removes the tracked connections that the new rules leave stale (group 18)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from narthex.model import net
+from narthex.model.names import ServicePortName
+from narthex.model.net import IPFamily
+from narthex.netfilter.binary.conntrack import Entry
+from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.stale import Owners, Reason, Search
+from narthex.proxy.program.metrics import Metrics
+from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.written import counted
+from narthex.runtime.clock import Clock
+from narthex.runtime.logs import LOGGER, data
+
+
+class Table(Protocol):
+    """What `narthex.linux.conntrack.Conntrack` does."""
+
+    def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[Entry]: ...
+    def remove(self, family: IPFamily, entries: Sequence[Entry]) -> list[bool]: ...
+
+
+class _Half:
+    """One family."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        """The plan that the table was last brought in line with."""
+        self.changed: frozenset[ServicePortName] = frozenset()
+        """Service ports that differ from it."""
+        self.everything = False
+        self.owners = Owners()
+        self.failing = False
+
+
+class Flows:
+    """Looks at the kernel's table only where connections can have lost their way, and never raises: a stale entry is
+    a lesser evil than a loop that ends."""
+
+    def __init__(
+        self,
+        table: Table,
+        own_addresses: Callable[[], Collection[str]],
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        relayed: bool = False,
+        gentle: bool = False,
+    ) -> None:
+        """`relayed`, `gentle`: see `Search`."""
+        self._table = table
+        self._own_addresses = own_addresses
+        self._clock = clock
+        self._metrics = metrics
+        self._relayed = relayed
+        self._gentle = gentle
+        self._halves: dict[IPFamily, _Half] = {}
+
+    def after(self, done: Sync) -> None:
+        """Bring the table in line with what was just synced."""
+        half = self._halves.setdefault(done.family, _Half())
+        half.changed |= done.changed
+        half.owners.follow(done.plan)
+        # While somebody else had changed our rules, connections went past them.
+        half.everything |= done.first or done.drift
+        search = Search(
+            done.plan,
+            half.plan,
+            half.changed,
+            everything=half.everything,
+            relayed=self._relayed,
+            gentle=self._gentle,
+            owners=half.owners,
+        )
+        if search.towards:
+            try:
+                self._clean(done.family, search)
+            except OSError as error:
+                if not half.failing:
+                    LOGGER.warning(
+                        "stale %s connections could not be removed, which is tried again at the next sync: %s",
+                        done.family.label,
+                        error,
+                    )
+                half.failing = True
+                return
+        half.plan, half.changed, half.everything, half.failing = done.plan, frozenset(), False, False
+
+    def _clean(self, family: IPFamily, search: Search) -> None:
+        start = self._clock.now()
+        own = frozenset(self._own_addresses())
+        stale: list[Entry] = []
+        reasons: list[Reason] = []
+        for entry in self._table.entries(family, search.towards):
+            reason = search.reason(entry.flow, own)
+            if reason is not None:
+                stale.append(entry)
+                reasons.append(reason)
+        there = self._table.remove(family, stale) if stale else []
+        removed = Counter(reason for reason, was_there in zip(reasons, there, strict=True) if was_there)
+        self._metrics.flows(family, self._clock.now() - start, removed)
+        if removed:
+            LOGGER.info(
+                "removed %s of %s: %s",
+                counted(removed.total(), "stale connection"),
+                family.label,
+                ", ".join(f"{count} {reason.value}" for reason, count in removed.items()),
+                extra=data(family=family.label, removed={reason.value: count for reason, count in removed.items()}),
+            )

@@ -1,0 +1,155 @@
+"""What plan, render and trace start from: manifests or an API server, a node, a configuration; read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from narthex.kube.manifests import ManifestSource
+from narthex.model.events import Synced
+from narthex.model.names import NamespacedName
+from narthex.model.net import FAMILIES, IPFamily, address, family_of, network
+from narthex.model.objects import Node
+from narthex.model.packet import Host
+from narthex.model.problem import Problem
+from narthex.model.store import Snapshot, Store
+from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.planner import NodeConfig, plan_once
+from narthex.runtime.configuration.file import ProxyConfiguration, node_config, read
+
+
+class InputError(ValueError):
+    """Nothing can be planned from this; the message says why and what to do."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifests hold."""
+
+    snapshot: Snapshot
+    problems: tuple[Problem, ...] = ()
+
+
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's view of a cluster."""
+
+    snapshot: Snapshot
+    config: NodeConfig
+    mode: str
+    problems: tuple[str, ...] = ()
+    """For people: what is wrong, but stops nothing."""
+
+    @property
+    def node(self) -> Node:
+        """The node; without addresses when nobody told them."""
+        key = NamespacedName("", self.config.node_name)
+        return self.snapshot.nodes.get(key) or Node(name=self.config.node_name)
+
+    @property
+    def host(self) -> Host:
+        """The node's own addresses, as far as its Node object or `--node-ip` tell."""
+        return Host(addresses=(*self.node.internal_ips, *self.node.external_ips))
+
+    @property
+    def families(self) -> tuple[IPFamily, ...]:
+        """The families that a Service or the node has an address of; IPv4 when nothing has one."""
+        addresses = [*self.host.addresses]
+        for service in self.snapshot.services.values():
+            addresses += [ip for ip in service.cluster_ips if ip != "None"]
+        found = {family_of(ip) for ip in addresses}
+        return tuple(family for family in FAMILIES if family in found) or (IPFamily.IPV4,)
+
+    def plan(self, family: IPFamily) -> Plan:
+        """The node's plan."""
+        return plan_once(self.snapshot, self.config, family)
+
+
+def read_cluster(manifests: Path) -> Cluster:
+    """All objects below a path. Raises InputError when it holds none that can be used."""
+    source = ManifestSource(manifests)
+    store = Store()
+    for event in source.scan():
+        store.apply(event)
+    snapshot = store.snapshot
+    if not snapshot.synced:
+        raise InputError("; ".join(problem.message for problem in source.problems) or f"{manifests} cannot be read")
+    if not (snapshot.services or snapshot.nodes or snapshot.slices):
+        details = "".join(f"\n  {problem}" for problem in source.problems)
+        raise InputError(f"{manifests} holds no Service, EndpointSlice or Node that can be used{details}")
+    return Cluster(snapshot=snapshot, problems=source.problems)
+
+
+def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> Cluster:
+    """All objects of a cluster, from its API server, listed once. Without a kubeconfig and a URL, as a pod would. `pods`
+    asks for Pods, too. Raises InputError."""
+    from narthex.kube.access import Access
+    from narthex.kube.client import Unreachable
+    from narthex.kube.resources import of_a_cluster
+    from narthex.kube.snapshot import read_once
+    from narthex.runtime.configuration.values import ClientConnection
+
+    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    store = Store()
+    try:
+        events, problems = read_once(access, of_a_cluster(pods=pods))
+    except Unreachable as error:
+        raise InputError(str(error)) from error
+    for event in (*events, Synced()):
+        store.apply(event)
+    return Cluster(snapshot=store.snapshot, problems=problems)
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person chose; empty where the configuration or the manifests decide."""
+
+    node: str = ""
+    mode: str = ""
+    config_file: Path | None = None
+    cluster_cidr: str = ""
+    """One CIDR of each family, joined by a comma; overrides the configuration's."""
+    node_ips: tuple[str, ...] = ()
+    """The node's own addresses; override those of the Node object."""
+
+
+def view(cluster: Cluster, wishes: Wishes) -> Inputs:
+    """A node's view of a cluster. Raises InputError."""
+    try:
+        configuration, warnings = read(wishes.config_file) if wishes.config_file else (ProxyConfiguration(), ())
+        if wishes.cluster_cidr:
+            cidrs = tuple(network(part.strip()) for part in wishes.cluster_cidr.split(","))
+            configuration = msgspec.structs.replace(configuration, cluster_cidrs=cidrs)
+        own = tuple(address(ip) for ip in wishes.node_ips)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    mode = wishes.mode or configuration.mode
+    name = wishes.node or configuration.hostname_override or _only_node(cluster.snapshot)
+    inputs = Inputs(
+        snapshot=_with_addresses(cluster.snapshot, name, own),
+        config=node_config(configuration, mode, name),
+        mode=mode,
+        problems=(*map(str, cluster.problems), *map(str, warnings)),
+    )
+    if inputs.host.addresses:
+        return inputs
+    unknown = (
+        f"no address of node {name} is known, so nothing answers on its node ports: "
+        f"add a Node {name} with an InternalIP to the manifests, or give --node-ip"
+    )
+    return msgspec.structs.replace(inputs, problems=(*inputs.problems, unknown))
+
+
+def _only_node(snapshot: Snapshot) -> str:
+    names = sorted(key.name for key in snapshot.nodes)
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise InputError("which node? The manifests hold no Node; name one with --node")
+    raise InputError(f"which node? Choose one with --node: {', '.join(names)}")
+
+
+def _with_addresses(snapshot: Snapshot, name: str, own: tuple[str, ...]) -> Snapshot:
+    if not own:
+        return snapshot
+    key = NamespacedName("", name)
+    node = msgspec.structs.replace(snapshot.nodes.get(key) or Node(name=name), internal_ips=own)
+    return msgspec.structs.replace(snapshot, nodes=snapshot.nodes.set(key, node))

@@ -1,0 +1,61 @@
+"""Kernel settings at the start: made where they can be, said where they cannot, never a reason to end (row 29.8)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from narthex.linux import sysctls
+from narthex.linux.privileges import kernel_release
+from narthex.linux.sysctls import Outcome
+from narthex.proxy.plan.kernel_settings import TCP_BE_LIBERAL, Setting, for_mode, wanted
+from narthex.proxy.program.settings import Settings
+from narthex.runtime.logs import LOGGER
+
+Apply = Callable[[Iterable[Setting]], list[Outcome]]
+
+
+class KernelSettings:
+    """Those that a node proxy wants."""
+
+    def __init__(self, settings: Iterable[Setting], apply: Apply = sysctls.apply) -> None:
+        self._waiting = list(settings)
+        self._apply = apply
+
+    def make(self, *, last: bool) -> bool:
+        """Make those that are not made yet; True when none is left.
+
+        A setting that the kernel does not have waits for another call, unless this is the last: the module that
+        brings it is loaded with the first rules that need it.
+        """
+        outcomes = self._apply(self._waiting)
+        self._waiting = [] if last else [each.setting for each in outcomes if each.was is None]
+        for each in outcomes:
+            if not each.error:
+                LOGGER.info("set %s to %d (it was %d)", each.setting.path, each.setting.value, each.was)
+            elif last or each.was is not None:
+                LOGGER.warning("%s", _refusal(each))
+        return not any(each.error for each in outcomes)
+
+
+def kernel_settings(settings: Settings) -> list[Setting]:
+    """What the configuration and its mode ask of this machine."""
+    asked = wanted(settings.conntrack, os.cpu_count() or 1)
+    return [*asked, *for_mode(settings.mode, kernel_release(), settings.ipvs.strict_arp)]
+
+
+def with_kernel(settings: Settings) -> Settings:
+    """The settings, with what depends on the kernel's own at this moment (row 19.7)."""
+    liberal = bool(sysctls.read(TCP_BE_LIBERAL))
+    return msgspec.structs.replace(settings, node=msgspec.structs.replace(settings.node, drop_invalid=not liberal))
+
+
+def _refusal(outcome: Outcome) -> str:
+    setting = outcome.setting
+    here = "" if outcome.was is None else f"; it stays {outcome.was}"
+    ask = f", or ask for nothing ({setting.unasked})" if setting.unasked else ""
+    return (
+        f"{setting.path} could not be set to {setting.value}: {outcome.error}{here}; set it on the machine itself{ask}"
+    )

@@ -1,0 +1,204 @@
+"""The node proxy's loop: events, Store, and each family's sync when it is due.
+
+    source ─ events ─> Store ─ snapshot ─> FamilySync (plan, render, diff, apply), once per IP family
+
+Events say when, never what. A turn of the loop takes in what is new and syncs the families that are due; between
+turns it sleeps until the next one can be, or until it is woken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import msgspec
+
+from narthex.linux.monitor import Foreign
+from narthex.model.events import Delete, Event, Synced, Upsert
+from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily
+from narthex.model.objects import AnyObject, EndpointSlice
+from narthex.model.store import Snapshot, Store
+from narthex.proxy.plan.ir import Plan
+from narthex.proxy.program.health import Health
+from narthex.proxy.program.metrics import Metrics
+from narthex.proxy.program.programming import Programming
+from narthex.proxy.program.report import Reporter
+from narthex.proxy.program.schedule import Half, Periods
+from narthex.proxy.program.sync import FamilySync, Planning, Sync
+from narthex.runtime.clock import Clock
+
+
+class Inbox(Protocol):
+    """Where the loop finds what its source has told. Whoever fills it calls `Proxy.notice`."""
+
+    @property
+    def problems(self) -> Sequence[Any]:
+        """What is wrong with the objects at present."""
+        ...
+
+    def take(self) -> Sequence[Event]:
+        """What came since the last call; Synced comes once, after the first complete list."""
+        ...
+
+
+class Proxy:
+    """Owns the Store. Starts nothing by itself: `run` blocks the calling thread until `stop`."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        families: Sequence[FamilySync[Any, Any]],
+        clock: Clock,
+        periods: Periods,
+        *,
+        node_name: str = "",
+        complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+        foreign: Foreign | None = None,
+        health: Health | None = None,
+        metrics: Metrics | None = None,
+        follow: Callable[[Plan], float] = lambda _: math.inf,
+        after_sync: Callable[[Sync], object] = lambda _: None,
+    ) -> None:
+        """`complete` adds to a snapshot what the node itself knows better (its own addresses). `foreign` tells
+        of rules changed by others (row 29.9). `follow` is told at each turn, for each family, the plan that the kernel
+        holds, and says in how many seconds it must be told again; `after_sync` of each good sync, when it is over."""
+        self._inbox = inbox
+        self._halves = [Half(family) for family in families]
+        self._clock = clock
+        self._periods = periods
+        self._node = NamespacedName("", node_name)
+        self._complete = complete
+        self._foreign = foreign
+        self.health = health or Health([family.family for family in families], periods.sync, clock)
+        self.metrics = metrics or Metrics()
+        self._follow = follow
+        self._after_sync = after_sync
+        self._report = Reporter(node_name, len(families))
+        self._programming = Programming(clock.wall())
+        self._store = Store()
+        self._stopping = False
+        self._other: tuple[Callable[[IPFamily], Planning], Periods] | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The objects as they are known now."""
+        return self._store.snapshot
+
+    @property
+    def plans(self) -> list[Plan]:
+        """What the kernel holds, by family. Safe from any thread."""
+        return [half.sync.plan for half in self._halves if half.sync.plan is not None]
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Turn after turn, until stopped, or until what is asked after each turn holds. The rules stay (row 21.20)."""
+        while not self._stopping:
+            wait = self.turn()
+            if until():
+                return
+            self._clock.sleep(wait)
+
+    def stop(self) -> None:
+        """End `run` after the present turn. Safe in a signal handler."""
+        self._stopping = True
+        self._clock.wake()
+
+    def notice(self) -> None:
+        """There is something in the inbox. Safe from any thread."""
+        self._clock.wake()
+
+    def use(self, planner: Callable[[IPFamily], Planning], periods: Periods) -> None:
+        """Decide and pace otherwise from the next turn on. Safe from any thread."""
+        self._other = planner, periods
+        self._clock.wake()
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Inside, changes by others end the loop's sleep."""
+        return self._foreign.listening(self.notice) if self._foreign else nullcontext()
+
+    def turn(self) -> float:
+        """Take in what is new, sync what is due; return the seconds until the next turn makes sense."""
+        self._take_in()
+        self._go_over()
+        self._look()
+        snapshot = self._complete(self._store.snapshot)
+        if snapshot.synced:
+            for half in self._halves:
+                if not self._stopping and self._clock.now() >= half.due(snapshot):
+                    self._sync(half, snapshot)
+        followed = [self._follow(half.sync.plan) for half in self._halves if half.sync.plan is not None]
+        due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
+        due += [wish for half in self._halves if (wish := half.sync.tend()) is not None]
+        # A turn now and then also finds what nobody gives notice of: new addresses of the node.
+        return max(
+            0.0, min([*due, *followed, self._foreign.interval if self._foreign else math.inf, self._periods.sync])
+        )
+
+    def _go_over(self) -> None:
+        """Take over what `use` has asked for."""
+        other, self._other = self._other, None
+        if other is None:
+            return
+        planner, periods = other
+        self._periods = msgspec.structs.replace(periods, watched=self._periods.watched)
+        self.health.pace(periods.sync)
+        for half in self._halves:
+            half.sync.use(planner(half.sync.family))
+            half.seen = None
+            self.health.queued(half.sync.family)
+
+    def _look(self) -> None:
+        """See whether somebody else may have changed our rules."""
+        changes = self._foreign.look() if self._foreign else {}
+        for half in self._halves:
+            if count := changes.get(half.sync.family, 0):
+                half.suspicious = True
+                self.metrics.foreign(half.sync.family, count)
+
+    def _take_in(self) -> None:
+        before = self._store.snapshot
+        snapshot = self._store.apply_all(self._inbox.take(), self._count)
+        self._report.problems(self._inbox.problems)
+        changed = self._store.take_changed()
+        if snapshot is before:
+            return
+        self.health.saw_node(snapshot.nodes.get(self._node))
+        self._report.node(snapshot)
+        self._report.health_check_ports(snapshot, changed)
+        for half in self._halves:
+            half.changed(changed, self._periods)
+            self.health.queued(half.sync.family)
+            self.metrics.queued(half.sync.family, self._clock.wall())
+
+    def _count(self, event: Event, before: AnyObject | None) -> None:
+        """Something is other than before."""
+        if isinstance(event, Synced):
+            return
+        if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice):
+            self._programming.saw(before if isinstance(before, EndpointSlice) else None, event.object)
+        kind = event.kind if isinstance(event, Delete) else type(event.object).__name__
+        self.metrics.changed(kind)
+
+    def _sync(self, half: Half, snapshot: Snapshot) -> None:
+        """Sync one family."""
+        family = half.sync.family
+        read_back = self._clock.now() >= half.read_back_at
+        try:
+            done = half.sync.sync(snapshot, half.waiting, read_back=read_back)
+        except Exception as error:
+            half.failed(self._clock.now(), self._periods)
+            # What could not be written waits, also when nobody changed an object (row 29.1).
+            self.health.queued(family)
+            self.metrics.failed(family)
+            self._report.failed(family, error, half.earliest - half.ended)
+            return
+        half.succeeded(self._clock.now(), self._periods, snapshot, done)
+        self.health.synced(family)
+        self.metrics.synced(half.sync, done, self._clock.wall())
+        self.metrics.waited(family, self._programming.written(family, self._clock.wall()))
+        if all(each.seen is snapshot for each in self._halves):
+            self.metrics.nothing_pending()
+        self._report.synced(done)
+        self._after_sync(done)

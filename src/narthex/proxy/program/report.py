@@ -1,0 +1,166 @@
+"""What the proxy says while it runs: each thing once, when it comes and when it is gone."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily, join_port
+from narthex.model.store import Snapshot
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.plan.ir import Conflict
+from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.written import counted, written
+from narthex.runtime.logs import LOGGER, data
+from narthex.runtime.problems import Problems
+
+_NAMES_SHOWN = 3
+
+
+class Reporter:
+    """Remembers what was said already. Not safe for threads; the loop owns it."""
+
+    def __init__(self, node_name: str, families: int) -> None:
+        self._node_name = node_name
+        self._families = families
+        self._ready: list[IPFamily] = []
+        self._problems = Problems()
+        self._conflicts: dict[IPFamily, tuple[Conflict, ...]] = {}
+        self._failing: dict[IPFamily, str] = {}
+        self._node_known: bool | None = None
+        self._unchecked: set[NamespacedName] = set()
+
+    def problems(self, present: Sequence[Any]) -> None:
+        """What is wrong with single objects now."""
+        self._problems.tell(present)
+
+    def node(self, snapshot: Snapshot) -> None:
+        """Whether this node has a Node object."""
+        if not snapshot.synced:
+            return
+        known = NamespacedName("", self._node_name) in snapshot.nodes
+        if known is self._node_known:
+            return
+        if not known:
+            others = [key.name for key in snapshot.nodes]
+            LOGGER.warning(
+                "no Node object is named %r (%s): it has no zone, no podCIDRs and no InternalIP, and only endpoints "
+                "whose nodeName is %r count as local; add the Node or correct --hostname-override",
+                self._node_name,
+                f"there are: {_some(others)}" if others else "there are none at all",
+                self._node_name,
+            )
+        elif self._node_known is not None:
+            LOGGER.info("the Node object %r is there now", self._node_name)
+        self._node_known = known
+
+    def health_check_ports(self, snapshot: Snapshot, changed: Iterable[NamespacedName]) -> None:
+        """Whether Services that need one have a health check node port (row 16.1)."""
+        for name in sorted(changed):
+            service = snapshot.services.get(name)
+            needs = service is not None and service.type == "LoadBalancer" and service.external_policy_local
+            if service is None or not needs or service.health_check_node_port:
+                self._unchecked.discard(name)
+            elif name not in self._unchecked:
+                self._unchecked.add(name)
+                LOGGER.warning(
+                    "Service %s has no healthCheckNodePort, so balancers cannot ask which nodes have endpoints of it; "
+                    "give it one",
+                    name,
+                    extra=data(object=f"Service {name}"),
+                )
+
+    def failed(self, family: IPFamily, error: Exception, wait: float) -> None:
+        """A sync went wrong."""
+        if isinstance(error, ApplyError):
+            what = f"the kernel did not take the {family.label} rules: {error}"
+        else:
+            what = f"the {family.label} sync broke off: {type(error).__name__}: {error}"
+        LOGGER.error(
+            "%s; the rules that were there stay in force; the next try is in %.3g s",
+            what,
+            wait,
+            extra=data(family=family.label, retrySeconds=wait),
+        )
+        LOGGER.debug("where the %s sync broke off", family.label, exc_info=error)
+        self._failing[family] = str(error)
+
+    def synced(self, done: Sync) -> None:
+        """A sync went well."""
+        family = done.family
+        if self._failing.pop(family, None) is not None:
+            LOGGER.info("the %s sync works again", family.label)
+        if done.drift:
+            LOGGER.warning("somebody else had changed our %s rules; they are mended", family.label)
+        words = written(done.changes)
+        log = LOGGER.info if done.wrote or done.first else LOGGER.debug
+        log(
+            "synced %s in %s (%s): %s; %s",
+            family.label,
+            _time(done.total),
+            ", ".join(f"{phase} {_time(seconds)}" for phase, seconds in done.seconds.items()),
+            _subject(done),
+            words or ("written" if done.wrote else "nothing to write"),
+            extra=data(
+                family=family.label,
+                seconds=done.seconds,
+                changed=len(done.changed),
+                servicePorts=len(done.plan.services),
+                wrote=done.wrote,
+                written=words,
+            ),
+        )
+        self._report_conflicts(family, done.plan.conflicts)
+        if family not in self._ready:
+            self._ready.append(family)
+            if len(self._ready) == self._families:
+                names = " and ".join(sorted(each.label for each in self._ready))
+                LOGGER.info("ready: the first sync is done (%s)", names, extra=data(ready=True))
+
+    def _report_conflicts(self, family: IPFamily, present: tuple[Conflict, ...]) -> None:
+        before = self._conflicts.get(family, ())
+        if before is present:
+            return
+        # A node port is claimed in both families alike; once is enough.
+        others = {each for other, held in self._conflicts.items() if other is not family for each in held}
+        for conflict in present:
+            if conflict not in before and conflict not in others:
+                LOGGER.warning("%s", _claimed_twice(conflict), extra=data(winner=str(conflict.winner)))
+        for conflict in before:
+            if conflict not in present and conflict not in others:
+                LOGGER.info("settled: %s has no rival for %s any more", conflict.loser, _place(conflict))
+        self._conflicts[family] = present
+
+
+def _claimed_twice(conflict: Conflict) -> str:
+    return (
+        f"Service port {conflict.loser} cannot have {_place(conflict)}: {conflict.winner} has it; "
+        f"give one of the two another address or port"
+    )
+
+
+def _place(conflict: Conflict) -> str:
+    address, protocol, port = conflict.match
+    where = join_port(address, port) if address else str(port)
+    return f"{conflict.kind.value} {where}/{protocol.value}"
+
+
+def _subject(done: Sync) -> str:
+    total = f"{counted(len(done.plan.services), 'Service port')}"
+    if done.first or not done.changed:
+        return total
+    names = _some([str(name) for name in done.changed])
+    return f"{counted(len(done.changed), 'Service port')} changed ({names}) of {total}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of many, by text."""
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(heapq.nsmallest(_NAMES_SHOWN, names)) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _time(seconds: float) -> str:
+    """Three figures, in ms or s."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -1,0 +1,208 @@
+"""Health-check node ports: what this node tells balancers of a Service (rows of group 16).
+
+A balancer that keeps client addresses must send only to nodes with an endpoint of the Service. It asks each node at
+`healthCheckNodePort`; this opens and closes these ports and answers there.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from narthex.linux.addresses import OwnAddress, own_addresses
+from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily, in_any, is_zero_prefix, join_port
+from narthex.proxy.plan.ir import HealthCheck, NodePorts, Plan
+from narthex.runtime.http import HttpServer, Reply, Request, Seats, listening
+from narthex.runtime.logs import LOGGER, data
+
+AGAIN_SECONDS = 5.0
+"""Until a port that is taken is tried again, and until it is seen which addresses the node has."""
+
+_Claims = Mapping[int, tuple[NamespacedName, HealthCheck]]
+"""Whose each port is."""
+
+
+class Place(NamedTuple):
+    """Where one port listens. An IPv6 address of a link carries its interface: `fe80::1%2`."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return join_port(*self)
+
+
+class _Rival(NamedTuple):
+    """Two Services have one number."""
+
+    port: int
+    winner: NamespacedName
+    loser: NamespacedName
+
+
+class _Family:
+    """What one IP family listens on and says."""
+
+    def __init__(self) -> None:
+        self.checks: Mapping[NamespacedName, HealthCheck] = {}
+        self.claims: _Claims = {}
+        """Replaced as a whole: the server's thread reads it at any time."""
+        self.open: dict[Place, socket.socket] = {}
+        self.missing: dict[Place, tuple[NamespacedName, str]] = {}
+        """Who should be answered for there, and why nobody listens."""
+        self.rivals: frozenset[_Rival] = frozenset()
+
+
+class ServiceHealth:
+    """Owned by the proxy's loop; only the answers are made in the server's thread."""
+
+    def __init__(
+        self,
+        http: HttpServer,
+        healthy: Callable[[], bool],
+        addresses: Callable[[], Iterable[OwnAddress]] = own_addresses,
+        listen: Callable[[str, int], socket.socket] = listening,
+        tell: Callable[[NamespacedName, str], object] = lambda name, note: None,  # noqa: ARG005
+    ) -> None:
+        """`healthy` is asked for each answer: whether the proxy does its work (row 17.1). `tell` is told of a Service
+        whose port cannot be had, and why (row 16.7)."""
+        self._http = http
+        self._healthy = healthy
+        self._addresses = addresses
+        self._listen = listen
+        self._tell = tell
+        self._families: dict[IPFamily, _Family] = {}
+        self._seats = Seats()
+
+    def follow(self, plan: Plan) -> float:
+        """Listen and answer as a plan says that the kernel holds already (row 16.8). To be called again and again, as
+        ports and addresses may have become free or have come (rows 16.6, 16.7); costs nothing without a change.
+        Returns in how many seconds."""
+        state = self._families.setdefault(plan.family, _Family())
+        fixed = _everywhere(plan.node_ports)
+        if plan.health_checks is state.checks and fixed and not state.missing:
+            return math.inf
+        if plan.health_checks is not state.checks:
+            claims, rivals = _settle(plan.health_checks)
+            self._report_rivals(plan.family, rivals)
+        else:
+            claims = state.claims
+        found = self._own(plan) if claims else ()
+        if found is None:
+            return AGAIN_SECONDS
+        wanted = {Place(address, port) for address in found for port in claims}
+        self._close(state, wanted)
+        state.checks, state.claims = plan.health_checks, claims
+        self._open(plan.family, wanted)
+        return AGAIN_SECONDS if state.missing or (claims and not fixed) else math.inf
+
+    def _own(self, plan: Plan) -> tuple[str, ...] | None:
+        """Addresses to listen on; None when the kernel does not say which there are."""
+        if _everywhere(plan.node_ports):
+            return ("::" if plan.family is IPFamily.IPV6 else "0.0.0.0",)
+        try:
+            own = self._addresses()
+        except OSError as error:
+            LOGGER.warning("this node's addresses are not known: %s; health check node ports stay", error.strerror)
+            return None
+        return tuple(
+            f"{each.address}%{each.interface}" if in_any(("fe80::/10",), each.address) else each.address
+            for each in own
+            if each.family is plan.family and in_any(plan.node_ports.cidrs or (), each.address)
+        )
+
+    def _close(self, state: _Family, wanted: set[Place]) -> None:
+        for place in state.open.keys() - wanted:
+            self._http.close(state.open.pop(place))
+        for place in state.missing.keys() - wanted:
+            del state.missing[place]
+
+    def _open(self, family: IPFamily, wanted: set[Place]) -> None:
+        state = self._families[family]
+        for place in sorted(wanted - state.open.keys()):
+            name = state.claims[place.port][0]
+            try:
+                sock = self._listen(place.address, place.port)
+            except OSError as error:
+                self._report_missing(state, place, name, error)
+                continue
+            self._http.open(sock, self._answering(state, place.port), self._seats)
+            state.open[place] = sock
+            if state.missing.pop(place, None) is not None:
+                LOGGER.info("Service %s: health check node port %s is open now", name, place)
+
+    def _answering(self, state: _Family, port: int) -> Callable[[Request], Reply]:
+        def answer(request: Request) -> Reply:  # noqa: ARG001 - any path and any method (row 16.5)
+            claim = state.claims.get(port)
+            if claim is None:
+                # The connection was made before the port was closed.
+                return Reply(404, b"no Service has this health check node port any more\n")
+            name, check = claim
+            healthy = self._healthy()
+            body = {
+                "service": {"namespace": name.namespace, "name": name.name},
+                "localEndpoints": check.local_ready,
+                "serviceProxyHealthy": healthy,
+            }
+            return Reply(
+                200 if healthy and check.local_ready else 503,
+                msgspec.json.encode(body),
+                "application/json",
+                (("X-Load-Balancing-Endpoint-Weight", str(check.local_ready)),),
+            )
+
+        return answer
+
+    def _report_missing(self, state: _Family, place: Place, name: NamespacedName, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        if state.missing.get(place) == (name, reason):
+            return
+        state.missing[place] = name, reason
+        self._tell(name, f"node cannot listen on health check node port {place}: {reason}")
+        LOGGER.warning(
+            "Service %s: cannot listen on health check node port %s: %s; balancers take this node to be without "
+            "endpoints of it; it is tried again at every sync; stop what else listens there",
+            name,
+            place,
+            reason,
+            extra=data(object=f"Service {name}", port=place.port),
+        )
+
+    def _report_rivals(self, family: IPFamily, present: frozenset[_Rival]) -> None:
+        state = self._families[family]
+        before, state.rivals = state.rivals, present
+        # Both families have the same ports mostly; once is enough.
+        others = {each for other in self._families.values() if other is not state for each in other.rivals}
+        for port, winner, loser in sorted(present - before - others):
+            LOGGER.warning(
+                "Service %s cannot have health check node port %d: Service %s has it; give one of the two another port",
+                loser,
+                port,
+                winner,
+                extra=data(object=f"Service {loser}", port=port),
+            )
+        for port, _, loser in sorted(before - present - others):
+            LOGGER.info("settled: Service %s has no rival for health check node port %d any more", loser, port)
+
+
+def _everywhere(node_ports: NodePorts) -> bool:
+    return node_ports.cidrs is None or any(map(is_zero_prefix, node_ports.cidrs))
+
+
+def _settle(
+    checks: Mapping[NamespacedName, HealthCheck],
+) -> tuple[_Claims, frozenset[_Rival]]:
+    """Whose each port is: the first by name has it. And who else wanted it."""
+    claims: dict[int, tuple[NamespacedName, HealthCheck]] = {}
+    rivals = []
+    for name in sorted(checks):
+        check = checks[name]
+        winner, _ = claims.setdefault(check.port, (name, check))
+        if winner != name:
+            rivals.append(_Rival(check.port, winner, name))
+    return claims, frozenset(rivals)

@@ -1,0 +1,255 @@
+"""What a node proxy is told, by flags and by a configuration file, as one value.
+
+The file wins over flags, as in kube-proxy (row 27.24), with the exceptions that it makes: the node's name (27.4) and
+logging (27.3). Unlike there, a flag still counts where the file says nothing, and one that does not is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from narthex.model.net import FAMILIES, IPFamily, family_of, split_port
+from narthex.proxy.plan.planner import NodeConfig
+from narthex.proxy.program.schedule import Periods
+from narthex.runtime.configuration.file import (
+    API_VERSION,
+    KIND,
+    OWN_API_VERSION,
+    OWN_KIND,
+    PRIMARY,
+    ConfigurationError,
+    documents_of,
+    node_config,
+    parse,
+    read,
+    relay_ports,
+)
+from narthex.runtime.configuration.text import own_written, written
+from narthex.runtime.configuration.values import (
+    IPVS,
+    ClientConnection,
+    Conntrack,
+    Logging,
+    OwnConfiguration,
+    ProxyConfiguration,
+    Rules,
+)
+
+Fields = Mapping[str, Any]
+"""Part of a KubeProxyConfiguration as it is written: camelCase names, nested mappings. The field `OWN` holds the fields
+of a NarthexConfiguration."""
+
+OWN = "narthex"
+HEALTHZ, METRICS, NAME, LOGGING = "healthzBindAddress", "metricsBindAddress", "hostnameOverride", "logging"
+_OFF = ("", "0")
+
+
+class SettingsError(ValueError):
+    """The settings cannot be used; the message says which and why."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a node proxy is told."""
+
+    mode: str
+    node: NodeConfig
+    periods: Periods = Periods()
+    conntrack: Conntrack = Conntrack()
+    """Kernel settings that are asked for (group 19)."""
+    ipvs: IPVS = IPVS()
+    relay_ports: tuple[int, int] | None = None
+    """userspace: the relay listens between these two ports; None: where the mode has it."""
+    client: ClientConnection = ClientConnection()
+    """How the API server is spoken to."""
+    config_sync_period: float = 900.0
+    """All lists are made anew this often."""
+    healthz: tuple[str, int] | None = ("0.0.0.0", 10256)
+    """Address and port; None: off."""
+    metrics: tuple[str, int] | None = ("127.0.0.1", 10249)
+    bind_address_hard_fail: bool = False
+    oom_score_adj: int = -999
+    profiling: bool = False
+    logging: Logging = Logging()
+    own: OwnConfiguration = OwnConfiguration()
+    feature_gates: tuple[tuple[str, bool], ...] = ()
+    configuration: Fields = {}
+    """What `/configz` shows: the configuration in force, in kube-proxy's words."""
+    own_configuration: Fields = {}
+    """The same of the NarthexConfiguration."""
+    warnings: tuple[str, ...] = ()
+
+
+def settings(flags: Fields, file: Path | None, host_name: str) -> Settings:
+    """Settings from flags (fields named as in the file) and perhaps a file. Raises SettingsError.
+
+    An empty `healthzBindAddress` or `metricsBindAddress` among the flags, or one with port 0, switches that server
+    off. `host_name` names the node when nothing else does (row 15.9).
+    """
+    configuration, off, warnings = _told(flags, file)
+    host_name = host_name.strip().lower()
+    if not configuration.hostname_override:
+        try:
+            parse(_document({NAME: host_name}), "host name")
+        except ConfigurationError as error:
+            raise SettingsError(str(error)) from error
+    return _settings(configuration, off, host_name, warnings)
+
+
+def in_force(flags: Fields, file: Path | None) -> ProxyConfiguration:
+    """The configuration that flags and file come to; what `--write-config-to` writes. Raises SettingsError."""
+    return _told(flags, file)[0]
+
+
+def _told(flags: Fields, file: Path | None) -> tuple[ProxyConfiguration, frozenset[str], tuple[str, ...]]:
+    """Configuration, the servers that are switched off, warnings."""
+    flags = {name: value for name, value in flags.items() if value is not None}
+    off = frozenset(name for name in (HEALTHZ, METRICS) if str(flags.get(name, "-")).rpartition(":")[2] in _OFF)
+    flags = {name: value for name, value in flags.items() if name not in off}
+    try:
+        warnings: list[str] = []
+        given: Fields = {}
+        if file is not None:
+            warnings += map(str, read(file)[1])
+            given = _raw(file)
+            off -= given.keys()
+        _check_flags(flags)
+        merged = _merged(flags, given)
+        warnings += _ignored(flags, merged)
+        configuration, _ = parse(_document(merged), str(file or "command line"))
+    except ConfigurationError as error:
+        raise SettingsError(str(error)) from error
+    return configuration, off, tuple(warnings)
+
+
+def _settings(
+    configuration: ProxyConfiguration, off: frozenset[str], host_name: str, warnings: tuple[str, ...]
+) -> Settings:
+    mode = configuration.mode
+    section: Rules | IPVS = configuration.nftables if mode == "nftables" else configuration.iptables
+    if mode == "ipvs":
+        section = configuration.ipvs
+    if configuration.detect_local_mode == "ClusterCIDR" and not configuration.cluster_cidrs:
+        warnings += (
+            "no clusterCIDR is given, so pods cannot be told from others; give --cluster-cidr, "
+            "or another detectLocalMode",
+        )
+    return Settings(
+        mode=mode,
+        node=node_config(configuration, mode, configuration.hostname_override or host_name),
+        periods=Periods(section.min_sync_period, section.sync_period),
+        conntrack=configuration.conntrack,
+        ipvs=configuration.ipvs,
+        relay_ports=relay_ports(configuration.port_range) if mode == "userspace" else None,
+        client=configuration.client_connection,
+        config_sync_period=configuration.config_sync_period,
+        healthz=None if HEALTHZ in off else split_port(configuration.healthz_bind_address),
+        metrics=None if METRICS in off else split_port(configuration.metrics_bind_address),
+        bind_address_hard_fail=configuration.bind_address_hard_fail,
+        oom_score_adj=configuration.oom_score_adj,
+        profiling=configuration.enable_profiling,
+        logging=configuration.logging,
+        own=configuration.own,
+        feature_gates=configuration.feature_gates,
+        configuration=written(configuration),
+        own_configuration=own_written(configuration),
+        warnings=warnings,
+    )
+
+
+def family_warnings(told: Settings, families: tuple[IPFamily, ...]) -> tuple[str, ...]:
+    """What does not fit the families that this node serves (row 26.6)."""
+    said = []
+    cidrs = told.node.cluster_cidrs if told.node.detect_local_mode == "ClusterCIDR" else ()
+    ports = tuple(cidr for cidr in told.node.node_port_addresses or () if cidr != PRIMARY)
+    for name, networks in (("clusterCIDR", cidrs), ("nodePortAddresses", ports)):
+        have = {family_of(cidr) for cidr in networks}
+        what = "nobody counts as a pod" if name == "clusterCIDR" else "no node port answers"
+        said += [
+            f"{name} names no network of {family.label}: {what} there; add one"
+            for family in families
+            if have and family not in have
+        ]
+        said += [
+            f"{name} names a network of {family.label}, which this node does not serve"
+            for family in FAMILIES
+            if family in have and family not in families
+        ]
+    if told.node.node_port_addresses is None:
+        said.append(
+            "nodePortAddresses is not set: node ports answer on every address of this node; "
+            "`--nodeport-addresses primary` keeps them to the node's own"
+        )
+    if told.healthz and family_of(told.healthz[0]) not in families:
+        said.append(f"healthzBindAddress {told.healthz[0]} is of a family that this node does not serve")
+    return tuple(said)
+
+
+def _check_flags(flags: Fields) -> None:
+    try:
+        parse(_document(flags), "command line")
+    except ConfigurationError as error:
+        said = "; ".join(f"{problem.field} {problem.message}" for problem in error.problems if problem.field)
+        raise SettingsError(f"command line: {said}") from error
+
+
+def _document(fields: Fields) -> bytes:
+    """Fields as a file."""
+    fields = dict(fields)
+    own = fields.pop(OWN, {})
+    first = msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, **fields})
+    return first + b"\n" + msgspec.json.encode({"apiVersion": OWN_API_VERSION, "kind": OWN_KIND, **own})
+
+
+def _raw(file: Path) -> dict[str, Any]:
+    """The fields that a file gives; it has been read once already and is known to be good."""
+    chosen = documents_of(file.read_text("utf-8-sig"))
+    fields = {name: value for name, value in _said(chosen.get(KIND, {})).items() if name != OWN}
+    own = {name: value for name, value in _said(chosen.get(OWN_KIND, {})).items() if name not in ("apiVersion", "kind")}
+    return {**fields, OWN: own} if own else fields
+
+
+def _said(fields: Fields) -> dict[str, Any]:
+    """Fields without those that say nothing: kubeadm writes every field, most of them null or empty."""
+    return {
+        name: _said(value) if isinstance(value, Mapping) else value
+        for name, value in fields.items()
+        if value is not None and value != ""
+    }
+
+
+def _merged(flags: Fields, given: Fields) -> dict[str, Any]:
+    """Both, the file's fields before the flags'; sections field by field. The name of the node and logging are the
+    flags' first (rows 27.3, 27.4)."""
+    merged = {**flags, **given}
+    for name, value in flags.items():
+        if name == NAME:
+            merged[name] = value
+        elif isinstance(value, Mapping) and isinstance(given.get(name), Mapping):
+            merged[name] = _joined(given[name], value) if name == LOGGING else _joined(value, given[name])
+    return merged
+
+
+def _joined(one: Fields, other: Fields) -> dict[str, Any]:
+    """The fields of both, at all depths; the other's where both have one."""
+    joined = {**one, **other}
+    for name in one.keys() & other.keys():
+        if isinstance(one[name], Mapping) and isinstance(other[name], Mapping):
+            joined[name] = _joined(one[name], other[name])
+    return joined
+
+
+def _ignored(flags: Fields, merged: Fields, path: str = "") -> list[str]:
+    """Flags that came to nothing."""
+    found = []
+    for name, value in flags.items():
+        if isinstance(value, Mapping):
+            found += _ignored(value, merged[name], f"{path}{name}.")
+        elif merged[name] != value:
+            found.append(
+                f"{path}{name} is {merged[name]!r} in the configuration file, so the flag's {value!r} is not used"
+            )
+    return found

@@ -1,0 +1,335 @@
+"""Puts a node proxy together out of its settings, and runs it until a signal ends it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from narthex.kube.events import (
+    Creator,
+    Events,
+    EventWriter,
+    NoEvents,
+    cannot_check,
+    cannot_serve,
+    ipvs_deprecated,
+    starting,
+)
+from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
+from narthex.linux.conntrack import Conntrack, load_module
+from narthex.linux.oom import set_oom_score
+from narthex.linux.privileges import allow_many_files
+from narthex.model.net import IPFamily
+from narthex.model.store import Snapshot
+from narthex.node.status import Status
+from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
+from narthex.proxy.kernel.counters import invalid_dropped_for, reader_for
+from narthex.proxy.plan.ir import Deviation
+from narthex.proxy.plan.kernel_settings import Setting
+from narthex.proxy.plan.planner import Planner, plan_once
+from narthex.proxy.program.cleanup import Takeover
+from narthex.proxy.program.connections import Connections
+from narthex.proxy.program.dataplane import Dataplane, backend_of
+from narthex.proxy.program.dropped import DroppedPackets
+from narthex.proxy.program.explain_service import Explainer
+from narthex.proxy.program.flows import Flows
+from narthex.proxy.program.foreign import tells
+from narthex.proxy.program.health import Health
+from narthex.proxy.program.kernel_settings import KernelSettings, kernel_settings, with_kernel
+from narthex.proxy.program.loop import Inbox, Proxy
+from narthex.proxy.program.machine import StartError, check_machine, make_ready
+from narthex.proxy.program.metrics import Collector, Metrics
+from narthex.proxy.program.own_node import OwnNode
+from narthex.proxy.program.reload import ConfigurationFile, replace_process
+from narthex.proxy.program.service_health import ServiceHealth
+from narthex.proxy.program.settings import Settings, family_warnings
+from narthex.proxy.program.status import BindError
+from narthex.proxy.program.sync import FamilySync, Sync
+from narthex.proxy.program.unserved import Unserved
+from narthex.runtime import logs
+from narthex.runtime.clock import Clock, SystemClock
+from narthex.runtime.feed import Feed, Watched
+from narthex.runtime.http import HttpServer
+from narthex.runtime.logs import LOGGER
+from narthex.runtime.signals import ended_by_signal
+
+if TYPE_CHECKING:
+    from narthex.kube.access import Access
+
+
+class Origin(NamedTuple):
+    """Where a proxy's objects come from, and whom it can tell of itself."""
+
+    source: Watched
+    creator: Creator | None = None
+    """An API server that takes Events; None: there is none, and nodes need not have a Node object."""
+    collectors: tuple[Collector, ...] = ()
+    """What the source counts."""
+    access: Access | None = None
+    """How to reach the API server behind it, for parts that follow other lists or write. None: there is none, and all
+    objects come from `source`."""
+
+
+class Parts(NamedTuple):
+    """A proxy, and what of it can be told otherwise while it runs."""
+
+    proxy: Proxy
+    explainer: Explainer
+    connections: Connections
+    plane: Dataplane
+
+
+def assemble(
+    settings: Settings,
+    inbox: Inbox,
+    families: tuple[IPFamily, ...],
+    clock: Clock,
+    http: HttpServer,
+    events: Events,
+    origin: Origin,
+) -> Parts:
+    """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
+    health = Health(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
+    readers = {family: reader for family in families if (reader := reader_for(settings.mode, family))}
+    connections = Connections(readers, lambda: proxy.plans, clock, settings.own)
+    drops = {family: read for family in families if (read := invalid_dropped_for(settings.mode, family))}
+    collectors: tuple[Collector, ...] = (connections, DroppedPackets(drops, clock), *origin.collectors)
+    metrics = Metrics(settings.mode, collectors, dict(settings.feature_gates))
+    explainer = Explainer(settings.own.explain_service, lambda: proxy.snapshot)
+    plane = Dataplane(settings, families)
+    foreign, relayed = plane.foreign, Deviation.RELAYED in plane.backend.deviations
+    syncs = [
+        FamilySync(family, Planner(settings.node, family), plane.backend, target, clock)
+        for family, target in plane.targets.items()
+    ]
+    checks = ServiceHealth(http, lambda: health.healthy, tell=lambda name, note: events.tell(cannot_check(name, note)))
+    rules = {sync.family: sync for sync in syncs}
+    unserved = Unserved(lambda family: getattr(rules[family].rules, "unserved", {}))
+    proxy = Proxy(
+        inbox,
+        syncs,
+        clock,
+        msgspec.structs.replace(settings.periods, watched=tells(settings.mode, foreign)),
+        node_name=settings.node.node_name,
+        complete=OwnNode(settings.node.node_name, primary_addresses, _machine_addresses(settings.mode)).complete,
+        foreign=foreign,
+        health=health,
+        metrics=metrics,
+        follow=checks.follow,
+        after_sync=_in_turn(
+            Takeover(settings.mode, clock, foreign.writing).after,
+            Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed, gentle=settings.mode == "ipvs").after,
+            explainer.after,
+            unserved.after,
+        ),
+    )
+    return Parts(proxy, explainer, connections, plane)
+
+
+def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
+    def all_of_them(done: Sync) -> None:
+        for action in actions:
+            action(done)
+
+    return all_of_them
+
+
+def _machine_addresses(mode: str) -> Callable[[], tuple[str, ...]]:
+    """What the mode has to know of the node's addresses before a packet comes: only IPVS cannot ask then."""
+    return global_addresses if mode == "ipvs" else tuple
+
+
+def _own_addresses() -> frozenset[str]:
+    return frozenset(own.address for own in own_addresses())
+
+
+def prepare(settings: Settings) -> None:
+    """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
+    make_ready(settings)
+    # Some settings come with this module, and `serve` may find them read-only by the time that its rules have loaded it.
+    # Without permission they will say so themselves.
+    with suppress(OSError):
+        load_module()
+    asked = kernel_settings(settings)
+    if plan_once(Snapshot(), settings.node, IPFamily.IPV4).node_ports.localhost:
+        path, value = ROUTE_LOCALNET
+        asked.append(Setting(path, int(value), "localhostNodePorts", unasked="iptables.localhostNodePorts: false"))
+    KernelSettings(asked).make(last=True)
+    LOGGER.info("kernel settings are made as far as they can be")
+
+
+class ProxyPart:
+    """The node proxy, for one run; a part of a node, or all that a process does."""
+
+    def __init__(self, settings: Settings, origin: Origin, status: Status) -> None:
+        self._settings = settings
+        self._origin = origin
+        self._status = status
+        self._lock = threading.Lock()
+        """For what `run` and other threads must not do at the same time: to make the proxy, and to tell it something."""
+        self._parts: Parts | None = None
+        self._stopping = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the rules are what they should be (rows 17.1, 17.2)."""
+        parts = self._parts
+        return parts is not None and parts.proxy.health.healthy
+
+    def stop(self) -> None:
+        """End `run` after the present turn. Safe in a signal handler, unlike `take_over`."""
+        self._stopping = True
+        parts = self._parts
+        if parts is not None:
+            parts.proxy.stop()
+
+    def take_over(self, fresh: Settings) -> None:
+        """Go over to other settings while it runs (row 29.12)."""
+        with self._lock:
+            self._settings = fresh
+            parts = self._parts
+        if parts is None:
+            return
+        KernelSettings(kernel_settings(fresh)).make(last=True)
+        node = with_kernel(fresh).node
+        parts.explainer.name = fresh.own.explain_service
+        parts.connections.told = fresh.own
+        parts.proxy.use(lambda family: Planner(node, family), fresh.periods)
+
+    def run(self) -> None:
+        """Be the node proxy until `stop`; the rules stay. Raises StartError."""
+        settings, node_name = self._settings, self._settings.node.node_name
+        families = check_machine(settings.mode)
+        make_ready(settings)
+        LOGGER.info("node %s, mode %s, %s", node_name, settings.mode, " and ".join(each.label for each in families))
+        for warning in family_warnings(settings, families):
+            LOGGER.warning("%s", warning)
+        asked = KernelSettings(kernel_settings(settings))
+        asked.make(last=False)
+        clock = SystemClock()
+        feed = Feed(self._origin.source)
+        http = HttpServer()
+        writer = EventWriter(self._origin.creator, node_name, clock) if self._origin.creator else None
+        events: Events = writer or NoEvents()
+        with self._lock:
+            made = assemble(with_kernel(self._settings), feed, families, clock, http, events, self._origin)
+            self._parts = made
+        proxy = made.proxy
+        if self._stopping:
+            proxy.stop()
+        self._status.show(proxy, settings.mode)
+        events.tell(starting(node_name))
+        if settings.mode == "ipvs":
+            events.tell(deprecated := ipvs_deprecated(node_name))
+            LOGGER.warning("%s", deprecated.note)
+        try:
+            with (
+                writer.running() if writer else nullcontext(),
+                _without_collections(),
+                feed.running(proxy.notice),
+                proxy.listening(),
+            ):
+                limit = clock.now() + _FIRST_SECONDS
+                proxy.run(until=lambda: proxy.health.ready or clock.now() > limit)
+                gc.freeze()
+                gc.enable()
+                asked.make(last=True)
+                # What an earlier process's rules have counted is the base from which is counted here.
+                threading.Thread(target=made.connections.look, name="connections", daemon=True).start()
+                proxy.run()
+        finally:
+            made.plane.close()
+            self._status.hide()
+            http.stop()
+
+
+_FIRST_SECONDS = 60.0
+"""What waits for the first sync waits no longer: an API server may be away for hours."""
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the
+    time of a first sync of 5,000 Services, and would stop the loop again and again later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class Work(Protocol):
+    """What a process does until it is told to end."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None:
+        """End `run`. Safe in a signal handler and from any thread."""
+        ...
+
+    def take_over(self, fresh: Settings) -> None:
+        """Go over to other settings while it runs."""
+        ...
+
+
+def serve(settings: Settings, origin: Origin, file: ConfigurationFile | None = None) -> None:
+    """Be the node proxy until SIGTERM or SIGINT, or until edits of the configuration file ask for a new process.
+    Raises StartError."""
+    status = Status()
+    run_until_told(ProxyPart(settings, origin, status), settings, status, origin.creator, file)
+
+
+def run_until_told(
+    work: Work, settings: Settings, status: Status, creator: Creator | None, file: ConfigurationFile | None = None
+) -> None:
+    """Do the work of a process, with all that a process has but once: its status ports, its signals, its configuration
+    file. Raises StartError."""
+    allow_many_files()
+    _protect(settings.oom_score_adj)
+    try:
+        status.serve(settings)
+    except BindError as error:
+        if creator is not None:
+            writer = EventWriter(creator, settings.node.node_name, SystemClock())
+            writer.tell(cannot_serve(settings.node.node_name, error.purpose, str(error)))
+            with writer.running():
+                pass
+        raise StartError(str(error)) from error
+
+    def take_over(fresh: Settings) -> bool:
+        """False when a port that must be had is taken: a new process then ends for it, as at any start."""
+        logs.start(sys.stderr, fresh.logging)
+        _protect(fresh.oom_score_adj)
+        work.take_over(fresh)
+        try:
+            status.serve(fresh)
+        except BindError as error:
+            LOGGER.error("%s", error)
+            return False
+        return True
+
+    edits = file.followed(settings, take_over, work.stop) if file else nullcontext()
+    try:
+        with ended_by_signal(work.stop), edits:
+            work.run()
+    finally:
+        status.stop()
+    if not (file and file.replace):
+        relayed = Deviation.RELAYED in backend_of(settings).deviations
+        LOGGER.info("stopped; the rules stay%s", ", and lead nowhere without the relay" if relayed else " in force")
+    if file and file.replace:
+        replace_process()
+
+
+def _protect(score: int) -> None:
+    """Row 27.18: without the permission it goes on as it is."""
+    try:
+        set_oom_score(score)
+    except OSError as error:
+        LOGGER.info("oomScoreAdj %d could not be set: %s; it stays as it is", score, error.strerror)

@@ -1,0 +1,185 @@
+"""One IP family from snapshot to kernel: plan, render, diff, apply, and what is known of the kernel meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.net import IPFamily
+from narthex.model.store import Snapshot
+from narthex.proxy.backends.base import Backend, Target, Witness
+from narthex.proxy.plan.ir import Plan
+from narthex.runtime.clock import Clock
+
+R = TypeVar("R")
+C = TypeVar("C")
+
+PHASES = ("read", "plan", "render", "diff", "apply")
+
+Changed = frozenset[NamespacedName] | None
+"""Services that may differ since the last call; None: any may."""
+
+
+class Planning(Protocol):
+    """What a Planner does."""
+
+    def plan(self, snapshot: Snapshot, changed: Changed = None) -> Plan: ...
+
+
+class Sync(msgspec.Struct, frozen=True, kw_only=True):
+    """What one good sync did."""
+
+    family: IPFamily
+    plan: Plan
+    first: bool
+    drift: bool = False
+    """Somebody else had changed our rules since we last wrote or read them."""
+    changed: frozenset[ServicePortName] = frozenset()
+    """Service ports whose plan is another than at the last good sync."""
+    seconds: dict[str, float]
+    """Time spent, by phase of PHASES. A phase that was not needed is missing."""
+    changes: Any = None
+    """What went to the kernel: changes of the backend's own kind, None when it was nothing."""
+
+    @property
+    def wrote(self) -> bool:
+        """False: the kernel held everything already."""
+        return self.changes is not None
+
+    @property
+    def total(self) -> float:
+        """Seconds, all phases."""
+        return sum(self.seconds.values())
+
+
+class FamilySync(Generic[R, C]):
+    """Level-triggered: each call makes the kernel hold what the snapshot asks for, whatever happened before.
+
+    It believes that the kernel holds what it last wrote or read, until something fails or a read-back is asked for.
+    """
+
+    def __init__(
+        self, family: IPFamily, planner: Planning, backend: Backend[R, C], target: Target[R, C], clock: Clock
+    ) -> None:
+        self.family = family
+        self.backend = backend
+        self._planner = planner
+        self._target = target
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._synced: Plan | None = None
+        """The plan that the kernel was last brought to."""
+        self._rules: R | None = None
+        self._kernel_known = False
+        self._planner_known = False
+        """False: the planner may have missed a change, so it looks at everything."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last good sync."""
+        return self._synced
+
+    @property
+    def rules(self) -> R | None:
+        """The rules that the kernel is believed to hold."""
+        return self._rules
+
+    def tend(self) -> float | None:
+        """Let the Target do what it has to do between syncs, once something was synced; seconds until it wants to be
+        called again, None when it does not."""
+        tend: Callable[[], float | None] | None = getattr(self._target, "tend", None)
+        return tend() if tend and self._synced is not None else None
+
+    def use(self, planner: Planning) -> None:
+        """Plan otherwise from the next sync on."""
+        self._planner = planner
+        self._planner_known = False
+
+    def sync(self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False) -> Sync:
+        """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
+
+        Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
+        anything is written again.
+        """
+        self._seconds = {}
+        try:
+            return self._sync(snapshot, changed, read_back)
+        except BaseException:
+            self._kernel_known = False
+            raise
+
+    def _sync(self, snapshot: Snapshot, changed: Changed, read_back: bool) -> Sync:
+        drift = self._look() if self._kernel_known and read_back else False
+        unsure = drift or not self._kernel_known
+        if not self._kernel_known:
+            self._look()
+        plan = self._plan(snapshot, changed)
+        last = self._synced
+        if plan is last and not unsure:
+            return self._done(plan, last)
+        have = self._rules
+        with self._timed("render"):
+            want = self.backend.render(plan, have)
+        with self._timed("diff"):
+            changes = self.backend.diff(have, want)
+        if changes:
+            with self._timed("apply"):
+                self._target.apply(changes)
+        self._rules, self._synced = want, plan
+        return self._done(plan, last, changes=changes or None, drift=drift)
+
+    def _look(self) -> bool:
+        """Read the kernel; True when it does not hold what was written last."""
+        with self._timed("read"):
+            if self._kernel_known and isinstance(self._target, Witness) and self._target.unchanged():
+                return False
+            found = self._target.read()
+        self._kernel_known = True
+        if found == self._rules:
+            # The equal rules that were rendered are kept: later stages skip what is identical to them.
+            return False
+        self._rules = found
+        return True
+
+    def _plan(self, snapshot: Snapshot, changed: Changed) -> Plan:
+        hint = changed if self._planner_known else None
+        self._planner_known = False
+        with self._timed("plan"):
+            plan = self._planner.plan(snapshot, hint)
+        self._planner_known = True
+        return plan
+
+    def _done(self, plan: Plan, last: Plan | None, *, changes: C | None = None, drift: bool = False) -> Sync:
+        return Sync(
+            family=self.family,
+            plan=plan,
+            first=last is None,
+            drift=drift and changes is not None,
+            changed=_changed(last, plan),
+            seconds=dict(self._seconds),
+            changes=changes,
+        )
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = self._clock.now()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._clock.now() - start
+
+
+def _changed(old: Plan | None, new: Plan) -> frozenset[ServicePortName]:
+    """Service ports that differ between two plans; by lineage where it reaches."""
+    if old is new:
+        return frozenset()
+    if old is None:
+        return frozenset(new.services)
+    if new.lineage.parent == old.lineage.number:
+        return new.lineage.changed
+    names = {*old.services, *new.services}
+    return frozenset(name for name in names if old.services.get(name) is not new.services.get(name))

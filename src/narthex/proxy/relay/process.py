@@ -1,0 +1,149 @@
+"""The relay as a process of its own, and the proxy's handle of it.
+
+A process, not a thread: the two would take turns at Python's one lock, so a sync of thousands of Services would hold up
+every connection, and a busy relay every sync (measured in benchmarks/userspace_relay.py; ADR 0006). The process lives
+in the network namespace that it serves and ends when the proxy's end of the socket between them closes, however that
+comes about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import struct
+import sys
+
+import msgspec
+
+from narthex.linux.privileges import allow_many_files
+from narthex.linux.run import Started, TimeoutExpired, start_module
+from narthex.proxy.relay.relay import UDP_IDLE_SECONDS, Relay
+from narthex.proxy.relay.wire import Answer, Order, frame, receive, shown_at
+
+_PATIENCE = 60.0
+"""Seconds to wait for an answer: thousands of ports take a moment, a machine that is busy longer."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a relay is told when it begins."""
+
+    family: int
+    udp_idle_seconds: float = UDP_IDLE_SECONDS
+
+
+class RelayGone(RuntimeError):
+    """The relay process has ended, or does not answer."""
+
+
+class RelayProcess:
+    """A relay in another process. `close` it, or it ends with this process."""
+
+    def __init__(self, setup: Setup, namespace: str | None = None) -> None:
+        """Start it in a named network namespace, None for the present one. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_PATIENCE)
+        with theirs:
+            self._process: Started[bytes] = start_module(
+                __name__,
+                str(theirs.fileno()),
+                msgspec.json.encode(setup).decode(),
+                keep=[theirs.fileno()],
+                namespace=namespace,
+            )
+        self._socket = ours
+        self._silent = False
+
+    def __del__(self) -> None:
+        """Nobody can ask it any more, so it ends."""
+        if hasattr(self, "_socket"):
+            self.close()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    @property
+    def end(self) -> str:
+        """What ended it, when it has ended."""
+        if self._silent:
+            return f"it gave no answer within {_PATIENCE:g} s"
+        status = self._process.returncode or 0
+        return f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
+
+    def ask(self, order: Order) -> Answer:
+        """Give an order and wait for the answer. Raises RelayGone, the message begins with `relay`."""
+        try:
+            self._socket.sendall(frame(order))
+            return receive(self._socket, Answer)
+        except (EOFError, OSError, msgspec.DecodeError) as error:
+            self._silent = isinstance(error, TimeoutError)
+            self.close()
+            raise RelayGone(f"relay (process {self.pid}) gave no answer: {error}") from error
+
+    def close(self) -> None:
+        """End it, and with it all connections."""
+        self._socket.close()
+        try:
+            self._process.wait(1.0)
+        except TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+async def serve(control: socket.socket, setup: Setup) -> None:
+    """Be a relay until the other side of `control` closes."""
+    loop = asyncio.get_running_loop()
+    control.setblocking(False)
+    relay = Relay(loop, setup.family, udp_idle_seconds=setup.udp_idle_seconds)
+    reader, writer = await asyncio.open_connection(sock=control)
+    showing = await _show(relay, setup.family)
+    try:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                order = msgspec.msgpack.decode(await reader.readexactly(size), type=Order)
+                writer.write(frame(relay.obey(order)))
+                await writer.drain()
+    finally:
+        relay.close()
+        writer.close()
+        if showing is not None:
+            showing.close()
+
+
+async def _show(relay: Relay, family: int) -> asyncio.Server | None:
+    """Tell root in this network namespace what is served. None: another relay does so already, which is on its way out
+    or is there by mistake; to serve matters more than to be looked at."""
+
+    async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("iII", credentials)[1] == 0:
+            writer.write(frame(relay.table))
+        writer.close()
+
+    try:
+        return await asyncio.start_unix_server(tell, shown_at(family))
+    except OSError:
+        return None
+
+
+def main(argv: list[str]) -> None:
+    """The relay's own process: number of the inherited socket, and its Setup as JSON."""
+    # Whoever stops a whole service stops the proxy, too; the relay goes when the proxy is gone.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    allow_many_files()
+    control = socket.socket(fileno=int(argv[0]))
+    asyncio.run(serve(control, msgspec.json.decode(argv[1], type=Setup)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,157 @@
+"""The relay: listens on ports, and makes each connection anew to one of the port's endpoints.
+
+One asyncio loop, one thread, one IP family. Whoever runs the loop gives it orders; a port keeps its socket, its turns
+and its open connections whatever changes about where it leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import resource
+import socket
+from collections.abc import Callable
+
+from narthex.proxy.relay.choice import Affinity, Turns
+from narthex.proxy.relay.tcp import Shared, TcpListener
+from narthex.proxy.relay.udp import UdpListener
+from narthex.proxy.relay.wire import Answer, Counts, Entry, Failed, Key, Order, Table
+
+ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+UDP_IDLE_SECONDS = 30.0
+"""As connection tracking has it for UDP (net.netfilter.nf_conntrack_udp_timeout)."""
+SWEEP_SECONDS = 1.0
+RESERVED_FILES = 64
+"""For the process itself; listeners are counted besides."""
+FILES_EACH = 2
+"""Of a TCP connection; pipes are counted besides."""
+
+
+class Relay:
+    """All ports of one family. To be made and used inside the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        family: int,
+        *,
+        mark: int = 0,
+        host: str = "",
+        udp_idle_seconds: float = UDP_IDLE_SECONDS,
+        rng: random.Random | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """`mark` is set on the relay's own connections (0: none). `host` is the address to listen at, normally any.
+        `now` is the clock of affinity and idle times, normally the loop's."""
+        self._shared = Shared(loop, family, mark, now or loop.time)
+        self._host = host or ANY[socket.AddressFamily(family)]
+        self._udp_idle_seconds = udp_idle_seconds
+        self._rng = rng or random.Random()
+        self._listeners: dict[Key, TcpListener | UdpListener] = {}
+        self._entries: dict[Key, Entry] = {}
+        self._affinities: dict[tuple[str, ...], Affinity] = {}
+        self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
+        self._limit()
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened so far."""
+        return self._shared.counts
+
+    @property
+    def table(self) -> Table:
+        """What is served."""
+        return Table(tuple(self._entries.values()), self.counts)
+
+    @property
+    def clients_remembered(self) -> int:
+        """Clients in the memory of session affinity."""
+        return sum(map(len, self._affinities.values()))
+
+    def port_of(self, key: Key) -> int:
+        """The port that is listened on: another than asked for where 0 was."""
+        return self._listeners[key].port
+
+    def obey(self, order: Order) -> Answer:
+        """Do what is said. What cannot be listened on is named in the answer; all else is done."""
+        if order.mark is not None:
+            self._shared.mark = order.mark
+        if order.forget:
+            self.stop_all()
+        failed = [problem for entry in order.listen if (problem := self._listen(entry)) is not None]
+        for key in order.close:
+            self._close(key)
+        self._forget_unused()
+        self._limit()
+        return Answer(self._shared.counts, tuple(failed))
+
+    def stop_all(self) -> None:
+        """End all connections at once, close all ports, forget all clients."""
+        for listener in self._listeners.values():
+            listener.abort()
+        self._listeners.clear()
+        self._entries.clear()
+        self._affinities.clear()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.stop_all()
+        self._sweeper.cancel()
+        self._shared.pipes.close()
+
+    def _listen(self, entry: Entry) -> Failed | None:
+        listener = self._listeners.get(entry.key)
+        before = self._entries.get(entry.key)
+        if listener is None:
+            turns = Turns(entry.endpoints, self._rng.shuffle)
+            try:
+                listener = self._new(entry, turns)
+            except OSError as error:
+                return Failed(entry.protocol, entry.port, error.errno == errno.EADDRINUSE, str(error))
+            self._listeners[entry.key] = listener
+        elif before is not None and before.endpoints != entry.endpoints:
+            listener.use(entry.endpoints)
+        listener.affinity = self._affinity(entry)
+        self._entries[entry.key] = entry
+        return None
+
+    def _new(self, entry: Entry, turns: Turns) -> TcpListener | UdpListener:
+        if entry.protocol == "tcp":
+            return TcpListener(self._shared, self._host, entry.port, turns)
+        return UdpListener(self._shared, self._host, entry.port, turns, self._udp_idle_seconds)
+
+    def _affinity(self, entry: Entry) -> Affinity | None:
+        """The memory that all ports of a Service share; clients stay known when only the time changes."""
+        if entry.affinity_seconds is None:
+            return None
+        memory = self._affinities.setdefault((*entry.service, entry.protocol), Affinity(entry.affinity_seconds))
+        memory.seconds = entry.affinity_seconds
+        return memory
+
+    def _close(self, key: Key) -> None:
+        listener = self._listeners.pop(key, None)
+        self._entries.pop(key, None)
+        if listener is not None:
+            listener.close()
+
+    def _forget_unused(self) -> None:
+        entries = self._entries.values()
+        used = {(*entry.service, entry.protocol) for entry in entries if entry.affinity_seconds is not None}
+        for service in self._affinities.keys() - used:
+            del self._affinities[service]
+
+    def _limit(self) -> None:
+        """As many connections as there can be files: more would fail in the middle instead of waiting their turn."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        spare = files - RESERVED_FILES - len(self._listeners)
+        self._shared.most_open = max(1, spare // FILES_EACH - spare // 8)
+
+    def _sweep(self) -> None:
+        now = self._shared.now()
+        for listener in self._listeners.values():
+            if isinstance(listener, UdpListener):
+                listener.sweep(now)
+        for memory in self._affinities.values():
+            memory.sweep(now)
+        self._sweeper = self._shared.loop.call_later(SWEEP_SECONDS, self._sweep)

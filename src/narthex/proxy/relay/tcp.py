@@ -1,0 +1,284 @@
+"""TCP through the relay: a listening socket, and connections that are made anew to an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+from collections.abc import Callable
+
+from narthex.proxy.relay.choice import TIMEOUTS, Affinity, Place, Turns
+from narthex.proxy.relay.pipe import Direction, Pipes
+from narthex.proxy.relay.wire import Counts
+
+BACKLOG = 4096
+PAUSE = 0.1
+"""Seconds without taking connections after no more files could be opened."""
+ACCEPTS = 64
+"""Connections to take before others have their turn."""
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_SO_MARK = 36
+_RESET = struct.pack("ii", 1, 0)
+_KEEPALIVE_SECONDS = 15
+
+
+def mark_as_own(sock: socket.socket, mark: int) -> None:
+    """Let the rules know the relay's own connections; 0: there are no rules."""
+    if mark:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark)
+
+
+def tune(sock: socket.socket) -> None:
+    """Without delay, and not for ever when the other side has vanished."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+class Shared:
+    """What all listeners of a relay have in common."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, family: int, mark: int, now: Callable[[], float]) -> None:
+        self.loop = loop
+        self.family = family
+        self.mark = mark
+        self.now = now
+        self.most_open = 1
+        """TCP connections and UDP clients at once."""
+        self.counts = Counts()
+        self.pipes = Pipes()
+        self.freed: list[Callable[[], object]] = []
+        """To be called when a connection has ended: listeners that wait for that."""
+
+    @property
+    def full(self) -> bool:
+        """No more connections can be had without running out of files."""
+        return self.counts.open >= self.most_open
+
+    def release(self) -> None:
+        """A connection has ended."""
+        self.counts.open -= 1
+        waiting, self.freed = self.freed, []
+        for each in waiting:
+            each()
+
+
+class Connection:
+    """Two sockets, two directions. Each direction ends by itself (half-close, unlike row 25.12)."""
+
+    def __init__(
+        self, shared: Shared, client: socket.socket, endpoint: socket.socket, gone: Callable[[], object]
+    ) -> None:
+        self._client, self._endpoint = client, endpoint
+        self._gone = gone
+        self._left = 2
+        self._up = Direction(shared.loop, client, endpoint, shared.pipes, lambda: self._ended(endpoint), self._broke)
+        self._down = Direction(shared.loop, endpoint, client, shared.pipes, lambda: self._ended(client), self._broke)
+
+    def start(self) -> None:
+        """Begin to move bytes."""
+        self._up.start()
+        self._down.start()
+
+    def abort(self) -> None:
+        """End it with a reset to both sides."""
+        self._up.stop()
+        self._down.stop()
+        for sock in (self._client, self._endpoint):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._close()
+
+    def _ended(self, sink: socket.socket) -> None:
+        self._left -= 1
+        if not self._left:
+            self._close()
+            return
+        try:
+            sink.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._broke(error)
+
+    def _broke(self, error: OSError) -> None:  # noqa: ARG002 (either side's failure is the other's reset)
+        self.abort()
+
+    def _close(self) -> None:
+        self._client.close()
+        self._endpoint.close()
+        self._gone()
+
+
+class TcpListener:
+    """Takes connections on one port. `host` is the address to bind, normally all of this family."""
+
+    def __init__(self, shared: Shared, host: str, port: int, turns: Turns) -> None:
+        """Raises OSError when the port cannot be had."""
+        self._shared = shared
+        self.turns = turns
+        self.affinity: Affinity | None = None
+        self._connections: set[Connection] = set()
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._socket = socket.socket(shared.family, socket.SOCK_STREAM)
+        try:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared.family == socket.AF_INET6:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+        self._open = True
+        self._listen()
+
+    def use(self, places: tuple[Place, ...]) -> None:
+        """Go to these from now on. Open connections to others go on until an end closes (row 3.11)."""
+        self.turns.use(places)
+
+    def close(self) -> None:
+        """Take no more connections. Those that are open go on."""
+        if self._open:
+            self._open = False
+            self._shared.loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+    def abort(self) -> None:
+        """Close, and end all connections at once."""
+        self.close()
+        for task in list(self._dialling):
+            task.cancel()
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _listen(self) -> None:
+        if self._open:
+            self._shared.loop.add_reader(self._socket.fileno(), self._acceptable)
+
+    def _rest(self) -> None:
+        """Leave the next clients to the kernel's queue for a while."""
+        self._shared.loop.remove_reader(self._socket.fileno())
+
+    def _acceptable(self) -> None:
+        shared = self._shared
+        for _ in range(ACCEPTS):
+            if shared.full:
+                shared.counts.short_of_files += 1
+                shared.freed.append(self._listen)
+                self._rest()
+                return
+            try:
+                client, peer = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in SHORT:
+                    # Network errors of the new connection are reported here, too (accept(2)).
+                    continue
+                shared.counts.short_of_files += 1
+                self._rest()
+                shared.loop.call_later(PAUSE, self._listen)
+                return
+            client.setblocking(False)
+            shared.counts.connections += 1
+            shared.counts.open += 1
+            task = shared.loop.create_task(self._serve(client, peer[0].partition("%")[0]))
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+
+    async def _serve(self, client: socket.socket, who: str) -> None:
+        """Find an endpoint for a client, and connect the two."""
+        try:
+            endpoint = await self._reach(who)
+            if endpoint is not None:
+                tune(client)
+                tune(endpoint)
+        except (OSError, asyncio.CancelledError):
+            endpoint = None
+        if endpoint is None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            client.close()
+            self._shared.counts.errors += 1
+            self._shared.release()
+            return
+
+        def gone() -> None:
+            self._connections.discard(connection)
+            self._shared.release()
+
+        connection = Connection(self._shared, client, endpoint, gone)
+        self._connections.add(connection)
+        connection.start()
+
+    async def _reach(self, who: str) -> socket.socket | None:
+        """A connection to the first endpoint that takes one; None: none does.
+
+        Who refuses is not asked again. Who is silent is, each time for longer, unless nobody else is left.
+        """
+        now = self._shared.now
+        affinity = self.affinity
+        first = affinity.remembered(who, sorted(self.turns.places), now()) if affinity is not None else None
+        left = list(self.turns.candidates(now(), first))
+        tried = set(left)
+        for seconds in TIMEOUTS:
+            silent = []
+            for position, place in enumerate(left):
+                if place not in self.turns.places:
+                    continue
+                try:
+                    endpoint = await self._dial(place, seconds)
+                except OSError as error:
+                    self.turns.failed(place, now())
+                    if affinity is not None:
+                        affinity.forget(who, place)
+                    if isinstance(error, TimeoutError):
+                        silent.append(place)
+                    if silent or position + 1 < len(left):
+                        self._shared.counts.retries += 1
+                    continue
+                self.turns.reached(place)
+                if affinity is not None:
+                    affinity.touch(who, place, now())
+                return endpoint
+            # Who has joined meanwhile may be all that is left.
+            left = silent + sorted(self.turns.places - tried)
+            tried.update(left)
+        return None
+
+    async def _dial(self, place: Place, seconds: float) -> socket.socket:
+        """Raises OSError; TimeoutError when nothing is heard, also from the kernel."""
+        endpoint = await self._socket_for_endpoint()
+        try:
+            endpoint.setblocking(False)
+            mark_as_own(endpoint, self._shared.mark)
+            async with asyncio.timeout(seconds):
+                await self._shared.loop.sock_connect(endpoint, place)
+        except BaseException as error:
+            # A loop that was held up finds the answer and the end of its patience at the same moment.
+            if isinstance(error, TimeoutError) and _is_connected(endpoint):
+                return endpoint
+            endpoint.close()
+            raise
+        return endpoint
+
+    async def _socket_for_endpoint(self) -> socket.socket:
+        """A new socket. When no more files can be opened, the client waits for somebody else's."""
+        while True:
+            try:
+                return socket.socket(self._shared.family, socket.SOCK_STREAM)
+            except OSError as error:
+                if error.errno not in SHORT:
+                    raise
+                self._shared.counts.short_of_files += 1
+                await asyncio.sleep(PAUSE)

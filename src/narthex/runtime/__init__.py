@@ -1,0 +1,1 @@
+"""What all long-running programs share: configuration, logging, HTTP, health, and signals."""

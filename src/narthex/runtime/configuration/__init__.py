@@ -1,0 +1,1 @@
+"""The configuration file: KubeProxyConfiguration and NarthexConfiguration."""

@@ -1,0 +1,383 @@
+"""KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1): kube-proxy's configuration file.
+
+All fields are read and checked, with kube-proxy's defaults (behaviours of group 27), also those that nothing here
+uses, so that a file that works there works here. Two differences: no mode means nftables, and an unknown feature gate
+is a warning, since most of Kubernetes' gates have nothing to do with the proxy.
+
+A second document of the same file, NarthexConfiguration (narthex/v1alpha1), holds what kube-proxy has no words for.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from narthex.model import validate
+from narthex.model.net import IPFamily, family_of, join_port, split_port
+from narthex.model.problem import Problem, Report, kind_of, quoted, steps
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
+from narthex.proxy.plan.planner import NodeConfig
+from narthex.runtime.configuration.fields import Fields
+from narthex.runtime.configuration.sections import (
+    announcer,
+    client_connection,
+    conntrack,
+    dns,
+    ipvs,
+    logging,
+    overlay,
+    rules,
+    winkernel,
+)
+from narthex.runtime.configuration.values import (
+    DEFAULT_MODE,
+    HEALTHZ_PORT,
+    METRICS_PORT,
+    CniSettings,
+    NodeParts,
+    OwnConfiguration,
+    ProxyConfiguration,
+)
+
+if TYPE_CHECKING:
+    from narthex.model import documents
+
+__all__ = ["ConfigurationError", "ProxyConfiguration", "node_config", "parse", "read"]
+
+API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
+KIND = "KubeProxyConfiguration"
+OWN_API_VERSION = "narthex/v1alpha1"
+OWN_KIND = "NarthexConfiguration"
+MODES = ("nftables", "iptables", "ipvs", "userspace")
+LOCALHOST_MODES = ("iptables", "userspace")
+"""Where node ports can answer on 127.0.0.1 (row 9.9)."""
+CONNECTION_METRICS = ("endpoints", "services", "off")
+PREVIOUS_MINOR = "1.35"
+"""The release before the one whose behaviour this is (row 27.9)."""
+LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
+PRIMARY = "primary"
+
+_VERSIONS = {KIND: API_VERSION, OWN_KIND: OWN_API_VERSION}
+_MOST_BYTES = 1024 * 1024
+_LONGEST_SOCKET = 107
+
+
+class ConfigurationError(ValueError):
+    """The file cannot be used; `problems` says why, in all places."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
+    """What decisions depend on, with the defaults of the mode that runs ("" is the default mode).
+
+    `mode` need not be the configuration's own: commands can show what another mode would do.
+    """
+    mode = mode or configuration.mode
+    # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
+    section = configuration.nftables if mode == "nftables" else configuration.iptables
+    unset = (PRIMARY,) if mode == "nftables" else None
+    given = configuration.node_port_addresses
+    return NodeConfig(
+        node_name=node_name,
+        detect_local_mode=configuration.detect_local_mode,
+        cluster_cidrs=configuration.cluster_cidrs,
+        bridge_interface=configuration.bridge_interface,
+        interface_name_prefix=configuration.interface_name_prefix,
+        masquerade_all=section.masquerade_all,
+        masquerade_bit=section.masquerade_bit,
+        node_port_addresses=unset if given is None else given,
+        localhost_node_ports=mode in LOCALHOST_MODES and configuration.iptables.localhost_node_ports,
+        bind_address=configuration.bind_address,
+        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
+        strict_source_ranges=configuration.own.strict_source_ranges,
+    )
+
+
+def read(path: str | Path) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:
+    """The configuration in a file, and warnings. Raises ConfigurationError."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise _failure(str(path), f"cannot be read: {error.strerror or error}") from None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:
+    """`read` for content that is here already; `origin` names the file in problems."""
+    if len(data) > _MOST_BYTES:
+        raise _failure(origin, f"is larger than {_MOST_BYTES} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _failure(origin, f"is not UTF-8 text (at byte {error.start})") from None
+    chosen, others = _choose(text, origin)
+    if KIND not in chosen:
+        raise _failure(origin, f"holds no document of apiVersion {API_VERSION} and kind {KIND}")
+    reports = {kind: _report(document, kind, origin) for kind, document in chosen.items()}
+    configuration = _configuration(Fields(chosen[KIND].value, reports[KIND]))
+    if OWN_KIND in chosen:
+        own = _own(Fields(chosen[OWN_KIND].value, reports[OWN_KIND]))
+        configuration = msgspec.structs.replace(configuration, own=own)
+    problems = (*others, *(problem for report in reports.values() for problem in report.problems))
+    if any(report.failed for report in reports.values()):
+        raise ConfigurationError(problems)
+    return configuration, problems
+
+
+def documents_of(text: str) -> dict[str, dict[str, Any]]:
+    """The fields that a text gives, as they are written there, by kind. Of a text that `parse` has taken."""
+    chosen, _ = _choose(text, "")
+    return {
+        kind: {name: value for name, value in document.value.items() if value is not None}
+        for kind, document in chosen.items()
+    }
+
+
+def _report(document: documents.Document, kind: str, origin: str) -> Report:
+    return Report(f"{origin}:{document.line}", kind, lambda field: _place(document, field, origin))
+
+
+def _failure(origin: str, message: str, kind: str = KIND) -> ConfigurationError:
+    return ConfigurationError((Problem(origin=origin, object=kind, message=message),))
+
+
+def _place(document: documents.Document, field: str, origin: str) -> str:
+    return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
+
+
+def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list[Problem]]:
+    """The documents that are ours to read, by kind, and warnings about the others and about doubled keys."""
+    # Late: what reads YAML takes a tenth of a proxy's start, and there may be no file.
+    from narthex.model import documents
+
+    chosen: dict[str, documents.Document] = {}
+    said = []
+    for document in documents.read(text, bear_doubled=True):
+        if isinstance(document, documents.Fault):
+            raise _failure(f"{origin}:{document.line}", document.message)
+        place, value = f"{origin}:{document.line}", document.value
+        if not isinstance(value, dict):
+            raise _failure(place, f"is {kind_of(value)}, must be a mapping with apiVersion and kind")
+        kind, version = value.get("kind"), value.get("apiVersion")
+        if not isinstance(kind, str) or kind not in _VERSIONS:
+            known = " or ".join(_VERSIONS)
+            message = f"{quoted(kind)} is not {known}, ignored"
+            said.append(Problem(origin=place, field="kind", message=message, severity="warning"))
+        elif version != _VERSIONS[kind]:
+            raise _failure(place, f"apiVersion: {quoted(version)} is not {_VERSIONS[kind]}", kind)
+        elif kind in chosen:
+            raise _failure(place, f"is there twice, first in line {chosen[kind].line}", kind)
+        else:
+            chosen[kind] = document
+            said += [_doubled(f"{origin}:{line}", kind, key) for key, line in document.doubled]
+    return chosen, said
+
+
+def _doubled(place: str, kind: str, key: str) -> Problem:
+    message = f"the key {quoted(key)} is given twice, the last one counts"
+    return Problem(origin=place, object=kind, message=message, severity="warning")
+
+
+def _configuration(top: Fields) -> ProxyConfiguration:
+    for name in ("apiVersion", "kind"):
+        top.raw(name)
+    bind_address = top.read("bindAddress", validate.any_address, "0.0.0.0")
+    six = family_of(bind_address) is IPFamily.IPV6
+    detect = top.section("detectLocal")
+    made = ProxyConfiguration(
+        mode=_mode(top),
+        feature_gates=_feature_gates(top),
+        client_connection=client_connection(top.section("clientConnection")),
+        logging=logging(top.section("logging")),
+        hostname_override=top.read("hostnameOverride", _node_name),
+        bind_address=bind_address,
+        healthz_bind_address=_bind_address(top, "healthzBindAddress", "::" if six else "0.0.0.0", HEALTHZ_PORT),
+        metrics_bind_address=_bind_address(top, "metricsBindAddress", "::1" if six else "127.0.0.1", METRICS_PORT),
+        bind_address_hard_fail=top.flag("bindAddressHardFail"),
+        enable_profiling=top.flag("enableProfiling"),
+        show_hidden_metrics_for_version=top.read("showHiddenMetricsForVersion", _version),
+        iptables=rules(top.section("iptables"), localhost=True),
+        nftables=rules(top.section("nftables"), localhost=False),
+        ipvs=ipvs(top.section("ipvs")),
+        winkernel=winkernel(top.section("winkernel")),
+        windows_run_as_service=top.flag("windowsRunAsService"),
+        detect_local_mode=top.word("detectLocalMode", LOCAL_MODES, "ClusterCIDR"),
+        bridge_interface=detect.read("bridgeInterface", _interface),
+        interface_name_prefix=detect.read("interfaceNamePrefix", _interface),
+        cluster_cidrs=_cluster_cidrs(top),
+        node_port_addresses=_node_port_addresses(top),
+        oom_score_adj=top.whole("oomScoreAdj", -999, -1000, 1000),
+        conntrack=conntrack(top.section("conntrack")),
+        config_sync_period=top.seconds("configSyncPeriod", 900.0, zero_is_default=True),
+        port_range=top.text("portRange"),
+    )
+    for mode, name in (("BridgeInterface", "bridgeInterface"), ("InterfaceNamePrefix", "interfaceNamePrefix")):
+        if made.detect_local_mode == mode and not detect.raw(name):
+            detect.error(name, f"is required for detectLocalMode {mode}")
+    if made.windows_run_as_service:
+        top.warning("windowsRunAsService", "is for Windows, ignored")
+    if made.mode == "userspace":
+        try:
+            relay_ports(made.port_range)
+        except ValueError as error:
+            top.error("portRange", str(error))
+    elif made.port_range:
+        top.warning("portRange", "has no effect in this mode, here as in kube-proxy")
+    top.unknown()
+    return made
+
+
+def relay_ports(text: str) -> tuple[int, int] | None:
+    """First and last port that `portRange` names, as `FIRST-LAST`, `FIRST+MORE` or one number; None: it leaves the choice
+    to the mode. Raises ValueError."""
+    shape = re.fullmatch(r"(\d{1,5})(?:([-+])(\d{1,5}))?", text, re.ASCII)
+    if text in ("", "0-0", "0"):
+        return None
+    if shape is None:
+        raise ValueError(f"{quoted(text)} is not a range of ports: write FIRST-LAST")
+    first = int(shape[1])
+    last = {None: first, "-": int(shape[3] or 0), "+": first + int(shape[3] or 0)}[shape[2]]
+    if not 0 < first <= last <= 65535:
+        raise ValueError(f"{quoted(text)} is not a range of ports: they go from 1 to 65535, the first one first")
+    return first, last
+
+
+def _own(top: Fields) -> OwnConfiguration:
+    for name in ("apiVersion", "kind"):
+        top.raw(name)
+    made = OwnConfiguration(
+        strict_source_ranges=top.flag("strictSourceRanges"),
+        explain_service=top.read("explainService", _service_name),
+        connection_metrics=top.word("connectionMetrics", CONNECTION_METRICS, "endpoints"),
+        connection_series=top.whole("connectionSeries", 10000, 0, 1_000_000),
+        udp_idle_timeout=top.seconds("udpIdleTimeout", 30.0, zero_is_default=True),
+        parts=_parts(top.section("parts")),
+        cni=_cni(top.section("cni")),
+        overlay=overlay(top.section("overlay"), _absolute_path),
+        dns=dns(top.section("dns"), _absolute_path),
+        announcer=announcer(top.section("announcer"), _absolute_path),
+    )
+    top.unknown()
+    return made
+
+
+def _parts(section: Fields) -> NodeParts:
+    defaults = msgspec.structs.asdict(NodeParts())
+    return NodeParts(**{name: section.flag(name, default) for name, default in defaults.items()})
+
+
+def _cni(section: Fields) -> CniSettings:
+    defaults = CniSettings()
+    return CniSettings(
+        socket=section.read("socket", _socket_path, defaults.socket),
+        state_directory=section.read("stateDirectory", _absolute_path, defaults.state_directory),
+    )
+
+
+def _mode(top: Fields) -> str:
+    if top.raw("mode") == "kernelspace":
+        top.error("mode", f"'kernelspace' is for Windows; allowed: {', '.join(MODES)} or nothing (then {DEFAULT_MODE})")
+        return DEFAULT_MODE
+    return top.word("mode", MODES, DEFAULT_MODE)
+
+
+_KNOWN_GATES = frozenset(("AllowServiceExternalIPs",))
+_GATE_NAME = re.compile(r"[A-Za-z0-9]{1,100}")
+
+
+def _feature_gates(top: Fields) -> tuple[tuple[str, bool], ...]:
+    gates = Fields(top.raw("featureGates"), top.report, "featureGates")
+    found = []
+    for name in gates.names:
+        if not _GATE_NAME.fullmatch(name):
+            top.error("featureGates", f"{quoted(name)} is not the name of a feature gate")
+            continue
+        on = gates.flag(name)
+        found.append((name, on))
+        if name not in _KNOWN_GATES:
+            gates.warning(name, "has no effect here")
+    return tuple(sorted(found))
+
+
+def _cluster_cidrs(top: Fields) -> tuple[str, ...]:
+    text = top.text("clusterCIDR")
+    found = []
+    for part in text.split(",") if text else ():
+        try:
+            found.append(validate.network(part.strip()))
+        except ValueError as error:
+            top.error("clusterCIDR", f"{quoted(part)} {error}")
+    if len(found) > 2 or len({family_of(cidr) for cidr in found}) < len(found):
+        top.error("clusterCIDR", f"{quoted(text)} must be one CIDR, or one of each IP family joined by a comma")
+    return tuple(found)
+
+
+def _node_port_addresses(top: Fields) -> tuple[str, ...] | None:
+    found = top.texts("nodePortAddresses", lambda text: text if text == PRIMARY else validate.network(text))
+    if PRIMARY in found and len(found) > 1:
+        top.error("nodePortAddresses", f"{PRIMARY!r} must be the only value")
+    return found or None
+
+
+def _bind_address(top: Fields, name: str, address: str, port: int) -> str:
+    """`address:port` from an address, with or without a port."""
+
+    def reader(text: str) -> str:
+        try:
+            return join_port(validate.any_address(text), port)
+        except ValueError:
+            pass
+        try:
+            return join_port(*split_port(text))
+        except ValueError:
+            raise ValueError("is not an address with or without a port, such as 0.0.0.0:10256 or [::]:10256") from None
+
+    return top.read(name, reader, join_port(address, port))
+
+
+def _node_name(text: str) -> str:
+    name = text.strip().lower()
+    if not DNS_SUBDOMAIN.holds(name):
+        raise ValueError(f"is not the name of a Node: {DNS_SUBDOMAIN.allowed}")
+    return name
+
+
+def _interface(text: str) -> str:
+    """An interface name or the beginning of one; wildcards of rule languages are refused."""
+    if not re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", text):
+        raise ValueError(
+            "is not (the beginning of) an interface name: 1-15 letters, digits, '_', '.', ':', '@' and '-'"
+        )
+    return text
+
+
+def _version(text: str) -> str:
+    if text != PREVIOUS_MINOR:
+        raise ValueError(f"is not {PREVIOUS_MINOR}: only the previous minor version's hidden metrics can be shown")
+    return text
+
+
+def _absolute_path(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("is not an absolute path, such as /var/lib/narthex")
+    return text
+
+
+def _socket_path(text: str) -> str:
+    if len(_absolute_path(text).encode()) > _LONGEST_SOCKET:
+        raise ValueError(f"is longer than the {_LONGEST_SOCKET} bytes that a socket's path may have")
+    return text
+
+
+def _service_name(text: str) -> str:
+    namespace, slash, name = text.partition("/")
+    if not slash or not DNS_LABEL.holds(namespace) or not DNS_LABEL.holds(name):
+        raise ValueError("is not the namespace and name of a Service, such as shop/web")
+    return text

@@ -1,1 +1,0 @@
-"""Where objects come from: directories of manifests. Effects, inwards."""

@@ -1,1 +1,0 @@
-"""State kept across turns: the Store and its Snapshots. Pure."""

@@ -1,0 +1,224 @@
+"""An API server for tests: the lab's, real HTTP over loopback, with faults on request.
+
+    with ApiServer() as server:
+        server.put(service("shop/web", "10.110.0.1"))
+        ... http://127.0.0.1:PORT is server.url
+
+Nothing is completed or refused on its way in: tests put what they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TypeVar
+
+from narthex.lab.api.api import Api, refusal
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.reads import PRESENT, Abilities
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.requests import Request
+from narthex.lab.api.store import Store
+from narthex.lab.encode import encode
+from narthex.lab.server.connection import Connection
+from narthex.lab.server.server import ApiServer as Server
+from narthex.model.objects import AnyObject
+from narthex.testing.apiserver.faults import Drop, Fault, Faults, Garble, Refuse, Silence
+
+T = TypeVar("T")
+
+
+class ApiServer:
+    """One server and its data. `start` and `stop` may take turns; the port and the data stay."""
+
+    def __init__(
+        self,
+        abilities: Abilities = PRESENT,
+        *,
+        bookmark_seconds: float = 60.0,
+        faults: Faults = lambda _: None,
+        tls: ssl.SSLContext | None = None,
+        token: str = "",
+    ) -> None:
+        """With a `token`, requests without it are answered 401."""
+        self.faults = faults
+        self.port = 0
+        self.requests: list[Request] = []
+        self.writes: list[tuple[Request, int]] = []
+        """What was written or refused, with the status, in the order in which it was done."""
+        self.sent_at = 0.0
+        """When a watcher was last told of something, as `time.monotonic` counts."""
+        self._api = Api(Registry(lambda: datetime.now(UTC), os.urandom), abilities)
+        self._tls = tls
+        self._lock = threading.RLock()
+        self._server = _Faulty(self, self._api, self._lock, token=token, bookmark_seconds=bookmark_seconds)
+
+    @property
+    def abilities(self) -> Abilities:
+        """What it can do."""
+        return self._api.abilities
+
+    @abilities.setter
+    def abilities(self, abilities: Abilities) -> None:
+        self._api.abilities = abilities
+
+    @property
+    def token(self) -> str:
+        """What requests must bring."""
+        return self._server.token
+
+    @token.setter
+    def token(self, token: str) -> None:
+        self._server.token = token
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Listen: on any free port at first, then on the same again."""
+        self._server.start()
+        self.port = self._server.listen(("127.0.0.1", self.port), self._tls)
+
+    def stop(self) -> None:
+        """Be gone: connections are reset, and nobody listens."""
+        self._server.stop()
+
+    def __enter__(self) -> ApiServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._server.close()
+
+    def put(self, *objects: AnyObject) -> None:
+        """Make or change objects, at once."""
+        manifests = [(type(each).__name__, encode(each)) for each in objects]
+        self.do(lambda data: [data.put(kind, raw) for kind, raw in manifests])
+
+    def put_raw(self, kind: str, raw: Mapping[str, Any]) -> None:
+        """Make or change an object that may be anything."""
+        self.do(lambda data: data.put(kind, raw))
+
+    def delete(self, each: AnyObject) -> bool:
+        """Take an object away."""
+        return self.do(lambda data: data.delete(type(each).__name__, each.namespace, each.name))
+
+    def do(self, what: Callable[[Store], T]) -> T:
+        """Read or change the data; watchers are told afterwards."""
+        with self._lock:
+            done = what(self._api.registry.store)
+        self._server.wake()
+        return done
+
+    def go_back(self, data: Store) -> None:
+        """Hold other data, a `backup` perhaps. To be called while it is stopped."""
+        with self._lock:
+            self._api.registry.store = data
+
+    def drop(self) -> None:
+        """Reset all connections."""
+        self._server.drop()
+
+    def freeze(self) -> None:
+        """Say nothing more on the connections that are open; nobody is told."""
+        self._server.freeze()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return self._server.connections
+
+
+class _Faulty(Server):
+    """The server, with what the test wishes before each answer."""
+
+    def __init__(
+        self, test: ApiServer, api: Api, lock: threading.RLock, *, token: str, bookmark_seconds: float
+    ) -> None:
+        super().__init__(api, lock, token=token, bookmark_seconds=bookmark_seconds)
+        self._test = test
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
+        return _FaultyConnection(reader, writer)
+
+    async def answer(self, connection: Connection, request: Request) -> None:
+        if not isinstance(connection, _FaultyConnection):
+            raise TypeError("a connection of another server")
+        self._test.requests.append(request)
+        connection.fault = fault = self._test.faults(request)
+        connection.written = 0
+        if isinstance(fault, Refuse):
+            headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else {}
+            said = refusal(ApiFault(fault.code, "Fault", "as the test wishes"))
+            await connection.whole(said.status, said.body, {"Content-Type": said.content_type, **headers})
+        else:
+            await super().answer(connection, request)
+
+    def answered(self, request: Request, code: int) -> None:
+        if request.method != "GET":
+            self._test.writes.append((request, code))
+
+    def told(self) -> None:
+        self._test.sent_at = time.monotonic()
+
+    def freeze(self) -> None:
+        """Send nothing more on the connections that are open."""
+
+        def freeze() -> None:
+            for connection in self._connections:
+                if isinstance(connection, _FaultyConnection):
+                    connection.frozen = True
+
+        self._loop.call_soon_threadsafe(freeze)
+
+
+class _FaultyConnection(Connection):
+    """A connection, and the fault of the answer that is being sent on it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
+        self.fault: Fault | None = None
+        self.frozen = False
+        self.written = 0
+
+    async def whole(self, code: int, body: bytes, headers: Mapping[str, str]) -> None:
+        await super().whole(code, self._garbled(body), headers)
+
+    async def chunks(self, pieces: Sequence[bytes]) -> None:
+        await super().chunks([self._garbled(piece) for piece in pieces])
+
+    async def write(self, data: bytes) -> None:
+        """Send, as far as the fault lets."""
+        fault, room = self.fault, len(data)
+        if isinstance(fault, Drop | Silence):
+            room = max(0, fault.after - self.written)
+        if self.frozen:
+            room = 0
+        self.written += len(data)
+        self.writer.write(data[:room])
+        if room < len(data) or (isinstance(fault, Drop) and room == len(data) == 0):
+            if isinstance(fault, Drop) and not self.frozen:
+                await self.writer.drain()
+                self.reset()
+                raise ConnectionResetError
+            # Silence lasts until the other side has enough of it.
+            await self.reader.read()
+            raise ConnectionResetError
+        await self.writer.drain()
+
+    def _garbled(self, body: bytes) -> bytes:
+        if not isinstance(self.fault, Garble) or not body:
+            return body
+        at = min(self.fault.at, len(body) - 1)
+        return body[:at] + b"\x07" + body[at + 1 :]

@@ -1,0 +1,299 @@
+"""Ears in all namespaces, and endpoints that answer.
+
+An ear is a raw socket. The kernel copies every packet to it that is delivered in its namespace after all rules, with
+the addresses it then has; so it says who got the packet and from whom, for TCP, UDP and SCTP alike, on any port, whether
+anybody listens there or not. Endpoints listen as well and answer: a connection has to come to life, so the way back is
+tested too.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NamedTuple
+
+import msgspec
+
+from narthex.linux import namespaces as netns
+from narthex.model.net import IPFamily, Protocol, address, family_of
+from narthex.testing.kernel.client import ADDRESS_FAMILY, SOCKET_KIND, Client, first_packet, sctp_packet
+
+_AGAIN = 1.0
+"""Seconds until a packet that nobody has heard of is sent again, which may be lost on a machine that is busy."""
+_SETTLE = 0.002
+"""Seconds in which what is on its way inside this kernel must have arrived after a refusal came back."""
+
+
+class Arrival(NamedTuple):
+    """A connection's first packet, where it ended."""
+
+    site: int
+    source: str
+    destination: str
+    port: int
+
+
+class Call(NamedTuple):
+    """A connection to make."""
+
+    namespace: str
+    source: str
+    destination: str
+    port: int
+    protocol: Protocol
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """What became of one connection."""
+
+    arrivals: list[Arrival]
+    refusal: str = ""
+    """`port unreachable`, `refused` (a TCP reset), or another ICMP error; empty when there was none."""
+    answered: bool = False
+    """The client heard from whom it called."""
+
+
+class Ears:
+    """Listens in all namespaces of a world and lets endpoints answer."""
+
+    def __init__(self, families: Iterable[IPFamily], protocols: Iterable[Protocol]) -> None:
+        self._kinds = [(family, protocol) for family in families for protocol in protocols]
+        self._stack = ExitStack()
+        self._epoll = self._stack.enter_context(select.epoll())
+        self._on_event: dict[int, Callable[[], None]] = {}
+        self._heard: list[tuple[Arrival, bytes]] = []
+        self._calling = 0
+        self._answering: set[tuple[str, int, Protocol]] = set()
+        self.passed_by: frozenset[tuple[int, Protocol, int]] = frozenset()
+        """Site, protocol and port where a relay takes what arrives and passes it on: no end of anything."""
+
+    def __enter__(self) -> Ears:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def open(self, site: int, namespace: str) -> None:
+        """Listen in a namespace."""
+        with netns.entered(namespace):
+            for family, protocol in self._kinds:
+                ear = self._socket(family, socket.SOCK_RAW, protocol)
+                if family is IPFamily.IPV6:
+                    ear.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+                self._watch(ear, lambda ear=ear, protocol=protocol: self._hear(ear, protocol, site))  # type: ignore[misc]
+
+    def answer(self, namespace: str, endpoint: str, port: int, protocol: Protocol) -> None:
+        """Let an endpoint take connections and answer them."""
+        family = family_of(endpoint)
+        if (family, protocol) not in self._kinds or (endpoint, port, protocol) in self._answering:
+            return
+        with netns.entered(namespace):
+            server = self._socket(family, SOCKET_KIND[protocol], protocol)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((endpoint, 0 if protocol is Protocol.SCTP else port))
+        if protocol is Protocol.TCP:
+            server.listen(1024)
+            self._watch(server, lambda: _accept(server))
+        elif protocol is Protocol.UDP:
+            self._watch(server, lambda: _echo(server))
+        else:
+            self._watch(server, lambda: _acknowledge(server, family, port))
+        self._answering.add((endpoint, port, protocol))
+
+    def answers(self, endpoint: str, port: int, protocol: Protocol) -> bool:
+        """Whether somebody answers there."""
+        return (endpoint, port, protocol) in self._answering
+
+    def connect(self, call: Call, patience: float) -> Result:
+        """Send one NEW connection and watch what becomes of it, for at most `patience` seconds.
+
+        Raises ProbeError when it cannot be sent.
+        """
+        with ExitStack() as stack:
+            client = self._send(call, stack)
+            deadline = time.monotonic() + patience
+            again = time.monotonic() + _AGAIN
+            excused = False
+            while True:
+                result = self._result(client)
+                now = time.monotonic()
+                left = deadline - now
+                if left <= 0 or self._settled(client, result):
+                    return result
+                if client.refusal and not result.arrivals:
+                    # The refusal may be read before the packet's arrival, though it never happens before it.
+                    self._listen(_SETTLE)
+                    result = self._result(client)
+                    if excused or result.arrivals or not client.excuse():
+                        return result
+                    excused = True
+                    continue
+                if now >= again and not result.arrivals:
+                    client.send_again()
+                    again = now + _AGAIN
+                self._listen(min(left, max(again - now, 0.0)) if not result.arrivals else left)
+
+    def silent(self, calls: Iterable[Call], patience: float) -> bool:
+        """Send several connections at once; whether nothing at all is heard of any within `patience` seconds.
+
+        Raises ProbeError when one cannot be sent.
+        """
+        with ExitStack() as stack:
+            clients = [self._send(call, stack) for call in calls]
+            deadline = time.monotonic() + patience
+            while not self._heard and not any(client.refusal or client.answered for client in clients):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return True
+                self._listen(left)
+            return False
+
+    def _send(self, call: Call, stack: ExitStack) -> Client:
+        """Let a client send, watched until the stack closes. The first of a stack forgets what was heard before."""
+        if not self._calling:
+            self._listen(0)
+            self._heard.clear()
+        with netns.entered(call.namespace):
+            client = Client(call.source, call.destination, call.port, call.protocol)
+        number = client.socket.fileno()
+        self._calling += 1
+        self._on_event[number] = client.look
+        self._epoll.register(number, client.events)
+
+        def hang_up() -> None:
+            self._calling -= 1
+            del self._on_event[number]
+            client.socket.close()
+
+        stack.callback(hang_up)
+        client.send()
+        return client
+
+    def _result(self, client: Client) -> Result:
+        mine = [arrival for arrival, payload in self._heard if client.sent(payload)]
+        return Result(arrivals=mine, refusal=client.refusal, answered=client.answered)
+
+    def _settled(self, client: Client, result: Result) -> bool:
+        """Whether there is nothing more to wait for: it arrived, and the answer came or none can come."""
+        if not result.arrivals:
+            return False
+        last = result.arrivals[-1]
+        to_itself = last.source == last.destination
+        return client.answered or to_itself or not self.answers(last.destination, last.port, client.protocol)
+
+    def _listen(self, timeout: float) -> None:
+        """Handle what is there; wait for the first event, not for more."""
+        for number, _ in self._epoll.poll(timeout):
+            handler = self._on_event.get(number)
+            if handler is not None:
+                handler()
+
+    def _socket(self, family: IPFamily, kind: int, protocol: Protocol) -> socket.socket:
+        made = socket.socket(ADDRESS_FAMILY[family], kind, protocol.number)
+        made.setblocking(False)
+        return self._stack.enter_context(made)
+
+    def _watch(self, watched: socket.socket, handler: Callable[[], None]) -> None:
+        self._epoll.register(watched, select.EPOLLIN)
+        self._on_event[watched.fileno()] = handler
+
+    def _hear(self, ear: socket.socket, protocol: Protocol, site: int) -> None:
+        for data, ancillary, peer in _packets(ear):
+            if ear.family == socket.AF_INET:
+                head = (data[0] & 15) * 4
+                source, destination = socket.inet_ntoa(data[12:16]), socket.inet_ntoa(data[16:20])
+                data = data[head:]
+            else:
+                source = address(peer[0].partition("%")[0])
+                destination = address(socket.inet_ntop(socket.AF_INET6, ancillary[0][2][:16]))
+            payload = first_packet(data, protocol)
+            if payload is not None:
+                port = int.from_bytes(data[2:4], "big")
+                if (site, protocol, port) not in self.passed_by:
+                    self._heard.append((Arrival(site, source, destination, port), payload))
+
+
+def _packets(ear: socket.socket) -> Iterable[tuple[bytes, list[tuple[int, int, bytes]], tuple[str, int]]]:
+    while True:
+        try:
+            data, ancillary, _, peer = ear.recvmsg(4096, 256)
+        except BlockingIOError:
+            return
+        yield data, ancillary, peer
+
+
+def _accept(server: socket.socket) -> None:
+    while True:
+        try:
+            taken, _ = server.accept()
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            continue
+        # The client closes; whoever sends the first FIN is of no matter here.
+        taken.close()
+
+
+def _echo(server: socket.socket) -> None:
+    while True:
+        try:
+            data, peer = server.recvfrom(4096)
+            server.sendto(data[::-1], peer)
+        except BlockingIOError:
+            return
+        except OSError:
+            # An ICMP error about an earlier answer: its client is gone.
+            continue
+
+
+def _acknowledge(server: socket.socket, family: IPFamily, port: int) -> None:
+    for data, _, peer in _packets(server):
+        segment = data[(data[0] & 15) * 4 :] if family is IPFamily.IPV4 else data
+        tag = first_packet(segment, Protocol.SCTP)
+        if tag is None or int.from_bytes(segment[2:4], "big") != port:
+            continue
+        number = int.from_bytes(tag, "big")
+        reply = sctp_packet(port, int.from_bytes(segment[:2], "big"), number, 2, number)
+        server.sendto(reply, (peer[0], 0))
+
+
+class Tap:
+    """Sees what reaches the node's interfaces before any rule, to be sure that silence is the rules' doing."""
+
+    def __init__(self, namespace: str) -> None:
+        with netns.entered(namespace):
+            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0003))
+        self._socket.setblocking(False)
+
+    def __enter__(self) -> Tap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def take(self) -> set[tuple[str, str, str]]:
+        """Source, destination and interface of all packets that have come in since the last call."""
+        seen = set()
+        for data, name in self._frames():
+            start, size, kind = (12, 4, socket.AF_INET) if data[0] >> 4 == 4 else (8, 16, socket.AF_INET6)
+            source, destination = data[start : start + size], data[start + size : start + 2 * size]
+            if len(destination) == size:
+                seen.add((address(socket.inet_ntop(kind, source)), address(socket.inet_ntop(kind, destination)), name))
+        return seen
+
+    def _frames(self) -> Iterable[tuple[bytes, str]]:
+        while True:
+            try:
+                data, where = self._socket.recvfrom(128)
+            except BlockingIOError:
+                return
+            if where[2] != socket.PACKET_OUTGOING:
+                yield data, where[0]

@@ -1,0 +1,312 @@
+"""Nodes with announcers on one Ethernet segment, and a client: all in network namespaces, with real links between.
+
+Each node has the announced addresses on its loopback link, where its kernel does not answer for them, and a server on
+UDP port 7 that says which node it is; so who answers a client is who answered ARP or Neighbour Discovery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from narthex.linux import namespaces as netns
+from narthex.linux.links import batch, set_sysctls
+from narthex.linux.run import run
+from narthex.testing.load import until
+
+VIP, VIP_SIX = "192.0.2.200", "2001:db8::200"
+CLIENT = "client"
+KEY = "a key of the tests, for nobody else"
+LINK = "lan0"
+_PORT = 7
+_ECHO_SECONDS = 5.0
+
+
+class Segment:
+    """Call it with a directory for its files, and use it as a context manager."""
+
+    def __init__(self, directory: Path, prefix: str, nodes: Sequence[str] = ("a", "b", "c")) -> None:
+        """`prefix` of the namespaces' names."""
+        self.directory = directory
+        self.manifests = directory / "manifests"
+        self.prefix = f"{prefix}{os.getpid()}"
+        self.nodes = {name: number for number, name in enumerate(nodes, 1)}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._servers: list[socket.socket] = []
+
+    def ns(self, name: str) -> str:
+        """The namespace of a node, of the client, or of the switch (`link`)."""
+        return f"{self.prefix}-{name}"
+
+    def __enter__(self) -> Segment:
+        self.manifests.mkdir()
+        (self.directory / "key").write_text(KEY + "\n")
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        for sock in self._servers:
+            sock.close()
+        for name in ("link", CLIENT, *self.nodes):
+            if netns.exists(self.ns(name)):
+                netns.delete(self.ns(name))
+
+    def _build(self) -> None:
+        netns.create(self.ns("link"))
+        batch(self.ns("link"), ["link add br0 type bridge mcast_snooping 0", "link set br0 up"])
+        for name, number in {**self.nodes, CLIENT: 99}.items():
+            inside = self.ns(name)
+            netns.create(inside)
+            batch(
+                self.ns("link"),
+                [f"link add to-{name} type veth peer name {LINK} netns {inside}", f"link set to-{name} master br0 up"],
+            )
+            own = [f"addr add 192.0.2.{number}/24 dev {LINK}", f"addr add 2001:db8::{number:x}/64 dev {LINK} nodad"]
+            # A link's own address would be settled after two seconds only.
+            kept = {f"net/ipv6/conf/{LINK}/accept_dad": "0", f"net/ipv6/conf/{LINK}/keep_addr_on_down": "1"}
+            set_sysctls(inside, kept)
+            batch(inside, [*own, f"link set {LINK} up"])
+            if name != CLIENT:
+                set_sysctls(inside, {"net/ipv4/conf/all/arp_ignore": "1", "net/ipv4/conf/all/arp_announce": "2"})
+                batch(inside, [f"addr add {VIP}/32 dev lo", f"addr add {VIP_SIX}/128 dev lo nodad"])
+                self._serve(name)
+        for name in self.nodes:
+            self.put(node(name, f"192.0.2.{self.nodes[name]}"))
+        self.put(pool("lan", "192.0.2.192/28", "2001:db8::200/124"))
+        self.put(service("web", VIP, VIP_SIX), endpoints("web", *self.nodes))
+
+    def put(self, *objects: Mapping[str, Any]) -> None:
+        """Write objects, each into a file of its own."""
+        for each in objects:
+            path = self.manifests / f"{each['kind']}-{each['metadata']['name']}.json".lower()
+            fresh = path.with_suffix(".fresh")
+            fresh.write_text(json.dumps(each))
+            fresh.rename(path)
+
+    def start(self, *names: str, origin: Sequence[str] = ()) -> None:
+        """Start announcers. `origin`: options that name another origin than the directory of manifests."""
+        for name in names or self.nodes:
+            argv = [sys.executable, "-m", "narthex", "node", "--no-proxy", "--announcer", "--hostname-override", name]
+            argv += ["--announcer-key-file", str(self.directory / "key")]
+            argv += origin or ("--manifests", str(self.manifests))
+            with netns.entered(self.ns(name)), (self.directory / f"log-{name}").open("ab") as log:
+                self.processes[name] = subprocess.Popen(argv, stdout=log, stderr=log)
+
+    def ready(self, *names: str) -> None:
+        """Wait until these announcers know each other and have begun to decide."""
+        names = names or tuple(self.processes)
+
+        def done(name: str) -> bool:
+            state = self.state(name)
+            alive = {each["node"] for each in state.get("peers", ()) if each["state"] == "alive"}
+            return alive >= {*names} - {name} and not state.get("listening", True) and bool(state["addresses"])
+
+        for name in names:
+            until(lambda name=name: done(name), f"announcer on {name}", also=self.logs)  # type: ignore[misc]
+
+    def steady(self, *names: str) -> None:
+        """Wait until none of them stands back any more, and one has all addresses."""
+        self.ready(*names)
+        for name in names or tuple(self.processes):
+            until(lambda name=name: not self.state(name)["standingBack"], f"{name} to be steady", also=self.logs)  # type: ignore[misc]
+        until(lambda: len(self.holders()) == 1, "one holder", also=self.logs)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def end(self, name: str) -> int:
+        """SIGTERM; returns the exit status."""
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGTERM)
+        return process.wait(30)
+
+    def cut(self, name: str, *, up: bool = False) -> None:
+        """Take a node off the switch, or put it back."""
+        batch(self.ns("link"), [f"link set to-{name} {'up' if up else 'down'}"])
+
+    def state(self, name: str) -> dict[str, Any]:
+        """What an announcer's status port says; empty when it does not answer."""
+        try:
+            found = json.loads(self._http(name, "/announcer"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) and "addresses" in found else {}
+
+    def metrics(self, name: str) -> str:
+        """What its metrics port says."""
+        return self._http(name, "/metrics")
+
+    def _http(self, name: str, path: str) -> str:
+        with netns.entered(self.ns(name)):
+            sock = socket.create_connection(("127.0.0.1", 10249), 5)
+        with sock:
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            got = b""
+            while data := sock.recv(65536):
+                got += data
+        return got.partition(b"\r\n\r\n")[2].decode()
+
+    def address(self, name: str, address: str = VIP) -> dict[str, Any]:
+        """What an announcer says of an address."""
+        found = (each for each in self.state(name).get("addresses", ()) if each["address"] == address)
+        return next(found, {})
+
+    def holders(self, address: str = VIP) -> list[str]:
+        """Nodes whose announcers say that they answer."""
+        return [name for name in self.processes if self.address(name, address).get("answers")]
+
+    def logs(self) -> str:
+        """All logs."""
+        found = sorted(self.directory.glob("log-*"))
+        return "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in found)
+
+    def ask(self, address: str = VIP, *, fresh: bool = True, seconds: float = _ECHO_SECONDS) -> str:
+        """Ask an address from the client which node it is at; empty when there is no answer in time. `fresh`: the client's
+        kernel first has to find out who has it. A datagram may be lost where many tests share one kernel's neighbour
+        tables, so it is sent again each second."""
+        if fresh:
+            self.forget(address)
+        deadline = time.monotonic() + seconds
+        with self.client(address) as sock:
+            while (rest := deadline - time.monotonic()) > 0:
+                sock.settimeout(min(rest, 1.0))
+                try:
+                    sock.send(b"?")
+                    return sock.recv(100).decode()
+                except TimeoutError:
+                    continue
+                except OSError:
+                    # The kernel has given up looking; it looks again.
+                    time.sleep(min(rest, 0.01))
+        return ""
+
+    def forget(self, address: str = VIP) -> None:
+        """Let the client's kernel forget who has an address."""
+        words = ["ip", "neigh", "flush", "to", address, "dev", LINK]
+        run(words, namespace=self.ns(CLIENT))
+
+    @contextlib.contextmanager
+    def client(self, address: str = VIP) -> Iterator[socket.socket]:
+        """A socket of the client, connected to an address."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with netns.entered(self.ns(CLIENT)):
+            sock = socket.socket(family, socket.SOCK_DGRAM)
+        with sock:
+            sock.connect((address, _PORT))
+            yield sock
+
+    def _serve(self, name: str) -> None:
+        for family, address in ((socket.AF_INET, VIP), (socket.AF_INET6, VIP_SIX)):
+            with netns.entered(self.ns(name)):
+                sock = socket.socket(family, socket.SOCK_DGRAM)
+            self._servers.append(sock)
+            sock.bind((address, _PORT))
+            threading.Thread(target=_echo, args=(sock, name.encode()), daemon=True).start()
+
+
+class Stream:
+    """Requests of the client one after the other, in a thread, and what became of each."""
+
+    def __init__(
+        self, segment: Segment, address: str = VIP, *, pause: float = 0.01, fresh: bool = False, wait: float = 0.0
+    ) -> None:
+        """`fresh`: before each the client's kernel forgets who has the address. `wait`: so long for each answer, in
+        seconds; 0: long enough for a question on the link, or for an answer without one."""
+        self._segment = segment
+        self._address = address
+        self._pause = pause
+        self._fresh = fresh
+        self._wait = wait or (_ECHO_SECONDS if fresh else 0.02)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.seen: list[tuple[float, str, float]] = []
+        """When each was sent, on the monotonic clock, which node answered (empty when none did), and when."""
+
+    def __enter__(self) -> Stream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            sent = time.monotonic()
+            name = self._segment.ask(self._address, fresh=self._fresh, seconds=self._wait)
+            self.seen.append((sent, name, time.monotonic()))
+            self._stop.wait(self._pause)
+
+    def first_answer_after(self, moment: float, by: Sequence[str]) -> float | None:
+        """Seconds from a moment to the first answer of one of these nodes to a request that was sent after it."""
+        return next((came - moment for sent, name, came in self.seen if sent >= moment and name in by), None)
+
+
+def _echo(sock: socket.socket, name: bytes) -> None:
+    while True:
+        try:
+            _, sender = sock.recvfrom(100)
+            sock.sendto(name, sender)
+        except OSError:
+            if sock.fileno() < 0:
+                return
+
+
+def node(name: str, address: str, **fields: Any) -> dict[str, Any]:
+    """A Node."""
+    status = {"addresses": [{"type": "InternalIP", "address": address}]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **fields}, "spec": {}, "status": status}
+
+
+def pool(name: str, *addresses: str) -> dict[str, Any]:
+    """An IPAddressPool."""
+    meta = {"name": name, "namespace": "metallb-system"}
+    spec = {"addresses": list(addresses)}
+    return {"apiVersion": "metallb.io/v1beta1", "kind": "IPAddressPool", "metadata": meta, "spec": spec}
+
+
+def service(name: str, *addresses: str, **spec: Any) -> dict[str, Any]:
+    """A Service that has been given these addresses."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"],
+                 "ports": [{"port": _PORT, "protocol": "UDP"}], **spec},
+        "status": {"loadBalancer": {"ingress": [{"ip": each, "ipMode": "VIP"} for each in addresses]}},
+    }  # fmt: skip
+
+
+def endpoints(name: str, *nodes: str) -> dict[str, Any]:
+    """An EndpointSlice with one endpoint on each of these nodes."""
+    ends = [
+        {"addresses": [f"10.244.{place}.2"], "conditions": {"ready": True}, "nodeName": each}
+        for place, each in enumerate(nodes)
+    ]
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": f"{name}-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "endpoints": ends,
+        "ports": [{"port": _PORT, "protocol": "UDP"}],
+    }

@@ -1,0 +1,313 @@
+"""The third witness: what this machine's kernel does to real packets, with a mode's rules in place.
+
+One fresh world of namespaces per scenario and mode. A flow is drawn again and again, until every target that it may have
+was met and enough further draws met nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from narthex.linux import namespaces as netns
+from narthex.linux import sysctls
+from narthex.linux.privileges import kernel_release
+from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
+from narthex.model.objects import EndpointSlice, Service
+from narthex.model.packet import Disposition
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.kernel.targets import target_for
+from narthex.proxy.plan.kernel_settings import for_mode
+from narthex.proxy.plan.planner import plan_once
+from narthex.testing.declared import as_declared
+from narthex.testing.findings import DROP, NONE, End, Ends, Finding, Said, say, targets_of
+from narthex.testing.kernel.client import ProbeError
+from narthex.testing.kernel.probe import Call, Ears, Result, Tap
+from narthex.testing.kernel.world import NODE, World, gateways, lay_out
+from narthex.testing.pace import Paced, pace
+from narthex.testing.scenario import Connection, Flow, Scenario, Step
+from narthex.testing.setting import arrival, families_of, from_host, node_config, snapshot
+
+SILENCE = 0.3
+"""Seconds without any sign that make an expected drop one."""
+PATIENCE = 10.0
+"""Seconds to wait where something else than silence is expected: longer than a retransmission takes (SCTP: 3), also on a
+machine that has much else to do."""
+DRAWS_PER_TARGET = 40
+"""Bound of tries: the chance to miss one of n equal targets in 40 n draws is e^-40."""
+FURTHER_DRAWS = 8
+"""Draws per target at least, so that a target too many shows: it stays hidden with a chance of about e^-8."""
+
+
+class Trouble(RuntimeError):
+    """An observation that no expectation has a word for."""
+
+
+class Rules:
+    """A mode's rules in one namespace, for the families in use."""
+
+    def __init__(self, scenario: Scenario, mode: str, families: tuple[IPFamily, ...], namespace: str) -> None:
+        backend = BACKENDS[mode]
+        objects, config = snapshot(scenario), node_config(scenario, mode)
+        self._loads: dict[IPFamily, tuple[Any, Any]] = {}
+        self.relayed: frozenset[tuple[Protocol, int]] = frozenset()
+        """Where a relay of the mode listens on the node."""
+        with netns.entered(namespace):
+            refused = [each for each in sysctls.apply(for_mode(mode, kernel_release())) if each.error]
+        if refused:
+            raise Trouble(f"{refused[0].setting.path}: {refused[0].error}")
+        for family in families:
+            rules: Any = backend.render(plan_once(objects, config, family))
+            self._loads[family] = target_for(mode, family, namespace), backend.diff(None, rules)
+            self.relayed |= frozenset(getattr(rules, "listeners", ()))
+
+    def load(self) -> None:
+        """Put them into the kernel."""
+        for target, changes in self._loads.values():
+            target.apply(changes)
+
+    def forget(self, family: IPFamily) -> None:
+        """Put those of a family in anew, so that no client of it is remembered."""
+        target, changes = self._loads[family]
+        target.clean()
+        target.apply(changes)
+
+    def remove(self) -> None:
+        """Take them out."""
+        for target, _ in self._loads.values():
+            target.clean()
+
+    def close(self) -> None:
+        """End what lives on this side of them: a relay. The rules themselves go with their namespace."""
+        for target, _ in self._loads.values():
+            if hasattr(target, "close"):
+                target.close()
+
+
+def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Finding]:
+    """What the kernel does to the flows and to all steps."""
+    flows = as_declared(flows, BACKENDS[mode].deviations)
+    connections: tuple[Connection, ...] = (*flows, *scenario.steps_in(mode))
+    if not connections:
+        return []
+    with ExitStack() as stack:
+        world = stack.enter_context(World(lay_out(scenario, connections)))
+        families = families_of(connections)
+        ears = stack.enter_context(Ears(families, sorted({c.protocol for c in connections}, key=lambda p: p.number)))
+        listen(scenario, world, ears)
+        tap = stack.enter_context(Tap(world.node))
+        stand = Stand(scenario, mode, world, ears, tap)
+        findings = []
+        if flows:
+            rules = Rules(scenario, mode, families, world.node)
+            stack.callback(rules.close)
+            rules.load()
+            ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
+            forget = rules.forget if _remembers(scenario) else None
+            silent = stand.silent_together(flows)
+            findings += [silent.get(flow) or stand.judge_flow(flow, forget) for flow in flows]
+            if scenario.steps_in(mode):
+                rules.remove()
+        if scenario.steps_in(mode):
+            paced = pace(scenario, scenario.steps_in(mode))
+            rules = Rules(paced.scenario, mode, families, world.node)
+            stack.callback(rules.close)
+            rules.load()
+            ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
+            findings += stand.judge_steps(paced)
+        return findings
+
+
+def listen(scenario: Scenario, world: World, ears: Ears) -> None:
+    """Ears everywhere; answers at every endpoint."""
+    ears.open(NODE, world.node)
+    for number, namespace in enumerate(world.sites):
+        ears.open(number, namespace)
+    for obj in scenario.objects:
+        if not isinstance(obj, EndpointSlice) or obj.family is None:
+            continue
+        for endpoint in obj.endpoints:
+            where = NODE if endpoint.address in scenario.node_ips else world.layout.homes.get(endpoint.address)
+            for port in obj.ports:
+                if where is not None and port.port:
+                    ears.answer(world.namespace(where), endpoint.address, port.port, port.protocol)
+
+
+def _remembers(scenario: Scenario) -> bool:
+    return any(obj.affinity_seconds is not None for obj in scenario.objects if isinstance(obj, Service))
+
+
+class Stand:
+    """Draws connections in one world and says what they came to."""
+
+    def __init__(self, scenario: Scenario, mode: str, world: World, ears: Ears, tap: Tap) -> None:
+        self._scenario, self._mode = scenario, mode
+        self.world, self._ears, self._tap = world, ears, tap
+        self._masquerades = gateways(world.layout) | set(scenario.node_ips)
+
+    def judge_flow(self, flow: Flow, forget: Callable[[IPFamily], None] | None) -> Finding:
+        """Draw a flow until it is known what it can come to."""
+        seen: set[End] = set()
+        error = ""
+        try:
+            with self._sending(flow):
+                self._draw_all(flow, forget, seen)
+        except (Trouble, ProbeError) as trouble:
+            error = str(trouble)
+        said: Said = {"error": error} if error else say(frozenset(seen))
+        return self._finding(flow.label, say(flow.expect), said, not error and frozenset(seen) == flow.expect)
+
+    def silent_together(self, flows: tuple[Flow, ...]) -> dict[Flow, Finding]:
+        """Judge all expected drops in one wait. Empty when anything is heard of any of them: then each has to
+        be judged alone."""
+        drops = [flow for flow in flows if flow.expect == DROP and self._needs_nothing(flow)]
+        self._tap.take()
+        try:
+            if not drops or not self._ears.silent([self._call(flow) for flow in drops], SILENCE):
+                return {}
+        except ProbeError:
+            return {}
+        reached = self._tap.take()
+        if any(self._passage(flow) not in reached for flow in drops if arrival(self._scenario, flow)):
+            return {}
+        return {flow: self._finding(flow.label, say(DROP), say(DROP), True) for flow in drops}
+
+    def _needs_nothing(self, flow: Flow) -> bool:
+        """Whether the world can send this flow as it stands."""
+        interface = arrival(self._scenario, flow)
+        if not interface:
+            return flow.source in self._scenario.node_ips
+        return self.world.layout.senders[flow.source, interface] == self.world.layout.homes[flow.source]
+
+    def _passage(self, connection: Connection) -> tuple[str, str, str]:
+        """What the tap sees of a connection that comes in."""
+        return connection.source, connection.destination, arrival(self._scenario, connection)
+
+    def _draw_all(self, flow: Flow, forget: Callable[[IPFamily], None] | None, seen: set[End]) -> None:
+        """Add the ends of enough draws to `seen`; stop early at the first that is not expected."""
+        targets = len(flow.expect)
+        single = not targets_of(flow.expect)
+        least = 1 if flow.expect == DROP else 3 if single or targets == 1 or forget else FURTHER_DRAWS * targets
+        for count in range(1, DRAWS_PER_TARGET * targets + 1):
+            if forget and count > 1:
+                forget(family_of(flow.destination))
+            seen.add(self._draw(flow, flow.expect))
+            if not seen <= flow.expect or (seen == flow.expect and count >= least):
+                return
+
+    def judge_steps(self, paced: Paced) -> list[Finding]:
+        """Make the connections of the steps at their times."""
+        start = time.monotonic()
+        picks: dict[int, tuple[str, int]] = {}
+        findings = []
+        for step, at in zip(paced.steps, paced.times, strict=True):
+            time.sleep(max(0.0, start + at - time.monotonic()))
+            said: Said
+            try:
+                with self._sending(step):
+                    said, ok = self._judge_step(step, picks)
+            except (Trouble, ProbeError) as trouble:
+                said, ok = {"error": str(trouble)}, False
+            findings.append(self._finding(f"step {step.number}", step.pick, said, ok))
+        return findings
+
+    def _judge_step(self, step: Step, picks: dict[int, tuple[str, int]]) -> tuple[Said, bool]:
+        """One step. A demand to be the same is drawn several times at that moment: once could be luck."""
+        before = picks.get(step.refers_to) if step.refers_to is not None else None
+        got: dict[str, None] = {}
+        for _ in range(4 if step.pick.startswith("same") else 1):
+            end = self._draw(step, frozenset())
+            picked = end[1]
+            if picked is None:
+                return say(frozenset({end})), False
+            got[join_port(*picked)] = None
+            picks[step.number] = picked
+            if not step.allows(picked, before):
+                return {"dnat": list(got), "before": join_port(*before) if before else "nothing"}, False
+        return {"dnat": list(got)}, True
+
+    def _sending(self, connection: Connection) -> ExitStack:
+        """Make the source able to send, for the time of the block."""
+        stack = ExitStack()
+        source = connection.source
+        if from_host(self._scenario, connection):
+            loopback = contains(family_of(source).loopback, source)
+            if source not in self._scenario.node_ips and not loopback:
+                self.world.lend(source)
+                stack.callback(self.world.take_back, source)
+        else:
+            self.world.turn_home(address for address, _ in self.world.layout.senders)
+            self.world.turn_to(source, arrival(self._scenario, connection))
+        return stack
+
+    def _call(self, connection: Connection) -> Call:
+        interface = arrival(self._scenario, connection)
+        sender = self.world.layout.senders[connection.source, interface] if interface else NODE
+        return Call(
+            self.world.namespace(sender),
+            connection.source,
+            connection.destination,
+            connection.port,
+            connection.protocol,
+        )
+
+    def _draw(self, connection: Connection, expected: Ends) -> End:
+        """Send one connection. Raises Trouble for what no expectation has a word for."""
+        interface = arrival(self._scenario, connection)
+        loopback = contains(family_of(connection.destination).loopback, connection.destination)
+        nowhere = bool(interface) and loopback and expected == NONE
+        if expected == DROP:
+            self._tap.take()
+        result = self._ears.connect(self._call(connection), SILENCE if nowhere or expected == DROP else PATIENCE)
+        if result.arrivals:
+            return self._arrived(connection, result, expected)
+        if result.refusal in ("port unreachable", "refused"):
+            return Disposition.REJECTED, None, False
+        if result.refusal:
+            raise Trouble(f"refused, but by {result.refusal}")
+        if nowhere:
+            # Routing has no place for loopback addresses from outside: left alone, such a packet ends in silence.
+            return Disposition.NOT_OURS, None, False
+        if interface and expected == DROP and self._passage(connection) not in self._tap.take():
+            raise Trouble(f"the packet never reached the node's interface {interface}")
+        return Disposition.DROPPED, None, False
+
+    def _arrived(self, connection: Connection, result: Result, expected: Ends) -> End:
+        places = {(each.destination, each.port) for each in result.arrivals}
+        if len(places) != 1:
+            raise Trouble(f"arrived at {len(places)} places: {', '.join(sorted(join_port(*p) for p in places))}")
+        arrival_ = result.arrivals[0]
+        place = (arrival_.destination, arrival_.port)
+        rewritten = arrival_.source != connection.source
+        if rewritten and arrival_.source not in self._masquerades:
+            raise Trouble(f"{join_port(*place)} saw the source {arrival_.source}, which is not the node's")
+        if place == (connection.destination, connection.port) and place not in targets_of(expected):
+            return Disposition.NOT_OURS, None, rewritten
+        if arrival_.site == NODE and place in targets_of(expected):
+            # Delivered on the node itself: a packet from outside never meets postrouting, and one of the node's own
+            # keeps a source that is the node's either way. Whether it was marked cannot be seen.
+            rewritten = (Disposition.DELIVERED, place, True) in expected
+        # Who talks to itself is not waited for: see Ears.
+        to_itself = arrival_.source == arrival_.destination
+        if not result.answered and not to_itself and self._must_answer(connection, place, rewritten):
+            raise Trouble(f"{join_port(*place)} got it, but no answer came back")
+        return Disposition.DELIVERED, place, rewritten
+
+    def _must_answer(self, connection: Connection, place: tuple[str, int], rewritten: bool) -> bool:
+        """Whether an answer can find its way: not when a remote pod met itself with its source kept."""
+        if place[0] == connection.source and not rewritten:
+            return False
+        return self._ears.answers(*place, connection.protocol)
+
+    def _finding(self, label: str, expect: Said, got: Said, ok: bool) -> Finding:
+        return Finding(
+            scenario=self._scenario.name,
+            label=label,
+            mode=self._mode,
+            against="kernel",
+            expect=expect,
+            got=got,
+            ok=ok,
+        )

@@ -1,0 +1,1 @@
+"""The path of a packet from node to node. Pure."""

@@ -1,0 +1,172 @@
+"""The kernel's own account of a packet laid beside the prediction: they agree, or here is where they part.
+
+Compared is what moves a packet: jumps, verdicts and policies that drop, chain by chain. What a rule only sets aside (marks,
+counters, sets) and a policy that lets pass are shown, not compared, and neither is the wording of a rule: the kernel's tools
+print one rule in several ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from narthex.netfilter.dump.kernel_trace import KernelStep, KernelTrace, Told
+from narthex.proxy.plan.show import visible
+from narthex.trace.journey import Journey, Leaf, Stage, Step
+
+_AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
+_AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that the kernel told, and the predicted step that it is; one of the two may be missing."""
+
+    kernel: str = ""
+    predicted: str = ""
+    same: bool = True
+
+
+class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the kernel went the predicted way."""
+
+    agrees: bool
+    pairs: tuple[Pair, ...]
+    """Of the predicted way that the kernel followed longest."""
+    parting: str = ""
+    """Where they part, in words; empty when they agree."""
+    notes: tuple[str, ...] = ()
+
+
+class _Move(msgspec.Struct, frozen=True):
+    """What a step does to the packet's place among the chains."""
+
+    table: str
+    chain: str
+    what: str
+    text: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.table, self.chain, self.what
+
+
+def align(journey: Journey, trace: KernelTrace | None, node: str = "") -> Alignment:
+    """Lay one node's part of a journey beside what its kernel told. `node`: whose part; empty takes all. What the rules
+    of iptables-legacy do is left out of the comparison, for nft's tracing does not tell of it."""
+    leaves = journey.leaves()
+    legacy = any(_is_legacy(step) for leaf in leaves for step in leaf.steps)
+    notes = ("the kernel's tracing does not tell of iptables-legacy: those rules are left out",) if legacy else ()
+    if trace is None:
+        expected = any(True for leaf in leaves for _ in _predicted(leaf, node))
+        parting = "the kernel's hooks never saw the packet, though the prediction has it there" if expected else ""
+        return Alignment(agrees=not expected, pairs=(), parting=parting, notes=notes)
+    kernel = list(_told(trace))
+    best: tuple[bool, int, list[_Move]] = (False, -1, [])
+    for leaf in leaves:
+        predicted = list(_predicted(leaf, node))
+        shared = _shared(kernel, predicted)
+        whole = shared == len(kernel) == len(predicted)
+        if (whole, shared) > best[:2]:
+            best = whole, shared, predicted
+    agrees, shared, predicted = best
+    parting = "" if agrees else _parting(kernel, predicted, shared)
+    return Alignment(agrees=agrees, pairs=tuple(_pairs(trace, predicted, shared)), parting=parting, notes=notes)
+
+
+def _is_legacy(step: Step) -> bool:
+    return "iptables-legacy" in step.place or "ip6tables-legacy" in step.place
+
+
+def _told(trace: KernelTrace) -> Iterator[_Move]:
+    for step in trace.steps:
+        what = _kernel_move(step)
+        if what:
+            yield _Move(step.table, step.chain, what, _kernel_text(step))
+
+
+def _kernel_move(step: KernelStep) -> str:
+    if step.verdict == "continue" or (step.told is not Told.RULE and step.verdict != "drop"):
+        return ""
+    return step.verdict
+
+
+def _kernel_text(step: KernelStep) -> str:
+    what = step.verdict or step.told.value
+    said = f"policy {what}" if step.told is Told.POLICY else what
+    return f"{step.family} {step.table} {step.chain}: {step.rule + ': ' if step.rule else ''}{said}"
+
+
+def _predicted(leaf: Leaf, node: str) -> Iterator[_Move]:
+    sent = False
+    for step in leaf.steps:
+        if not step.chain or step.namespace or (node and step.node != node) or _is_legacy(step):
+            continue
+        if step.stage in (Stage.OUTPUT, Stage.POSTROUTING):
+            sent = True
+        elif sent:
+            # Over loopback the packet comes in once more, and the kernel has forgotten that it was to be traced.
+            return
+        what = _predicted_move(step.verdict)
+        if what:
+            yield _Move(step.table, step.chain, what, _predicted_text(step))
+
+
+def _predicted_move(verdict: str) -> str:
+    """In the kernel's words. An element of a map, or one of several draws, has its verdict at its end."""
+    inside = _AT_THE_END.search(verdict)
+    if inside is not None:
+        return inside[1]
+    word = verdict.removeprefix("policy ").partition(" ")[0]
+    if word in _AFTER_REWRITING:
+        return "accept"
+    if word == "reject":
+        return "drop"
+    if verdict == "policy accept":
+        return ""
+    return verdict.removeprefix("policy ") if word in ("accept", "drop", "jump", "goto", "return") else ""
+
+
+def _predicted_text(step: Step) -> str:
+    return f"{step.table} {step.chain}: {step.rule or step.what}"
+
+
+def _shared(kernel: Sequence[_Move], predicted: Sequence[_Move]) -> int:
+    count = 0
+    for one, other in zip(kernel, predicted, strict=False):
+        if one.key != other.key:
+            break
+        count += 1
+    return count
+
+
+def _parting(kernel: Sequence[_Move], predicted: Sequence[_Move], shared: int) -> str:
+    said = f"the kernel: {kernel[shared].text}" if shared < len(kernel) else "the kernel tells of nothing more"
+    meant = f"predicted: {predicted[shared].text}" if shared < len(predicted) else "nothing more was predicted"
+    after = f"after {kernel[shared - 1].text}: " if shared else "at once: "
+    return f"{after}{said}; {meant}"
+
+
+def _pairs(trace: KernelTrace, predicted: Sequence[_Move], shared: int) -> Iterator[Pair]:
+    moves = 0
+    for step in trace.steps:
+        if not _kernel_move(step):
+            yield Pair(kernel=_kernel_text(step))
+            continue
+        meant = predicted[moves].text if moves < len(predicted) else ""
+        yield Pair(kernel=_kernel_text(step), predicted=meant, same=moves < shared)
+        moves += 1
+    yield from (Pair(predicted=each.text, same=False) for each in predicted[moves:])
+
+
+def text(alignment: Alignment) -> str:
+    """For people, ending with a newline."""
+    lines = [
+        f"   {'' if pair.same else '! '}{pair.kernel or f'predicted: {pair.predicted}'}" for pair in alignment.pairs
+    ]
+    lines += [f"   note: {note}" for note in alignment.notes]
+    lines.append(
+        "prediction and kernel agree" if alignment.agrees else f"prediction and kernel PART {alignment.parting}"
+    )
+    return "".join(f"{visible(line)}\n" for line in lines)

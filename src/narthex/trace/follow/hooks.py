@@ -1,0 +1,216 @@
+"""One packet in the hooks of one node, in a journey's terms: each way through a hook as steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import msgspec
+
+from narthex.model.net import Protocol, family_of
+from narthex.model.packet import Disposition, Host, Packet
+from narthex.model.packet import NearMiss as Missed
+from narthex.model.packet import Step as Met
+from narthex.netfilter.ast.nodes import Ruleset
+from narthex.netfilter.ipvs.servers import Beside
+from narthex.netfilter.walk.index import EVERY, Span
+from narthex.netfilter.walk.walk import Branch, HookWalk, Place
+from narthex.netfilter.walk.walk import End as Ended
+from narthex.trace.follow.views import NodeView
+from narthex.trace.journey import End, Fate, Header, NearMiss, Stage, Step
+
+Story = tuple[Step, ...]
+
+_FATES = {
+    Disposition.DROPPED: Fate.DROPPED,
+    Disposition.REJECTED: Fate.REJECTED,
+    Disposition.UNSUPPORTED: Fate.UNKNOWN,
+}
+_REASONS = {
+    Disposition.DROPPED: "a rule throws it away in silence",
+    Disposition.REJECTED: "a rule refuses it, and tells the sender",
+}
+
+
+Near = dict[tuple[str, str], list[NearMiss]]
+
+_MOST_NEAR = 10
+
+
+class Traveller:
+    """One way that the packet may go, up to now: where it stands, and the story of it."""
+
+    __slots__ = ("branch", "story")
+
+    def __init__(self, branch: Branch, story: Story) -> None:
+        self.branch = branch
+        self.story = story
+
+    def told(self, *steps: Step) -> Traveller:
+        """The same, with more of a story."""
+        return Traveller(self.branch, (*self.story, *steps))
+
+    def part(self, share: Fraction) -> Traveller:
+        """Split off a part of the probability; what is left stays here."""
+        return Traveller(self.branch.take(share), self.story)
+
+
+class Hooks:
+    """The rules of one node for one packet."""
+
+    def __init__(
+        self, view: NodeView, header: Header, own: tuple[str, ...], name_of: Callable[[str], str], state: str
+    ) -> None:
+        self._view = view
+        self._header = header
+        held = view.rules.get(family_of(header.destination)) if view.rules is not None else None
+        self._held = held
+        self.known = held is not None
+        self.unread = held.unread if held is not None else ()
+        self._seen: set[tuple[str, str, str, int]] = set()
+        self._walk = HookWalk(
+            held.ruleset if held is not None else Ruleset(),
+            Packet(
+                source=header.source,
+                destination=header.destination,
+                port=header.port,
+                protocol=Protocol(header.protocol.upper()),
+                source_port=header.source_port or 0,
+                iif=header.iif,
+                from_host=not header.iif,
+            ),
+            Host(addresses=own),
+            name_of=name_of,
+            beside=held.beside if held is not None else Beside(),
+            state=state,
+        )
+
+    def start(self, story: Story) -> Traveller:
+        """The packet before all rules."""
+        branch = self._walk.start()
+        branch.mark = self._header.mark
+        return Traveller(branch, story)
+
+    def local(self, address: str) -> bool:
+        """Whether rules take the address for one of the node's own."""
+        return self._walk.local(address)
+
+    def header(self, traveller: Traveller, iif: str = "", oif: str = "") -> Header:
+        """The packet as it is now."""
+        branch = traveller.branch
+        return msgspec.structs.replace(
+            self._header,
+            source=branch.saddr or ("" if branch.masquerade else self._header.source),
+            destination=branch.daddr,
+            port=branch.dport,
+            mark=branch.mark,
+            masqueraded=branch.masquerade or self._header.masqueraded,
+            iif=iif,
+            oif=oif,
+        )
+
+    def hook(
+        self, place: Place, travellers: list[Traveller], *, nat: bool = True, span: Span = EVERY
+    ) -> tuple[list[Traveller], list[tuple[Traveller, End]]]:
+        """All base chains of a hook. Who is let through, and how the others end."""
+        passed: list[Traveller] = []
+        ended: list[tuple[Traveller, End]] = []
+        for traveller in travellers:
+            before = self._begin(traveller, place)
+            on, off = self._walk.hook(place, [traveller.branch], nat=nat, span=span)
+            near = self._near()
+            passed += [self._told(traveller, branch, before, place, near) for branch in on if not branch.doubt]
+            ended += [self._end(traveller, branch, end, before, place, near) for branch, end in off if not branch.doubt]
+        return passed, ended
+
+    def balance(
+        self, place: Place, travellers: list[Traveller]
+    ) -> tuple[list[Traveller], list[Traveller], list[tuple[Traveller, End]]]:
+        """What IPVS does: who goes on here, who is sent to another machine, and whose way ends."""
+        stay: list[Traveller] = []
+        away: list[Traveller] = []
+        ended: list[tuple[Traveller, End]] = []
+        for traveller in travellers:
+            before = self._begin(traveller, place)
+            here, there, off = self._walk.balance(place.hook, [traveller.branch])
+            stay += [self._told(traveller, branch, before, place) for branch in here if not branch.doubt]
+            away += [self._told(traveller, branch, before, place) for branch in there if not branch.doubt]
+            ended += [self._end(traveller, branch, end, before, place) for branch, end in off if not branch.doubt]
+        return stay, away, ended
+
+    def _begin(self, traveller: Traveller, place: Place) -> Header:
+        traveller.branch.trail = None
+        traveller.branch.chance = Fraction(1)
+        return self.header(traveller, place.iif, place.oif or "")
+
+    def _near(self) -> Near:
+        """The rules that have nearly matched since the last time, by table and chain."""
+        found: Near = {}
+        every = self._walk.near
+        for each in every:
+            key = each.where, each.table, each.chain, each.rule
+            if key not in self._seen:
+                self._seen.add(key)
+                found.setdefault((each.table, each.chain), []).append(self._miss(each))
+        return found
+
+    def _miss(self, each: Missed) -> NearMiss:
+        place, text = (
+            self._held.place(each.table, each.chain, each.rule, each.what) if self._held is not None else ("", "")
+        )
+        return NearMiss(table=each.table, chain=each.chain, rule=text or each.what, place=place, missing=each.missing)
+
+    def _end(
+        self, traveller: Traveller, branch: Branch, end: Ended, before: Header, place: Place, near: Near | None = None
+    ) -> tuple[Traveller, End]:
+        told = self._told(traveller, branch, before, place, near)
+        last = told.story[-1] if told.story else None
+        why = f" ({last.why})" if last is not None and last.why else ""
+        reason = end.note or _REASONS.get(end.disposition, "") + why
+        return told, End(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
+
+    def _told(
+        self, traveller: Traveller, branch: Branch, before: Header, place: Place, near: Near | None = None
+    ) -> Traveller:
+        made = Traveller(branch, traveller.story)
+        after = self.header(made, place.iif, place.oif or "")
+        steps = [self._step(met, before, place) for met in branch.steps()]
+        for number, step in enumerate(steps):
+            last = all(later.chain != step.chain for later in steps[number + 1 :])
+            if near and last and (step.table, step.chain) in near:
+                steps[number] = msgspec.structs.replace(step, near=tuple(near[step.table, step.chain][:_MOST_NEAR]))
+        if steps and _changes(before, after):
+            steps[-1] = msgspec.structs.replace(steps[-1], after=after)
+        if branch.supposing and steps:
+            steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(branch.supposing))
+        return made.told(*steps)
+
+    def _step(self, met: Met, before: Header, place: Place) -> Step:
+        words = met.where.split(" ")
+        ipvs = words[-1] == "IPVS" and len(words) == 2
+        at, text = "", ""
+        if self._held is not None and met.rule is not None:
+            at, text = self._held.place(met.table, met.chain, met.rule, met.what)
+        return Step(
+            stage=Stage.IPVS if ipvs else Stage(place.hook),
+            node=self._view.name,
+            what=met.what,
+            why=met.why,
+            table="" if ipvs else words[1] if len(words) > 1 else "",
+            chain="" if ipvs else " ".join(words[2:]),
+            rule=text,
+            place=at,
+            verdict=met.what.rpartition(", ")[2],
+            chance=met.chance,
+            before=before,
+        )
+
+
+def _changes(before: Header, after: Header) -> bool:
+    return (before.source, before.destination, before.port, before.mark, before.masqueraded) != (
+        after.source,
+        after.destination,
+        after.port,
+        after.mark,
+        after.masqueraded,
+    )

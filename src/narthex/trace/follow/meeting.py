@@ -1,0 +1,122 @@
+"""What a packet meets at a frontend: only as far as a Service's rules go, so that thousands can be asked in seconds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+
+from narthex.model.net import Protocol, family_of
+from narthex.model.packet import Disposition, Host, Packet, Step
+from narthex.netfilter.walk.ipvs import AFTER_INPUT, BEFORE_INPUT
+from narthex.netfilter.walk.walk import Branch, End, HookWalk, Place
+from narthex.trace.follow.views import NodeView
+
+_OURS = ("KUBE-", "kube-proxy", "narthex")
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a packet."""
+
+    endpoints: dict[tuple[str, int], Fraction]
+    """Where it is sent, each with its share."""
+    fate: Disposition = Disposition.NOT_OURS
+    """Of the part that is sent nowhere."""
+    unknown: str = ""
+    first: Branch | None = None
+    """A way on which it was rewritten."""
+    outside: bool = True
+    """The sender is none of the cluster's pods."""
+    untracked: bool = False
+    """Rules keep it from being rewritten, as for a cache of names that answers on the node itself (`notrack`)."""
+
+    @property
+    def foreign(self) -> str:
+        """The rule of somebody else that rewrote it; empty when one of a Service's did."""
+        return _foreign(self.first.steps()) if self.first is not None else ""
+
+    @property
+    def relayed(self) -> bool:
+        """A relay on the node takes it (userspace mode): no rule says where that connects to."""
+        steps = self.first.steps() if self.first is not None else ()
+        return bool(steps) and steps[-1].chain.startswith(_RELAYS)
+
+
+_RELAYS = ("KUBE-PORTAL", "KUBE-NODEPORT-")
+"""Chains of the userspace mode, kube-proxy's and ours."""
+
+
+def meet(
+    view: NodeView,
+    source: str,
+    destination: str,
+    protocol: Protocol,
+    port: int,
+    iif: str,
+    own: tuple[str, ...],
+    *,
+    outside: bool = True,
+) -> Meeting:
+    """Prerouting, and for what is not rewritten there, input with IPVS or forward. The rules must be known."""
+    assert view.rules is not None
+    held = view.rules[family_of(destination)]
+    packet = Packet(source=source, destination=destination, port=port, protocol=protocol, iif=iif)
+    walk = HookWalk(held.ruleset, packet, Host(addresses=own), beside=held.beside)
+    endpoints: dict[tuple[str, int], Fraction] = {}
+    first: Branch | None = None
+    branches, ended = walk.hook(Place("prerouting", iif=iif), [walk.start()])
+    rest: list[Branch] = []
+    for branch in branches:
+        if branch.doubt:
+            continue
+        if branch.dnat:
+            _add(endpoints, branch)
+            first = first or branch
+        else:
+            rest.append(branch)
+    untracked = any(not branch.tracked for branch in rest)
+    if rest and walk.local(destination):
+        place = Place("input", iif=iif)
+        rest, off = walk.hook(place, rest, span=BEFORE_INPUT)
+        ended += off
+        rest, away, off = walk.balance("input", [each for each in rest if not each.doubt])
+        ended += off
+        for branch in (*away, *(each for each in rest if each.served is not None)):
+            _add(endpoints, branch)
+        rest, off = walk.hook(place, [each for each in rest if each.served is None], span=AFTER_INPUT)
+        ended += off
+    elif rest:
+        rest, off = walk.hook(Place("forward", iif=iif, oif=None), rest)
+        ended += off
+    return Meeting(
+        endpoints=endpoints,
+        fate=_fate(ended),
+        unknown=_unknown(ended),
+        first=first,
+        outside=outside,
+        untracked=untracked,
+    )
+
+
+def _add(endpoints: dict[tuple[str, int], Fraction], branch: Branch) -> None:
+    key = branch.daddr, branch.dport
+    endpoints[key] = endpoints.get(key, Fraction(0)) + branch.probability
+
+
+def _foreign(steps: tuple[Step, ...]) -> str:
+    """The rule that rewrote the destination, when it stands in nobody's chain that serves Services."""
+    last = steps[-1] if steps else None
+    if last is None or last.chain.startswith(_OURS) or last.table.startswith(_OURS):
+        return ""
+    return f"{last.where}: {last.what}"
+
+
+def _fate(ended: list[tuple[Branch, End]]) -> Disposition:
+    known = [end.disposition for branch, end in ended if not branch.doubt]
+    return next((each for each in known if each is not Disposition.UNSUPPORTED), Disposition.NOT_OURS)
+
+
+def _unknown(ended: list[tuple[Branch, End]]) -> str:
+    return next(
+        (end.note for branch, end in ended if not branch.doubt and end.disposition is Disposition.UNSUPPORTED), ""
+    )

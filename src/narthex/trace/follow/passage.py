@@ -1,0 +1,389 @@
+"""A packet's way through one network namespace: hooks, routing decisions and source checks, from link to link.
+
+After net/ipv4/ip_input.c, ip_output.c, ip_forward.c and route.c of Linux 6.x; IPVS stands in input and output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port, network
+from narthex.netfilter.walk.index import EVERY, Span
+from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
+from narthex.netfilter.walk.walk import Place
+from narthex.trace.follow.hooks import Hooks, Story, Traveller
+from narthex.trace.follow.routing import Found, Question, check_source, forwards, localnet, look_up
+from narthex.trace.follow.views import Connection, NextHop, NodeView
+from narthex.trace.journey import End, Fate, Header, Stage, Step
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node's connection tracking remembers of the flow."""
+
+    node: str
+    before: Header
+    """The packet as it came."""
+    after: Header
+    """As it went on."""
+
+
+class Out(msgspec.Struct, frozen=True, kw_only=True):
+    """The packet leaves by a link."""
+
+    hop: NextHop
+    header: Header
+    unresolved: bool = False
+    """The link is not known: neither are the routes."""
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How one way through the node comes out."""
+
+    traveller: Traveller
+    header: Header
+    end: End | None = None
+    out: Out | None = None
+    """Exactly one of `end` and `out` is there."""
+
+
+class Passage:
+    """One packet on one node."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        header: Header,
+        name_of: Callable[[str], str],
+        *,
+        own: tuple[str, ...],
+        answers: Binding | None = None,
+        answering: bool = False,
+    ) -> None:
+        """`own` are the node's addresses. `answering`: the packet is an answer; `answers` is what this node remembers of
+        the flow, if it rewrote it."""
+        self._view = view
+        self._header = header
+        self._answers = answers
+        self._answering = answering
+        self.missing: dict[str, str] = {}
+        self._known = None if answering else self._connection()
+        established = answering or self._known is not None
+        self._nat = not established
+        self._hooks = Hooks(view, header, own, name_of, "established" if established else "new")
+        self._exits: list[Exit] = []
+        if not self._hooks.known:
+            self._miss("rules")
+        for text in (*view.partial, *self._hooks.unread):
+            self.missing[text.partition(":")[0]] = text.partition(":")[2].strip()
+
+    # ---- ways in ---------------------------------------------------------------------------------------------------
+
+    def received(self, iif: str, story: Story = ()) -> list[Exit]:
+        """In by a link."""
+        start = self._hooks.start((*story, *self._connection_told()))
+        for traveller in self._hook(Place("prerouting", iif=iif), [start]):
+            self._routed_in(self._undo_destination(self._as_known(traveller)), iif)
+        return self._exits
+
+    def bridged(self, link: str, story: Story = ()) -> list[Exit]:
+        """Over a bridge whose frames pass the hooks of IP (br_netfilter), without a routing decision. Whose destination
+        is rewritten is routed."""
+        start = self._hooks.start((*story, *self._connection_told()))
+        for traveller in self._hook(Place("prerouting", iif=link), [start]):
+            traveller = self._as_known(traveller)
+            if traveller.branch.daddr != self._header.destination:
+                self._routed_in(traveller, link)
+                continue
+            for on in self._hook(Place("forward", iif=link, oif=link), [traveller]):
+                self._out(on, NextHop(link=link))
+        return self._exits
+
+    def sent(self, story: Story = ()) -> list[Exit]:
+        """Made here."""
+        asked = Question(
+            destination=self._header.destination, source=self._header.source, iif="lo", mark=self._header.mark
+        )
+        found = look_up(self._view, asked)
+        start = self._hooks.start(story)
+        for traveller, hop in self._ways(start, found, "lo"):
+            oif = hop.link if hop is not None else "lo"
+            self._sent(traveller.told(*self._connection_told()), oif, hop)
+        return self._exits
+
+    def _sent(self, start: Traveller, oif: str | None, hop: NextHop | None) -> None:
+        place = Place("output", oif=oif or None)
+        travellers = self._hook(place, [start], span=BEFORE_OUTPUT)
+        travellers, away, ended = self._hooks.balance(place, travellers)
+        self._ended(ended)
+        for traveller in self._hook(place, travellers, span=AFTER_OUTPUT):
+            self._sent_on(self._undo_destination(self._as_known(traveller)), hop)
+        for traveller in away:
+            self._again(traveller)
+
+    def _sent_on(self, traveller: Traveller, hop: NextHop | None) -> None:
+        """Behind output: routed again when a rule has changed what decides about it (ip_route_me_harder)."""
+        changed = traveller.branch.daddr != self._header.destination or traveller.branch.mark != self._header.mark
+        ways: list[tuple[Traveller, NextHop | None]] = [(traveller, hop)]
+        if changed:
+            ways = list(self._ways(traveller, self._find(traveller, "lo"), "lo"))
+        for one, to in ways:
+            if to is None:
+                self._round_loopback(one)
+            else:
+                self._out(one, to)
+
+    def _round_loopback(self, traveller: Traveller) -> None:
+        for one in self._hook(Place("postrouting", oif="lo"), [traveller]):
+            for two in self._hook(Place("prerouting", iif="lo"), [one], nat=False):
+                self._input(two, "lo", nat=False)
+
+    # ---- routing ---------------------------------------------------------------------------------------------------
+
+    def _find(self, traveller: Traveller, iif: str) -> Found:
+        header = self._hooks.header(traveller)
+        question = Question(destination=header.destination, source=header.source, iif=iif, mark=header.mark)
+        found = look_up(self._view, question)
+        # Without routes or addresses, those of Services that IPVS has, and those that a person named, are known all the same.
+        unlisted = self._view.addresses is None or self._view.routes is None
+        if unlisted and self._hooks.local(header.destination):
+            return Found(kind="local", evidence=("an address of this node",))
+        return found
+
+    def _routed_in(self, traveller: Traveller, iif: str) -> None:
+        header = self._hooks.header(traveller, iif=iif)
+        destination = header.destination
+        if family_of(destination) is IPFamily.IPV4 and contains("127.0.0.0/8", destination) and iif != "lo":
+            allowed = localnet(self._view, iif)
+            evidence = (f"net.ipv4.conf.{iif}.route_localnet",)
+            if allowed is False:
+                reason = f"{destination} is loopback, and packets to it may not come in by {iif}: route_localnet is off"
+                self._lost(traveller, Stage.ROUTING, reason, evidence)
+                return
+            if allowed is None:
+                self._miss("sysctls")
+        found = self._find(traveller, iif)
+        if found.kind in ("unicast", "local"):
+            checked = check_source(
+                self._view,
+                Question(destination=destination, source=header.source or destination, iif=iif, mark=header.mark),
+                found.hops[0][0].link if found.hops else "lo",
+            )
+            if checked.passed is False and header.source:
+                self._lost(traveller, Stage.RP_FILTER, checked.reason, checked.evidence)
+                return
+            if checked.passed is None:
+                self._miss("sysctls" if self._view.sysctls is None else "routes")
+        for one, hop in self._ways(traveller, found, iif):
+            if hop is None:
+                self._input(one, iif, nat=self._nat)
+            else:
+                self._forward(one, iif, hop)
+
+    def _ways(self, traveller: Traveller, found: Found, iif: str) -> list[tuple[Traveller, NextHop | None]]:
+        """What a look-up makes of a traveller: a next hop, or None for this node itself. Ends are put down."""
+        header = self._hooks.header(traveller, iif="" if iif == "lo" else iif)
+        step = Step(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
+        if found.kind == "local":
+            told = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
+            return [(traveller.told(told), None)]
+        if found.kind == "unicast":
+            ways: list[tuple[Traveller, NextHop | None]] = []
+            left = sum(share for _, share in found.hops)
+            for hop, share in found.hops:
+                one = traveller.part(share / left) if share != left else traveller
+                what = f"{header.destination}: {hop_text(hop)}"
+                told = msgspec.structs.replace(step, what=what, verdict=hop.link, chance=share)
+                ways.append((one.told(told), hop))
+                left -= share
+            return ways
+        if found.kind == "unknown" and self._view.routes is None:
+            self._miss("routes")
+            told = msgspec.structs.replace(
+                step, what=f"{header.destination} is not this node's own", unknown=found.reason, verdict="away"
+            )
+            return [(traveller.told(told), NextHop())]
+        if found.kind in ("broadcast", "multicast"):
+            self._finish(traveller, header, Fate.UNKNOWN, f"{header.destination} is a {found.kind} address")
+        elif found.kind == "unknown":
+            self._finish(traveller.told(step), header, Fate.UNKNOWN, found.reason)
+        else:
+            self._lost(traveller, Stage.ROUTING, found.reason, found.evidence)
+        return []
+
+    # ---- ways through ----------------------------------------------------------------------------------------------
+
+    def _input(self, traveller: Traveller, iif: str, *, nat: bool) -> None:
+        place = Place("input", iif=iif)
+        travellers = self._hook(place, [traveller], nat=nat, span=BEFORE_INPUT)
+        travellers, away, ended = self._hooks.balance(place, travellers)
+        self._ended(ended)
+        for one in self._hook(place, travellers, nat=nat, span=AFTER_INPUT):
+            one = self._undo_source(one)
+            header = self._hooks.header(one, iif=iif)
+            step = Step(stage=Stage.DELIVERY, node=self._view.name, what="to a process of this node", before=header)
+            end = End(fate=Fate.DELIVERED, node=self._view.name, address=header.destination, port=header.port)
+            self._put(one.told(step), header, end)
+        for one in away:
+            self._again(one)
+
+    def _again(self, traveller: Traveller) -> None:
+        """What IPVS sends to another machine is routed, and begins output once more, without nat."""
+        for one, hop in self._ways(traveller, self._find(traveller, "lo"), "lo"):
+            for out in self._hook(Place("output", oif=hop.link if hop else "lo"), [one], nat=False):
+                self._out(out, hop or NextHop(link="lo"))
+
+    def _forward(self, traveller: Traveller, iif: str, hop: NextHop) -> None:
+        passes = forwards(self._view, family_of(self._header.destination), iif)
+        if passes is False:
+            name = "net.ipv4.ip_forward" if "." in self._header.destination else "net.ipv6.conf.all.forwarding"
+            self._lost(traveller, Stage.ROUTING, f"this node passes nothing on: {name} is 0", (f"{name} = 0",))
+            return
+        if passes is None:
+            self._miss("sysctls")
+        for one in self._hook(Place("forward", iif=iif, oif=hop.link or None), [traveller]):
+            self._out(one, hop)
+
+    def _out(self, traveller: Traveller, hop: NextHop) -> None:
+        for one in self._hook(Place("postrouting", oif=hop.link or None), [traveller]):
+            self._resolve_source(one, hop)
+            one = self._undo_source(self._as_known_source(one))
+            header = self._hooks.header(one, oif=hop.link)
+            if one.story and one.story[-1].after is not None and one.branch.masquerade:
+                last = msgspec.structs.replace(one.story[-1], after=header)
+                one = Traveller(one.branch, (*one.story[:-1], last))
+            out = Out(hop=hop, header=header, unresolved=not hop.link)
+            self._exits.append(Exit(traveller=one, header=header, out=out))
+
+    def _resolve_source(self, traveller: Traveller, hop: NextHop) -> None:
+        """The address that masquerading takes: one of the outgoing link's, that of the next hop's network first."""
+        branch = traveller.branch
+        if not branch.masquerade or branch.saddr:
+            return
+        family = family_of(branch.daddr)
+        held = [
+            each
+            for each in self._view.addresses or ()
+            if each.link == hop.link and family_of(each.address) is family and each.scope != "link"
+        ]
+        to = hop.via or branch.daddr
+        same = [each for each in held if family_of(to) is family and _in_network(each.address, each.prefix, to)]
+        if held:
+            branch.saddr = (same or held)[0].address
+        elif self._view.addresses is None:
+            self._miss("addresses")
+
+    def _hook(
+        self, place: Place, travellers: list[Traveller], *, nat: bool = True, span: Span = EVERY
+    ) -> list[Traveller]:
+        passed, ended = self._hooks.hook(place, travellers, nat=nat and self._nat, span=span)
+        self._ended(ended)
+        return passed
+
+    # ---- connections -----------------------------------------------------------------------------------------------
+
+    def _connection(self) -> Connection | None:
+        """The connection that the packet belongs to, when its source port was said and there is one."""
+        header, table = self._header, self._view.connections
+        if table is None or header.source_port is None:
+            return None
+        return next((each for each in self._alike() if each.source_port == header.source_port), None)
+
+    def _alike(self) -> list[Connection]:
+        if self._view.connections is None:
+            return []
+        header = self._header
+        held = self._view.connections.to(Protocol(header.protocol.upper()), header.destination, header.port)
+        return [each for each in held if each.source == header.source]
+
+    def _connection_told(self) -> Story:
+        if self._answering:
+            return ()
+        alike = self._alike()
+        if not alike:
+            return ()
+        if self._known is not None:
+            what = "the connection is known: nat is skipped, the packet goes where its first one went"
+            return (self._step(Stage.CONNTRACK, what, verdict="established", evidence=(self._known.text,)),)
+        to = ", ".join(sorted({join_port(each.reply_source, each.reply_source_port) for each in alike})[:4])
+        what = f"{len(alike)} known connection(s) from here to there go to {to}; only a new one meets the rules of nat"
+        return (self._step(Stage.CONNTRACK, what, verdict="new", evidence=tuple(each.text for each in alike[:4])),)
+
+    def _as_known(self, traveller: Traveller) -> Traveller:
+        """The destination of a known connection."""
+        known, branch = self._known, traveller.branch
+        if known is None or (known.reply_source, known.reply_source_port) == (branch.daddr, branch.dport):
+            return traveller
+        before = self._hooks.header(traveller)
+        branch.daddr, branch.dport, branch.dnat = known.reply_source, known.reply_source_port, True
+        step = self._step(Stage.CONNTRACK, "the destination as its first packet's", evidence=(known.text,))
+        return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
+
+    def _as_known_source(self, traveller: Traveller) -> Traveller:
+        known, branch = self._known, traveller.branch
+        if known is None or known.reply_destination == known.source:
+            return traveller
+        branch.saddr, branch.masquerade = known.reply_destination, True
+        return traveller
+
+    def _undo_destination(self, traveller: Traveller) -> Traveller:
+        """An answer's destination, rewritten back to the sender that this node hid."""
+        held, branch = self._answers, traveller.branch
+        if held is None or branch.daddr != held.after.source or held.after.source == held.before.source:
+            return traveller
+        before = self._hooks.header(traveller)
+        branch.daddr = held.before.source
+        branch.dnat = True
+        what = f"the answer's destination becomes {held.before.source} again (masquerading undone)"
+        step = self._step(Stage.REPLY, what)
+        return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
+
+    def _undo_source(self, traveller: Traveller) -> Traveller:
+        """An answer's source, rewritten back to the address that the sender asked for."""
+        held = self._answers
+        if held is None:
+            return traveller
+        was = (held.before.destination, held.before.port)
+        now = (held.after.destination, held.after.port)
+        if was == now or self._header.source != held.after.destination:
+            return traveller
+        before = self._hooks.header(traveller)
+        traveller.branch.saddr = held.before.destination
+        what = f"the answer's source becomes {join_port(*was) if was[1] else was[0]} again (the rewriting undone)"
+        step = self._step(Stage.REPLY, what)
+        return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
+
+    # ---- ends ------------------------------------------------------------------------------------------------------
+
+    def _step(self, stage: Stage, what: str, verdict: str = "", evidence: tuple[str, ...] = ()) -> Step:
+        return Step(stage=stage, node=self._view.name, what=what, verdict=verdict, evidence=evidence)
+
+    def _lost(self, traveller: Traveller, stage: Stage, reason: str, evidence: tuple[str, ...]) -> None:
+        header = self._hooks.header(traveller)
+        step = msgspec.structs.replace(self._step(stage, reason, "lost", evidence), before=header)
+        self._finish(traveller.told(step), header, Fate.LOST, reason)
+
+    def _finish(self, traveller: Traveller, header: Header, fate: Fate, reason: str) -> None:
+        self._put(traveller, header, End(fate=fate, node=self._view.name, reason=reason))
+
+    def _ended(self, ended: list[tuple[Traveller, End]]) -> None:
+        for traveller, end in ended:
+            self._put(traveller, self._hooks.header(traveller), end)
+
+    def _put(self, traveller: Traveller, header: Header, end: End) -> None:
+        self._exits.append(Exit(traveller=traveller, header=header, end=end))
+
+    def _miss(self, part: str) -> None:
+        self.missing.setdefault(part, self._view.absent.get(part, ""))
+
+
+def hop_text(hop: NextHop) -> str:
+    """A next hop in words."""
+    if not hop.link:
+        return "somewhere: the routes are not known"
+    return f"over {hop.link} by way of {hop.via}" if hop.via else f"over {hop.link}, straight to it"
+
+
+def _in_network(address: str, prefix: int, other: str) -> bool:
+    return contains(network(f"{address}/{prefix}"), other)

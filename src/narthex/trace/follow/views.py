@@ -1,0 +1,242 @@
+"""What is known of one network namespace, a node's or a pod's: rules, routes, neighbours, connections and settings.
+
+Every part may be None: not known, which is not the same as empty. Addresses and networks are canonical text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol as Shape
+
+import msgspec
+
+from narthex.model.net import IPFamily, Protocol
+from narthex.netfilter.ast.nodes import Ruleset
+from narthex.netfilter.ipvs.servers import Beside
+
+MAIN, LOCAL, DEFAULT = "main", "local", "default"
+"""Names of the kernel's own routing tables."""
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A network interface."""
+
+    name: str
+    index: int = 0
+    kind: str = ""
+    """`veth`, `bridge`, `vxlan`, `dummy`, …; empty for hardware, and where it is not known."""
+    up: bool = True
+    mtu: int = 0
+    """0: not known."""
+    mac: str = ""
+    master: str = ""
+    """The bridge that it is a port of."""
+    peer_index: int = 0
+    """A veth's other end, by its number in the namespace there."""
+    vxlan_id: int = 0
+    vxlan_port: int = 0
+    vxlan_local: str = ""
+    vxlan_under: str = ""
+    """The link that a vxlan's packets leave by; empty: by the routes."""
+    bridge_calls_rules: bool = False
+    """Of a bridge: its own switch that lets frames pass IP's hooks (`nf_call_iptables`)."""
+    hairpin: bool | None = None
+    """Of a bridge's port: whether a packet may leave by the port that it came in by. None: not known."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """An address on a link."""
+
+    address: str
+    prefix: int
+    link: str
+    scope: str = "global"
+
+
+class NextHop(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a route leads."""
+
+    link: str = ""
+    via: str = ""
+    weight: int = 1
+    """Of several, each gets its part of the flows."""
+    onlink: bool = False
+    dead: bool = False
+    """The link is down, so that the kernel passes over it."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One route."""
+
+    destination: str
+    """A network; `0.0.0.0/0` or `::/0` for the default."""
+    table: str = MAIN
+    kind: str = "unicast"
+    """`unicast`, `local`, `broadcast`, `multicast`, `blackhole`, `unreachable`, `prohibit`, `throw`."""
+    hops: tuple[NextHop, ...] = ()
+    metric: int = 0
+    source: str = ""
+    """The address that packets made here get."""
+    mtu: int = 0
+    protocol: str = ""
+    scope: str = ""
+    text: str = ""
+    """For people: as `ip route` prints it."""
+
+
+class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `ip rule`: which table is asked for which packets."""
+
+    family: IPFamily
+    priority: int
+    table: str = ""
+    action: str = ""
+    """Empty: look in the table. Else `blackhole`, `unreachable`, `prohibit`, `nop`, `goto N`."""
+    source: str = ""
+    destination: str = ""
+    iif: str = ""
+    oif: str = ""
+    mark: int | None = None
+    mask: int = 0xFFFFFFFF
+    negate: bool = False
+    suppress_prefix: int = -1
+    """A route no longer than this does not count; -1: all count."""
+    strange: str = ""
+    """A selector that is not understood, so that it is not known whether the rule holds."""
+    text: str = ""
+
+
+class Neighbour(msgspec.Struct, frozen=True):
+    """Whose hardware address an address has on a link."""
+
+    address: str
+    link: str
+    mac: str = ""
+    state: str = ""
+    """`REACHABLE`, `PERMANENT`, `STALE`, `FAILED`, …"""
+
+
+class FdbEntry(msgspec.Struct, frozen=True):
+    """Where a bridge or a VXLAN sends frames for a hardware address."""
+
+    mac: str
+    link: str
+    remote: str = ""
+    """A VXLAN's far end."""
+    master: str = ""
+    state: str = ""
+
+
+class Listener(msgspec.Struct, frozen=True):
+    """A socket that takes connections, or datagrams."""
+
+    protocol: str
+    """`tcp` or `udp`."""
+    address: str
+    """Empty: every one of its families."""
+    port: int
+    families: tuple[IPFamily, ...]
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `conntrack -L`."""
+
+    protocol: str
+    source: str
+    destination: str
+    source_port: int = 0
+    port: int = 0
+    reply_source: str
+    reply_destination: str
+    reply_source_port: int = 0
+    reply_port: int = 0
+    state: str = ""
+    """TCP's, else empty."""
+    flags: tuple[str, ...] = ()
+    """`UNREPLIED`, `ASSURED`, `OFFLOAD`."""
+    mark: int = 0
+    zone: int = 0
+    seconds: int = 0
+    """Until it is forgotten."""
+    text: str = ""
+
+
+class Connections(Shape):
+    """A connection table that is asked and need not be read whole."""
+
+    def to(self, protocol: Protocol, address: str, port: int) -> tuple[Connection, ...]:
+        """The connections whose first packet went there."""
+        ...
+
+    def all(self) -> Iterator[Connection]:
+        """Each connection."""
+        ...
+
+    def replied_by(self, address: str) -> tuple[Connection, ...]:
+        """The connections that are answered from there."""
+        ...
+
+
+class Rules(Shape):
+    """All rules of one family on a node."""
+
+    @property
+    def ruleset(self) -> Ruleset:
+        """Tables of all tools."""
+        ...
+
+    @property
+    def beside(self) -> Beside:
+        """ipsets and virtual servers."""
+        ...
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Lines that could not be read, each with the reason."""
+        ...
+
+    def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
+        """Where a rule stood ("nat.txt:214"), counted from 0 in its chain, and its text; empty when that is not known. `what`,
+        the rule printed for people, tells it from that of a table of the same name."""
+        ...
+
+
+class NodeView(msgspec.Struct, kw_only=True):
+    """What is known of one network namespace. Each part that is None is unknown; `absent` says why, by the part's name."""
+
+    name: str = ""
+    """The node's, or `NAMESPACE/NAME` of a pod; empty when not known."""
+    origin: str = ""
+    """`bundle node-1.tgz`, `live`, `rules nat.txt`: where it was read."""
+    rules: Mapping[IPFamily, Rules] | None = None
+    """Base chains of nft and of both flavours of iptables, beside each other, with ipsets and IPVS."""
+    partial: tuple[str, ...] = ()
+    """Rules that could not be taken ("rules/nft.txt: …"), each one a reason for doubt."""
+    links: tuple[Link, ...] | None = None
+    addresses: tuple[Address, ...] | None = None
+    routes: tuple[Route, ...] | None = None
+    policies: tuple[PolicyRule, ...] | None = None
+    neighbours: tuple[Neighbour, ...] | None = None
+    fdb: tuple[FdbEntry, ...] | None = None
+    listeners: tuple[Listener, ...] | None = None
+    connections: Connections | None = None
+    sysctls: Mapping[str, str] | None = None
+    """By their names with dots (`net.ipv4.conf.eth0.rp_filter` has the interface's own dots as `/`)."""
+    absent: Mapping[str, str] = {}
+    """Why a part is None: by the field's name."""
+    facts: Mapping[str, str] = {}
+    """`kernel`, `iptables`, `nft`, …: versions, for people."""
+    pods: Mapping[str, NodeView] = {}
+    """The namespaces of pods on this node that could be looked into, by `NAMESPACE/NAME`."""
+
+    def link(self, name: str) -> Link | None:
+        """A link by its name."""
+        return next((link for link in self.links or () if link.name == name), None)
+
+    def own(self, address: str) -> Address | None:
+        """The node's own address, if it is one."""
+        return next((each for each in self.addresses or () if each.address == address), None)
+
+    def sysctl(self, name: str) -> str | None:
+        """A setting, None when it is not known."""
+        return None if self.sysctls is None else self.sysctls.get(name)

@@ -1,0 +1,283 @@
+"""Routes and policy rules, from `ip -j`, `ip route`, `ip rule` and `route -n`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from narthex.model.net import IPFamily, address, family_of, network
+from narthex.trace.follow.views import LOCAL, MAIN, NextHop, PolicyRule, Route
+
+_KINDS = (
+    "unicast",
+    "local",
+    "broadcast",
+    "multicast",
+    "anycast",
+    "blackhole",
+    "unreachable",
+    "prohibit",
+    "throw",
+    "nat",
+)
+_DEFAULT = {IPFamily.IPV4: "0.0.0.0/0", IPFamily.IPV6: "::/0"}
+_PRIORITIES = {"local": 0, "main": 32766, "default": 32767}
+_KNOWN = {"priority", "src", "srclen", "dst", "dstlen", "iif", "oif", "fwmark", "fwmask", "table", "action", "not",
+          "suppress_prefixlen", "protocol", "goto", "iif_detached", "oif_detached", "l3mdev"}  # fmt: skip
+
+
+def routes_of(data: Any, family: IPFamily) -> tuple[Route, ...]:
+    """From the JSON of `ip -j -4 route show table all`. Raises ValueError."""
+    return _siblings([_route(entry, family) for entry in data])
+
+
+def _route(entry: dict[str, Any], family: IPFamily) -> Route:
+    where = str(entry["dst"])
+    metrics = {key: value for each in entry.get("metrics", ()) for key, value in each.items()}
+    hops = entry.get("nexthops") or ([entry] if "dev" in entry or "gateway" in entry or "via" in entry else [])
+    return Route(
+        destination=_network(where, family),
+        table=str(entry.get("table", MAIN)),
+        kind=str(entry.get("type", "unicast")),
+        hops=tuple(map(_hop, hops)),
+        metric=int(entry.get("metric", 0)),
+        source=str(entry.get("prefsrc", "")),
+        mtu=int(metrics.get("mtu", 0)),
+        protocol=str(entry.get("protocol", "")),
+        scope=str(entry.get("scope", "")),
+        text=_told(entry),
+    )
+
+
+def _hop(entry: dict[str, Any]) -> NextHop:
+    flags = entry.get("flags", ())
+    via = entry.get("gateway") or entry.get("via", {}).get("host", "")
+    return NextHop(
+        link=str(entry.get("dev", "")),
+        via=address(via) if via else "",
+        weight=int(entry.get("weight", 1)),
+        onlink="onlink" in flags,
+        dead="dead" in flags,
+    )
+
+
+def _told(entry: dict[str, Any]) -> str:
+    words = [] if entry.get("type", "unicast") == "unicast" else [entry["type"]]
+    words.append(entry["dst"])
+    for hop in entry.get("nexthops", ()):
+        words += ["nexthop", *_told_hop(hop), *(["weight", hop["weight"]] if "weight" in hop else [])]
+    words += _told_hop(entry)
+    for key, name in (
+        ("table", "table"),
+        ("protocol", "proto"),
+        ("scope", "scope"),
+        ("prefsrc", "src"),
+        ("metric", "metric"),
+    ):
+        if entry.get(key):
+            words += [name, entry[key]]
+    return " ".join(map(str, (*words, *entry.get("flags", ()))))
+
+
+def _told_hop(entry: dict[str, Any]) -> list[str]:
+    via = entry.get("gateway") or entry.get("via", {}).get("host", "")
+    return [*(["via", via] if via else []), *(["dev", entry["dev"]] if "dev" in entry else [])]
+
+
+def _siblings(routes: list[Route]) -> tuple[Route, ...]:
+    """Routes that stand in several lines though they are one: IPv6 prints each next hop of it alone."""
+    found: dict[tuple[str, str, int, str], Route] = {}
+    order: list[tuple[str, str, int, str]] = []
+    for number, route in enumerate(routes):
+        several = route.kind == "unicast" and ":" in route.destination and any(hop.via for hop in route.hops)
+        key = (route.table, route.destination, route.metric, route.kind if several else f"{route.kind} {number}")
+        if key in found:
+            before = found[key]
+            found[key] = Route(
+                **{field: getattr(before, field) for field in before.__struct_fields__ if field != "hops"},
+                hops=(*before.hops, *route.hops),
+            )
+        else:
+            found[key] = route
+            order.append(key)
+    return tuple(found[key] for key in order)
+
+
+def _network(text: str, family: IPFamily) -> str:
+    if text == "default":
+        return _DEFAULT[family]
+    return network(text if "/" in text else f"{text}/{family.host_bits}")
+
+
+def policies_of(data: Any, family: IPFamily) -> tuple[PolicyRule, ...]:
+    """From the JSON of `ip -j -4 rule show`. Raises ValueError."""
+    return tuple(_policy(entry, family) for entry in data)
+
+
+def _policy(entry: dict[str, Any], family: IPFamily) -> PolicyRule:
+    strange = sorted(set(entry) - _KNOWN)
+    source = _selector(entry, "src", "srclen", family)
+    destination = _selector(entry, "dst", "dstlen", family)
+    mark = entry.get("fwmark")
+    mask = entry.get("fwmask")
+    words = [f"{entry['priority']}:", "not" if "not" in entry else "", f"from {source or 'all'}"]
+    words += [f"to {destination}" if destination else "", f"iif {entry['iif']}" if "iif" in entry else ""]
+    words += [f"fwmark {mark}" + (f"/{mask}" if mask else "") if mark is not None else ""]
+    words += [f"lookup {entry['table']}" if "table" in entry else str(entry.get("action", ""))]
+    return PolicyRule(
+        family=family,
+        priority=int(entry["priority"]),
+        table=str(entry.get("table", "")),
+        action=str(entry.get("action", "")) + (f" {entry['goto']}" if "goto" in entry else ""),
+        source=source,
+        destination=destination,
+        iif=str(entry.get("iif", "")),
+        oif=str(entry.get("oif", "")),
+        mark=None if mark is None else int(str(mark), 0),
+        mask=0xFFFFFFFF if mask is None else int(str(mask), 0),
+        negate="not" in entry,
+        suppress_prefix=int(entry.get("suppress_prefixlen", -1)),
+        strange=", ".join(strange) or ("l3mdev" if "l3mdev" in entry else ""),
+        text=" ".join(filter(None, words)),
+    )
+
+
+def _selector(entry: dict[str, Any], name: str, length: str, family: IPFamily) -> str:
+    value = str(entry.get(name, "all"))
+    return "" if value == "all" else _network(f"{value}/{entry[length]}" if length in entry else value, family)
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+
+_ROUTE_N = re.compile(r"^(\S+)\s+(\S+)\s+(\d+(?:\.\d+){3})\s+[A-Z!]+\s+(\d+)\s+\d+\s+\d+\s+(\S+)\s*$")
+ROUTE_LINE = re.compile(
+    rf"^(?:(?:{'|'.join(_KINDS)})\s+)?(?:default|[0-9a-fA-F.:]+(?:/\d+)?)(?:\s+(?:via|dev|proto|scope|src|metric|nhid|linkdown|onlink|nexthop|table|mtu|advmss|pref)\b|\s*$)"
+)
+
+
+def route_lines(text: str) -> tuple[Route, ...]:
+    """Every route in a text that may hold other things: lines of `ip route` and `route -n`."""
+    return _siblings([route for line in _joined(text) if (route := route_line(line)) is not None])
+
+
+def _joined(text: str) -> Iterator[str]:
+    """Lines, those that begin with `nexthop` put behind the one before."""
+    held = ""
+    for line in text.splitlines():
+        if re.match(r"\s+nexthop\s", line):
+            held += " " + line.strip()
+            continue
+        if held:
+            yield held
+        held = line.strip()
+    if held:
+        yield held
+
+
+def route_line(line: str) -> Route | None:
+    """One line of `ip route` or `route -n`; None when it is neither."""
+    old = _ROUTE_N.match(line)
+    try:
+        if old:
+            to, via, mask, metric, link = old.groups()
+            destination = network(f"{'0.0.0.0' if to == 'default' else to}/{_bits(mask)}")
+            hop = NextHop(link=link, via="" if via in ("0.0.0.0", "*") else address(via))
+            return Route(destination=destination, hops=(hop,), metric=int(metric), text=" ".join(line.split()))
+        return _ip_route(line) if ROUTE_LINE.match(line) else None
+    except (ValueError, IndexError):
+        return None
+
+
+def _bits(mask: str) -> int:
+    value = int.from_bytes(bytes(map(int, mask.split("."))), "big")
+    return value.bit_count()
+
+
+def _ip_route(line: str) -> Route:
+    first, *rest = line.split(" nexthop ")
+    words = first.split()
+    kind = words.pop(0) if words[0] in _KINDS else "unicast"
+    where = words.pop(0)
+    options = _options(words)
+    hops = [_options(hop.split()) for hop in rest] or ([options] if "dev" in options or "via" in options else [])
+    inside = next((hop["via"] for hop in hops if "via" in hop), options.get("src", ""))
+    family = family_of(where if where != "default" else inside)
+    return Route(
+        destination=_network(where, family),
+        table=options.get("table", LOCAL if kind in ("local", "broadcast") else MAIN),
+        kind=kind,
+        hops=tuple(
+            NextHop(
+                link=hop.get("dev", ""),
+                via=address(hop["via"]) if "via" in hop else "",
+                weight=int(hop.get("weight", 1)),
+                onlink="onlink" in hop,
+                dead="dead" in hop,
+            )
+            for hop in hops
+        ),
+        metric=int(options.get("metric", 0)),
+        source=options.get("src", ""),
+        mtu=int(options.get("mtu", 0)),
+        protocol=options.get("proto", ""),
+        scope=options.get("scope", ""),
+        text=" ".join(line.split()),
+    )
+
+
+_FLAGS = ("onlink", "linkdown", "dead", "pervasive", "offload", "trap")
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word in _FLAGS:
+            found[word] = "1"
+            position += 1
+        elif word == "via" and words[position + 1] in ("inet", "inet6"):
+            found[word] = words[position + 2]
+            position += 3
+        else:
+            found[word] = words[position + 1]
+            position += 2
+    return found
+
+
+def policy_lines(text: str) -> tuple[PolicyRule, ...]:
+    """Every line of `ip rule` in a text, taken for IPv4's. Raises ValueError."""
+    return tuple(
+        _policy_line(match[1], match[2]) for match in re.finditer(r"^(\d+):\s+((?:not )?from .*)$", text, re.M)
+    )
+
+
+def _policy_line(priority: str, words: str) -> PolicyRule:
+    entry: dict[str, Any] = {"priority": int(priority)}
+    parts = iter(words.split())
+    for word in parts:
+        if word == "not":
+            entry["not"] = None
+        elif word in ("blackhole", "unreachable", "prohibit", "nop"):
+            entry["action"] = word
+        else:
+            value = next(parts, "")
+            entry |= _policy_word(word, value)
+    return _policy(entry, IPFamily.IPV4)
+
+
+def _policy_word(word: str, value: str) -> dict[str, Any]:
+    if word == "fwmark":
+        mark, _, mask = value.partition("/")
+        return {"fwmark": mark, **({"fwmask": mask} if mask else {})}
+    return {
+        {"from": "src", "to": "dst", "lookup": "table", "suppress_prefixlength": "suppress_prefixlen"}.get(
+            word, word
+        ): value
+    }
+
+
+def of_family(routes: Iterable[Route], family: IPFamily) -> tuple[Route, ...]:
+    """Those of one family."""
+    return tuple(route for route in routes if family_of(route.destination) is family)

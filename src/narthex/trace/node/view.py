@@ -1,0 +1,199 @@
+"""A `NodeView` from what the node's tools printed: the parts of a bundle, or single files whose kind their text tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from narthex.model.net import FAMILIES, IPFamily
+from narthex.netfilter.dump import read as dump
+from narthex.trace.follow.views import NodeView, PolicyRule, Route
+from narthex.trace.node import links, routes
+from narthex.trace.node.connections import LINE, ConnectionTable
+from narthex.trace.node.layout import FAILED, TAKEN, Table
+from narthex.trace.node.listeners import listeners_of
+from narthex.trace.node.rules import Rules
+
+T = TypeVar("T")
+
+_RULES = "rules/"
+_NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
+_FACTS = {"kernel": "about/kernel.txt", "iptables": "about/iptables.txt", "nft": "about/nft.txt", "ip": "about/ip.txt"}
+
+
+def view_of_bundle(parts: Mapping[str, str], table: Table, origin: str) -> NodeView:
+    """A bundle's view. A part that cannot be read counts as absent, with the reason."""
+    reader = _Reader(parts, {taken.path: taken.remark for taken in table.parts if taken.status != TAKEN})
+    texts = [(path, text) for path, text in parts.items() if path.startswith(_RULES) and path not in _NOT_WALKED]
+    # Several flavours may be installed without either having a rule; a tool that failed is another matter.
+    failed = tuple(
+        f"{taken.path}: {taken.remark or taken.status}"
+        for taken in table.parts
+        if taken.path.startswith(_RULES) and taken.path not in _NOT_WALKED and taken.status == FAILED
+    )
+    conntrack = [parts[path] for path in ("net/conntrack-4.txt", "net/conntrack-6.txt") if path in parts]
+    if not conntrack:
+        reader.absent["connections"] = reader.why.get("net/conntrack-4.txt", "not in the bundle")
+    if not texts:
+        reader.absent["rules"] = reader.why.get("rules/iptables-nft.txt", "not in the bundle")
+    return NodeView(
+        name=table.node,
+        origin=origin,
+        rules=Rules(texts) if texts else None,
+        partial=failed,
+        links=reader.one("links", "net/links.json", links.links_of),
+        addresses=reader.one("addresses", "net/addresses.json", links.addresses_of),
+        routes=reader.both("routes", "net/routes-{}.json", routes.routes_of),
+        policies=reader.both("policies", "net/policies-{}.json", routes.policies_of),
+        neighbours=reader.one("neighbours", "net/neighbours.json", links.neighbours_of),
+        fdb=reader.one("fdb", "net/fdb.json", links.fdb_of),
+        listeners=listeners_of(parts["net/listeners.txt"]) if "net/listeners.txt" in parts else None,
+        connections=ConnectionTable("\n".join(conntrack)) if conntrack else None,
+        sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
+        absent=reader.absent,
+        facts={name: parts[path].strip() for name, path in _FACTS.items() if path in parts},
+    )
+
+
+class _Reader:
+    """Reads parts, and remembers why one is not there."""
+
+    def __init__(self, parts: Mapping[str, str], why: dict[str, str]) -> None:
+        self._parts = parts
+        self.why = why
+        self.absent: dict[str, str] = {}
+
+    def one(self, field: str, path: str, read: Callable[[Any], T]) -> T | None:
+        """One part; None, and the reason kept, when it is not there or not readable."""
+        if path not in self._parts:
+            self.absent[field] = self.why.get(path) or "not in the bundle"
+            return None
+        try:
+            return read(json.loads(self._parts[path] or "[]"))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            self.absent[field] = f"{path} cannot be read: {error}"
+            return None
+
+    def both(self, field: str, path: str, read: Callable[..., tuple[T, ...]]) -> tuple[T, ...] | None:
+        """A part that each family has."""
+        found: list[T] = []
+        for family in FAMILIES:
+            one = self.one(field, path.format(family.value), partial(read, family=family))
+            if one is None and family is IPFamily.IPV4:
+                return None
+            found += one or ()
+        self.absent.pop(field, None)
+        return tuple(found)
+
+
+def settings_of(text: str) -> dict[str, str]:
+    """What `sysctl -a` prints, by name."""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name.strip().startswith("net."):
+            found[name.strip()] = " ".join(value.split())
+    return found
+
+
+# ---- single files --------------------------------------------------------------------------------------------------
+
+_KEYS: tuple[tuple[str, str], ...] = (
+    # the field of a view, and a key that only entries of its JSON have
+    ("addresses", "addr_info"),
+    ("links", "linkinfo"),
+    ("policies", "priority"),
+    ("neighbours", "lladdr"),
+    ("fdb", "mac"),
+    ("routes", "dst"),
+)
+
+
+def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
+    """A view from pairs of a file's name and its text. Raises DumpError for a text of no kind that is known."""
+    view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files))
+    rules: list[dump.Dump] = []
+    for file, text in files:
+        other = _other_than_rules(view, text)
+        found = dump.read(text, file)
+        if found.held or found.sets or found.servers:
+            rules.append(found)
+        elif not other:
+            raise dump.DumpError(
+                f"{file}: holds nothing that is known: no rules, sets, routes, links, connections, settings"
+            )
+    view.rules = Rules(dumps=rules) if rules else None
+    for field in ("rules", "links", "addresses", "routes", "policies", "neighbours", "fdb", "connections", "sysctls"):
+        if getattr(view, field) is None:
+            view.absent = {**view.absent, field: "no file was given that tells it"}
+    return view
+
+
+def _other_than_rules(view: NodeView, text: str) -> bool:
+    """Take what a text has beside rules into the view: an article or a bug report may have all of it. Says whether it has
+    anything."""
+    if text.lstrip().startswith("[") and _json(view, text):
+        return True
+    text = _without_rules(text)
+    found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
+    _add_routes(view, found_routes, found_policies)
+    settings = settings_of(text)
+    if settings:
+        view.sysctls = {**(view.sysctls or {}), **settings}
+    connections = LINE.search(text) is not None
+    if connections:
+        view.connections = ConnectionTable(text)
+    return bool(found_routes or found_policies or settings or connections)
+
+
+def _without_rules(text: str) -> str:
+    """The text without lines that can only be rules: a dump has 200,000 of them, and each would be asked for all else."""
+    return "\n".join(
+        line
+        for line in text.split("\n")
+        if line
+        and line[0] not in "-:*#"
+        and (line[0] != "[" or "]" not in line[:24])
+        and (line[0] != "\t" or "nexthop" in line)
+    )
+
+
+def _add_routes(view: NodeView, found: Iterable[Route], policies: Iterable[PolicyRule]) -> None:
+    found, policies = tuple(found), tuple(policies)
+    if found:
+        view.routes = (*(view.routes or ()), *found)
+    if policies:
+        view.policies = (*(view.policies or ()), *policies)
+
+
+def _json(view: NodeView, text: str) -> bool:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return False
+    entries = [entry for entry in data if isinstance(entry, dict)]
+    field = next((field for field, key in _KEYS if any(key in entry for entry in entries)), "")
+    try:
+        if field == "addresses":
+            view.addresses = links.addresses_of(entries)
+            view.links = view.links or links.links_of(entries)
+        elif field == "links":
+            view.links = links.links_of(entries)
+        elif field == "neighbours":
+            view.neighbours = links.neighbours_of(entries)
+        elif field == "fdb":
+            view.fdb = links.fdb_of(entries)
+        elif field == "policies":
+            _add_routes(view, (), routes.policies_of(entries, _family(entries)))
+        elif field == "routes":
+            _add_routes(view, routes.routes_of(entries, _family(entries)), ())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+    return bool(field)
+
+
+def _family(entries: Iterable[dict[str, Any]]) -> IPFamily:
+    words = (str(entry.get(key, "")) for entry in entries for key in ("dst", "src", "gateway", "prefsrc"))
+    return IPFamily.IPV6 if any(":" in word for word in words) else IPFamily.IPV4

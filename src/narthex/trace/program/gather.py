@@ -1,0 +1,119 @@
+"""What the tools of this node, or of one network namespace, print: the parts of a bundle. Reads only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from pathlib import Path
+
+import msgspec
+
+import narthex
+from narthex.linux import namespaces as netns
+from narthex.linux.run import CommandError, TimeoutExpired, run
+from narthex.trace.node.layout import (
+    ABSENT,
+    CNI_DIRECTORY,
+    CNI_FILE,
+    FAILED,
+    PARTS,
+    SETTINGS,
+    TAKEN,
+    Part,
+    Table,
+    Taken,
+)
+
+_SECONDS = 120
+_SYSCTLS = "net/sysctls.txt"
+_REMARK = 300
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """What could be taken, and what became of each part."""
+
+    table: Table
+    parts: dict[str, str]
+
+
+def gather(node: str = "", namespace: str | None = None, *, without: frozenset[str] = frozenset()) -> Gathered:
+    """Ask all tools. `node` is the node's name (default: the machine's); `without` names parts that are not wanted."""
+    parts: dict[str, str] = {}
+    taken: list[Taken] = []
+    for part in PARTS:
+        if part.path in without or any(other in parts for other in part.unless):
+            continue
+        text, what = _settings(part, namespace) if part.path == _SYSCTLS else _asked(part, namespace)
+        taken.append(what)
+        if text is not None:
+            parts[part.path] = text
+    if CNI_FILE not in without:
+        text, what = _cni(Path(CNI_DIRECTORY))
+        taken.append(what)
+        if text is not None:
+            parts[CNI_FILE] = text
+    name = node or namespace or socket.gethostname()
+    return Gathered(table=Table(node=name, writer=f"narthex {narthex.__version__}", parts=tuple(taken)), parts=parts)
+
+
+def _asked(part: Part, namespace: str | None) -> tuple[str | None, Taken]:
+    command = " ".join(part.command)
+    if part.needs and not _there(part.needs, namespace):
+        remark = f"this kernel has none of it: there is no {part.needs}"
+        return None, Taken(path=part.path, status=ABSENT, command=command, remark=remark)
+    try:
+        text = run(part.command, namespace=namespace, timeout=_SECONDS)
+    except FileNotFoundError:
+        remark = f"{part.command[0]} is not installed"
+        return None, Taken(path=part.path, status=ABSENT, command=command, remark=remark)
+    except CommandError as error:
+        said = " ".join(error.said.split())[:_REMARK] or f"exit status {error.status}"
+        return None, Taken(path=part.path, status=FAILED, command=command, remark=said)
+    except (TimeoutExpired, OSError, UnicodeDecodeError) as error:
+        return None, Taken(path=part.path, status=FAILED, command=command, remark=str(error)[:_REMARK])
+    return text, Taken(path=part.path, status=TAKEN, command=command, bytes=len(text.encode()))
+
+
+def _there(path: str, namespace: str | None) -> bool:
+    with netns.entered(namespace):
+        return Path(path).exists()
+
+
+def _settings(part: Part, namespace: str | None) -> tuple[str | None, Taken]:
+    """The settings, read from /proc/sys: `sysctl` would say the same, and is not everywhere."""
+    wanted = re.compile(SETTINGS)
+    lines: list[str] = []
+    with netns.entered(namespace):
+        root = Path("/proc/sys")
+        for folder, _, names in os.walk(root / "net"):
+            for name in names:
+                path = Path(folder) / name
+                # A dot in an interface's name is written as a slash, as sysctl does.
+                key = ".".join(piece.replace(".", "/") for piece in path.relative_to(root).parts)
+                if wanted.match(key):
+                    try:
+                        lines.append(f"{key} = {' '.join(path.read_text().split())}")
+                    except OSError:
+                        continue
+    text = "".join(line + "\n" for line in sorted(lines))
+    return text, Taken(path=part.path, status=TAKEN, command="/proc/sys/net", bytes=len(text))
+
+
+def _cni(directory: Path) -> tuple[str | None, Taken]:
+    """Names of the CNI configurations, and the types of plugins in them."""
+    try:
+        files = sorted(path for path in directory.iterdir() if path.is_file())
+    except OSError as error:
+        return None, Taken(path=CNI_FILE, status=ABSENT, command=f"ls {directory}", remark=error.strerror or "")
+    text = "".join(f"{path.name}\t{' '.join(_types(path))}\n" for path in files)
+    return text, Taken(path=CNI_FILE, status=TAKEN, command=f"ls {directory}", bytes=len(text))
+
+
+def _types(path: Path) -> list[str]:
+    try:
+        data = json.loads(path.read_text())
+        return [str(plugin.get("type", "")) for plugin in data.get("plugins", [data])]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return ["(not readable)"]

@@ -1,0 +1,278 @@
+"""One packet of our own, followed by the kernel's own tracing (`nft monitor trace`).
+
+A table `narthex-probe` marks the first packet of one flow, given by addresses and both ports, for tracing; it changes no
+packet. The kernel ties the table to this process (`flags owner`), so that it goes however the process ends. iptables with
+the nf_tables backend is seen, too. iptables-legacy is not: its TRACE goes to the kernel's log, which a network namespace
+cannot read, so its chains are missing from what is told.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+
+import msgspec
+
+from narthex.linux import namespaces as netns
+from narthex.linux.libnftables import NftError, NftMissing, OwnedTables
+from narthex.linux.run import Started, start_program
+from narthex.model.net import IPFamily, Protocol, family_of, join_port
+from narthex.netfilter.dump.kernel_trace import KernelTrace, conversations, parse
+
+TABLE = "narthex-probe"
+DEADLINE = 30.0
+"""Seconds to wait for what must come: the monitor's start, and the packet's first trace."""
+_QUIET = 0.25
+"""Seconds without a word of the packet after which its way on this node is over; a hook follows the other at once."""
+_ANSWER = 3.0
+"""Seconds to wait for an answer to the packet."""
+_SOCKETS = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
+_LOOPBACK = {IPFamily.IPV4: "127.0.0.1", IPFamily.IPV6: "::1"}
+_RST_ON_CLOSE = struct.pack("ii", 1, 0)
+_TCP_SYNCNT = 7
+_ECHO_REQUEST = {IPFamily.IPV4: 8, IPFamily.IPV6: 128}
+_ICMP = {IPFamily.IPV4: socket.IPPROTO_ICMP, IPFamily.IPV6: socket.IPPROTO_ICMPV6}
+
+
+class ProbeError(RuntimeError):
+    """No packet could be sent or followed; the message says why, and what would help."""
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What to send, from where, and where to watch it."""
+
+    source: str
+    destination: str
+    port: int = 0
+    protocol: Protocol = Protocol.TCP
+    sender: str | None = None
+    """The named network namespace that has the source address; None: the present one."""
+    node: str | None = None
+    """The named network namespace whose rules are watched; None: the present one."""
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it."""
+
+    flow: str
+    """`tcp 10.244.0.5:41234 -> 10.96.0.10:80`."""
+    trace: KernelTrace | None
+    """None: the node's hooks never saw it."""
+    answer: str
+    """`connected`, `answered`, `refused`, `unreachable`, or `nothing` within some seconds."""
+
+
+def probe(asked: Probe, deadline: float = DEADLINE) -> Probed:
+    """Send one packet and follow it. `deadline` in seconds, for each thing that is waited for. Raises ProbeError."""
+    family = family_of(asked.destination)
+    with netns.entered(asked.sender):
+        sender = _Sender(asked, family)
+    with sender:
+        rules = _rules(asked, family, sender.port)
+        with _tables(rules, asked.node), _Monitor(asked.node, family, deadline) as monitor:
+            sender.send()
+            answer = sender.answer(_ANSWER)
+            trace = monitor.first(deadline if answer in ("connected", "answered") else min(deadline, _ANSWER))
+    port = f":{sender.port}" if sender.port and ":" not in asked.source else ""
+    to = join_port(asked.destination, asked.port) if asked.port else asked.destination
+    return Probed(flow=f"{asked.protocol.lower} {asked.source}{port} -> {to}", trace=trace, answer=answer)
+
+
+@contextmanager
+def _tables(text: str, namespace: str | None) -> Iterator[None]:
+    try:
+        with netns.entered(namespace):
+            tables = OwnedTables(text)
+    except FileNotFoundError:
+        raise ProbeError(f"there is no network namespace {namespace}") from None
+    except NftMissing as error:
+        raise ProbeError(str(error)) from error
+    except NftError as error:
+        raise ProbeError(
+            f"the table {TABLE} could not be made: {error} (root is needed, and only one probe at a time in a namespace)"
+        ) from error
+    try:
+        yield
+    finally:
+        tables.close()
+
+
+def _rules(asked: Probe, family: IPFamily, source_port: int) -> str:
+    word = family.nft
+    flow = f"{word} saddr {asked.source} {word} daddr {asked.destination} "
+    if asked.protocol is Protocol.ICMP:
+        flow += f"meta l4proto {'icmp' if family is IPFamily.IPV4 else 'ipv6-icmp'}"
+    else:
+        flow += f"{asked.protocol.lower} sport {source_port} {asked.protocol.lower} dport {asked.port}"
+    knock = f"{word} daddr {_LOOPBACK[family]} udp dport {_knock_port()} meta nftrace set 1 drop"
+    return (
+        f"table {word} {TABLE} {{\n\tflags owner\n"
+        f"\tchain knock {{\n\t\ttype filter hook output priority -500\n\t\t{knock}\n\t}}\n"
+        f"\tchain made-here {{\n\t\ttype filter hook output priority -450\n\t\t{flow} meta nftrace set 1\n\t}}\n"
+        f"\tchain comes-in {{\n\t\ttype filter hook prerouting priority -450\n\t\t{flow} meta nftrace set 1\n\t}}\n"
+        f"}}\n"
+    )
+
+
+def _knock_port() -> int:
+    return 9  # "discard"; the packet never leaves the output hook
+
+
+class _Sender:
+    """The packet's socket, in the sender's namespace. Made inside of it."""
+
+    def __init__(self, asked: Probe, family: IPFamily) -> None:
+        self._asked, self._family = asked, family
+        self._raw = asked.protocol is Protocol.ICMP
+        if asked.protocol is Protocol.SCTP:
+            raise ProbeError("a probe is of TCP, UDP or ICMP: SCTP would load a module into the kernel")
+        kind = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}.get(asked.protocol, socket.SOCK_RAW)
+        try:
+            self._socket = socket.socket(_SOCKETS[family], kind, _ICMP[family] if self._raw else 0)
+        except OSError as error:
+            raise ProbeError(f"no socket to send from: {error.strerror} (root is needed)") from error
+        try:
+            self._socket.setblocking(False)
+            if asked.protocol is Protocol.TCP:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
+                self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_SYNCNT, 1)
+            self._socket.bind((asked.source, 0))
+        except OSError as error:
+            self._socket.close()
+            raise ProbeError(
+                f"cannot send from {asked.source}: {error.strerror}; a probe is sent where the address is"
+            ) from error
+        self.port: int = 0 if self._raw else self._socket.getsockname()[1]
+        self._failed = 0
+
+    def __enter__(self) -> _Sender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def send(self) -> None:
+        to = self._asked.destination, 0 if self._raw else self._asked.port
+        self._failed = self._socket.connect_ex(to)
+        if self._failed in (0, errno.EINPROGRESS):
+            self._failed = 0
+            if self._asked.protocol is not Protocol.TCP:
+                try:
+                    self._socket.send(self._echo() if self._raw else b"narthex probe")
+                except OSError as error:
+                    self._failed = error.errno or 0
+
+    def _echo(self) -> bytes:
+        head = struct.pack("!BBHHH", _ECHO_REQUEST[self._family], 0, 0, os.getpid() & 0xFFFF, 1)
+        total = sum(struct.unpack("!4H", head))
+        total = (total & 0xFFFF) + (total >> 16)
+        checksum = 0 if self._family is IPFamily.IPV6 else ~total & 0xFFFF  # the kernel writes ICMPv6's
+        return head[:2] + struct.pack("!H", checksum) + head[4:]
+
+    def answer(self, seconds: float) -> str:
+        """Wait for what comes back."""
+        if self._failed:
+            return _refusal(self._failed)
+        poll = select.poll()
+        tcp = self._asked.protocol is Protocol.TCP
+        poll.register(self._socket, select.POLLOUT if tcp else select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            return "nothing"
+        number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            return _refusal(number)
+        return "connected" if tcp else "answered"
+
+
+def _refusal(number: int) -> str:
+    if number == errno.ECONNREFUSED:
+        return "refused"
+    return "nothing" if number in (errno.ETIMEDOUT, errno.EPERM) else "unreachable"
+
+
+class _Monitor:
+    """`nft monitor trace` in a namespace. It does not say when it listens, so packets to loopback that our table drops
+    are sent until it tells of one."""
+
+    def __init__(self, namespace: str | None, family: IPFamily, deadline: float) -> None:
+        self._namespace, self._family, self._deadline = namespace, family, deadline
+        self._held = b""
+
+    def __enter__(self) -> _Monitor:
+        try:
+            self._program: Started[bytes] = start_program(
+                ["nft", "-a", "-n", "monitor", "trace"], namespace=self._namespace
+            )
+        except FileNotFoundError:
+            raise ProbeError("nft is not installed: the package is called nftables") from None
+        try:
+            self._until_listening()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._program.kill()
+        self._program.wait()
+        if self._program.stdout:
+            self._program.stdout.close()
+
+    def _until_listening(self) -> None:
+        end = time.monotonic() + self._deadline
+        with netns.entered(self._namespace):
+            knocker = socket.socket(_SOCKETS[self._family], socket.SOCK_DGRAM)
+        with knocker:
+            while not self._held:
+                with suppress(PermissionError):  # what our own rule drops
+                    knocker.sendto(b"", (_LOOPBACK[self._family], _knock_port()))
+                self._read(0.02)
+                if self._program.poll() is not None:
+                    said = self._held.decode(errors="replace").strip()
+                    raise ProbeError(f"nft monitor trace ended: {said or 'without a word'}")
+                if time.monotonic() > end:
+                    raise ProbeError(f"nft monitor trace told nothing within {self._deadline:g} s: is loopback up?")
+
+    def _read(self, seconds: float) -> bool:
+        assert self._program.stdout is not None
+        ready, _, _ = select.select([self._program.stdout], [], [], seconds)
+        if ready:
+            data = os.read(self._program.stdout.fileno(), 1 << 16)
+            self._held += data
+            return bool(data)
+        return False
+
+    def first(self, deadline: float) -> KernelTrace | None:
+        """The way of the first packet that our table marked; None when none came in time."""
+        end = time.monotonic() + deadline
+        while time.monotonic() < end:
+            came = self._read(_QUIET)
+            found = self._traces()
+            if found is not None and not came:
+                return found
+            if not came and self._program.poll() is not None:
+                break
+        return self._traces()
+
+    def _traces(self) -> KernelTrace | None:
+        whole = self._held[: self._held.rfind(b"\n") + 1].decode(errors="replace")
+        ours = (
+            trace
+            for trace in conversations(parse(whole.splitlines()), TABLE)
+            if trace.began in ("made-here", "comes-in")
+        )
+        return next(iter(ours), None)

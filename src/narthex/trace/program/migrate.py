@@ -1,0 +1,70 @@
+"""What a change of mode would change, over all nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.plan.ir import Plan
+from narthex.proxy.program.inputs import Cluster, InputError, Inputs, Wishes, view
+from narthex.trace.reports.compare import compare
+from narthex.trace.reports.factors import Side, factors, serving
+from narthex.trace.reports.migration import Found, Migration, differences, grouped
+
+
+class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+    """The report, and what was wrong with the input."""
+
+    migration: Migration
+    problems: tuple[str, ...] = ()
+
+
+def prospect(cluster: Cluster, before: str, after: str, wishes: Wishes) -> Prospect:
+    """What changes when nodes go from one mode to another; `wishes.node` limits it to one node. Raises InputError."""
+    nodes = _nodes(cluster, wishes)
+    found: list[Found] = []
+    plans: list[Plan] = []
+    problems: dict[str, None] = {}
+    for name in nodes:
+        one, other = (view(cluster, msgspec.structs.replace(wishes, node=name, mode=mode)) for mode in (before, after))
+        problems |= dict.fromkeys((*one.problems, *other.problems))
+        found += _on_one_node(one, other, plans)
+    services = sorted({str(service) for plan in plans for service in plan.services})
+    return Prospect(
+        migration=Migration(
+            before=before,
+            after=after,
+            nodes=nodes,
+            services=tuple(services),
+            groups=grouped(found),
+            differences=differences(BACKENDS[before].traits, BACKENDS[after].traits, plans),
+        ),
+        problems=tuple(problems),
+    )
+
+
+def _nodes(cluster: Cluster, wishes: Wishes) -> tuple[str, ...]:
+    if wishes.node:
+        return (wishes.node,)
+    names = tuple(sorted(key.name for key in cluster.snapshot.nodes))
+    if not names:
+        raise InputError("which node? The manifests hold no Node; name one with --node")
+    if wishes.node_ips and len(names) > 1:
+        raise InputError(f"--node-ip is for one node: choose it with --node: {', '.join(names)}")
+    return names
+
+
+def _on_one_node(one: Inputs, other: Inputs, plans: list[Plan]) -> Iterator[Found]:
+    """The changes on one node; its plans are put to the others."""
+    for family in one.families:
+        first = serving(one.snapshot, family, _side(one))
+        differing = list(factors(one.snapshot, family, _side(one), _side(other)))
+        plans += (first.plan, *(factor.so_far.plan for factor in differing[-1:]))
+        for change in compare(first, differing, one.host):
+            yield Found(node=one.config.node_name, family=family, change=change)
+
+
+def _side(inputs: Inputs) -> Side:
+    return Side(mode=inputs.mode, config=inputs.config, deviations=BACKENDS[inputs.mode].deviations)

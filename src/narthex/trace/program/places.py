@@ -1,0 +1,175 @@
+"""What a person may name as sender or destination of a packet, and where it is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from narthex.model.names import NamespacedName
+from narthex.model.net import Protocol, address
+from narthex.model.objects import Service
+from narthex.model.store import Snapshot
+from narthex.trace.explain import Met
+
+OUTSIDE = ("198.51.100.7", "2001:db8:c::7")
+"""Addresses of a client beyond the cluster when nobody says another: those reserved for documentation."""
+
+_PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
+
+
+class TraceError(ValueError):
+    """The question cannot be asked so; the message says what would help."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that has addresses: what a person may name as sender or destination."""
+
+    kind: str
+    """address, pod, Service, node or outside."""
+    name: str
+    addresses: tuple[str, ...]
+    node: str = ""
+    """The node that it is on."""
+    service: Service | None = None
+    lookup: tuple[Met, ...] = ()
+    """How the addresses were found, where a name was given."""
+
+
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """`DST[:PORT][/PROTO]`, taken apart."""
+
+    name: str
+    port: str = ""
+    protocol: Protocol | None = None
+
+
+def split_destination(text: str) -> Destination:
+    """Take `DST[:PORT][/PROTO]` apart. `a/tcp` without a port is an object of namespace `a`, unless `a` is an
+    address or has a slash itself. Raises TraceError."""
+    name, slash, last = text.rpartition("/")
+    protocol = _PROTOCOLS.get(last.lower()) if slash else None
+    if protocol is not None:
+        rest, port = _split_port(name)
+        if port or "/" in name or as_address(rest) is not None:
+            return Destination(name=rest, port=port, protocol=protocol)
+    rest, port = _split_port(text)
+    return Destination(name=rest, port=port)
+
+
+def _split_port(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        inside, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise TraceError(f"{text!r} is not [ADDRESS]:PORT")
+        return inside, rest[1:]
+    if text.count(":") == 1:
+        name, _, port = text.partition(":")
+        return name, port
+    return text, ""
+
+
+def as_address(text: str) -> str | None:
+    """The address in its canonical form; None when it is none."""
+    try:
+        return address(text)
+    except ValueError:
+        return None
+
+
+class Places:
+    """Finds what a person names."""
+
+    def __init__(self, snapshot: Snapshot, outside: Sequence[str] = OUTSIDE, pods: Iterable[Place] = ()) -> None:
+        self.snapshot = snapshot
+        self._services = snapshot.services
+        self._places: list[Place] = [Place(kind="outside", name="outside", addresses=tuple(outside))]
+        for node in snapshot.nodes.values():
+            ips = (*node.internal_ips, *node.external_ips)
+            self._places.append(Place(kind="node", name=node.name, addresses=ips, node=node.name))
+        known: dict[str, Place] = {place.name: place for place in pods}
+        for pod in snapshot.pods.values():
+            known.setdefault(
+                str(pod.key), Place(kind="pod", name=str(pod.key), addresses=pod.ips, node=pod.spec.node_name)
+            )
+        for name, place in _targets(snapshot).items():
+            known.setdefault(name, place)
+        self._places += [known[name] for name in sorted(known)]
+
+    def sender(self, text: str) -> Place:
+        """An address, a pod, a node or `outside`. Raises TraceError."""
+        literal = as_address(text)
+        if literal is not None:
+            return Place(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
+        return self._one(text, [place for place in self._places if _is(place, text)])
+
+    def destination(self, text: str) -> Place:
+        """Also a Service; a Service wins over a pod of the same name. Raises TraceError."""
+        literal = as_address(text)
+        if literal is not None:
+            return Place(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
+        services = [
+            Place(kind="Service", name=str(key), addresses=tuple(ip for ip in found.cluster_ips if ip != "None"),
+                  service=found)
+            for key, found in sorted(self._services.items())
+        ]  # fmt: skip
+        found = [place for place in services if _is(place, text)]
+        return self._one(text, found or [place for place in self._places if _is(place, text)], services)
+
+    def knows(self, text: str) -> bool:
+        """Whether something goes by exactly this name."""
+        return any(_is(place, text) for place in self._places)
+
+    def at(self, ip: str) -> Place | None:
+        """The pod, node or other place that has an address."""
+        return next((place for place in self._places if ip in place.addresses), None)
+
+    def of(self, ip: str) -> Service | None:
+        """The Service that owns an address."""
+        for key in sorted(self._services):
+            found = self._services[key]
+            balancers = tuple(entry.ip for entry in found.ingress)
+            if ip in (*found.cluster_ips, *found.external_ips, *balancers):
+                return found
+        return None
+
+    def _node_of(self, ip: str) -> str:
+        place = self.at(ip)
+        return place.node if place else ""
+
+    def _one(self, text: str, found: list[Place], more: Sequence[Place] = ()) -> Place:
+        # "web" alone means the one in the namespace `default`, as with kubectl, unless only another one exists.
+        default = [place for place in found if place.name == f"default/{text}"]
+        found = default or found
+        if len(found) > 1:
+            raise TraceError(f"{text!r} could be {', '.join(place.name for place in found)}: name it in full")
+        if not found:
+            known = [place.name for place in (*self._places, *more)]
+            near = difflib.get_close_matches(text, known, n=3, cutoff=0.5) or known[:6]
+            raise TraceError(f"there is no {text!r}; there are {', '.join(near)}, or give an address")
+        if not found[0].addresses:
+            raise TraceError(f"{found[0].kind} {found[0].name} has no address")
+        return found[0]
+
+
+def _is(place: Place, text: str) -> bool:
+    kind, _, rest = text.partition("/")
+    wanted = {"svc": "service"}.get(kind, kind)
+    if rest and wanted in ("pod", "service", "node") and wanted == place.kind.lower():
+        text = rest
+    return place.name == text or ("/" in place.name and place.name.split("/", 1)[1] == text)
+
+
+def _targets(snapshot: Snapshot) -> dict[str, Place]:
+    """Pods that only EndpointSlices tell of."""
+    found: dict[str, Place] = {}
+    for slices in snapshot.slices.values():
+        for each in slices.values():
+            for endpoint in each.endpoints:
+                if endpoint.target:
+                    name = str(NamespacedName(each.namespace, endpoint.target))
+                    before = found[name].addresses if name in found else ()
+                    ips = tuple(dict.fromkeys((*before, endpoint.address)))
+                    found[name] = Place(kind="pod", name=name, addresses=ips, node=endpoint.node_name)
+    return found

@@ -1,0 +1,176 @@
+"""One packet's way, by plan and by rules: from what a person typed to an Explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from narthex.model.net import IPFamily, Protocol, contains, family_of
+from narthex.model.packet import Host, Packet
+from narthex.netfilter.dump.read import Rules
+from narthex.netfilter.walk.walk import walk
+from narthex.proxy.program.inputs import Inputs
+from narthex.trace.evaluate import evaluate
+from narthex.trace.explain import Case, Explanation, explain
+from narthex.trace.names import Named, Names
+from narthex.trace.program.places import Destination, Place, Places, TraceError, as_address, split_destination
+from narthex.trace.program.resolve_names import by_name
+
+if TYPE_CHECKING:
+    from narthex.lb.announce import Announcer
+
+CLUSTER_DOMAIN = "cluster.local"
+"""What a cluster's names end in when nobody says otherwise."""
+
+_DEFAULT_BRIDGE = "cni0"
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked, resolved."""
+
+    packet: Packet
+    source: Place
+    destination: Place
+
+
+def ask(
+    places: Places, sender: str, destination: str, domain: str = CLUSTER_DOMAIN
+) -> tuple[Place, Place, Destination]:
+    """Find both ends; `domain` is the cluster's in its DNS. Raises TraceError."""
+    wanted = split_destination(destination)
+    source = places.sender(sender)
+    if "." in wanted.name and as_address(wanted.name) is None and not places.knows(wanted.name):
+        return source, by_name(places, source, wanted.name, domain), wanted
+    return source, places.destination(wanted.name), wanted
+
+
+def question(
+    places: Places, source: Place, target: Place, wanted: Destination, inputs: Inputs, host: Host, iif: str | None
+) -> Question:
+    """The packet that was meant. `iif`: None takes the one that fits the sender. Raises TraceError."""
+    to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
+    if to is None:
+        raise TraceError(f"{source.name} and {target.name} have no IP family in common")
+    family = family_of(to)
+    sent_from = next(ip for ip in source.addresses if family_of(ip) is family)
+    port, protocol = port_of(places, target, to, wanted)
+    own = sent_from in host.addresses or contains(family.loopback, sent_from)
+    arrives = "" if own else _arrival(inputs, source, sent_from) if iif is None else iif
+    packet = Packet(source=sent_from, destination=to, port=port, protocol=protocol, iif=arrives, from_host=own)
+    return Question(packet=packet, source=source, destination=target)
+
+
+def port_of(places: Places, target: Place, to: str, wanted: Destination) -> tuple[int, Protocol]:
+    if wanted.protocol is Protocol.ICMP:
+        return 0, Protocol.ICMP
+    service = target.service or places.of(to)
+    ports = [each for each in (service.ports if service else ()) if wanted.protocol in (None, each.protocol)]
+    if wanted.port.isascii() and wanted.port.isdigit():
+        number = int(wanted.port)
+        if not 0 < number < 65536:
+            raise TraceError(f"{number} is not a port (1-65535)")
+        same = [each.protocol for each in ports if each.port == number]
+        return number, wanted.protocol or (Protocol.TCP if Protocol.TCP in same or not same else same[0])
+    fitting = [each for each in ports if not wanted.port or each.name == wanted.port]
+    if len(fitting) == 1:
+        return fitting[0].port, fitting[0].protocol
+    choices = ", ".join(
+        f"{each.port}/{each.protocol.lower}" + (f" ({each.name})" if each.name else "") for each in ports
+    )
+    if wanted.port:
+        raise TraceError(f"{wanted.port!r} is no port of {target.name}" + (f"; there are {choices}" if choices else ""))
+    raise TraceError(
+        f"which port of {target.name}? " + (f"There are {choices}" if choices else "Write it as NAME:PORT")
+    )
+
+
+def _arrival(inputs: Inputs, source: Place, sent_from: str) -> str:
+    """The interface a packet of this sender comes in on, as the detection of pods would see it."""
+    config = inputs.config
+    here = any(contains(cidr, sent_from) for cidr in inputs.node.pod_cidrs)
+    if not here and (source.kind != "pod" or source.node != config.node_name):
+        return "eth0"
+    if config.detect_local_mode == "InterfaceNamePrefix" and config.interface_name_prefix:
+        return f"{config.interface_name_prefix}0"
+    return config.bridge_interface or _DEFAULT_BRIDGE
+
+
+def _relay_table(dump: Rules, family: IPFamily) -> Any:
+    """The relay's listeners among the comments of a dump."""
+    from narthex.proxy.backends.userspace.table import table_of
+
+    try:
+        return table_of(dump.comments, family)
+    except ValueError as error:
+        raise TraceError(str(error)) from error
+
+
+def answer(
+    asked: Question,
+    inputs: Inputs,
+    host: Host,
+    *,
+    others: dict[str, Named] | None = None,
+    live_rules: Callable[[IPFamily], Any] | None = None,
+    dump: Callable[[IPFamily], Rules] | None = None,
+    live_route: Callable[[str], str] | None = None,
+    announcers: Mapping[str, Announcer] | None = None,
+) -> Explanation:
+    """Follow the packet through plan and rules. Instead of the rules that the plan would become, `live_rules` reads those
+    of a running node, and `dump` what its tools have printed; `live_route` asks its routes. `announcers`: what is known of
+    each node's; None: each is taken to be alive. Raises TraceError."""
+    from narthex.proxy.backends import BACKENDS
+    from narthex.proxy.backends.userspace.backend import UserspaceBackend
+
+    backend = BACKENDS[inputs.mode]
+    packet = asked.packet
+    family = family_of(packet.destination)
+    plan = inputs.plan(family)
+    if dump is not None:
+        held = dump(family)
+        walked, whence = walk(held.ruleset, packet, host, beside=held.beside), "read from dumps"
+        if isinstance(backend, UserspaceBackend):
+            walked = backend.onwards(walked, _relay_table(held, family))
+    else:
+        rules = live_rules(family) if live_rules else backend.render(plan)
+        if rules is None:
+            raise TraceError(f"the node has no rules of mode {inputs.mode} for {family.label}")
+        walked = backend.walk(rules, packet, host)
+        whence = "read from the node" if live_rules else "rendered from the plan"
+    case = Case(
+        plan=plan,
+        packet=packet,
+        host=host,
+        mode=inputs.mode,
+        planned=evaluate(plan, packet, host, backend.deviations),
+        walked=walked,
+        rules=whence,
+        deviations=backend.deviations,
+        lookup=asked.destination.lookup,
+    )
+    names = Names(inputs.snapshot, others)
+    route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))
+    explanation = explain(case, names, route)
+    if asked.source.kind not in ("outside", "address") or packet.from_host:
+        return explanation
+    return msgspec.structs.replace(explanation, announced=_announced(inputs, packet.destination, announcers))
+
+
+def _announced(inputs: Inputs, address: str, known: Mapping[str, Announcer] | None) -> tuple[str, ...]:
+    """Which node answers for a load balancer's address; nothing for other addresses."""
+    from narthex.lb.announce import Announcer, View, decide
+
+    if not inputs.snapshot.address_pools:
+        return ()
+    nodes = known or {key.name: Announcer() for key in inputs.snapshot.nodes}
+    decision = decide(View(snapshot=inputs.snapshot, announcers=nodes)).get(address)
+    if decision is None:
+        return ()
+    here, said = inputs.config.node_name, f"{decision.holder} answers for {address}"
+    if not decision.holder:
+        said = f"nobody answers for {address}, so no packet comes"
+    elif decision.holder != here:
+        said += f", so packets come to {decision.holder} and not to {here}"
+    return (said, *(f"{each.node}: {each.reason.value}: {each.text}" for each in decision.verdicts), *decision.notes)

@@ -1,0 +1,202 @@
+"""One question about a path, and the journey that answers it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from narthex.model.net import contains, family_of
+from narthex.trace.follow.atlas import Atlas
+from narthex.trace.follow.path import MADE_HERE, Entry, Follower
+from narthex.trace.follow.routing import Question, look_up
+from narthex.trace.follow.views import NodeView
+from narthex.trace.journey import Header, Journey, Party, Stage, Step, Way
+from narthex.trace.program.known import Known
+from narthex.trace.program.places import Destination, Place, Places, TraceError, as_address, split_destination
+from narthex.trace.program.resolve_names import by_name
+from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, port_of
+from narthex.trace.render.story import tree
+
+_BRIDGE, _UPLINK = "cni0", "eth0"
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked."""
+
+    source: str
+    destination: str
+    """`DST[:PORT][/PROTO]`."""
+    node: str = ""
+    """Where a packet from outside comes in."""
+    iif: str = ""
+    source_port: int = 0
+    size: int = 0
+    domain: str = CLUSTER_DOMAIN
+
+
+def travel(known: Known, wish: Wish) -> Journey:
+    """Follow the packet. Raises TraceError when the question cannot be asked so."""
+    places = known.places()
+    wanted = split_destination(wish.destination)
+    source = places.sender(wish.source)
+    target = _target(places, source, wanted, wish.domain)
+    header = _header(places, source, target, wanted, wish)
+    atlas = known.atlas()
+    follower = Follower(atlas, wish.size)
+    view, entry, told = _start(known, atlas, follower, source, header, wish)
+    way = tree(follower.go(view, header, entry, (told,)))
+    return Journey(
+        packet=header,
+        source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
+        destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
+        start=view.name,
+        service=_service(places, known, header) or _told_by_rules(way),
+        way=way,
+        sources=tuple(
+            dict.fromkeys(f"{each.origin}" + (f" (node {each.name})" if each.name else "") for each in known.views)
+        ),
+        missing=follower.missing,
+    )
+
+
+def _kind(source: Place) -> str:
+    return "outside" if source.kind == "outside" else ""
+
+
+def _target(places: Places, source: Place, wanted: Destination, domain: str) -> Place:
+    if "." in wanted.name and as_address(wanted.name) is None and not places.knows(wanted.name):
+        return by_name(places, source, wanted.name, domain)
+    return places.destination(wanted.name)
+
+
+def _header(places: Places, source: Place, target: Place, wanted: Destination, wish: Wish) -> Header:
+    to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
+    if to is None:
+        raise TraceError(f"{source.name} and {target.name} have no IP family in common")
+    port, protocol = port_of(places, target, to, wanted)
+    sent_from = next(ip for ip in source.addresses if family_of(ip) is family_of(to))
+    return Header(
+        source=sent_from,
+        destination=to,
+        protocol=protocol.lower,
+        port=port,
+        source_port=wish.source_port or None,
+    )
+
+
+def _service(places: Places, known: Known, header: Header) -> str:
+    service = places.of(header.destination)
+    if service is None:
+        node_ports = (
+            (each, port)
+            for each in known.snapshot.services.values()
+            for port in each.ports
+            if port.node_port == header.port and port.protocol.lower == header.protocol
+        )
+        found = next(node_ports, None)
+        if found is None or not any(header.destination in _own(view) for view in known.views):
+            return ""
+        return f"{found[0].key}" + (f":{found[1].name}" if found[1].name else "")
+    port = next(
+        (each for each in service.ports if each.port == header.port and each.protocol.lower == header.protocol), None
+    )
+    return f"{service.key}" + (f":{port.name}" if port is not None and port.name else "")
+
+
+_COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster IP|external IP|loadbalancer IP))?$")
+
+
+def _told_by_rules(way: Way) -> str:
+    """The Service port that the comments of kube-proxy's rules name."""
+    chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
+    found = (_COMMENT.match(step.why) for step in _steps(way) if step.chain in chains)
+    return next((match[1].rstrip(":") for match in found if match), "")
+
+
+def _steps(way: Way) -> Iterator[Step]:
+    yield from way.steps
+    for each in way.ways:
+        yield from _steps(each)
+
+
+def _own(view: NodeView) -> tuple[str, ...]:
+    return tuple(each.address for each in view.addresses or ())
+
+
+# ---- where it begins -----------------------------------------------------------------------------------------------
+
+
+def _start(
+    known: Known, atlas: Atlas, follower: Follower, source: Place, header: Header, wish: Wish
+) -> tuple[NodeView, Entry, Step]:
+    if wish.node and wish.iif:
+        view = _named(known, atlas, wish.node)
+        return view, Entry(link=wish.iif), _begin(view, header, f"in by {wish.iif}")
+    loopback = contains(family_of(header.source).loopback, header.source)
+    own = atlas.holder(header.source) if not loopback else None
+    if own is None and (loopback or source.kind == "node"):
+        own = _named(known, atlas, wish.node or source.node)
+    if own is not None and not wish.iif:
+        return own, MADE_HERE, _begin(own, header, "made on this node")
+    here = atlas.node_of(header.source) or source.node
+    if here and source.kind != "outside":
+        view = _named(known, atlas, here)
+        return _from_neighbour(view, follower, header, wish, _BRIDGE, f"from a pod of node {here}")
+    near = next((view for view in known.views if _is_pod_of(view, header.source)), None)
+    if near is not None:
+        return _from_neighbour(near, follower, header, wish, _BRIDGE, "from a pod of this node")
+    view = _arrival(known, atlas, header, wish)
+    return _from_neighbour(view, follower, header, wish, _UPLINK, "from outside")
+
+
+def _is_pod_of(view: NodeView, address: str) -> bool:
+    """Whether the node reaches the address over a link of pods: a bridge or a veth, with no router between."""
+    found = look_up(view, Question(destination=address))
+    if found.kind != "unicast" or found.hops[0][0].via:
+        return False
+    link = view.link(found.hops[0][0].link)
+    default = look_up(view, Question(destination="2001:db8::1" if ":" in address else "192.0.2.1"))
+    uplinks = {hop.link for hop, _ in default.hops}
+    return link is not None and link.kind in ("bridge", "veth") and link.name not in uplinks
+
+
+def _arrival(known: Known, atlas: Atlas, header: Header, wish: Wish) -> NodeView:
+    """Where a packet from outside comes in: the node that was named, or has the destination, or the first."""
+    if wish.node:
+        return _named(known, atlas, wish.node)
+    holder = atlas.holder(header.destination)
+    if holder is not None:
+        return holder
+    node = atlas.node_named(header.destination)
+    return (atlas.view(node) if node else None) or known.views[0]
+
+
+def _named(known: Known, atlas: Atlas, name: str) -> NodeView:
+    found = atlas.view(name) if name else None
+    if found is not None:
+        return found
+    if len(known.views) == 1 and (not known.views[0].name or not name):
+        return known.views[0]
+    have = ", ".join(view.name or view.origin for view in known.views)
+    if not name:
+        raise TraceError(f"which node? Name one with --node: {have}")
+    raise TraceError(f"it begins on node {name}, of which nothing is known here: give its bundle; there is {have}")
+
+
+def _from_neighbour(
+    view: NodeView, follower: Follower, header: Header, wish: Wish, guess: str, how: str
+) -> tuple[NodeView, Entry, Step]:
+    if wish.iif:
+        return view, Entry(link=wish.iif), _begin(view, header, f"{how}, in by {wish.iif}")
+    entry, why = follower.entry_of(view, header.source, header.destination)
+    if entry is not None:
+        told = f"{how}, by frames alone over {entry.link}" if entry.bridged else f"{how}, in by {entry.link}"
+        return view, entry, _begin(view, header, told)
+    unknown = f"which link it comes in by ({why}); taken to be {guess}, say another with --iif"
+    return view, Entry(link=guess), _begin(view, header, f"{how}, in by {guess}", unknown)
+
+
+def _begin(view: NodeView, header: Header, what: str, unknown: str = "") -> Step:
+    return Step(stage=Stage.START, node=view.name, what=what, before=header, unknown=unknown)

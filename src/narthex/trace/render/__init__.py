@@ -1,0 +1,1 @@
+"""A path as text, SVG, HTML, or a graph. Pure."""

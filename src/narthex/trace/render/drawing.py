@@ -1,0 +1,331 @@
+"""A journey as what can be drawn: boxes in areas, lanes that part, and a bound on how much of it there is.
+
+All renderers draw this and decide nothing of their own. What is left out for its length is counted where it was. No text
+is escaped here: that is for who knows the form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import groupby
+
+import msgspec
+
+from narthex.model.net import join_port
+from narthex.proxy.plan.show import visible
+from narthex.trace.explain import fraction_text
+from narthex.trace.journey import End, Fate, Header, Journey, Stage, Step, Way
+
+MOST_ROWS = 12
+"""In one box; more are folded."""
+MOST_LANES = 8
+"""At one parting."""
+MOST_BOXES = 160
+"""In one drawing."""
+_MOST_NEAR = 3
+_LONGEST = 400
+"""Characters of one text."""
+
+_BEFORE_RULE = re.compile(r"^(?:\[\d+:\d+\] )?(?:-A \S+ )?")
+
+GOOD = frozenset({Fate.DELIVERED, Fate.LEAVES})
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line in a box."""
+
+    text: str
+    where: str = ""
+    """Table and chain, for a rule."""
+    verdict: str = ""
+    note: str = ""
+    faded: bool = False
+    """Nearly met, or left out."""
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one stage, one after the other."""
+
+    stage: str
+    rows: tuple[Row, ...]
+    change: str = ""
+    """What becomes of the packet: "10.96.0.10:80 becomes 10.244.0.5:8080"."""
+
+
+class Area(msgspec.Struct, frozen=True, kw_only=True):
+    """A network namespace, and the boxes that the packet meets in it before it goes on."""
+
+    title: str
+    boxes: tuple[Box, ...]
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the way without parting, and what follows."""
+
+    label: str = ""
+    """How likely it is, given that the packet came to the parting; empty for the trunk."""
+    areas: tuple[Area, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    folded: str = ""
+    """What stands for further lanes."""
+    end: str = ""
+    fate: Fate | None = None
+    taken: bool = True
+    """False: drawn faded, for another lane is what is being explained."""
+    reply: tuple[Area, ...] = ()
+    reply_end: str = ""
+
+
+class Drawing(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    title: str
+    lines: tuple[tuple[str, str], ...]
+    """Name and value: from, to, Service, read from."""
+    trunk: Lane
+    result: str
+    good: bool
+
+
+def draw(journey: Journey) -> Drawing:
+    """Lay a journey out. A way that fails is drawn whole and the others beside it faded; else the likeliest is whole."""
+    chosen = _chosen(journey.way)
+    trunk = _Layout(journey.way, chosen).lane(journey.way, "", chosen is not None)
+    lines = [("from", _party(journey.source.address, journey.source.name))]
+    lines.append(("to", _party(journey.destination.address, journey.destination.name)))
+    if journey.service:
+        lines.append(("Service", journey.service))
+    lines += [("read from", source) for source in journey.sources]
+    lines += [("not known", f"{each.node + ': ' if each.node else ''}{each.part}{f' ({each.why})' if each.why else ''}")
+              for each in journey.missing]  # fmt: skip
+    ends = journey.ends()
+    failing = sum((chance for key, chance in ends.items() if key[0] not in GOOD), Fraction(0))
+    return Drawing(
+        title=clean(str(journey.packet)),
+        lines=tuple((name, clean(value)) for name, value in lines),
+        trunk=trunk,
+        result=_result(journey, failing),
+        good=failing == 0,
+    )
+
+
+def _result(journey: Journey, failing: Fraction) -> str:
+    fates = {leaf.end.fate for leaf in journey.leaves()}
+    if failing == 0:
+        return (
+            "delivered" if fates == {Fate.DELIVERED} else "leaves this machine" if Fate.LEAVES in fates else "delivered"
+        )
+    if fates == {Fate.UNKNOWN}:
+        return "not known"
+    if failing == 1:
+        return " or ".join(sorted(fate.value for fate in fates))
+    return f"fails in {percent(failing)} of all cases"
+
+
+def verdict(drawing: Drawing, fails: bool) -> tuple[str, str]:
+    """What becomes of the packet, and `good`, `bad` or `doubt`. `fails`: something else is wrong with the path."""
+    if drawing.good and fails:
+        return f"{drawing.result}, and yet it fails", "bad"
+    return drawing.result, "good" if drawing.good else "doubt" if drawing.result == "not known" else "bad"
+
+
+def percent(chance: Fraction) -> str:
+    """`33.3 % (1/3)`."""
+    return f"{float(chance) * 100:.3g} % ({fraction_text(chance)})"
+
+
+def _chosen(way: Way) -> frozenset[int] | None:
+    """The identities of the ways from the top to the leaf that is drawn whole; None when all are equally good."""
+    found: list[tuple[bool, Fraction, tuple[int, ...]]] = []
+
+    def visit(each: Way, probability: Fraction, path: tuple[int, ...]) -> None:
+        probability *= each.chance
+        path = (*path, id(each))
+        if each.end is not None:
+            found.append((each.end.fate not in GOOD, probability, path))
+        for below in each.ways:
+            visit(below, probability, path)
+
+    visit(way, Fraction(1), ())
+    best = max(found, key=lambda one: one[:2])
+    return frozenset(best[2])
+
+
+class _Layout:
+    def __init__(self, way: Way, chosen: frozenset[int] | None) -> None:
+        self._chosen = chosen or frozenset()
+        self._some_fail = any(end.fate not in GOOD for end in _ends(way))
+        self._boxes_left = MOST_BOXES
+
+    def lane(self, way: Way, label: str, whole: bool) -> Lane:
+        """A way with all below it. `whole`: with its steps, else only how it ends."""
+        areas = self._areas(way.steps) if whole else ()
+        shown = self._shown(way.ways) if whole else ()
+        lanes = [self.lane(each, percent(each.chance), whole and id(each) in self._chosen) for each in shown]
+        rest = [each for each in way.ways if each not in shown] if whole else []
+        folded = ""
+        if rest:
+            together = percent(sum((each.chance for each in rest), Fraction(0)))
+            folded = f"{len(rest)} more ways, {together} together: {_summary(rest)}"
+        end = way.end
+        reply: tuple[Area, ...] = ()
+        if end is not None and end.reply is not None and whole:
+            reply = self._areas(_first_way(end.reply))
+        return Lane(
+            label=label,
+            areas=areas,
+            lanes=tuple(lanes),
+            folded=clean(folded),
+            end=clean(end_text(end)) if end else "" if whole else clean(_summary([way])),
+            fate=end.fate if end else None if whole else next(iter(_ends(way))).fate,
+            taken=whole or not self._some_fail,
+            reply=reply,
+            reply_end=clean(_reply_text(end)) if end and whole else "",
+        )
+
+    def _shown(self, ways: Sequence[Way]) -> list[Way]:
+        """The chosen one is always among them."""
+        first = list(ways[:MOST_LANES])
+        chosen = [each for each in ways if id(each) in self._chosen]
+        return first if all(each in first for each in chosen) else [*first[:-1], *chosen]
+
+    def _areas(self, steps: Sequence[Step]) -> tuple[Area, ...]:
+        areas: list[Area] = []
+        for place, together_here in groupby(steps, key=lambda step: (step.node, step.namespace)):
+            boxes = []
+            stages = _stages(list(together_here))
+            for stage, together in stages:
+                if self._boxes_left <= 0:
+                    break
+                self._boxes_left -= 1
+                boxes.append(_box(stage, together))
+            left = len(stages) - len(boxes)
+            if left:
+                boxes.append(Box(stage="", rows=(Row(text=f"… {left} more stages are not drawn", faded=True),)))
+            areas.append(Area(title=clean(_place(*place)), boxes=tuple(boxes)))
+        return tuple(areas)
+
+
+def _place(node: str, namespace: str) -> str:
+    if namespace:
+        return f"pod {namespace}" + (f" on {node}" if node else "")
+    return f"node {node}" if node else "this node"
+
+
+def _stages(steps: Sequence[Step]) -> list[tuple[Stage, list[Step]]]:
+    return [(stage, list(together)) for stage, together in groupby(steps, key=lambda step: step.stage)]
+
+
+def _box(stage: Stage, steps: Sequence[Step]) -> Box:
+    change = clean(_change(steps))
+    # Only the ends can be seen of very many, so the middle is not even looked at.
+    middle = max(len(steps) - 2 * MOST_ROWS, 0)
+    if middle:
+        steps = [*steps[:MOST_ROWS], *steps[-MOST_ROWS:]]
+    rows = [row for step in steps for row in _rows(step)]
+    if len(rows) + middle > MOST_ROWS:
+        head, tail = rows[: MOST_ROWS - 6], rows[-5:]
+        left = len(rows) + middle - len(head) - len(tail)
+        rows = [*head, Row(text=f"… {left} more lines", faded=True), *tail]
+    return Box(stage=stage.value, rows=tuple(rows), change=change)
+
+
+def _rows(step: Step) -> Iterator[Row]:
+    near = step.near[:_MOST_NEAR]
+    for miss in near:
+        where = f"{miss.table} {miss.chain}" if miss.chain else ""
+        note = f"not met: {miss.missing}"
+        yield Row(text=clean(miss.rule), where=clean(where), note=clean(note), faded=True)
+    if len(step.near) > len(near):
+        yield Row(text=f"… {len(step.near) - len(near)} more rules nearly matched", faded=True)
+    yield _row(step)
+
+
+def _row(step: Step) -> Row:
+    # Chain and counters stand beside it, or say nothing of this packet.
+    text = _BEFORE_RULE.sub("", step.rule) if step.chain and step.rule else step.what
+    notes = [step.why, step.unknown and f"not known: {step.unknown}"]
+    if step.chance != 1:
+        notes.append(f"chance {percent(step.chance)}")
+    note = "; ".join(dict.fromkeys(note for note in notes if note and note != text))
+    where = f"{step.table} {step.chain}" if step.chain else ""
+    return Row(text=clean(text), where=clean(where), verdict=clean(step.verdict), note=clean(note))
+
+
+def _change(steps: Sequence[Step]) -> str:
+    """What the steps together make of the packet's addresses."""
+    befores = [step.before for step in steps if step.before is not None]
+    afters = [step.after for step in steps if step.after is not None]
+    if not befores or not afters:
+        return ""
+    one, other = befores[0], afters[-1]
+    said = []
+    if (one.destination, one.port) != (other.destination, other.port):
+        said.append(f"destination {_to(one)} becomes {_to(other)}")
+    if other.masqueraded and not one.masqueraded:
+        said.append(f"source {one.source} becomes {other.source or 'this node’s address'}")
+    if one.mark != other.mark:
+        said.append(f"mark {one.mark:#x} becomes {other.mark:#x}")
+    return "; ".join(said)
+
+
+def _to(header: Header) -> str:
+    return join_port(header.destination, header.port) if header.port else header.destination
+
+
+def end_text(end: End) -> str:
+    """How a way ends, on one line."""
+    to = (join_port(end.address, end.port) if end.port else end.address) if end.address else ""
+    words = {
+        Fate.DELIVERED: f"delivered to {to}" if to else "delivered",
+        Fate.LEAVES: f"leaves for {to}" if to else "leaves this machine",
+        Fate.DROPPED: "dropped in silence",
+        Fate.REJECTED: "rejected: the sender is told",
+        Fate.LOST: "lost",
+        Fate.UNKNOWN: "not known",
+    }
+    said = words[end.fate] + (f", {end.name}" if end.name else "")
+    if end.masqueraded:
+        said += f", which sees {end.source or 'the node’s address'} as the source"
+    return said + (f": {end.reason}" if end.reason else "")
+
+
+def _reply_text(end: End) -> str:
+    if end.reply is None:
+        return ""
+    return " or ".join(dict.fromkeys(f"{each.fate.value}{': ' + each.reason if each.reason else ''}"
+                                     for each in _ends(end.reply)))  # fmt: skip
+
+
+def _first_way(way: Way) -> tuple[Step, ...]:
+    steps = list(way.steps)
+    while way.ways:
+        way = max(way.ways, key=lambda each: each.chance)
+        steps += way.steps
+    return tuple(steps)
+
+
+def _ends(way: Way) -> Iterator[End]:
+    if way.end is not None:
+        yield way.end
+    for each in way.ways:
+        yield from _ends(each)
+
+
+def _summary(ways: Sequence[Way]) -> str:
+    """How several ways end, without the rest."""
+    ends = [end_text(end) for way in ways for end in _ends(way)]
+    told = list(dict.fromkeys(ends))
+    return "; ".join(told[:3]) + (f"; and {len(told) - 3} other ends" if len(told) > 3 else "")
+
+
+def _party(address: str, name: str) -> str:
+    return f"{address}, {name}" if name and address else name or address
+
+
+def clean(text: str) -> str:
+    """Bounded, and without what moves a cursor or is no character of XML."""
+    text = visible(" ".join(text[: 4 * _LONGEST].split()))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

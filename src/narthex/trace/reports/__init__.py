@@ -1,0 +1,1 @@
+"""Comparisons: objects with rules, node with node, mode with mode. Pure."""

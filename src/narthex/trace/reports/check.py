@@ -1,0 +1,336 @@
+"""A cluster's objects against what a node's kernel does, frontend by frontend.
+
+What a packet would meet is asked of the walk and compared with the plan, so that it holds for every proxy and mode.
+Sources are those of somebody beyond the cluster and of a pod; masquerading is not compared.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+import msgspec
+
+from narthex.model.net import Protocol, family_of, in_any, join_port, parsed_network
+from narthex.model.packet import Disposition
+from narthex.proxy.plan.ir import (
+    Decision,
+    Drop,
+    Forward,
+    Frontend,
+    FrontendKind,
+    Match,
+    Plan,
+    Reject,
+    Sender,
+    ServicePlan,
+)
+from narthex.trace.follow.meeting import Meeting, meet
+from narthex.trace.follow.views import NodeView
+from narthex.trace.reports.frontends import Place, frontends
+
+_TOLERANCE = Fraction(1, 2000)
+"""kube-proxy once wrote probabilities with five digits."""
+_OUTSIDE = {4: "198.51.100.7", 6: "2001:db8:c::7"}
+
+
+_PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
+
+
+class Kind(enum.Enum):
+    """What is wrong."""
+
+    MISSING = "missing"
+    """The kernel lacks a frontend or an endpoint that the objects have."""
+    STALE = "stale"
+    """It sends to an endpoint that the objects do not have."""
+    EXTRA = "extra"
+    """It has a frontend that the objects do not have."""
+    SHARE = "wrong share"
+    ANSWER = "wrong answer"
+    """It drops, refuses or lets pass what the objects want otherwise."""
+    DUPLICATE = "duplicate"
+    """Two proxies, or two rules, have the same frontend."""
+    SHADOWED = "shadowed"
+    """Somebody else's rule takes the packet first."""
+    CONNECTION = "dead connection"
+    """A known connection goes on to an endpoint that is gone."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference."""
+
+    kind: Kind
+    service: str
+    """The Service port; empty for what no object names."""
+    frontend: str
+    """`10.96.0.10:53/udp (cluster IP)`."""
+    said: str
+    """For people, one sentence."""
+    endpoint: str = ""
+    place: str = ""
+    """Where in the dump, when that is known."""
+    sender: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found."""
+
+    node: str
+    family: str
+    frontends: int
+    endpoints: int
+    """How many were compared, those of one Service port once."""
+    findings: tuple[Finding, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What could not be told, and why."""
+
+    @property
+    def status(self) -> int:
+        """An exit status: 0 the same, 1 differences, 2 cannot tell."""
+        return 1 if self.findings else 2 if self.unknown else 0
+
+
+def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> Report:
+    """Compare. `own` are the node's addresses of the plan's family."""
+    held = view.rules.get(plan.family) if view.rules is not None else None
+    count = sum(len(service.frontends) for service in plan.services.values())
+    report = Report(
+        node=plan.node_name,
+        family=plan.family.label,
+        frontends=count,
+        endpoints=sum(len(service.cluster.endpoints) if service.cluster else 0 for service in plan.services.values()),
+    )
+    if held is None:
+        why = view.absent.get("rules", "")
+        return msgspec.structs.replace(
+            report, unknown=("the node's rules are not known" + (f": {why}" if why else ""),)
+        )
+    there = frontends(held, plan.family, own)
+    checker = _Checker(plan, view, own, there)
+    findings = [finding for service in plan.services.values() for finding in checker.service(service)]
+    findings += checker.extra()
+    findings += checker.duplicates()
+    findings += checker.connections()
+    unknown = (*view.partial, *held.unread, *checker.unknown)
+    return msgspec.structs.replace(report, findings=tuple(findings), unknown=unknown)
+
+
+class _Checker:
+    def __init__(self, plan: Plan, view: NodeView, own: tuple[str, ...], there: dict[Match, list[Place]]) -> None:
+        self._plan = plan
+        self._view = view
+        self._own = own
+        self._there = there
+        self.unknown: list[str] = []
+        self._bridge = next((link.name for link in view.links or () if link.kind == "bridge"), "cni0")
+        self._uplink = _uplink(view)
+        self._by_match = {each.match: service for service in plan.services.values() for each in service.frontends}
+
+    # ---- frontends -------------------------------------------------------------------------------------------------
+
+    def service(self, service: ServicePlan) -> Iterator[Finding]:
+        """What is wrong with one Service port."""
+        seen: set[tuple[Kind, str, str]] = set()
+        for frontend in service.frontends:
+            for sender in self._senders(frontend):
+                for finding in self._frontend(service, frontend, sender):
+                    key = finding.kind, finding.frontend, finding.endpoint
+                    if key not in seen:
+                        seen.add(key)
+                        yield finding
+
+    def _senders(self, frontend: Frontend) -> list[Sender]:
+        pods = bool(self._plan.pods.cidrs)
+        if frontend.kind is FrontendKind.CLUSTER_IP:
+            return [Sender.POD if pods else Sender.OTHER]
+        differs = _scope(frontend.pod) != _scope(frontend.other)
+        return [Sender.OTHER, Sender.POD] if pods and differs else [Sender.OTHER]
+
+    def _frontend(self, service: ServicePlan, frontend: Frontend, sender: Sender) -> Iterator[Finding]:
+        to = self._destination(frontend)
+        source = self._source(frontend, sender)
+        if to is None or source is None:
+            return
+        iif = self._bridge if sender is Sender.POD else self._uplink
+        outside = sender is not Sender.POD
+        met = meet(self._view, source, to, frontend.protocol, frontend.port, iif, self._own, outside=outside)
+        if met.unknown:
+            self.unknown.append(f"{_text(frontend)} of {service.name}: {met.unknown}")
+            return
+        if met.relayed:
+            told = f"{_text(frontend)} of {service.name}"
+            self.unknown.append(
+                f"{told}: a relay on this node takes it (userspace mode); no rule says where it connects to"
+            )
+            return
+        if met.untracked and not met.endpoints and self._view.own(to) is not None:
+            return  # a process on this node answers there, and rules see to it
+        for finding in _differences(service, frontend, met, self._there):
+            yield msgspec.structs.replace(finding, sender=f"{sender.value} {source}")
+
+    def _destination(self, frontend: Frontend) -> str | None:
+        if frontend.address is not None:
+            return frontend.address
+        cidrs = self._plan.node_ports.cidrs
+        known = (ip for ip in self._own if family_of(ip) is self._plan.family)
+        return next((ip for ip in known if cidrs is None or in_any(cidrs, ip)), None)
+
+    def _source(self, frontend: Frontend, sender: Sender) -> str | None:
+        if sender is Sender.POD:
+            inside = parsed_network(self._plan.pods.cidrs[0])
+            return str(inside[-2])
+        if frontend.allow_from is None:
+            return _OUTSIDE[self._plan.family.value]
+        for cidr in frontend.allow_from:
+            inside = parsed_network(cidr)
+            one = str(inside[1] if inside.num_addresses > 1 else inside[0])
+            if one not in self._own and not (self._plan.pods.cidrs and in_any(self._plan.pods.cidrs, one)):
+                return one
+        return None
+
+    # ---- what only the kernel has ----------------------------------------------------------------------------------
+
+    def extra(self) -> Iterator[Finding]:
+        """Frontends of no Service."""
+        node_ports = {(protocol, port) for address, protocol, port in self._by_match if address is None}
+        for match, places in self._there.items():
+            address, protocol, port = match
+            if match in self._by_match or (address in self._own and (protocol, port) in node_ports):
+                continue
+            told = _match_text(match)
+            said = f"{told} leads to {places[0].leads}, and no Service has it"
+            yield Finding(kind=Kind.EXTRA, service="", frontend=told, said=said, place=places[0].place)
+
+    def duplicates(self) -> Iterator[Finding]:
+        """Frontends that stand in several places."""
+        for match, places in self._there.items():
+            proxies = sorted({each.proxy for each in places})
+            leads = sorted({each.leads for each in places})
+            service = self._by_match.get(match)
+            if len(proxies) < 2 and len(leads) < 2:
+                continue
+            told = _match_text(match)
+            why = (
+                f"two proxies have it: {', '.join(proxies)}" if len(proxies) > 1 else f"it leads to {', '.join(leads)}"
+            )
+            yield Finding(
+                kind=Kind.DUPLICATE,
+                service=str(service.name) if service else "",
+                frontend=told,
+                said=f"{told} stands twice in the rules: {why}; only the first is met",
+                place=places[-1].place,
+            )
+
+    def connections(self) -> Iterator[Finding]:
+        """Known connections to endpoints that are gone."""
+        if self._view.connections is None:
+            return
+        dead: Counter[tuple[str, str, str]] = Counter()
+        for one in self._view.connections.all():
+            if one.reply_source == one.destination or family_of(one.destination) is not self._plan.family:
+                continue
+            protocol = _PROTOCOLS.get(one.protocol)
+            if protocol is None:
+                continue
+            service = self._by_match.get((one.destination, protocol, one.port))
+            if service is None and one.destination in self._own:
+                service = self._by_match.get((None, protocol, one.port))
+            if service is None or (one.reply_source, one.reply_source_port) in _alive(service):
+                continue
+            told = _match_text((one.destination, protocol, one.port))
+            dead[str(service.name), told, join_port(one.reply_source, one.reply_source_port)] += 1
+        for (name, frontend, endpoint), count in dead.items():
+            said = f"{count} known connection(s) to {frontend} go on to {endpoint}, which is no endpoint of {name}"
+            yield Finding(kind=Kind.CONNECTION, service=name, frontend=frontend, endpoint=endpoint, said=said)
+
+
+def _differences(
+    service: ServicePlan, frontend: Frontend, met: Meeting, there: dict[Match, list[Place]]
+) -> Iterator[Finding]:
+    decision = frontend.other if met.outside else frontend.pod
+    told, name = _text(frontend), str(service.name)
+    place = next((each.place for each in there.get(frontend.match, ()) if each.place), "")
+
+    def finding(kind: Kind, said: str, endpoint: str = "") -> Finding:
+        return Finding(kind=kind, service=name, frontend=told, said=said, endpoint=endpoint, place=place)
+
+    want = {}
+    if isinstance(decision, Forward):
+        pool = service.pool(decision.scope).endpoints
+        want = {(each.address, each.port): Fraction(1, len(pool)) for each in pool}
+    if met.endpoints.keys() != want.keys() and (foreign := met.foreign):
+        yield finding(Kind.SHADOWED, f"{told} of {name} never comes to its rules: {foreign} takes it first")
+        return
+    if not met.endpoints:
+        yield from _nowhere(finding, decision, met, told, name)
+        return
+    for endpoint in sorted(met.endpoints.keys() - want.keys()):
+        at = join_port(*endpoint)
+        yield finding(
+            Kind.STALE, f"{told} of {name} is sent to {at}, which {_why_not(service, endpoint, decision)}", at
+        )
+    for endpoint in sorted(want.keys() - met.endpoints.keys()):
+        at = join_port(*endpoint)
+        yield finding(Kind.MISSING, f"{told} of {name} is never sent to its endpoint {at}", at)
+    if want.keys() == met.endpoints.keys():
+        for endpoint, share in sorted(want.items()):
+            have = met.endpoints[endpoint]
+            if abs(have - share) > _TOLERANCE:
+                at = join_port(*endpoint)
+                said = f"{told} of {name}: {at} gets {float(have) * 100:.1f} % of the connections and not {share}"
+                yield finding(Kind.SHARE, said, at)
+
+
+def _nowhere(
+    finding: Callable[[Kind, str], Finding], decision: Decision, met: Meeting, told: str, name: str
+) -> Iterator[Finding]:
+    """The kernel sends the packet to no endpoint."""
+    fate = met.fate
+    if isinstance(decision, Forward):
+        if fate is Disposition.NOT_OURS:
+            yield finding(Kind.MISSING, f"the kernel has no rule for {told} of {name}")
+        else:
+            yield finding(Kind.ANSWER, f"{told} of {name} is {fate.value}, though it has endpoints")
+    elif isinstance(decision, Reject) and fate is not Disposition.REJECTED:
+        how = "no rule refuses it" if fate is Disposition.NOT_OURS else f"it is {fate.value}"
+        yield finding(Kind.ANSWER, f"{told} of {name} has no endpoint and is to be refused at once: {how}")
+    elif isinstance(decision, Drop) and fate is Disposition.NOT_OURS:
+        said = f"{told} of {name} has no endpoint on this node (Local policy), and no rule drops it"
+        yield finding(Kind.ANSWER, said)
+
+
+def _why_not(service: ServicePlan, endpoint: tuple[str, int], decision: Decision) -> str:
+    if any((each.address, each.port) == endpoint for each in service.resting):
+        return "is there but not ready"
+    if any((each.address, each.port) == endpoint for each in service.serving):
+        return "serves, but is not among those that policy and topology choose here"
+    return "is no endpoint of it" if isinstance(decision, Forward) else "is no endpoint of it: it has none"
+
+
+def _alive(service: ServicePlan) -> set[tuple[str, int]]:
+    pools = [pool.endpoints for pool in (service.cluster, service.local) if pool is not None]
+    return {(each.address, each.port) for held in (*pools, service.serving, service.resting) for each in held}
+
+
+def _scope(decision: Decision) -> object:
+    return decision.scope if isinstance(decision, Forward) else type(decision)
+
+
+def _text(frontend: Frontend) -> str:
+    return f"{_match_text(frontend.match)} ({frontend.kind.value})"
+
+
+def _match_text(match: Match) -> str:
+    address, protocol, port = match
+    return f"{join_port(address, port) if address else f'port {port}'}/{protocol.lower}"
+
+
+def _uplink(view: NodeView) -> str:
+    """The link that the default route leaves by."""
+    for route in view.routes or ():
+        if route.destination in ("0.0.0.0/0", "::/0") and route.hops and route.table == "main":
+            return route.hops[0].link
+    return "eth0"

@@ -1,0 +1,249 @@
+"""What becomes different for packets between two ways of serving the same cluster, and what makes it so.
+
+The two differ by factors: settings, and deviations. What a packet's fate is with one factor exchanged, and with one
+after the other, shows which of them count for it, so no pair of modes needs code of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from narthex.model.net import join_port
+from narthex.model.packet import Disposition, Host, Memory, Packet, Trace
+from narthex.proxy.plan.ir import Deviation, Plan, Pool, Sender, ServicePlan
+from narthex.trace.evaluate import evaluate
+from narthex.trace.reports.probes import Atlas, Probe, Probes
+from narthex.trace.reports.shapes import Shape
+
+_WORDS = {
+    Disposition.REJECTED: "refused",
+    Disposition.DROPPED: "dropped in silence",
+    Disposition.NOT_OURS: "left alone",
+    Disposition.UNSUPPORTED: "unknown",
+}
+
+_End = tuple[Disposition, tuple[str, int] | None, bool]
+_Ends = dict[_End, Fraction]
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of serving: a plan, and what its dataplane does otherwise."""
+
+    plan: Plan
+    deviations: frozenset[Deviation] = frozenset()
+
+
+class Factor(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the things in which two ways of serving differ."""
+
+    reason: str
+    alone: Serving
+    """The first way with this exchanged alone."""
+    so_far: Serving
+    """The first way with this and all factors before it exchanged; for the last factor it is the second way."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One Service port, one way in, one class of sender: what happens before and after."""
+
+    service: str
+    """The Service port; empty for none."""
+    arrival: str
+    sender: Sender
+    source: str = ""
+    """What else counts of the source; empty: nothing."""
+    before: str
+    after: str
+    reasons: tuple[str, ...]
+    example: Packet
+
+
+def compare(before: Serving, factors: Sequence[Factor], host: Host) -> Iterator[Change]:
+    """All changes that the factors make, taken together, in a stable order. Everything is of one node and family."""
+    if not factors:
+        return
+    ways = _Ways(before, factors, host)
+    probes = Probes([ways.before.atlas, ways.after.atlas], host)
+    known: dict[Shape, list[Change]] = {}
+    for name in probes.names():
+        shape = probes.shape(name)
+        if shape not in known:
+            known[shape] = [*ways.changes(probes.of_service(name)), *ways.of_returns(probes.of_returning_clients(name))]
+        yield from _for(str(name), known[shape])
+    for shape, address, kind, services in probes.places():
+        if shape not in known:
+            known[shape] = list(ways.changes(probes.of_place(address, kind)))
+        for service in services:
+            yield from _for(service, known[shape])
+    yield from ways.changes(probes.of_service_cidrs())
+
+
+def _for(service: str, changes: Iterable[Change]) -> Iterator[Change]:
+    """What was found of one Service port, for another of the same shape."""
+    return (msgspec.structs.replace(change, service=service) for change in changes)
+
+
+class _Served:
+    """One way of serving with what makes it quick to ask."""
+
+    def __init__(self, serving: Serving, host: Host) -> None:
+        self.atlas = Atlas(serving.plan)
+        self._deviations = serving.deviations
+        self._host = host
+
+    def trace(self, packet: Packet, memory: Memory | None = None, now: float = 0.0) -> Trace:
+        return evaluate(self.atlas.around(packet), packet, self._host, self._deviations, memory, now)
+
+    def owner(self, packet: Packet) -> ServicePlan | None:
+        """The Service port that a packet is for."""
+        for match in ((packet.destination, packet.protocol, packet.port), (None, packet.protocol, packet.port)):
+            found = self.atlas.owner(match)
+            if found is not None:
+                return found
+        return None
+
+    def affinity(self, packet: Packet) -> int:
+        """The seconds for which the Service port remembers a client."""
+        owner = self.owner(packet)
+        return (owner.affinity_seconds if owner else None) or 0
+
+
+class _Fate(msgspec.Struct, frozen=True):
+    """Asks where a packet can end, and how likely."""
+
+    packet: Packet
+
+    def __call__(self, served: _Served) -> _Ends:
+        return served.trace(self.packet).ends()
+
+
+class _Stays(msgspec.Struct, frozen=True):
+    """Asks how likely a client meets the endpoint again that it met by its first packet."""
+
+    first: Packet
+    second: Packet
+    later: float
+
+    def __call__(self, served: _Served) -> Fraction:
+        stays = Fraction(0)
+        for outcome in served.trace(self.first, Memory()).outcomes:
+            memory = Memory()
+            for name, key in outcome.remembers:
+                memory.touch(name, key, 0.0)
+            again = served.trace(self.second, memory, self.later).outcomes
+            stays += outcome.probability * sum(each.probability for each in again if each.endpoint == outcome.endpoint)
+        return stays
+
+
+class _Ways:
+    """All ways of serving that a comparison looks at."""
+
+    def __init__(self, before: Serving, factors: Sequence[Factor], host: Host) -> None:
+        self.before = _Served(before, host)
+        self._factors = [
+            (factor.reason, _Served(factor.alone, host), _Served(factor.so_far, host)) for factor in factors
+        ]
+        self.after = self._factors[-1][2]
+
+    def changes(self, probes: Iterable[Probe]) -> Iterator[Change]:
+        """The probes whose fate becomes another."""
+        for probe in probes:
+            fate = _Fate(probe.packet)
+            one, other = fate(self.before), fate(self.after)
+            if one != other:
+                service = self.before.owner(probe.packet) or self.after.owner(probe.packet)
+                yield _change(probe, *_in_words(one, other, service, probe.packet), self.reasons(fate))
+
+    def of_returns(self, pairs: Iterable[tuple[Probe, Probe]]) -> Iterator[Change]:
+        """Clients that meet their endpoint again more or less often. Only what neither packet shows by itself."""
+        for first, second in pairs:
+            if not all(_Fate(each.packet)(self.before) == _Fate(each.packet)(self.after) for each in (first, second)):
+                continue
+            for returns, later in _returns(self.before.affinity(second.packet)):
+                stays = _Stays(first.packet, second.packet, later)
+                one, other = stays(self.before), stays(self.after)
+                if one != other:
+                    arrival = f"{second.arrival}, for a client {returns} from {first.arrival}"
+                    probe = msgspec.structs.replace(second, arrival=arrival)
+                    yield _change(probe, _again(one), _again(other), self.reasons(stays))
+
+    def reasons(self, fate: Callable[[_Served], object]) -> tuple[str, ...]:
+        """Of the factors those that count for a fate: exchanged alone, or after the others."""
+        found = []
+        untouched = last = fate(self.before)
+        for reason, alone, so_far in self._factors:
+            now = fate(so_far)
+            if now != last or fate(alone) != untouched:
+                found.append(reason)
+            last = now
+        return tuple(found)
+
+
+def _returns(seconds: int) -> Iterator[tuple[str, float]]:
+    """When clients come back: within the Service's time, and after it."""
+    yield "back in time", seconds / 2
+    yield "back too late", seconds + 1.0
+
+
+def _again(chance: Fraction) -> str:
+    if chance in (0, 1):
+        return "the same endpoint again" if chance else "never the same endpoint again"
+    return f"the same endpoint again with a chance of {chance}"
+
+
+def _change(probe: Probe, before: str, after: str, reasons: tuple[str, ...]) -> Change:
+    return Change(
+        service=probe.service,
+        arrival=probe.arrival,
+        sender=probe.sender,
+        source=probe.source,
+        before=before,
+        after=after,
+        reasons=reasons,
+        example=probe.packet,
+    )
+
+
+def _in_words(before: _Ends, after: _Ends, service: ServicePlan | None, packet: Packet) -> tuple[str, str]:
+    """Both fates, told apart."""
+    one, two = _said(before, service, packet), _said(after, service, packet)
+    return (one, two) if one != two else (f"{one} ({_chances(before)})", f"{two} ({_chances(after)})")
+
+
+def _said(ends: _Ends, service: ServicePlan | None, packet: Packet) -> str:
+    parts = sorted({_WORDS[what] for what, _, _ in ends if what is not Disposition.DELIVERED})
+    delivered = {(endpoint, rewritten) for _, endpoint, rewritten in ends if endpoint is not None}
+    if delivered:
+        target = _target({endpoint for endpoint, _ in delivered}, service)
+        parts.insert(0, f"{target}, {_rewriting(delivered, packet)}")
+    return " or ".join(parts)
+
+
+def _target(endpoints: set[tuple[str, int]], service: ServicePlan | None) -> str:
+    def held(pool: Pool | None) -> set[tuple[str, int]]:
+        return {(each.address, each.port) for each in pool.endpoints} if pool else set()
+
+    if service is not None and endpoints == held(service.cluster):
+        return "to an endpoint of the cluster"
+    if service is not None and endpoints == held(service.local):
+        return "to an endpoint on this node"
+    return f"to {' or '.join(sorted(join_port(*each) for each in endpoints))}"
+
+
+def _rewriting(delivered: set[tuple[tuple[str, int], bool]], packet: Packet) -> str:
+    kinds = {rewritten for _, rewritten in delivered}
+    if len(kinds) > 1:
+        itself = all(rewritten is (endpoint[0] == packet.source) for endpoint, rewritten in delivered)
+        return f"source rewritten {'when it meets itself' if itself else 'for some'}"
+    return "source rewritten" if kinds == {True} else "source kept"
+
+
+def _chances(ends: _Ends) -> str:
+    """The likelihoods, where only they (or which endpoints have their source rewritten) tell two fates apart."""
+    chances = sorted(
+        (join_port(*endpoint), rewritten, chance) for (_, endpoint, rewritten), chance in ends.items() if endpoint
+    )
+    return ", ".join(f"{where}{' rewritten' if rewritten else ''}: {chance}" for where, rewritten, chance in chances)

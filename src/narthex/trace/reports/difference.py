@@ -1,0 +1,190 @@
+"""In what two nodes, or two moments of one, differ: what packets meet at each frontend, and the parts beside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from narthex.model.net import FAMILIES, IPFamily, contains, family_of, join_port
+from narthex.model.packet import Disposition
+from narthex.proxy.plan.ir import Match
+from narthex.trace.explain import fraction_text
+from narthex.trace.follow.meeting import Meeting, meet
+from narthex.trace.follow.views import NodeView
+from narthex.trace.reports.frontends import frontends
+
+_OUTSIDE = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
+_COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+|^#.*$|\bexpires \w+|# handle \d+", re.MULTILINE)
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference."""
+
+    part: str
+    """`frontend`, `routes`, `policies`, `links`, `addresses`, `sysctls`, or a file of rules."""
+    what: str
+    before: str = ""
+    """Empty: not there."""
+    after: str = ""
+
+
+class Differences(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    before: str
+    after: str
+    found: tuple[Difference, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What could not be compared."""
+
+    @property
+    def status(self) -> int:
+        """As `diff` has it: 0 the same, 1 differences; 2 when something could not be compared and nothing differs."""
+        return 1 if self.found else 2 if self.unknown else 0
+
+
+def differences(one: NodeView, other: NodeView) -> Differences:
+    """Compare two views."""
+    unknown: list[str] = []
+    found = [*_meanings(one, other, unknown)]
+    for part in ("routes", "policies", "links", "addresses", "sysctls"):
+        before, after = _lines(one, part), _lines(other, part)
+        if before is None or after is None:
+            if (before is None) is not (after is None):
+                where = one.origin if before is None else other.origin
+                unknown.append(f"{part}: not known in {where}")
+            continue
+        found += _keyed(part, before, after)
+    return Differences(before=one.origin, after=other.origin, found=tuple(found), unknown=tuple(unknown))
+
+
+# ---- meaning -------------------------------------------------------------------------------------------------------
+
+
+def _meanings(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[Difference]:
+    if one.rules is None or other.rules is None:
+        if (one.rules is None) is not (other.rules is None):
+            unknown.append(f"rules: not known in {one.origin if one.rules is None else other.origin}")
+        return
+    for family in FAMILIES:
+        own = [_own(view, family) for view in (one, other)]
+        held = [view.rules[family] for view in (one, other) if view.rules is not None]
+        known = [frontends(rules, family, mine) for rules, mine in zip(held, own, strict=True)]
+        matches = sorted({*known[0], *known[1]}, key=lambda match: (match[0] or "", match[1].value, match[2]))
+        for match in matches:
+            told = [_met(view, mine, match, family) for view, mine in zip((one, other), own, strict=True)]
+            if told[0] != told[1]:
+                yield Difference(part="frontend", what=_text(match), before=told[0], after=told[1])
+
+
+def _met(view: NodeView, own: tuple[str, ...], match: Match, family: IPFamily) -> str:
+    """What becomes of somebody else's packet there, in words."""
+    address, protocol, port = match
+    to = address or (own[0] if own else "")
+    if not to:
+        return "not known: no address of the node is known"
+    uplink = next(
+        (
+            route.hops[0].link
+            for route in view.routes or ()
+            if route.destination in ("0.0.0.0/0", "::/0") and route.hops and family_of(route.destination) is family
+        ),
+        "eth0",
+    )
+    return _meeting_text(meet(view, _OUTSIDE[family], to, protocol, port, uplink, own))
+
+
+def _meeting_text(met: Meeting) -> str:
+    if met.unknown:
+        return f"not known: {met.unknown}"
+    if met.endpoints:
+        shares = sorted(met.endpoints.items())
+        return ", ".join(f"{fraction_text(share)} to {join_port(*endpoint)}" for endpoint, share in shares)
+    return "no rule" if met.fate is Disposition.NOT_OURS else met.fate.value
+
+
+def _own(view: NodeView, family: IPFamily) -> tuple[str, ...]:
+    held = (each for each in view.addresses or () if each.scope != "link" and each.link != "kube-ipvs0")
+    loopback = family.loopback
+    return tuple(
+        each.address for each in held if family_of(each.address) is family and not contains(loopback, each.address)
+    )
+
+
+def _text(match: Match) -> str:
+    address, protocol, port = match
+    return f"{join_port(address, port) if address else f'node port {port}'}/{protocol.lower}"
+
+
+# ---- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _lines(view: NodeView, part: str) -> dict[str, str] | None:
+    """A part as lines that can be laid side by side, by what they are about."""
+    if part == "sysctls":
+        return (
+            None
+            if view.sysctls is None
+            else {name: value for name, value in view.sysctls.items() if not name.endswith("nf_conntrack_count")}
+        )
+    if part == "routes":
+        routes = view.routes
+        return (
+            None
+            if routes is None
+            else _numbered((f"{each.destination} table {each.table}", each.text) for each in routes)
+        )
+    if part == "policies":
+        rules = view.policies
+        return (
+            None
+            if rules is None
+            else _numbered((f"{each.family.nft} rule {each.priority}", each.text) for each in rules)
+        )
+    if part == "addresses":
+        held = view.addresses
+        return None if held is None else {f"{each.address}/{each.prefix}": f"on {each.link}" for each in held}
+    links = view.links
+    return None if links is None else {
+        each.name: f"{each.kind or 'link'} mtu {each.mtu} {'up' if each.up else 'down'}"
+        + (f" master {each.master}" if each.master else "")
+        + (f" id {each.vxlan_id} local {each.vxlan_local} port {each.vxlan_port}" if each.kind == "vxlan" else "")
+        for each in links
+    }  # fmt: skip
+
+
+def _numbered(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Several of one name get a number each."""
+    found: dict[str, str] = {}
+    for name, text in pairs:
+        key, number = name, 1
+        while key in found:
+            number += 1
+            key = f"{name} ({number})"
+        found[key] = text
+    return found
+
+
+def _keyed(part: str, before: dict[str, str], after: dict[str, str]) -> Iterator[Difference]:
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            yield Difference(part=part, what=key, before=before.get(key, ""), after=after.get(key, ""))
+
+
+def rules_in_text(before: dict[str, str], after: dict[str, str]) -> Iterator[Difference]:
+    """Lines of rules that only one side has, file by file, whatever they mean; counters and comments do not count."""
+    for name in sorted({*before, *after}):
+        if not name.startswith("rules/") or name.endswith(("nft.json", "stats.txt")):
+            continue
+        one, other = (_plain(side.get(name, "")) for side in (before, after))
+        gone = [line for line in one if line not in set(other)]
+        come = [line for line in other if line not in set(one)]
+        if gone or come:
+            what = f"{len(gone)} line(s) only before, {len(come)} only after"
+            yield Difference(part=name, what=what, before="\n".join(gone[:5]), after="\n".join(come[:5]))
+
+
+def _plain(text: str) -> list[str]:
+    return [line.strip() for line in _COUNTERS.sub("", text).splitlines() if line.strip()]

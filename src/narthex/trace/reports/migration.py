@@ -1,0 +1,211 @@
+"""Changes of a whole cluster made readable: what is alike is said once. As text for people, as data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from narthex.model.net import IPFamily
+from narthex.model.packet import Packet
+from narthex.proxy.plan.ir import Plan, Sender
+from narthex.proxy.plan.show import visible
+from narthex.proxy.plan.traits import Trait
+from narthex.trace.reports.compare import Change
+
+_SHOWN = 4
+_SENDERS = {Sender.POD: "pods", Sender.NODE: "this node", Sender.OTHER: "others"}
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One change, and where it was found."""
+
+    node: str
+    family: IPFamily
+    change: Change
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes that are alike but for where they happen."""
+
+    nodes: tuple[str, ...]
+    families: tuple[str, ...]
+    arrivals: tuple[str, ...]
+    senders: tuple[str, ...]
+    sources: tuple[str, ...]
+    """What else counts of the source; empty: nothing."""
+    before: str
+    after: str
+    reasons: tuple[str, ...]
+    services: tuple[str, ...]
+    example: Packet
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """A trait in which the two modes differ."""
+
+    what: str
+    before: str
+    after: str
+    services: tuple[str, ...]
+
+
+class Migration(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a change of mode comes to."""
+
+    before: str
+    """The mode that is left."""
+    after: str
+    nodes: tuple[str, ...]
+    services: tuple[str, ...]
+    """All Service ports looked at."""
+    groups: tuple[Group, ...] = ()
+    differences: tuple[Difference, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything changes."""
+        return bool(self.groups or self.differences)
+
+
+def grouped(found: Iterable[Found]) -> tuple[Group, ...]:
+    """Like changes as one, by senders, families, ways in and nodes; those of most Services first."""
+    alike: dict[tuple[Any, ...], dict[str, Packet]] = {}
+    for each in found:
+        change = each.change
+        key = (
+            (each.node,),
+            (each.family.label,),
+            (change.arrival,),
+            (_SENDERS[change.sender],),
+            (change.source,),
+            change.before,
+            change.after,
+            change.reasons,
+        )
+        alike.setdefault(key, {}).setdefault(change.service, change.example)
+    groups = [
+        Group(**dict(zip(Group.__struct_fields__, (*key, tuple(sorted(held)), held[min(held)]), strict=True)))
+        for key, held in alike.items()
+    ]
+    for field in ("sources", "senders", "families", "arrivals", "nodes"):
+        groups = _merged(groups, field)
+    return tuple(sorted(groups, key=lambda group: (-len(group.services), group.arrivals, group.senders, group.sources)))
+
+
+def _merged(groups: list[Group], field: str) -> list[Group]:
+    """Groups that differ in one field alone as one, the field's values together."""
+    held: dict[tuple[Any, ...], Group] = {}
+    for group in groups:
+        rest = tuple(getattr(group, name) for name in Group.__struct_fields__ if name not in (field, "example"))
+        first = held.get(rest)
+        values = {*(getattr(first, field) if first else ()), *getattr(group, field)}
+        if field == "sources" and "" in values:
+            values = {""}
+        order = [*_SENDERS.values()].index if field == "senders" else None
+        held[rest] = msgspec.structs.replace(first or group, **{field: tuple(sorted(values, key=order))})
+    return list(held.values())
+
+
+def differences(
+    before: Mapping[Trait, str], after: Mapping[Trait, str], plans: Iterable[Plan]
+) -> tuple[Difference, ...]:
+    """The traits that differ and concern a Service port of the plans."""
+    services = {name: service for plan in plans for name, service in plan.services.items()}
+    found = []
+    for trait in Trait:
+        if before[trait] != after[trait]:
+            concerned = tuple(sorted(str(name) for name, service in services.items() if trait.concerns(service)))
+            if concerned:
+                found.append(Difference(what=trait.words, before=before[trait], after=after[trait], services=concerned))
+    return tuple(found)
+
+
+# ---- for people ----------------------------------------------------------------------------------------------------
+
+
+def text(migration: Migration, all_services: bool = False) -> str:
+    """The report; empty when nothing changes. Long lists of Services are cut unless `all_services`."""
+    if not migration:
+        return ""
+    limit = None if all_services else _SHOWN
+    count = len(migration.services)
+    lines = [
+        f"from {migration.before} to {migration.after}, on {_some(migration.nodes, limit, 'nodes')}: "
+        f"{count} Service port{'' if count == 1 else 's'}"
+    ]
+    if migration.groups:
+        lines += ["", "Packets:"]
+    for group in migration.groups:
+        lines += ["", *_group_lines(group, migration, limit)]
+    if migration.differences:
+        lines += ["", "What no single packet shows:"]
+    for difference in migration.differences:
+        lines += [
+            "",
+            f"  {difference.what}",
+            f"    before: {difference.before}",
+            f"    after:  {difference.after}",
+            f"    for:    {_services(difference.services, migration.services, limit)}",
+        ]
+    return "\n".join(map(visible, lines)) + "\n"
+
+
+def _group_lines(group: Group, migration: Migration, limit: int | None) -> Iterable[str]:
+    senders = " and ".join(group.senders) + ("" if group.sources == ("",) else f" ({', or '.join(group.sources)})")
+    yield f"  {', '.join(group.arrivals)}; from {senders}"
+    yield f"    before: {group.before}"
+    yield f"    after:  {group.after}"
+    for reason in group.reasons:
+        yield f"    why:    {reason}"
+    if group.services != ("",):
+        yield f"    for:    {_services(group.services, migration.services, limit)}"
+    if group.nodes != migration.nodes:
+        yield f"    on:     {_some(group.nodes, limit, 'nodes')}"
+    example = f"{group.example}, {', '.join(group.families)}"
+    yield f"    as in:  {example}"
+
+
+def _services(names: tuple[str, ...], everything: tuple[str, ...], limit: int | None) -> str:
+    if names == everything and len(names) > 1 and limit is not None:
+        return f"all {len(names):,} Service ports"
+    return _some(names, limit, "more")
+
+
+def _some(names: tuple[str, ...], limit: int | None, what: str) -> str:
+    shown = names[:limit]
+    if len(shown) == len(names):
+        return ", ".join(names)
+    return f"{', '.join(shown)} and {len(names) - len(shown):,} {what if what == 'more' else f'more {what}'}"
+
+
+# ---- for programs --------------------------------------------------------------------------------------------------
+
+
+def as_data(migration: Migration) -> dict[str, Any]:
+    """The same as JSON can hold it, nothing cut."""
+    return {
+        "from": migration.before,
+        "to": migration.after,
+        "nodes": list(migration.nodes),
+        "servicePorts": len(migration.services),
+        "changes": [
+            {
+                **msgspec.to_builtins(group),
+                "sources": [source for source in group.sources if source],
+                "example": _packet_data(group.example),
+            }
+            for group in migration.groups
+        ],
+        "differences": [msgspec.to_builtins(difference) for difference in migration.differences],
+    }
+
+
+def _packet_data(packet: Packet) -> dict[str, Any]:
+    return {
+        "from": packet.source,
+        "to": packet.destination,
+        "port": packet.port,
+        "protocol": packet.protocol.value,
+        "interface": packet.iif,
+    }

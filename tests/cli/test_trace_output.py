@@ -1,0 +1,66 @@
+"""`narthex trace -o …` over dumps: every form is whole, and the cause is told in each that has words."""
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from narthex.cli import main
+
+DUMPS = Path(__file__).parents[1] / "dumps"
+HELLO = DUMPS / "hello-world.iptables-save"
+ARRIVES = ("outside", "10.0.0.5:30001", "--rules", str(HELLO), "--node-ip", "10.0.0.5")
+DROPPED = """\
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT ACCEPT [0:0]
+COMMIT
+"""
+ROUTES = "10.244.1.0/24 dev cni0 proto kernel scope link src 10.244.1.1\n10.244.2.0/24 via 192.0.2.2 dev eth0\n"
+
+
+def trace(*words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(main, ["trace", *words])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+@pytest.fixture
+def dropped(tmp_path: Path) -> tuple[str, ...]:
+    for name, text in (("rules", DROPPED), ("routes", ROUTES)):
+        (tmp_path / name).write_text(text)
+    return "10.244.1.5", "10.244.2.7:80", "--rules", str(tmp_path / "rules"), "--rules", str(tmp_path / "routes")
+
+
+def test_drawn_forms_are_whole(dropped: tuple[str, ...]) -> None:
+    for words in (ARRIVES, dropped):
+        ET.fromstring(trace(*words, "-o", "svg"))
+        ET.fromstring(trace(*words, "-o", "html").removeprefix("<!DOCTYPE html>"))
+        assert trace(*words, "-o", "dot").startswith("digraph way {")
+        assert trace(*words, "-o", "mermaid").startswith("flowchart TD\n")
+
+
+def test_the_cause_is_told_in_every_form_that_has_words(dropped: tuple[str, ...]) -> None:
+    said = trace(*dropped)
+    assert "Why not: chain FORWARD of table filter drops" in said
+    assert "more: docs/reference/causes/forward-drop.md" in said
+    findings = json.loads(trace(*dropped, "-o", "json"))["findings"]
+    assert [each["cause"] for each in findings] == ["forward-drop"]
+    assert set(findings[0]) == {
+        "cause", "title", "page", "certain", "explains", "sentence", "evidence", "advice", "node"
+    }  # fmt: skip
+    for form in ("svg", "html"):
+        assert "Why not: chain FORWARD" in trace(*dropped, "-o", form)
+
+
+def test_a_path_that_is_whole_has_no_cause() -> None:
+    assert "Why not" not in trace(*ARRIVES)
+    assert json.loads(trace(*ARRIVES, "-o", "json"))["findings"] == []
+
+
+def test_only_what_nodes_have_is_drawn(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")
+    assert "--bundle" in trace("10.0.0.1", "10.0.0.2:80", "--manifests", str(tmp_path), "-o", "svg", status=2)

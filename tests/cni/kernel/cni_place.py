@@ -1,0 +1,226 @@
+"""A node for CNI plugins, with somebody outside: namespaces, installed programs, calls as a container runtime makes them."""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from narthex.cni.program.install import install
+from narthex.linux import namespaces as netns
+from narthex.linux.links import batch
+from narthex.linux.run import run
+
+_numbers = itertools.count()
+OUTSIDE4, OUTSIDE6 = "192.0.2.2", "2001:db8::2"
+NODE4, NODE6 = "192.0.2.1", "2001:db8::1"
+PATIENCE = 30.0
+
+
+class Place:
+    """Use as a context. `programs` may be the reference's."""
+
+    def __init__(self, scratch: Path, agent: bool = False):
+        self.name = f"ncp{os.getpid()}x{next(_numbers)}"
+        self.scratch = scratch
+        self.networks = scratch / "networks"
+        self.state = scratch / "state"
+        self.socket = scratch / "cni.sock"
+        self.programs = scratch / "bin"
+        self._wants_agent = agent
+        self.agent = None
+        self._servers = []
+
+    @property
+    def outside(self):
+        return f"{self.name}o"
+
+    def __enter__(self):
+        install(self.programs, None, socket=str(self.socket), state=str(self.state), subnet="")
+        try:
+            netns.create(self.name)
+            netns.create(self.outside)
+            batch(self.name, [f"link add uplink type veth peer name uplink netns {self.outside}"])
+            for name, (ipv4, ipv6) in ((self.name, (NODE4, NODE6)), (self.outside, (OUTSIDE4, OUTSIDE6))):
+                addresses = [
+                    f"addr add {ipv4}/24 dev uplink",
+                    f"addr add {ipv6}/64 dev uplink nodad",
+                    "link set uplink up",
+                ]
+                batch(name, addresses)
+            if self._wants_agent:
+                self.start_agent()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop_agent()
+        for server in self._servers:
+            server.close()
+        for name in netns.names():
+            if name.startswith(self.name):
+                netns.delete(name)
+
+    def start_agent(self):
+        options = ["--socket", str(self.socket), "--state-dir", str(self.state)]
+        with netns.entered(self.name):
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "narthex", "cni", "agent", *options],
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parents[3] / "src",
+            )
+        assert self.agent.stdout.readline().startswith("listening"), "the agent does not start"
+
+    def stop_agent(self):
+        if self.agent is not None:
+            self.agent.kill()
+            self.agent.wait()
+            self.agent.stdout.close()
+            self.agent = None
+
+    def pod(self, name):
+        """Make a pod's namespace; its path."""
+        netns.create(f"{self.name}{name}")
+        return f"/run/netns/{self.name}{name}"
+
+    def drop_pod(self, name):
+        """Remove a pod's namespace, and wait until the kernel has done so: it takes its time."""
+        links = self.links()
+        there = "eth0" in run(["ip", "-br", "link"], namespace=f"{self.name}{name}")
+        netns.delete(f"{self.name}{name}")
+        end = time.monotonic() + 30
+        while there and self.links() == links and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def bridge(self, **more):
+        """A configuration of `bridge`, dual-stack."""
+        ipam = {
+            "type": "host-local",
+            "dataDir": str(self.networks),
+            "ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        }
+        common = {"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "cni0", "isGateway": True}
+        return {**common, "ipMasq": True, "hairpinMode": True, "ipam": ipam, **more}
+
+    def portmap(self, before, *ports, **more):
+        """A configuration of `portmap` behind a result; ports are (host, container, protocol, hostIP)."""
+        names = ("hostPort", "containerPort", "protocol", "hostIP")
+        mappings = [dict(zip(names, port, strict=False)) for port in ports]
+        common = {"cniVersion": "1.1.0", "name": "net", "type": "portmap", "runtimeConfig": {"portMappings": mappings}}
+        return {**common, "prevResult": before, **more}
+
+    def call(self, command, config, pod, container=None, *, plugin=None, programs=None, environment=None):
+        """Run a plugin: exit status and what it printed, decoded. `config` may be bytes."""
+        plugin = plugin or config["type"]
+        everything = {
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container or pod,
+            "CNI_NETNS": f"/run/netns/{self.name}{pod}",
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": str(programs or self.programs),
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            **(environment or {}),
+        }
+        everything = {name: value for name, value in everything.items() if value is not None}
+        stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
+        with netns.entered(self.name):
+            done = subprocess.run(
+                [(programs or self.programs) / plugin], input=stdin, env=everything, capture_output=True, timeout=60
+            )
+        assert not done.stderr or programs, done.stderr.decode()
+        said = json.loads(done.stdout) if done.stdout.strip() else None
+        return done.returncode, said
+
+    def good(self, *arguments, **named):
+        """A call that succeeds: what it printed."""
+        status, said = self.call(*arguments, **named)
+        assert status == 0, said
+        return said
+
+    def bad(self, *arguments, **named):
+        """A call that fails: the error."""
+        status, said = self.call(*arguments, **named)
+        assert status == 1 and {"code", "msg", "cniVersion"} <= said.keys(), said
+        return said
+
+    def add(self, name, *ports, config=None):
+        """Make a pod with its interface and host ports: the result."""
+        self.pod(name)
+        result = self.good("ADD", config or self.bridge(), name)
+        return self.good("ADD", self.portmap(result, *ports), name) if ports else result
+
+    def links(self):
+        """Names of the node's interfaces without those of the beginning."""
+        shown = json.loads(run(["ip", "-j", "link"], namespace=self.name))
+        return sorted(link["ifname"] for link in shown if link["ifname"] not in ("lo", "uplink"))
+
+    def reserved(self):
+        """Addresses that are reserved, by network."""
+        return sorted(
+            path.name for path in self.networks.glob("*/*") if path.name != "lock" and not path.name.startswith("last")
+        )
+
+    def records(self):
+        """Attachments that the node has records of."""
+        return sorted(f"{path.parent.name}/{path.name}" for path in self.state.glob("*/*"))
+
+    def owners(self):
+        """Whose elements there are in our tables."""
+        text = run(["nft", "list", "ruleset"], namespace=self.name)
+        return sorted({word.partition('"')[0] for word in text.split('comment "')[1:]})
+
+    def nothing_left(self):
+        """Nothing of any pod is left."""
+        assert [name for name in self.links() if name.startswith("veth")] == []
+        assert self.reserved() == []
+        assert self.records() == []
+        assert self.owners() == []
+
+    def serve(self, where, port, kind=socket.SOCK_STREAM, address="::"):
+        """Tell everybody who asks at a port where they come from."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with netns.entered(f"{self.name}{where}"):
+            server = socket.socket(family, kind)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, port))
+        self._servers.append(server)
+        if kind == socket.SOCK_STREAM:
+            server.listen()
+        threading.Thread(target=_answer, args=(server, where, kind), daemon=True).start()
+
+    def ask(self, where, address, port, kind=socket.SOCK_STREAM, patience=PATIENCE, source=None):
+        """Who answers, and as whom we are seen: `name address`; None when nobody does."""
+        with netns.entered(where if where == self.outside else f"{self.name}{where}"):
+            sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
+        with sock:
+            sock.settimeout(patience)
+            try:
+                if source is not None:
+                    sock.bind(source)
+                sock.connect((address, port))
+                sock.send(b"?")
+                return sock.recv(200).decode()
+            except OSError:
+                return None
+
+
+def _answer(server, where, kind):
+    with contextlib.suppress(OSError):
+        while True:
+            if kind == socket.SOCK_STREAM:
+                connection, peer = server.accept()
+                with connection:
+                    connection.recv(1)
+                    connection.send(f"{where} {peer[0].removeprefix('::ffff:')}".encode())
+            else:
+                _, peer = server.recvfrom(10)
+                server.sendto(f"{where} {peer[0].removeprefix('::ffff:')}".encode(), peer)

@@ -1,0 +1,91 @@
+"""A source in a thread of its own, what it has told so far, and waiting for it."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+from narthex.kube.access import Access
+from narthex.kube.exchange import Times
+from narthex.kube.resources import of_a_proxy
+from narthex.kube.source import KubeSource
+from narthex.model.events import Synced
+from narthex.model.store import Store
+from narthex.runtime.configuration.values import ClientConnection
+from narthex.testing.build import NODE
+
+LIMIT = 30.0
+"""Seconds that anything may take on a busy machine."""
+QUICK = Times(
+    first_rest=0.005,
+    longest_rest=0.05,
+    steady=0.2,
+    list_silence=0.5,
+    stream_silence=0.5,
+    watch=1.0,
+    watch_grace=0.2,
+    bookmark_silence=0.5,
+    relist=0.7,
+)
+"""Minutes as parts of a second."""
+PATIENT = Times(first_rest=0.01, longest_rest=0.1)
+"""Hours for all but rests: what happens, happens because it was told."""
+UNPACED = ClientConnection(qps=-1)
+
+
+class Following:
+    """Batches of events, folded into a Store."""
+
+    def __init__(self, source):
+        self.source = source
+        self.store = Store()
+        self.batches = []
+        self.error = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        try:
+            for events in self.source.changes(self._stop):
+                for event in events:
+                    self.store.apply(event)
+                self.batches.append(events)
+        except Exception as error:
+            self.error = error
+
+    @property
+    def synced(self):
+        return any(isinstance(event, Synced) for batch in list(self.batches) for event in batch)
+
+    @property
+    def services(self):
+        return sorted(str(key) for key in self.store.snapshot.services)
+
+    def wait(self, holds, what="it"):
+        end = time.monotonic() + LIMIT
+        while not holds():
+            assert self.error is None, repr(self.error)
+            assert time.monotonic() < end, f"{what} did not come: {self.source.problems} {self.source.followed}"
+            time.sleep(0.002)
+
+    def start(self):
+        self._thread.start()
+        return self
+
+    def stop(self):
+        self._stop.set()
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive(), "the source does not stop"
+        assert self.error is None, repr(self.error)
+
+
+@contextmanager
+def following(access, *, times=PATIENT, resources=None, **options):
+    """A source that is being followed."""
+    if isinstance(access, str):
+        access = Access(master=access, connection=UNPACED)
+    source = KubeSource(access, resources or of_a_proxy(NODE), times=times, **options)
+    following = Following(source).start()
+    try:
+        yield following
+    finally:
+        following.stop()

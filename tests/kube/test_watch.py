@@ -1,0 +1,740 @@
+"""The watch protocol, step by step: for each thing that can come, what is asked next."""
+
+import msgspec
+import pytest
+
+from narthex.kube.exchange import TIMES, Body, Due, Ended, Heard, Lines, Opened, Refused, Start
+from narthex.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
+from narthex.kube.watch import Watch
+from narthex.lab.api.api import refusal
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.reads import expired
+from narthex.model.decode import objects as decode
+from narthex.model.events import Delete, Upsert
+from narthex.model.names import NamespacedName
+
+MIDDLE = 0.5
+SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
+
+
+class Table:
+    """A Watch of ServiceCIDRs, which are short, and a clock that is set by hand."""
+
+    def __init__(self, resource=SERVICE_CIDRS, **options):
+        self.watch = Watch(resource, lambda: MIDDLE, **options)
+        self.now = 0.0
+        self.asked = None
+        self.events = []
+
+    def __call__(self, *inputs, after=0.0):
+        """What the last of these inputs makes it do."""
+        for each in inputs:
+            self.now += after
+            step = self.watch.take(each, self.now)
+            self.events += step.events
+            if step.request is not None:
+                self.asked = step.request
+            elif step.over:
+                self.asked = None
+        return step
+
+    @property
+    def query(self):
+        return dict(self.asked.query)
+
+    @property
+    def rest(self):
+        assert self.asked is None, "it does not rest"
+        return self.watch.wake_at - self.now
+
+    @property
+    def held(self):
+        return {
+            str(each.object.key) if isinstance(each, Upsert) else f"-{each.key}": None for each in self.events
+        }.keys()
+
+
+def cidr(name, version=1, cidrs=("10.96.0.0/16",)):
+    return {"metadata": {"name": name, "resourceVersion": str(version)}, "spec": {"cidrs": list(cidrs)}}
+
+
+def page(version, *items, follow=""):
+    meta = {"resourceVersion": str(version)} | ({"continue": follow} if follow else {})
+    return Body(msgspec.json.encode({"metadata": meta, "items": items}))
+
+
+def line(type, raw):
+    return Lines(msgspec.json.encode({"type": type, "object": raw}))
+
+
+def bookmark(version, end=False):
+    meta = {"resourceVersion": str(version)} | ({"annotations": {"k8s.io/initial-events-end": "true"}} if end else {})
+    return line("BOOKMARK", {"metadata": meta})
+
+
+def status(code, reason, message, **details):
+    return refusal(ApiFault(code, reason, message, details)).body
+
+
+def failure(code, **more):
+    return Refused(code, status(code, **{"reason": "", "message": ""} | more))
+
+
+TOO_LARGE = Refused(504, status(504, "Timeout", "Too large resource version: 9, current: 5"))
+GONE = Refused(410, status(410, "Expired", "too old"))
+LOST = Ended("connection reset")
+
+
+def listing(**options):
+    table = Table(streaming=False, **options)
+    table(Start())
+    return table
+
+
+def watching(version=100, *items, **options):
+    """A table that has a list and watches."""
+    table = listing(**options)
+    table(Opened(), page(version, *items), Opened())
+    return table
+
+
+def streaming():
+    table = Table()
+    table(Start(), Opened())
+    return table
+
+
+PROBE = {"limit": "1", "resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
+
+
+def silent():
+    """A table whose watch has been silent for too long."""
+    table = watching(41, cidr("a"))
+    table(Due(), after=480.0)
+    assert table.query == PROBE
+    return table
+
+
+# Lists
+
+
+def test_the_first_list_takes_what_the_server_has_at_hand():
+    table = listing()
+    assert table.asked.path == "/apis/networking.k8s.io/v1/servicecidrs"
+    assert not table.asked.lines
+    assert table.query == {"limit": "500", "resourceVersion": "0"}
+    assert not table.watch.synced
+
+
+def test_a_look_from_outside_wants_what_is_true_now():
+    assert listing(newest=True).query == {"limit": "500"}
+
+
+@pytest.mark.row("1.1", "1.3", "2.2")
+@pytest.mark.parametrize(
+    ("resource", "labels", "fields"),
+    [
+        (SERVICES, SELECTOR, "spec.clusterIP!=None"),
+        (ENDPOINT_SLICES, SELECTOR, None),
+        (own_node("worker-a"), None, "metadata.name=worker-a"),
+        (SERVICE_CIDRS, None, None),
+    ],
+)
+def test_selectors_go_with_every_request(resource, labels, fields):
+    table = listing(resource=resource)
+    first = table.query
+    table(Opened(), page(5, follow="more"))
+    second = table.query
+    table(Opened(), page(5))
+    assert table.query["watch"] == "true"
+    for query in (first, second, table.query):
+        assert (query.get("labelSelector"), query.get("fieldSelector")) == (labels, fields)
+
+
+def test_pages_are_one_list():
+    table = listing()
+    table(Opened(), page(7, cidr("a"), follow="token"))
+    assert table.query == {"limit": "500", "continue": "token"}
+    assert not table.events and not table.watch.synced
+    table(Opened(), page(7, cidr("b")))
+    assert table.watch.synced
+    assert list(table.held) == ["a", "b"]
+    assert table.query["resourceVersion"] == "7"
+
+
+def test_an_expired_continuation_is_read_again_in_one_piece():
+    table = listing()
+    table(Opened(), page(7, cidr("a"), follow="token"), GONE)
+    assert table.query == {}
+    table(Opened(), page(9, cidr("b")))
+    assert list(table.held) == ["b"]
+
+
+def test_a_list_that_breaks_off_leaves_nothing():
+    table = watching(5, cidr("a"))
+    table(Due(), after=1200.0)
+    table(Opened(), page(9, cidr("b"), follow="token"), Opened(), LOST)
+    assert list(table.held) == ["a"]
+    table(Due(), after=1.0)
+    table(Opened(), page(9, cidr("b")))
+    assert table.events[-2:] == [Delete("ServiceCIDR", NamespacedName("", "a")), table.events[-1]]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"items":[]}', b'{"metadata":{}}', b"\xff", b'"x"'])
+def test_a_list_that_is_none_is_asked_for_again(body):
+    table = listing()
+    table(Opened(), Body(body))
+    assert table.rest > 0
+    assert table.watch.counts.failures == {"garbled": 1}
+    table(Due(), after=1.0)
+    assert table.query == {"limit": "500", "resourceVersion": "0"}
+
+
+# Watches
+
+
+def test_the_watch_begins_where_the_list_ended():
+    table = watching(41, cidr("a"))
+    assert table.asked.lines
+    assert table.query == {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": "450",
+        "resourceVersion": "41",
+    }
+
+
+def test_changes_are_events():
+    table = watching(41, cidr("a"))
+    table(
+        line("ADDED", cidr("b", 42)), line("MODIFIED", cidr("a", 43, ["10.97.0.0/16"])), line("DELETED", cidr("b", 44))
+    )
+    assert list(table.held) == ["a", "b", "-b"]
+    assert table.events[2].object.cidrs == ("10.97.0.0/16",)
+    assert table.watch.counts.events == 3
+
+
+def test_the_same_once_more_is_no_event():
+    table = watching(41, cidr("a", 41))
+    table(line("MODIFIED", cidr("a", 41)))
+    assert len(table.events) == 1
+
+
+@pytest.mark.parametrize("seen", [bookmark(77), line("MODIFIED", cidr("a", 77))])
+def test_a_lost_watch_goes_on_where_it_was(seen):
+    table = watching(41, cidr("a"))
+    table(seen, LOST)
+    assert 0 < table.rest < 1
+    table(Due(), after=1.0)
+    assert table.query["resourceVersion"] == "77"
+
+
+def test_a_watch_that_ends_in_order_is_asked_for_again_at_once():
+    table = watching(41)
+    table(Ended(), after=400.0)
+    assert table.query["resourceVersion"] == "41"
+
+
+def test_watches_that_end_at_once_are_not_asked_for_at_once():
+    table = watching(41)
+    table(Ended(), after=0.1)
+    first = table.rest
+    table(Due(), Opened(), after=first)
+    table(Ended(), after=0.1)
+    assert table.rest == pytest.approx(2 * first)
+
+
+@pytest.mark.parametrize("data", [b"{", b"x", b'{"type":"ADDED"}', b'{"type":"ADDED","object":{}}', b"\x00", b"[]"])
+def test_a_garbled_line_ends_the_watch_and_the_next_brings_it_again(data):
+    table = watching(41, cidr("a"))
+    table(Lines(data))
+    assert table.asked is None
+    table(Due(), after=1.0)
+    assert table.query["resourceVersion"] == "41"
+    assert len(table.events) == 1
+
+
+def test_a_line_that_stays_garbled_is_got_round_by_a_list():
+    table = watching(41, cidr("a"))
+    for _ in range(4):
+        table(Opened(), Lines(b"{"))
+        table(Due(), after=30.0)
+    assert not table.asked.lines
+
+
+UNFIT = line("ADDED", cidr("unfit", 44) | {"spec": {"cidrs": 7}})
+"""An object of another form than the rest."""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        UNFIT,
+        bookmark(44),
+        line("MODIFIED", cidr("b", 44, ("10.1.0.0/16", "x"))),
+        line("DELETED", cidr("a", 44)),
+        line("DELETED", {"metadata": {"resourceVersion": "44"}}),
+        line("ADDED", cidr("old", 7)),
+        line("ERROR", {"code": 410, "reason": "Expired"}),
+        line("ERROR", {"code": 500, "metadata": 5}),
+        line("SYNC", cidr("c", 44)),
+        Lines(b"{"),
+        Lines(b"\xff"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("begin", [watching, streaming])
+def test_a_block_of_lines_is_what_its_lines_are_one_after_another(begin, place, odd):
+    lines = [line("ADDED", cidr("a", 42)), line("MODIFIED", cidr("a", 43)), line("ADDED", cidr("b", 45))]
+    lines = [*lines[:place], *([odd] if odd else []), *lines[place:]]
+    if begin is streaming:
+        lines.append(bookmark(50, end=True))
+    block, single = begin(), begin()
+    block(Lines(b"\n".join(each.data for each in lines) + b"\n"))
+    for each in lines:
+        if single(each).over:
+            break
+    watch, other = block.watch, single.watch
+    assert (block.events, block.asked) == (single.events, single.asked)
+    assert (watch.wake_at, watch.synced, watch.trouble) == (other.wake_at, other.synced, other.trouble)
+    assert watch.holdings.problems == other.holdings.problems
+    assert msgspec.structs.replace(watch.counts, heard=0) == msgspec.structs.replace(other.counts, heard=0)
+
+
+def test_what_came_before_the_end_of_a_watch_is_told():
+    table = watching(41)
+    table(Lines(line("ADDED", cidr("a", 42)).data + b"\n" + line("ERROR", {"code": 410}).data + b"\n"))
+    assert table.held == {"a"}
+    assert table.query["resourceVersion"] == "42"
+    assert not table.asked.lines
+
+
+@pytest.mark.parametrize("type", ["", "SYNC", "added"])
+def test_an_unknown_event_is_garbled(type):
+    table = watching(41)
+    table(line(type, cidr("a", 42)))
+    assert table.watch.counts.failures == {"garbled": 1}
+
+
+# Too old, too new
+
+
+@pytest.mark.parametrize("said", [GONE, Lines(expired()[:-1]), line("ERROR", {"code": 410, "reason": "Gone"})])
+def test_a_version_that_is_gone_is_listed_anew(said):
+    table = watching(41, cidr("a"))
+    table(said)
+    assert not table.asked.lines
+    assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
+    table(Opened(), page(60, cidr("b")))
+    assert list(table.held) == ["a", "-a", "b"]
+
+
+def test_watches_that_are_always_too_old_are_not_listed_without_rest():
+    table = watching(41)
+    for number in range(3):
+        table(GONE)
+        assert not table.asked.lines, number
+        table(Opened(), page(41), Opened())
+    table(GONE)
+    assert table.rest > 0
+
+
+@pytest.mark.parametrize(
+    "words", [TOO_LARGE, Refused(504, status(504, "Timeout", "x", causes=[{"reason": "ResourceVersionTooLarge"}]))]
+)
+def test_a_version_that_the_server_does_not_have_yet_is_let_go(words):
+    table = watching(41, cidr("a"))
+    table(GONE, words)
+    assert table.query == {"limit": "500"}
+    table(Opened(), page(7, cidr("b")))
+    assert list(table.held) == ["a", "-a", "b"]
+    assert table.query["resourceVersion"] == "7"
+
+
+@pytest.mark.parametrize("older", [bookmark(12), line("ADDED", cidr("b", 12))])
+def test_a_server_that_went_back_is_asked_for_what_is_true_now(older):
+    table = watching(41, cidr("a"))
+    table(older)
+    assert table.watch.counts.failures == {"older": 1}
+    table(Due(), after=1.0)
+    assert table.query == {"limit": "500"}
+
+
+def test_versions_that_are_no_numbers_are_not_compared():
+    table = watching("aa", cidr("a"))
+    table(bookmark("a"))
+    assert table.watch.counts.failures == {}
+
+
+def test_a_list_from_a_server_that_lags_behind_is_not_believed_at_once():
+    table = watching(41, cidr("a"))
+    table(GONE, Opened(), page(30))
+    assert table.asked is None and len(table.events) == 1
+    table(Due(), after=1.0)
+    assert table.query == {"limit": "500"}
+    table(Opened(), page(30))
+    assert list(table.held) == ["a", "-a"]
+
+
+# Silence
+
+
+def test_a_list_that_stays_away_is_given_up():
+    table = listing()
+    assert table.watch.wake_at == TIMES.list_silence
+    table(Opened(), Heard(), after=50.0)
+    assert table.watch.wake_at == 100 + TIMES.list_silence
+    table(Due(), after=60.0)
+    assert table.watch.counts.failures == {"silent": 1}
+    assert table.rest > 0
+
+
+def test_a_half_closed_watch_is_given_up_when_it_should_have_ended():
+    table = watching(41)
+    assert table.watch.wake_at == 450 + TIMES.watch_grace
+    table(Due(), after=480.0)
+    assert table.watch.counts.failures == {"silent": 1}
+    assert table.query == PROBE
+
+
+@pytest.mark.parametrize("version", [41, 44])
+def test_silence_where_nothing_has_gone_back_is_only_watched_anew(version):
+    table = silent()
+    table(Opened(), page(version, cidr("any")))
+    assert table.asked.lines
+    assert table.query["resourceVersion"] == "41"
+    assert len(table.events) == 1
+
+
+@pytest.mark.parametrize("answer", [TOO_LARGE, page(12)])
+def test_silence_of_a_server_that_went_back_leads_to_a_list(answer):
+    table = silent()
+    table(Opened(), answer)
+    assert table.query == {"limit": "500"}
+
+
+@pytest.mark.parametrize("answer", [LOST, Due(), failure(500), Body(b"{")])
+def test_a_question_that_is_not_answered_leads_to_a_list(answer):
+    table = silent()
+    table(answer)
+    table(Due(), after=table.rest)
+    assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
+
+
+def test_where_bookmarks_come_silence_is_noticed_sooner():
+    table = watching(41)
+    table(bookmark(42), after=60.0)
+    assert table.watch.wake_at == 60 + TIMES.bookmark_silence
+
+
+def test_a_watch_that_is_not_answered_is_asked_for_again():
+    table = listing()
+    table(Opened(), page(41))
+    table(Due(), after=TIMES.list_silence)
+    assert table.watch.counts.failures == {"silent": 1}
+    table(Due(), after=1.0)
+    assert table.asked.lines
+
+
+def test_everything_is_listed_again_now_and_then():
+    table = watching(41, cidr("a"))
+    for minute in range(1, 30):
+        table(bookmark(41), after=60.0)
+        if table.now >= table.watch.wake_at:
+            table(Due())
+            break
+        if minute % 7 == 0:
+            table(Ended(), Opened())
+    assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
+    assert 0.9 * TIMES.relist <= table.now <= 1.2 * TIMES.relist
+    table(Opened(), page(41, cidr("a"), cidr("missed")))
+    assert list(table.held) == ["a", "missed"]
+
+
+def test_what_has_not_changed_is_held_once():
+    table = watching(41, cidr("a", 3), cidr("b", 4))
+    first = table.events[0].object
+    table(GONE, Opened(), page(50, cidr("a", 3), cidr("b", 49)))
+    assert len(table.events) == 3
+    assert table.watch.holdings._objects[first.key] is first
+
+
+def test_much_is_listed_more_seldom():
+    few, many = watching(41, cidr("a")), watching(41, *(cidr(f"c{number}") for number in range(3000)))
+    table_of = [table.watch._relist_at for table in (few, many)]
+    assert table_of[1] == pytest.approx(4 * table_of[0], rel=0.01)
+
+
+# Refusals and rests
+
+
+@pytest.mark.parametrize("code", [401, 403, 429, 500, 502, 503, 504])
+def test_a_refused_watch_is_asked_for_again_later(code):
+    table = watching(41, resource=SERVICES)
+    table(failure(code))
+    assert table.rest > 0
+    table(Due(), after=1.0)
+    assert table.query["resourceVersion"] == "41"
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 404, 405, 422, 429, 500, 503])
+def test_a_refused_list_is_asked_for_again_later(code):
+    table = listing(resource=ENDPOINT_SLICES)
+    table(failure(code))
+    assert table.rest > 0
+    assert not table.watch.synced
+    assert str(code) in table.watch.trouble.message
+    table(Due(), after=1.0)
+    assert not table.asked.lines
+
+
+def test_retry_after_is_kept_to():
+    table = listing()
+    table(Refused(429, b"busy", 17.0))
+    assert 17 <= table.rest < 20
+    table = watching(41)
+    table(line("ERROR", {"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 9}}))
+    assert 9 <= table.rest < 11
+
+
+def test_rests_grow_up_to_a_limit():
+    table, rests = listing(), []
+    for _ in range(10):
+        table(LOST)
+        rests.append(table.rest)
+        table(Due(), after=table.rest)
+    assert rests[:3] == pytest.approx([0.4, 0.8, 1.6])
+    assert rests[-1] == TIMES.longest_rest
+
+
+@pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (1.0, 1.5)])
+def test_rests_differ_by_chance(chance, share):
+    watch = Watch(SERVICE_CIDRS, lambda: chance, streaming=False)
+    watch.take(Start(), 0.0)
+    watch.take(LOST, 0.0)
+    assert watch.wake_at == pytest.approx(TIMES.first_rest * share)
+
+
+def test_a_watch_that_lives_ends_the_counting_of_failures():
+    table = watching(41)
+    for _ in range(3):
+        table(LOST)
+        table(Due(), Opened(), after=table.rest)
+    table(LOST, after=TIMES.steady)
+    assert table.rest == pytest.approx(TIMES.first_rest)
+
+
+def test_an_outage_changes_nothing_that_is_known_and_is_told_once():
+    table = watching(41, cidr("a"))
+    table(LOST)
+    assert table.watch.trouble is None, "one lost watch is nothing to speak of"
+    told = set()
+    for _ in range(200):
+        table(Due(), after=table.rest)
+        table(LOST)
+        told.add(str(table.watch.trouble))
+    assert len(told) == 1
+    assert "what is known stays in force" in told.pop()
+    assert len(table.events) == 1 and table.now > 5000
+
+
+def test_trouble_ends_with_the_next_watch():
+    table = watching(41, cidr("a"))
+    table(LOST)
+    table(Due(), after=1.0)
+    table(LOST)
+    assert table.watch.trouble
+    table(Due(), Opened(), after=2.0)
+    assert table.watch.trouble is None
+
+
+# What servers lack
+
+
+def test_an_older_version_of_the_api_is_asked_next():
+    table = listing()
+    table(failure(404))
+    assert table.asked.path == "/apis/networking.k8s.io/v1beta1/servicecidrs"
+    table(Opened(), page(5))
+    assert table.asked.path == "/apis/networking.k8s.io/v1beta1/servicecidrs"
+
+
+@pytest.mark.parametrize("code", [404, 403])
+def test_what_need_not_be_there_counts_as_empty(code):
+    table = listing()
+    table(failure(code), *([failure(404)] if code == 404 else []))
+    assert table.watch.synced and table.asked is None
+    assert (table.watch.trouble is None) is (code == 404)
+    table(Due(), after=table.rest)
+    assert table.asked.path == "/apis/networking.k8s.io/v1/servicecidrs"
+
+
+def test_what_was_there_is_not_given_up_for_a_404():
+    table = watching(5, cidr("a"))
+    table(LOST)
+    table(Due(), after=1.0)
+    table(failure(404), failure(404))
+    assert list(table.held) == ["a"]
+
+
+def test_what_must_be_there_is_waited_for():
+    table = listing(resource=SERVICES)
+    table(failure(404))
+    assert not table.watch.synced
+
+
+def test_a_server_that_cannot_select_by_cluster_ip_is_asked_without():
+    table = listing(resource=SERVICES)
+    table(failure(400, message="field label not supported: spec.clusterIP"))
+    assert "fieldSelector" not in table.query
+    table(failure(400))
+    assert table.asked is None, "a second 400 is another matter"
+
+
+def test_the_nodes_name_is_never_left_out():
+    table = listing(resource=own_node("worker-a"))
+    table(failure(400))
+    table(Due(), after=1.0)
+    assert table.query["fieldSelector"] == "metadata.name=worker-a"
+
+
+# Streaming lists
+
+
+def test_streaming_lists_are_tried_first():
+    table = streaming()
+    assert table.asked.lines
+    assert table.query == {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": "450",
+        "sendInitialEvents": "true",
+        "resourceVersionMatch": "NotOlderThan",
+        "resourceVersion": "0",
+    }
+
+
+def test_the_stream_is_a_list_up_to_its_bookmark_and_then_a_watch():
+    table = streaming()
+    table(line("ADDED", cidr("a", 3)), line("ADDED", cidr("b", 2)), bookmark(3))
+    assert not table.events and not table.watch.synced
+    table(bookmark(9, end=True))
+    assert table.watch.synced and list(table.held) == ["a", "b"]
+    table(line("DELETED", cidr("a", 10)))
+    assert list(table.held) == ["a", "b", "-a"]
+    table(LOST)
+    table(Due(), after=1.0)
+    assert table.query["resourceVersion"] == "10"
+    assert "sendInitialEvents" not in table.query
+
+
+def test_changes_before_the_bookmark_count():
+    table = streaming()
+    table(
+        line("ADDED", cidr("a", 3)), line("DELETED", cidr("a", 4)), line("ADDED", cidr("b", 5)), bookmark(5, end=True)
+    )
+    assert list(table.held) == ["b"]
+
+
+@pytest.mark.parametrize("code", [400, 422])
+def test_a_server_without_streaming_lists_is_not_asked_twice(code):
+    table = streaming()
+    table(failure(code))
+    assert table.query == {"limit": "500", "resourceVersion": "0"}
+    table(Opened(), page(5), Opened(), GONE)
+    assert "sendInitialEvents" not in table.query
+
+
+@pytest.mark.parametrize("bad", [LOST, Ended(), Due(), failure(500), failure(405), Lines(b"{")])
+def test_a_stream_that_goes_wrong_is_followed_by_a_list(bad):
+    table = streaming()
+    table(line("ADDED", cidr("a", 3)), bad)
+    assert not table.events
+    table(Due(), after=70.0)
+    assert not table.asked.lines
+    table(Opened(), page(5), Opened(), GONE)
+    assert table.query["sendInitialEvents"] == "true", "next time the stream is tried again"
+
+
+def test_a_server_that_is_busy_is_not_asked_for_more_than_the_stream():
+    table = streaming()
+    table(Refused(429, b"", 1.0))
+    table(Due(), after=2.0)
+    assert table.query["sendInitialEvents"] == "true"
+
+
+def test_a_stream_without_an_end_is_given_up_sooner_than_a_list():
+    table = streaming()
+    table(line("ADDED", cidr("a", 3)))
+    assert table.watch.wake_at == TIMES.stream_silence
+
+
+def test_a_stream_at_a_version_that_is_not_there_is_asked_for_without_it():
+    table = streaming()
+    table(bookmark(9, end=True), GONE)
+    assert table.query["resourceVersion"] == "9"
+    table(TOO_LARGE)
+    assert "resourceVersion" not in table.query
+    assert table.query["sendInitialEvents"] == "true"
+
+
+def test_an_error_line_in_the_stream_is_a_refusal():
+    table = streaming()
+    table(line("ERROR", {"code": 500, "message": "etcd"}))
+    assert table.watch.counts.failures == {"500": 1}
+    assert not table.watch.synced
+
+
+# Objects that cannot be used
+
+
+def test_a_broken_object_is_reported_and_the_others_are_used():
+    table = listing()
+    table(Opened(), page(5, cidr("a"), cidr("bad", cidrs=["nonsense"]), {"metadata": "x"}, cidr("c")))
+    assert list(table.held) == ["a", "c"]
+    problems = table.watch.holdings.problems
+    assert any(each.object == "ServiceCIDR bad" and each.field == "spec.cidrs[0]" for each in problems)
+    assert table.watch.holdings.broken == 2
+
+
+def test_an_object_that_the_decoder_breaks_on_is_reported_and_the_others_are_used(monkeypatch):
+    kind = decode._KINDS["ServiceCIDR"]
+
+    def make(raw, report):
+        if raw.metadata.name == "cursed":
+            raise ZeroDivisionError("division by zero")
+        return kind.make(raw, report)
+
+    monkeypatch.setitem(decode._KINDS, "ServiceCIDR", msgspec.structs.replace(kind, make=make))
+    table = watching(5, cidr("a"), cidr("cursed"), cidr("c"))
+    assert list(table.held) == ["a", "c"]
+    (problem,) = table.watch.holdings.problems
+    assert problem.object == "ServiceCIDR cursed" and "ZeroDivisionError" in problem.message
+    table(line("ADDED", cidr("cursed", 6)), line("ADDED", cidr("d", 7)))
+    assert list(table.held) == ["a", "c", "d"]
+    table(line("DELETED", cidr("cursed", 8)))
+    assert table.watch.holdings.problems == ()
+
+
+def test_an_object_that_breaks_is_gone_until_it_is_mended():
+    table = watching(5, cidr("a"))
+    table(line("MODIFIED", cidr("a", 6, ["nonsense"])))
+    assert list(table.held) == ["a", "-a"]
+    assert len(table.watch.holdings.problems) == 1
+    table(line("MODIFIED", cidr("a", 7)))
+    assert isinstance(table.events[-1], Upsert)
+    assert table.watch.holdings.problems == ()
+
+
+def test_a_broken_object_that_is_deleted_is_no_problem_any_more():
+    table = watching(5, cidr("bad", cidrs=["nonsense"]))
+    assert table.watch.holdings.problems
+    table(line("DELETED", cidr("bad", 6, cidrs=["nonsense"])))
+    assert table.watch.holdings.problems == ()
+
+
+def test_a_deleted_object_without_a_name_is_garbled():
+    table = watching(5, cidr("a"))
+    table(line("DELETED", {"metadata": {"resourceVersion": "6"}}))
+    assert table.watch.counts.failures == {"garbled": 1}

@@ -1,0 +1,178 @@
+"""Writing objects, against the API server for tests: preconditions, the three patches, and what each refusal says."""
+
+import asyncio
+import json
+
+import pytest
+
+from narthex.kube.access import Access
+from narthex.kube.writes import ApiError, Conflict, Exists, Missing, NoAnswer, writing
+from narthex.testing.apiserver.faults import Drop, Refuse
+from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.build import service
+
+WEB = "/api/v1/namespaces/shop/services/web"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/shop/leases"
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as server:
+        server.put(service("shop/web", "10.110.0.1"))
+        yield server
+
+
+def do(server, work):
+    async def run():
+        async with writing(Access(master=server.url)) as writer:
+            return await work(writer)
+
+    return asyncio.run(run())
+
+
+def status_of(*ips):
+    return {"status": {"loadBalancer": {"ingress": [{"ip": ip} for ip in ips]}}}
+
+
+def test_a_status_is_changed_through_its_own_path_only(server):
+    async def work(writer):
+        aside = await writer.patch(WEB, status_of("192.0.2.1"))
+        there = await writer.patch(WEB, status_of("192.0.2.1") | {"spec": {"type": "X"}}, subresource="status")
+        return aside, there
+
+    aside, there = do(server, work)
+    assert "status" not in aside
+    assert there["status"] == status_of("192.0.2.1")["status"]
+    assert there["spec"] == aside["spec"]
+
+
+def test_what_changes_nothing_makes_no_new_version(server):
+    async def work(writer):
+        return [
+            (await writer.patch(WEB, status_of("192.0.2.1"), subresource="status"))["metadata"]["resourceVersion"]
+            for _ in range(2)
+        ]
+
+    first, second = do(server, work)
+    assert first == second
+
+
+@pytest.mark.parametrize("verb", ["merge patch", "status patch", "put"])
+def test_an_old_version_is_a_conflict(server, verb):
+    async def work(writer):
+        old = await writer.get(WEB)
+        await writer.patch(WEB, {"metadata": {"labels": {"a": "b"}}})
+        version = old["metadata"]["resourceVersion"]
+        if verb == "put":
+            await writer.update(WEB, old)
+        else:
+            body = {"metadata": {"resourceVersion": version}, **status_of("192.0.2.1")}
+            await writer.patch(WEB, body, subresource="status" if verb == "status patch" else "")
+
+    with pytest.raises(Conflict, match="read it again and decide again"):
+        do(server, work)
+    assert server.writes[-1][1] == 409
+    assert "status" not in server.do(lambda data: data.get("Service", ("shop", "web"))).raw
+
+
+def test_the_present_version_is_none(server):
+    async def work(writer):
+        there = await writer.get(WEB)
+        there["metadata"]["labels"] = {"a": "b"}
+        return await writer.update(WEB, there)
+
+    assert do(server, work)["metadata"]["labels"] == {"a": "b"}
+
+
+def test_conditions_are_merged_by_type(server):
+    def condition(type_, status):
+        return {"status": {"conditions": [{"type": type_, "status": status}]}}
+
+    async def work(writer):
+        for type_, status in (("One", "True"), ("Two", "True"), ("One", "False")):
+            done = await writer.patch(WEB, condition(type_, status), kind="strategic", subresource="status")
+        return done["status"]["conditions"]
+
+    assert do(server, work) == [{"type": "One", "status": "False"}, {"type": "Two", "status": "True"}]
+
+
+def test_null_removes(server):
+    async def work(writer):
+        await writer.patch(WEB, {"metadata": {"annotations": {"a": "1", "b": "2"}}})
+        return await writer.patch(WEB, {"metadata": {"annotations": {"a": None}}})
+
+    assert do(server, work)["metadata"]["annotations"] == {"b": "2"}
+
+
+def test_a_json_patch_is_all_or_nothing(server):
+    async def work(writer):
+        good = [{"op": "add", "path": "/metadata/labels", "value": {"x/y": "1"}}]
+        bad = [
+            {"op": "replace", "path": "/metadata/labels/x~1y", "value": "2"},
+            {"op": "test", "path": "/metadata/name", "value": "z"},
+        ]
+        await writer.patch(WEB, good, kind="json")
+        with pytest.raises(ApiError, match="422 Invalid"):
+            await writer.patch(WEB, bad, kind="json")
+        return await writer.get(WEB)
+
+    assert do(server, work)["metadata"]["labels"] == {"x/y": "1"}
+
+
+def test_creating_twice_deleting_twice(server):
+    async def work(writer):
+        body = {"metadata": {"name": "one"}, "spec": {"holderIdentity": "me"}}
+        made = await writer.create(LEASES, body)
+        with pytest.raises(Exists):
+            await writer.create(LEASES, body)
+        await writer.delete(f"{LEASES}/one")
+        with pytest.raises(Missing):
+            await writer.delete(f"{LEASES}/one")
+        return made
+
+    made = do(server, work)
+    assert made["metadata"]["namespace"] == "shop"
+    assert made["metadata"]["uid"]
+
+
+def test_a_lease_is_not_updated_without_a_version(server):
+    async def work(writer):
+        await writer.create(LEASES, {"metadata": {"name": "one"}})
+        await writer.update(f"{LEASES}/one", {"metadata": {"name": "one"}})
+
+    with pytest.raises(ApiError, match="must be specified for an update"):
+        do(server, work)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        (Refuse(403), ApiError, "grant the verb patch on it"),
+        (Refuse(500), ApiError, "to be tried again"),
+        (Refuse(404), Missing, "gone, or its kind is not installed"),
+        (Drop(), NoAnswer, "to be tried again"),
+    ],
+)
+def test_refusals_name_the_object_and_the_way_out(server, fault, error, said):
+    server.faults = lambda seen: fault if seen.method == "PATCH" else None
+    with pytest.raises(error, match=f"PATCH {WEB}: .*{said}"):
+        do(server, lambda writer: writer.patch(WEB, {"metadata": {"labels": {"a": "b"}}}))
+
+
+def test_an_answer_that_is_lost_does_not_undo_the_write(server):
+    server.faults = lambda seen: Drop(10) if seen.method == "PATCH" else None
+    with pytest.raises(NoAnswer):
+        do(server, lambda writer: writer.patch(WEB, {"metadata": {"labels": {"a": "b"}}}))
+    assert server.do(lambda data: data.get("Service", ("shop", "web"))).raw["metadata"]["labels"] == {"a": "b"}
+
+
+def test_kinds_that_are_not_installed(server):
+    server.abilities = type(server.abilities)(missing=frozenset({"Lease"}))
+    with pytest.raises(Missing):
+        do(server, lambda writer: writer.create(LEASES, {"metadata": {"name": "one"}}))
+
+
+def test_lists_of_one_namespace(server):
+    server.put(service("other/web", "10.110.0.2"))
+    found = do(server, lambda writer: writer.get("/api/v1/namespaces/other/services"))
+    assert [each["metadata"]["namespace"] for each in json.loads(json.dumps(found))["items"]] == ["other"]

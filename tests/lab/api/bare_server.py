@@ -1,0 +1,116 @@
+"""The lab's API alone, over TLS as kubectl wants it, with pods that are programs of this machine."""
+
+import os
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from narthex.lab.api.admission import admit
+from narthex.lab.api.api import Api
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.registry import Registry
+from narthex.lab.controllers.service_admission import Allocation
+from narthex.lab.program import credentials
+from narthex.lab.server import certificate
+from narthex.lab.server.server import ApiServer
+
+TOKEN = "a-token-of-the-lab"
+
+
+class Program:
+    """A process of this machine, as one of a pod."""
+
+    def __init__(self, argv, stdin):
+        feed = subprocess.PIPE if stdin else subprocess.DEVNULL
+        self._process = subprocess.Popen(argv, stdin=feed, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.stdin, self.stdout, self.stderr = self._process.stdin, self._process.stdout, self._process.stderr
+
+    def resize(self, rows, columns):
+        """There is no terminal."""
+
+    def wait(self):
+        return self._process.wait()
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+        for end in (self.stdout, self.stderr):
+            end.close()
+
+
+class Pods:
+    """What containers write, and programs beside them."""
+
+    def __init__(self):
+        self.asked = []
+        self.more = threading.Event()
+
+    def logs(self, namespace, pod, container, tail, follow, since, previous, timestamps):
+        self.asked.append((namespace, pod, container, tail, follow, since is not None, previous, timestamps))
+        yield b"first line\n"
+        while follow and not self.more.is_set():
+            yield b""
+            time.sleep(0.01)
+        yield b"second line\n"
+
+    def exec(self, namespace, pod, container, argv, stdin, tty):
+        self.asked.append((namespace, pod, container, tuple(argv), stdin, tty))
+        try:
+            return Program(argv, stdin)
+        except OSError as error:
+            raise ApiFault(
+                500, "InternalError", f"{argv[0]} cannot be started in pod {pod}: {error.strerror}"
+            ) from None
+
+
+class Bare:
+    """A server, its registry, and a kubeconfig."""
+
+    def __init__(self, folder):
+        self.lock = threading.RLock()
+        allocation = Allocation()
+
+        def admission(registry, kind, held, new, subresource):
+            return allocation.admit(registry, kind, held, admit(registry, kind, held, new, subresource), subresource)
+
+        self.registry = Registry(lambda: datetime.now(UTC), os.urandom, admit=admission)
+        for name in ("default", "kube-system"):
+            self.registry.create("Namespace", {"metadata": {"name": name}})
+        self.registry.create("ServiceCIDR", {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}})
+        self.pods = Pods()
+        self.server = ApiServer(Api(self.registry), self.lock, token=TOKEN, pods=self.pods)
+        made = certificate.make(["127.0.0.1", "localhost"])
+        (folder / "certificate.pem").write_text(made.certificate)
+        self.server.start()
+        port = self.server.listen(("127.0.0.1", 0), made.context())
+        self.url, self.certificate = f"https://127.0.0.1:{port}", folder / "certificate.pem"
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.write_text(credentials.kubeconfig("bare", self.url, self.certificate, TOKEN))
+
+    def create(self, kind, raw):
+        """Make an object as controllers do."""
+        with self.lock:
+            made = self.registry.create(kind, raw)
+        self.server.wake()
+        return made
+
+    def update(self, kind, raw, **how):
+        """Write one as controllers do."""
+        with self.lock:
+            made = self.registry.update(kind, raw, **how)
+        self.server.wake()
+        return made
+
+
+@contextmanager
+def bare(folder):
+    """A server that runs."""
+    server = Bare(folder)
+    try:
+        yield server
+    finally:
+        server.pods.more.set()
+        server.server.stop()
+        server.server.close()

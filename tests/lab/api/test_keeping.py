@@ -1,0 +1,116 @@
+"""What the lab's file keeps: all of it after an end, a whole moment after a crash, and versions that go on."""
+
+import random
+import shutil
+import threading
+
+import pytest
+
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.store import Store
+from narthex.lab.server.keeping import Keeper, Unreadable
+
+from .registries import World, thing
+
+
+def world(store=None):
+    clock = World()
+    return Registry(clock.now, clock.entropy, store=store or Store())
+
+
+def contents(registry):
+    return {kind: registry.list(kind) for kind in registry.kinds if registry.list(kind)}
+
+
+def reloaded(path):
+    store = Store()
+    keeper = Keeper(path)
+    keeper.load(store)
+    keeper.close()
+    return world(store)
+
+
+def test_all_is_there_again_and_versions_go_on(tmp_path):
+    path = tmp_path / "lab.sqlite"
+    first, lock = world(), threading.RLock()
+    first.create("ConfigMap", thing("before"))
+    keeper = Keeper(path)
+    assert keeper.load(Store()) == 0
+    keeper.follow(first, lock)
+    dice = random.Random(1)
+    for number in range(200):
+        with lock:
+            name = f"x{dice.randrange(20)}"
+            if first.get("ConfigMap", "shop", name) is None:
+                first.create("ConfigMap", thing(name, data={"n": str(number)}))
+            elif dice.random() < 0.5:
+                first.update("ConfigMap", thing(name, data={"n": str(number), "é": "\u2028"}))
+            else:
+                first.delete("ConfigMap", "shop", name)
+        keeper.wake()
+    keeper.close()
+    again = reloaded(path)
+    assert contents(again) == contents(first)
+    assert again.version > first.version
+    made = again.create("ConfigMap", thing("later"))
+    assert int(made["metadata"]["resourceVersion"]) == again.version
+
+
+def test_kinds_that_were_defined_are_known_again(tmp_path):
+    registry = world()
+    names = {"plural": "shops", "kind": "Shop"}
+    versions = [{"name": "v1", "served": True, "storage": True}]
+    spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": versions}
+    registry.create("CustomResourceDefinition", thing("shops.example.com", "", spec=spec))
+    registry.create("Shop.example.com", thing("a"))
+    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper.follow(registry, threading.RLock())
+    keeper.close()
+    again = reloaded(tmp_path / "lab.sqlite")
+    assert "Shop.example.com" in again.kinds
+    assert contents(again) == contents(registry)
+
+
+def test_what_was_compacted_meanwhile_is_written_whole(tmp_path):
+    registry, lock = world(), threading.RLock()
+    registry.create("ConfigMap", thing("a"))
+    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper.follow(registry, lock)
+    with lock:
+        registry.delete("ConfigMap", "shop", "a")
+        registry.create("ConfigMap", thing("b"))
+        registry.store.compact()
+    keeper.wake()
+    keeper.close()
+    assert contents(reloaded(tmp_path / "lab.sqlite")) == contents(registry)
+
+
+def test_a_crash_leaves_a_moment_that_was(tmp_path):
+    """The file as another process finds it when this one is killed between two transactions."""
+    registry, lock = world(), threading.RLock()
+    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper.follow(registry, lock)
+    with lock:
+        for name in ("a", "b"):
+            registry.create("ConfigMap", thing(name))
+    keeper.wake()
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    for path in tmp_path.glob("lab.sqlite*"):
+        shutil.copy(path, copies)
+    found = contents(reloaded(copies / "lab.sqlite"))
+    assert found in ({}, contents(registry))
+    keeper.close()
+
+
+def test_a_file_that_is_something_else_is_refused(tmp_path):
+    path = tmp_path / "lab.sqlite"
+    path.write_text("This is a letter, and no database at all. " * 100)
+    with pytest.raises(Unreadable, match=r"lab\.sqlite cannot be read .* Remove it to begin anew"):
+        Keeper(path)
+
+
+def test_the_file_is_its_owners_alone(tmp_path):
+    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper.close()
+    assert (tmp_path / "lab.sqlite").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,242 @@
+"""Nodes on one link, with pods behind a bridge on each, and an overlay between them; all in namespaces."""
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from narthex.linux import namespaces as netns
+from narthex.linux.links import batch
+from narthex.linux.run import run
+from narthex.node.shapes import make_known
+from narthex.overlay.program.part import OverlayPart, directory_origin
+from narthex.overlay.program.settings import OverlaySettings
+from narthex.testing.load import until
+
+_numbers = itertools.count()
+NODES = ("a", "b", "c")
+PODS = 4
+WAIT = 60.0
+DONT_FRAGMENT = {socket.AF_INET: (socket.IPPROTO_IP, 10, 2), socket.AF_INET6: (socket.IPPROTO_IPV6, 23, 2)}
+OVERHEAD = {socket.AF_INET: 28, socket.AF_INET6: 48}
+
+
+def manifest(name, number, six=False, annotations=None, ip=None):
+    cidrs = [f"10.244.{number}.0/24", *([f"fd44:{number}::/64"] if six else [])]
+    ips = [ip or f"192.0.2.{number}", *([f"fd02::{number}"] if six else [])]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": annotations or {}},
+        "spec": {"podCIDR": cidrs[0], "podCIDRs": cidrs},
+        "status": {"addresses": [{"type": "InternalIP", "address": one} for one in ips]},
+    }
+
+
+class OverlayPlace:
+    """Namespaces for nodes and pods, and a directory of Nodes. `conf` is net-conf.json."""
+
+    def __init__(self, directory, nodes=NODES, pods=PODS, six=False, **conf):
+        self.prefix = f"nxo{os.getpid()}x{next(_numbers)}"
+        self.nodes = {name: number for number, name in enumerate(nodes, 1)}
+        self.pods = pods
+        self.six = six
+        self.directory = directory
+        self.manifests = directory / "manifests"
+        self.conf = directory / "net-conf.json"
+        networks = {"Network": "10.244.0.0/16"}
+        if six:
+            networks |= {"EnableIPv6": True, "IPv6Network": "fd44::/16"}
+        self.write_conf(**{**networks, **conf})
+        self._parts = {}
+        self._sockets = {}
+
+    def write_conf(self, **conf):
+        self.conf.write_text(json.dumps(conf))
+
+    def __enter__(self):
+        # Several overlays read objects in this process.
+        make_known()
+        self.manifests.mkdir()
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in list(self._parts):
+            self.end(name)
+        for sock in self._sockets.values():
+            sock.close()
+        for name in netns.names():
+            if name == self.prefix or name.startswith(f"{self.prefix}-"):
+                netns.delete(name)
+
+    def ns(self, name):
+        """The namespace of a node ("a") or a pod ("a1")."""
+        return f"{self.prefix}-{name}"
+
+    def _build(self):
+        netns.create(self.ns("link"))
+        batch(self.ns("link"), ["link add br0 type bridge", "link set br0 up"])
+        for name, number in self.nodes.items():
+            self.put(manifest(name, number, self.six))
+            self._build_node(name, number)
+
+    def _build_node(self, name, number):
+        node = self.ns(name)
+        netns.create(node)
+        batch(
+            self.ns("link"),
+            [
+                f"link add to-{name} type veth peer name eth0 netns {node}",
+                f"link set to-{name} master br0 up",
+            ],
+        )
+        commands = [f"addr add 192.0.2.{number}/24 dev eth0", "link set eth0 up", "route add default via 192.0.2.254"]
+        commands += ["link add cni0 type bridge", f"addr add 10.244.{number}.1/24 dev cni0", "link set cni0 up"]
+        if self.six:
+            commands += [f"addr add fd02::{number}/64 dev eth0 nodad", f"addr add fd44:{number}::1/64 dev cni0 nodad"]
+        batch(node, commands)
+        for pod in range(1, self.pods + 1):
+            inside = self.ns(f"{name}{pod}")
+            netns.create(inside)
+            batch(
+                node,
+                [f"link add veth{pod} type veth peer name eth0 netns {inside}", f"link set veth{pod} master cni0 up"],
+            )
+            mtu = 1430 if self.six else 1450
+            commands = [f"addr add 10.244.{number}.{pod + 1}/24 dev eth0", f"link set eth0 mtu {mtu} up"]
+            commands.append(f"route add default via 10.244.{number}.1")
+            if self.six:
+                commands += [
+                    f"addr add fd44:{number}::{pod + 1}/64 dev eth0 nodad",
+                    f"route add default via fd44:{number}::1",
+                ]
+            batch(inside, commands)
+
+    def put(self, node):
+        """Write a Node."""
+        (self.manifests / f"{node['metadata']['name']}.json").write_text(json.dumps(node))
+
+    def settings(self, name, **more):
+        (self.directory / name).mkdir(exist_ok=True)
+        return OverlaySettings(
+            node=name, net_conf=str(self.conf), subnet_file=str(self.directory / name / "subnet.env"), **more
+        )
+
+    def start(self, *names, origin=None, **more):
+        """Run overlays, each in a thread inside its node; wait until they are ready."""
+        for name in names or self.nodes:
+            self.begin(name, origin, **more)
+        for name in names or self.nodes:
+            part = self.part(name)
+            until(lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.figures.state()))
+        return self
+
+    def begin(self, name, origin=None, **more):
+        """Run an overlay."""
+        part = OverlayPart(self.settings(name, **more), origin or directory_origin(self.manifests))
+        thread = threading.Thread(target=self._run, args=(name, part), daemon=True)
+        self._parts[name] = part, thread
+        thread.start()
+        return part
+
+    def _run(self, name, part):
+        with netns.entered(self.ns(name)):
+            part.run()
+
+    def part(self, name):
+        return self._parts[name][0]
+
+    def end(self, name):
+        part, thread = self._parts.pop(name)
+        part.stop()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+    @contextlib.contextmanager
+    def process(self, name, *argv):
+        """A command on a node as a process; `narthex overlay` when no other is given."""
+        own = (
+            "overlay",
+            "--node",
+            name,
+            "--net-config-path",
+            self.conf,
+            "--subnet-file",
+            self.directory / f"{name}.env",
+        )
+        argv = [sys.executable, "-m", "narthex", *(argv or own), "--manifests", self.manifests]
+        with netns.entered(self.ns(name)):
+            running = subprocess.Popen(list(map(str, argv)), stderr=subprocess.PIPE, text=True)
+        try:
+            yield running
+        finally:
+            running.send_signal(signal.SIGKILL)
+            running.communicate()
+
+    def ip(self, name, words):
+        """What `ip WORDS` prints on a node, by line."""
+        return [line.rstrip() for line in run(["ip", *words.split()], namespace=self.ns(name)).splitlines()]
+
+    def fdb(self, name):
+        """What `bridge fdb` prints of entries that lead to other machines."""
+        return [
+            line.rstrip() for line in run(["bridge", "fdb"], namespace=self.ns(name)).splitlines() if " dst " in line
+        ]
+
+    def address(self, name, pod, family=socket.AF_INET):
+        number = self.nodes[name]
+        return f"10.244.{number}.{pod + 1}" if family == socket.AF_INET else f"fd44:{number}::{pod + 1}"
+
+    def udp(self, name, pod, family=socket.AF_INET):
+        """A UDP socket in a pod, port 7, whose packets may not be fragmented."""
+        key = name, pod, family
+        if key not in self._sockets:
+            with netns.entered(self.ns(f"{name}{pod}")):
+                sock = socket.socket(family, socket.SOCK_DGRAM)
+            sock.setsockopt(*DONT_FRAGMENT[family])
+            sock.bind((self.address(name, pod, family), 7))
+            sock.setblocking(False)
+            self._sockets[key] = sock
+        return self._sockets[key]
+
+    def reach(self, size=1450, family=socket.AF_INET, seconds=20.0, nodes=None):
+        """Pairs of pods between which no packet of this size, IP header included, got through within a time."""
+        pods = [(name, pod) for name in nodes or self.nodes for pod in range(1, self.pods + 1)]
+        socks = {self.udp(*pod, family): pod for pod in pods}
+        missing = {(one, other) for one in pods for other in pods if one != other}
+        by_address = {self.address(*pod, family): pod for pod in pods}
+        payload = bytes(size - OVERHEAD[family])
+
+        def once():
+            for one, other in sorted(missing):
+                try:
+                    self.udp(*one, family).sendto(payload, (self.address(*other, family), 7))
+                except OSError:
+                    continue
+            while ready := select.select(list(socks), [], [], 0.05)[0]:
+                for sock in ready:
+                    try:
+                        data, sender = sock.recvfrom(65536)
+                    except BlockingIOError:
+                        # What came had a wrong checksum.
+                        continue
+                    if len(data) == len(payload):
+                        missing.discard((by_address[sender[0]], socks[sock]))
+            return not missing
+
+        deadline = time.monotonic() + seconds
+        while not once() and time.monotonic() < deadline:
+            pass
+        return missing

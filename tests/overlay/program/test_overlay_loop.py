@@ -1,0 +1,40 @@
+"""The overlay's loop before there is anything to do: what it says of where its Nodes come from."""
+
+import logging
+from typing import Any, cast
+
+import pytest
+
+from narthex.model.problem import Problem
+from narthex.overlay.program.figures import Figures
+from narthex.overlay.program.loop import Overlay
+from narthex.overlay.program.settings import OverlaySettings
+from narthex.testing.fakes import FakeClock
+
+
+def look(*problems: Problem) -> Figures:
+    """One look without any Node known."""
+    figures = Figures()
+    settings = OverlaySettings(node="a")
+    kernel = cast(Any, None)
+    Overlay(settings, lambda: (), kernel, FakeClock(), figures, None, lambda: False, lambda: problems).look()
+    return figures
+
+
+@pytest.mark.parametrize("whose", ["", "API server, /api/v1/nodes", "Node b"])
+def test_what_is_wrong_with_the_source_is_said_before_the_first_list(whose, caplog):
+    with caplog.at_level(logging.ERROR, "narthex"):
+        figures = look(Problem(object=whose, message="connection refused"))
+    assert "connection refused" in caplog.text
+    assert figures.failure == "the list of Nodes is not there yet"
+    assert len(figures.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [Problem(object="Service shop/web", message="no port"), Problem(severity="warning", message="an unknown field")],
+)
+def test_what_does_not_concern_nodes_is_left_to_others(problem, caplog):
+    with caplog.at_level(logging.ERROR, "narthex"):
+        assert not look(problem).problems
+    assert not caplog.text

@@ -1,0 +1,75 @@
+"""Log lines as people and machines read them."""
+
+import io
+import json
+import logging
+
+import pytest
+
+from narthex.runtime import logs
+from narthex.runtime.configuration.values import Logging
+
+
+@pytest.fixture
+def log():
+    logger = logging.getLogger("narthex")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    logger.handlers[:], logger.level, logger.propagate = before[0], before[1], before[2]
+
+
+def written(style="text", verbosity=0):
+    stream = io.StringIO()
+    logs.start(stream, Logging(format=style, verbosity=verbosity))
+    return stream
+
+
+def test_text_lines(log):
+    out = written()
+    log.warning("%s is odd", "shop/web")
+    log.debug("not shown")
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith("Z warning shop/web is odd")
+
+
+def test_control_characters_cannot_forge_a_line(log):
+    out = written()
+    log.info("name %s", "a\nb\x1b[31m\u2028c")
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith(r"name a\nb\x1b[31m\u2028c")
+
+
+def test_json_lines_carry_the_facts(log):
+    out = written("json")
+    log.info("synced\n", extra=logs.data(family="IPv4", wrote=True))
+    line = json.loads(out.getvalue())
+    assert line.pop("ts").endswith("Z")
+    assert line == {"level": "info", "msg": "synced\n", "family": "IPv4", "wrote": True}
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_tracebacks_come_with_debug(log, style):
+    out = written(style, verbosity=4)
+    log.debug("where", exc_info=ValueError("x"))
+    assert "ValueError: x" in out.getvalue()
+
+
+@pytest.mark.row("27.3")
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (Logging(verbosity=4), True),
+        (Logging(verbosity=3), False),
+        (Logging(vmodule=(("test_log*", 5),)), True),
+        (Logging(vmodule=(("other", 5),)), False),
+        (Logging(verbosity=9, vmodule=(("test_*", 0),)), False),
+        (Logging(vmodule=(("test_*", 4), ("test_logs", 0))), True),
+    ],
+)
+def test_single_files_can_be_loud_or_quiet(log, told, shown):
+    stream = io.StringIO()
+    logs.start(stream, told)
+    log.debug("detail")
+    log.info("news")
+    assert ("detail" in stream.getvalue()) is shown
+    assert "news" in stream.getvalue()

@@ -1,0 +1,154 @@
+"""Causes that cannot be built in a network namespace, and what only a dump shows: found in data made by hand."""
+
+import pytest
+
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast.nodes import Accept, Chain, DropPacket, Hook, Rule, Ruleset, Table
+from narthex.netfilter.ipvs.servers import Beside
+from narthex.trace.causes.catalogue import CAUSES
+from narthex.trace.causes.find import find
+from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.names import name_not_found
+from narthex.trace.follow.views import Address, FdbEntry, Link, Neighbour, NextHop, NodeView, Route
+from narthex.trace.journey import End, Fate, Header, Journey, Party, Stage, Step, Way
+
+
+def journey(*steps: Step, end: End) -> Journey:
+    return Journey(
+        packet=Header(source="10.244.1.5", destination="10.96.0.10", protocol="tcp", port=80),
+        source=Party(address="10.244.1.5"), destination=Party(address="10.96.0.10"), start="worker-a",
+        way=Way(steps=steps, end=end),
+    )  # fmt: skip
+
+
+ARRIVED = End(fate=Fate.DELIVERED, node="worker-a", address="10.244.1.7", port=8080)
+STEP = Step(stage=Stage.FORWARD, node="worker-a", what="forwarded")
+
+
+def check(found: list[Finding], *, cause: str, certain: bool = True) -> Finding:
+    assert [each.cause.id for each in found] == [cause]
+    assert found[0].certain is certain
+    assert found[0].cause is CAUSES[cause]
+    assert found[0].advice
+    return found[0]
+
+
+@pytest.mark.parametrize(("count", "certain"), [("262144", True), ("250000", False)])
+def test_a_full_connection_table(count: str, certain: bool) -> None:
+    sysctls = {"net.netfilter.nf_conntrack_count": count, "net.netfilter.nf_conntrack_max": "262144"}
+    view = NodeView(name="worker-a", sysctls=sysctls)
+    found = check(find(journey(STEP, end=ARRIVED), {"worker-a": view}), cause="conntrack-full", certain=certain)
+    assert f"net.netfilter.nf_conntrack_count = {count}" in found.evidence
+    assert found.explains is certain
+
+
+@pytest.mark.parametrize("sysctls", [None, {}, {"net.netfilter.nf_conntrack_count": "1000"}, {
+    "net.netfilter.nf_conntrack_count": "x", "net.netfilter.nf_conntrack_max": "0"}, {
+    "net.netfilter.nf_conntrack_count": "100", "net.netfilter.nf_conntrack_max": "262144"}])  # fmt: skip
+def test_a_table_with_room_or_of_which_nothing_is_known(sysctls: dict[str, str] | None) -> None:
+    assert find(journey(STEP, end=ARRIVED), {"worker-a": NodeView(name="worker-a", sysctls=sysctls)}) == []
+
+
+def test_a_name_that_is_not_there() -> None:
+    asked = ["wbe.shop.svc.cluster.local: does not exist"]
+    found = name_not_found("wbe", "pod shop/client", asked, ["shop/web", "other/db"], "A Service is NAME.")
+    check([found], cause="dns-name")
+    assert found.sentence == "pod shop/client finds no address for 'wbe'"
+    assert found.advice.endswith("Names that are close: web.shop.")
+    other = name_not_found("db", "pod shop/client", [], ["shop/web", "other/db"], "")
+    assert "db.other" in other.advice
+
+
+# ---- overlays --------------------------------------------------------------------------------------------------------
+
+
+def overlay(mtu: int = 1450, **parts: object) -> NodeView:
+    made = {
+        "name": "worker-a",
+        "links": (
+            Link(name="eth0", mtu=1500),
+            Link(name="flannel.1", kind="vxlan", mtu=mtu, vxlan_under="eth0", vxlan_local="192.0.2.1"),
+        ),
+        "addresses": (Address("192.0.2.1", 24, "eth0"),),
+        "routes": (Route(destination="10.96.0.0/16", hops=(NextHop(link="flannel.1", via="10.244.2.0"),)),),
+        "neighbours": (Neighbour("10.244.2.0", "flannel.1", "aa:bb:cc:dd:ee:ff", "PERMANENT"),),
+        "fdb": (FdbEntry("aa:bb:cc:dd:ee:ff", "flannel.1", "192.0.2.2"),),
+        **parts,
+    }
+    return NodeView(**made)
+
+
+AWAY = End(fate=Fate.LEAVES, node="worker-a", address="10.96.0.10", port=80)
+
+
+def test_a_whole_overlay() -> None:
+    assert find(journey(STEP, end=AWAY), {"worker-a": overlay()}) == []
+
+
+def test_an_overlay_without_room_for_its_header() -> None:
+    check(find(journey(STEP, end=AWAY), {"worker-a": overlay(mtu=1500)}), cause="mtu", certain=False)
+
+
+def test_an_overlay_that_does_not_know_the_neighbour() -> None:
+    check(find(journey(STEP, end=AWAY), {"worker-a": overlay(neighbours=(), fdb=())}), cause="neighbour-missing")
+
+
+def test_an_overlay_that_does_not_know_the_node() -> None:
+    check(find(journey(STEP, end=AWAY), {"worker-a": overlay(fdb=())}), cause="fdb-missing")
+
+
+def test_what_is_not_known_is_not_missing() -> None:
+    for part in ("links", "routes", "neighbours", "fdb", "addresses"):
+        assert find(journey(STEP, end=AWAY), {"worker-a": overlay(**{part: None})}) == []
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+
+class Rules:
+    def __init__(self, *tables: Table) -> None:
+        self.ruleset = Ruleset(tables)
+        self.beside = Beside()
+        self.unread = ()
+
+
+def dropped(table: str, chain: str, stage: Stage = Stage.FORWARD, rule: str = "-j DROP") -> Journey:
+    step = Step(stage=stage, node="worker-a", family="ip", table=table, chain=chain, rule=rule, verdict="drop")
+    return journey(STEP, step, end=End(fate=Fate.DROPPED, node="worker-a", reason="a rule throws it away"))
+
+
+@pytest.mark.parametrize(
+    ("table", "chain", "stage", "cause"),
+    [
+        ("filter", "FORWARD", Stage.FORWARD, "forward-drop"),
+        ("filter", "DOCKER-USER", Stage.FORWARD, "forward-drop"),
+        ("filter", "ufw-user-input", Stage.INPUT, "input-drop"),
+        ("filter", "cali-tw-cali1234", Stage.FORWARD, "network-policy"),
+        ("filter", "KUBE-POD-FW-ABC", Stage.FORWARD, "network-policy"),
+        ("kube-network-policies", "forward", Stage.FORWARD, "network-policy"),
+        ("firewalld", "filter_FORWARD", Stage.FORWARD, "foreign-table"),
+        ("mangle", "PREROUTING", Stage.PREROUTING, "rule-drops"),
+        ("raw", "OUTPUT", Stage.OUTPUT, "rule-drops"),
+    ],
+)
+def test_who_drops_it(table: str, chain: str, stage: Stage, cause: str) -> None:
+    found = check(find(dropped(table, chain, stage), {"worker-a": NodeView(name="worker-a")}), cause=cause)
+    assert any(chain in line for line in found.evidence)
+
+
+@pytest.mark.parametrize("policy", ["accept", "drop"])
+def test_two_iptables_need_rules_in_both(policy: str) -> None:
+    def filter_table(policy: str, *rules: Rule) -> Table:
+        hook = Hook(type="filter", hook="forward", priority=0, policy=policy)
+        chain = Chain(name="FORWARD", rules=rules, hook=hook)
+        return Table(family=IPFamily.IPV4, name="filter", chains={"FORWARD": chain})
+
+    rules = Rules(filter_table(policy), filter_table("accept", Rule((Accept(),)), Rule((DropPacket(),))))
+    view = NodeView(name="worker-a", rules={IPFamily.IPV4: rules})
+    found = find(dropped("filter", "FORWARD"), {"worker-a": view})
+    assert ("two-iptables" in [each.cause.id for each in found]) is (policy == "drop")
+
+
+def test_a_journey_of_which_nothing_else_is_known() -> None:
+    assert find(journey(end=End(fate=Fate.UNKNOWN, reason="nothing is known")), {}) == []
+    assert find(journey(end=End(fate=Fate.LOST, reason="no route")), {}) == []
