@@ -22,7 +22,7 @@ from narthex.proxy.kernel.targets import target_for
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.connections import Connections
 from narthex.proxy.program.metrics import Metrics
-from narthex.runtime.clock import SystemClock
+from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import plan
 

@@ -25,7 +25,7 @@ from narthex.proxy.kernel.nftables import NftablesTarget
 from narthex.proxy.kernel.userspace import UserspaceTarget
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.sync import FamilySync
-from narthex.runtime.clock import SystemClock
+from narthex.linux.clock import SystemClock
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
 
 FAMILY = IPFamily.IPV4

@@ -7,7 +7,7 @@ import pytest
 from narthex.cni import request
 from narthex.cni.errors import CniError
 from narthex.cni.plugins import host_local as ipam
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 
 
 def configured(ipam_config, version="1.1.0", args="", **more):

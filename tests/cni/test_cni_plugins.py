@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from narthex.cni import desired as wishes
 from narthex.cni import request, result
 from narthex.cni.errors import CniError
 from narthex.cni.plugins import bridge, flannel, portmap, ptp
 from narthex.cni.plugins import iptables as chains
 from narthex.cni.program import run
 from narthex.cni.result import Ip, Result
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
+from narthex.model.links import AddAddress, AddRoute, DeleteAddress, SetHardwareAddress
 
 MADE = bridge.Made(
     "veth01", bytes.fromhex("020000000001"), bytes.fromhex("020000000002"), bytes.fromhex("020000000003")
@@ -48,7 +48,7 @@ def test_bridge_wishes():
     ]
     assert [type(one).__name__ for one in wanted.pod] == ["AddAddress", "SetUp", "AddAddress", "AddRoute", "AddRoute"]
     assert {setting.path for setting in wanted.late_settings} >= {"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
-    assert wanted.announce == (wishes.SetHardwareAddress("eth0", MADE.pod_mac),)
+    assert wanted.announce == (SetHardwareAddress("eth0", MADE.pod_mac),)
     again = bridge.wishes(
         config,
         done,
@@ -56,7 +56,7 @@ def test_bridge_wishes():
             "bridge",
             b"123456",
             1500,
-            tuple(wish.network for wish in wanted.node if isinstance(wish, wishes.AddAddress)),
+            tuple(wish.network for wish in wanted.node if isinstance(wish, AddAddress)),
         ),
         MADE,
         "eth0",
@@ -69,8 +69,8 @@ def test_neighbours_by_the_node():
     config = bridge.read(req)
     done = bridge.completed(config, given("10.0.0.5/24", "fd00::5/64"), req)
     wanted = bridge.wishes(config, done, bridge.BridgeState(), MADE, "eth0")
-    assert not any(one.connected for one in wanted.pod if isinstance(one, wishes.AddAddress))
-    routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, wishes.AddRoute)]
+    assert not any(one.connected for one in wanted.pod if isinstance(one, AddAddress))
+    routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, AddRoute)]
     four, six = address.packed("10.0.0.1"), address.packed("fd00::1")
     assert routes == [
         *(("10.0.0.1/32", b""), ("10.0.0.0/24", four)),
@@ -100,7 +100,7 @@ def test_another_address_on_the_bridge():
             bridge.wishes(bridge.read(req), done, state, MADE, "eth0")
         forced = bridge.read(asked("bridge", isGateway=True, forceAddress=True, ipam={"type": "host-local"}))
         wanted = bridge.wishes(forced, done, state, MADE, "eth0").node
-        assert wishes.DeleteAddress("cni0", address.network(has)) in wanted
+        assert DeleteAddress("cni0", address.network(has)) in wanted
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_ptp_routes_all_by_the_gateway():
     req = asked("ptp")
     done = ptp.completed(given("10.0.0.5/24"), req)
     wanted = ptp.wishes(ptp.read(req), done, MADE, "eth0")
-    routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, wishes.AddRoute)]
+    routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, AddRoute)]
     assert routes == [("10.0.0.1/32", b""), ("10.0.0.0/24", address.packed("10.0.0.1"))]
     with pytest.raises(CniError, match="gateway"):
         ptp.completed(Result((), (Ip(address.network("10.0.0.5/24")),)), req)

@@ -17,11 +17,11 @@ from narthex.kube.leader_election import Leader
 from narthex.lab.api.reads import Abilities
 from narthex.lb.program.controller import Controller, Settings
 from narthex.lb.program.start import CONTROLLER
+from narthex.linux.clock import SystemClock
 from narthex.model import documents, wire
 from narthex.model.decode.objects import decode
 from narthex.model.objects import Object
 from narthex.proxy.program.api_server import EventPoster
-from narthex.runtime.clock import SystemClock
 from narthex.runtime.configuration.values import ClientConnection
 from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.build import node, service

@@ -1,9 +1,9 @@
 """Kernel settings in a directory that looks like /proc/sys."""
 
 from narthex.linux import sysctls
-from narthex.proxy.plan.kernel_settings import Setting
+from narthex.model.kernel_setting import KernelSetting
 
-MAX, BUCKETS = Setting("net/a", 100, "maxPerCore"), Setting("net/b", 100, "maxPerCore", at_least=True)
+MAX, BUCKETS = KernelSetting("net/a", 100, "maxPerCore"), KernelSetting("net/b", 100, "maxPerCore", at_least=True)
 
 
 def make(root, **values):

@@ -6,9 +6,9 @@ import sys
 READ = """
 import sys, threading
 sys.setswitchinterval(1e-6)
-from narthex.apps.node.shapes import make_known
-from narthex.model.decode import KINDS, decode, decode_json, shape_of
-from narthex.sources.kube.messages import read_lines, read_page, read_status
+from narthex.node.shapes import make_known
+from narthex.model.decode.objects import KINDS, decode, decode_json, shape_of
+from narthex.kube.messages import read_lines, read_page, read_status
 
 make_known()
 together = threading.Barrier(4)

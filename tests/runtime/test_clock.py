@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 
-from narthex.runtime.clock import SystemClock
+from narthex.linux.clock import SystemClock
 
 
 def test_sleep_ends_by_itself():

@@ -16,8 +16,8 @@ def command(output: str) -> None:
     Stop the node proxy first. Rules of others stay as they are, and so do kubelet's. Exit status 1 when something
     could not be removed.
     """
+    from narthex.linux.clock import SystemClock
     from narthex.proxy.program.cleanup import CleanupError, clean_up, described, to_builtins
-    from narthex.runtime.clock import SystemClock
     from narthex.runtime.logs import printable
 
     try:

@@ -35,7 +35,7 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
     A configuration that is there is left alone.
     """
     from narthex.cni.program import install
-    from narthex.linux.packed_addresses import network
+    from narthex.model.packed_addresses import network
 
     try:
         given = network(subnet)

@@ -86,8 +86,8 @@ def _directory(manifests: Path) -> Origin:
 
 def _api_server(told: Settings, master: str) -> Origin:
     from narthex.kube.access import Access
+    from narthex.linux.clock import SystemClock
     from narthex.proxy.program.api_server import api_origin
-    from narthex.runtime.clock import SystemClock
 
     access = Access(connection=told.client, master=master)
     return api_origin(access, told.node.node_name, told.config_sync_period, SystemClock().wall)

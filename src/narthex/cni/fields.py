@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from narthex.cni.errors import INVALID_CONFIG, CniError
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from narthex.linux.packed_addresses import Network
+    from narthex.model.packed_addresses import Network
 
     Fields = Mapping[str, object]
 

@@ -11,7 +11,7 @@ from narthex.cni.errors import (
     CniError,
 )
 from narthex.cni.json import JsonError, parse
-from narthex.linux.values import Value
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ from collections.abc import Collection, Sequence
 
 from narthex.model.net import FAMILIES, address, family_of
 
-LINK = "nodelocaldns"
-"""The field's name for it; what counts a node's own addresses leaves this link out."""
 TABLE = "narthex-dns"
 LINK_LOCAL = "169.254.20.10"
 """Where the field's node-local caches listen (row S21)."""

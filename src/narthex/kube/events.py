@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from narthex.linux.background import beside
+from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName
-from narthex.runtime.background import beside
-from narthex.runtime.clock import Clock
 from narthex.runtime.logs import LOGGER
 
 _MOST_WAITING = 100

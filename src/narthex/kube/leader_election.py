@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from narthex.kube.access import Access
 from narthex.kube.lease import TIMES, Elector, Now, Read, Record, Rest, Times, Write, record_of, spec_of
 from narthex.kube.writes import ApiError, Conflict, Exists, Missing, Writer, writing
-from narthex.runtime.background import beside
+from narthex.linux.background import beside
 from narthex.runtime.logs import LOGGER, printable
 
 _REQUEST_SECONDS = 4.0

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.dns import node_local
+from narthex.model.links import IPVS_LINK, NODE_LOCAL_DNS_LINK
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.netfilter.links import IPVS_LINK
 
 _NLMSG_ERROR, _NLMSG_DONE, _RTM_NEWADDR, _RTM_GETADDR = 2, 3, 20, 22
 _NLM_F_DUMP_REQUEST = 0x301
@@ -24,7 +23,7 @@ _IFA_F_TENTATIVE = 0x40
 _SCOPE_GLOBAL = 0
 _AF = {socket.AF_INET: IPFamily.IPV4, socket.AF_INET6: IPFamily.IPV6}
 
-_SERVICES = (IPVS_LINK, node_local.LINK)
+_SERVICES = (IPVS_LINK, NODE_LOCAL_DNS_LINK)
 """Links whose addresses are those of Services."""
 _ELSEWHERE = {IPFamily.IPV4: "192.88.99.1", IPFamily.IPV6: "2002:c058:6301::"}
 """The retired 6to4 relays (RFC 7526): on nobody's own network. Only the route is looked up, nothing is sent."""

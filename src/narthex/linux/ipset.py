@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from narthex.linux.errors import ApplyError
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.netfilter.ast.nodes import Unprintable
 from narthex.netfilter.ipset import sets as ipset
 from narthex.netfilter.ipset.sets import IpSet
-from narthex.proxy.backends.base import ApplyError
 
 _IN_USE = "in use by a kernel component"
 _DESTROY_ATTEMPTS = 20

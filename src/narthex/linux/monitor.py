@@ -17,17 +17,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
 from narthex.linux import namespaces as netns
 from narthex.linux import socket_filter as bpf
+from narthex.linux.background import beside
 from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily
-from narthex.proxy.backends.base import Target
-from narthex.runtime.background import beside
 
 POLL_SECONDS = 0.5
 """How often what gives no notice is asked."""
@@ -76,40 +75,6 @@ class Foreign(Protocol):
     def close(self) -> None:
         """Let go of what was opened. Not while `listening`."""
         ...
-
-
-R = TypeVar("R")
-C = TypeVar("C")
-
-
-class AnnouncedTarget(Generic[R, C]):
-    """A Target whose writes are not taken for somebody else's. `transactions` says how many some changes are; 0: they
-    are few, and go through sockets of ours alone, which the monitor knows."""
-
-    def __init__(self, target: Target[R, C], foreign: Foreign, transactions: Callable[[C], int]) -> None:
-        self._target = target
-        self._foreign = foreign
-        self._transactions = transactions
-
-    def read(self) -> R | None:
-        return self._target.read()
-
-    def apply(self, changes: C) -> None:
-        count = self._transactions(changes)
-        if not count:
-            self._target.apply(changes)
-            return
-        with self._foreign.writing() as own:
-            self._target.apply(changes)
-            own.transactions += count
-
-    def clean(self) -> None:
-        self._target.clean()
-
-    def tend(self) -> float | None:
-        """What the Target has to do between syncs, if it has anything; seconds until it wants to be asked again."""
-        tend: Callable[[], float | None] | None = getattr(self._target, "tend", None)
-        return tend() if tend else None
 
 
 class Concern(msgspec.Struct, frozen=True):

@@ -11,17 +11,17 @@ import errno
 import struct
 import sys
 
-from narthex.cni import desired as wishes
 from narthex.linux.netlink import Netlink, NetlinkError
 from narthex.linux.netlink import attribute as attr
-from narthex.linux.packed_addresses import Network
-from narthex.linux.values import Value
+from narthex.model import links as changes
+from narthex.model.packed_addresses import Network
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from narthex.cni.desired import Wish
+    from narthex.model.links import LinkChange
 
 _NETLINK_ROUTE = 0
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
@@ -125,16 +125,16 @@ class RtNetlink(Netlink):
                 found.append(RouteThere(network, values.get(_RTA_GATEWAY, b""), link))
         return found
 
-    def fulfil(self, wanted: Sequence[Wish], peers_namespace: int = -1) -> None:
+    def fulfil(self, wanted: Sequence[LinkChange], peers_namespace: int = -1) -> None:
         """Put wishes into force, in one datagram. `peers_namespace` is the open file of the namespace for veths' ends.
 
         Later ones are tried even when an earlier one fails. Raises WishRefused with the first that the kernel refused.
         """
         numbers: dict[str, int] = {}
-        requests: list[tuple[Wish, int, int, bytes]] = []
+        requests: list[tuple[LinkChange, int, int, bytes]] = []
         for wish in wanted:
             link = (
-                wish.bridge if isinstance(wish, wishes.AddVeth) else wish.link if isinstance(wish, _ON_A_LINK) else ""
+                wish.bridge if isinstance(wish, changes.AddVeth) else wish.link if isinstance(wish, _ON_A_LINK) else ""
             )
             if link and link not in numbers:
                 found = self.link(link)
@@ -149,21 +149,21 @@ class RtNetlink(Netlink):
             requests.append((wish, *_message(wish, numbers, peers_namespace)))
         self._transact(requests)
 
-    def _transact(self, requests: Sequence[tuple[Wish, int, int, bytes]]) -> None:
+    def _transact(self, requests: Sequence[tuple[LinkChange, int, int, bytes]]) -> None:
         answers = self.batch([(kind, flags, body) for _, kind, flags, body in requests])
         for (wish, *_), error in zip(requests, answers, strict=True):
             if error is not None and error.errno not in _HARMLESS.get(type(wish), ()):
                 raise WishRefused(wish, error)
 
 
-_ON_A_LINK = (wishes.AddAddress, wishes.DeleteAddress, wishes.AddRoute, wishes.ForgetNeighbour)
+_ON_A_LINK = (changes.AddAddress, changes.DeleteAddress, changes.AddRoute, changes.ForgetNeighbour)
 _HARMLESS: dict[type, tuple[int, ...]] = {
-    wishes.AddBridge: (errno.EEXIST,),
-    wishes.AddAddress: (errno.EEXIST,),
-    wishes.AddRoute: (errno.EEXIST,),
-    wishes.DeleteAddress: (errno.EADDRNOTAVAIL,),
-    wishes.DeleteLink: (errno.ENODEV,),
-    wishes.ForgetNeighbour: (errno.ENOENT,),
+    changes.AddBridge: (errno.EEXIST,),
+    changes.AddAddress: (errno.EEXIST,),
+    changes.AddRoute: (errno.EEXIST,),
+    changes.DeleteAddress: (errno.EADDRNOTAVAIL,),
+    changes.DeleteLink: (errno.ENODEV,),
+    changes.ForgetNeighbour: (errno.ENOENT,),
 }
 """Answers that say no more than that it is so already."""
 
@@ -171,12 +171,12 @@ _HARMLESS: dict[type, tuple[int, ...]] = {
 class WishRefused(OSError):
     """The kernel refused a wish."""
 
-    def __init__(self, wish: Wish, error: NetlinkError) -> None:
+    def __init__(self, wish: LinkChange, error: NetlinkError) -> None:
         super().__init__(error.errno, f"{described(wish)}: {error.strerror}")
         self.wish = wish
 
 
-def described(wish: Wish) -> str:
+def described(wish: LinkChange) -> str:
     """What a wish was about, for a message."""
     kind = type(wish).__name__
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind).strip()
@@ -185,43 +185,43 @@ def described(wish: Wish) -> str:
     return " ".join(filter(None, (words, str(what), "on" if what else "", on)))
 
 
-def _message(wish: Wish, numbers: Mapping[str, int], namespace: int) -> tuple[int, int, bytes]:
+def _message(wish: LinkChange, numbers: Mapping[str, int], namespace: int) -> tuple[int, int, bytes]:
     """Type, flags and body of the message that asks for a wish."""
     match wish:
-        case wishes.AddBridge():
+        case changes.AddBridge():
             info = attr(_IFLA_LINKINFO, attr(_INFO_KIND, b"bridge"))
             head = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.name, wish.mac, wish.mtu)
             return _NEWLINK, _CREATE | _EXCL, head + info
-        case wishes.AddVeth():
+        case changes.AddVeth():
             return _NEWLINK, _CREATE | _EXCL, _veth(wish, numbers, namespace)
-        case wishes.PortFlags():
+        case changes.PortFlags():
             port = attr(_BRPORT_HAIRPIN, bytes([wish.hairpin])) + attr(_BRPORT_ISOLATED, bytes([wish.isolated]))
             info = attr(_INFO_SLAVE_KIND, b"bridge") + attr(_INFO_SLAVE_DATA | _NESTED, port)
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link) + attr(_IFLA_LINKINFO | _NESTED, info)
-        case wishes.Promiscuous():
+        case changes.Promiscuous():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _PROMISC, _PROMISC) + _named(wish.link)
-        case wishes.SetUp():
+        case changes.SetUp():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.link)
-        case wishes.SetDown():
+        case changes.SetDown():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, _UP) + _named(wish.link)
-        case wishes.SetHardwareAddress():
+        case changes.SetHardwareAddress():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link, wish.mac)
-        case wishes.DeleteLink():
+        case changes.DeleteLink():
             return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link)
-        case wishes.AddAddress():
+        case changes.AddAddress():
             return _NEWADDR, _CREATE | _EXCL, _address(wish, numbers[wish.link])
-        case wishes.DeleteAddress():
+        case changes.DeleteAddress():
             network = wish.network
             head = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, numbers[wish.link])
             return _DELADDR, 0, head + attr(_IFA_LOCAL, network.address)
-        case wishes.AddRoute():
+        case changes.AddRoute():
             return _NEWROUTE, _CREATE | (_REPLACE if wish.replace else _EXCL), _route(wish, numbers[wish.link])
-        case wishes.ForgetNeighbour():
+        case changes.ForgetNeighbour():
             head = _ND.pack(_FAMILIES[len(wish.address)], numbers[wish.link], 0, 0, 0)
             return _DELNEIGH, 0, head + attr(_NDA_DST, wish.address)
 
 
-def _veth(wish: wishes.AddVeth, numbers: Mapping[str, int], namespace: int) -> bytes:
+def _veth(wish: changes.AddVeth, numbers: Mapping[str, int], namespace: int) -> bytes:
     peer = _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.peer, wish.peer_mac, wish.mtu)
     peer += attr(_IFLA_NET_NS_FD, struct.pack("=I", namespace))
     info = attr(_INFO_KIND, b"veth") + attr(_INFO_DATA | _NESTED, attr(_VETH_INFO_PEER | _NESTED, peer))
@@ -238,7 +238,7 @@ def _named(name: str, mac: bytes = b"", mtu: int | None = None) -> bytes:
     return parts + (attr(_IFLA_MTU, struct.pack("=I", mtu)) if mtu else b"")
 
 
-def _address(wish: wishes.AddAddress, index: int) -> bytes:
+def _address(wish: changes.AddAddress, index: int) -> bytes:
     network = wish.network
     flags = (0 if wish.detect else _IFA_F_NODAD) | (0 if wish.connected else _IFA_F_NOPREFIXROUTE)
     body = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, index)
@@ -250,7 +250,7 @@ def _address(wish: wishes.AddAddress, index: int) -> bytes:
     return body + attr(_IFA_FLAGS, struct.pack("=I", flags))
 
 
-def _route(wish: wishes.AddRoute, index: int) -> bytes:
+def _route(wish: changes.AddRoute, index: int) -> bytes:
     network, numbers = wish.destination, dict(wish.numbers)
     size = len(network.address)
     scope = numbers.get("scope", _SCOPE_GLOBAL if wish.gateway or size == 16 else _SCOPE_LINK)

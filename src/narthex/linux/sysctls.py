@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.proxy.plan.kernel_settings import Setting
+from narthex.model.kernel_setting import KernelSetting
 
 PROC_SYS = Path("/proc/sys")
 
@@ -19,7 +19,7 @@ PROC_SYS = Path("/proc/sys")
 class Outcome(msgspec.Struct, frozen=True):
     """What became of one setting that was not as it is wanted."""
 
-    setting: Setting
+    setting: KernelSetting
     was: int | None
     """None: the kernel does not have it, at least not yet."""
     error: str = ""
@@ -34,7 +34,7 @@ def read(path: str, root: Path = PROC_SYS) -> int | None:
         return None
 
 
-def apply(settings: Iterable[Setting], root: Path = PROC_SYS) -> list[Outcome]:
+def apply(settings: Iterable[KernelSetting], root: Path = PROC_SYS) -> list[Outcome]:
     """Write what differs, one after another. Whatever goes wrong is part of the answer and ends nothing (row 29.8)."""
     outcomes = []
     for setting in settings:

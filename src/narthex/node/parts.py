@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
-from narthex.runtime.clock import Clock, SystemClock
+from narthex.linux.clock import Clock, SystemClock
 from narthex.runtime.logs import LOGGER
 
 if TYPE_CHECKING:

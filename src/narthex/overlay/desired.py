@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily, contains, parsed_network
 from narthex.overlay.net_conf import VXLAN, NetConf
 from narthex.overlay.peers import Station
-from narthex.proxy.plan.kernel_settings import Setting
 
 OVERHEAD = {IPFamily.IPV4: 50, IPFamily.IPV6: 70}
 """Bytes that vxlan puts around a pod's packet, by the family between the nodes: Ethernet 14, vxlan 8, UDP 8, IP 20 or 40.
@@ -79,7 +79,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: frozenset[Neighbour] = frozenset()
     forwards: frozenset[Forward] = frozenset()
     routes: frozenset[Route] = frozenset()
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[KernelSetting, ...] = ()
     """Kernel settings."""
 
 
@@ -189,13 +189,13 @@ def wanted(
     return made, tuple(problems)
 
 
-def _settings(families: Iterable[IPFamily], devices: Iterable[Device]) -> Iterable[Setting]:
+def _settings(families: Iterable[IPFamily], devices: Iterable[Device]) -> Iterable[KernelSetting]:
     why = "the overlay"
     if IPFamily.IPV4 in families:
-        yield Setting("net/ipv4/ip_forward", 1, why)
+        yield KernelSetting("net/ipv4/ip_forward", 1, why)
     if IPFamily.IPV6 in families:
-        yield Setting("net/ipv6/conf/all/forwarding", 1, why)
+        yield KernelSetting("net/ipv6/conf/all/forwarding", 1, why)
     for device in devices:
         if device.family is IPFamily.IPV6:
             # Routers of the pods' making must not give this node routes. ("/" stands for the "." of a name.)
-            yield Setting(f"net/ipv6/conf/{device.name}/accept_ra", 0, why)
+            yield KernelSetting(f"net/ipv6/conf/{device.name}/accept_ra", 0, why)

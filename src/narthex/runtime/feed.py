@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from narthex.linux.background import beside
 from narthex.model.events import Event
-from narthex.runtime.background import beside
 from narthex.runtime.logs import LOGGER
 
 _AGAIN_SECONDS = 5.0

@@ -7,11 +7,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from narthex.linux.errors import ApplyError
 from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.net import join_port
 from narthex.model.objects import AnyObject
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
-from narthex.proxy.backends.base import ApplyError, Backend
+from narthex.proxy.backends.base import Backend
 from narthex.proxy.plan.ir import Deviation, Forward, Plan
 from narthex.proxy.plan.traits import Trait
 

@@ -12,11 +12,12 @@ import pytest
 import yaml
 from tests.proxy.kernel.small_cluster import CALLERS, HERE, POD, SERVERS, SmallCluster, service, slices
 
-from narthex.dns.node_local import LINK, TABLE
+from narthex.dns.node_local import TABLE
 from narthex.dns.server.own_link import OwnLink, OwnLinkError
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
 from narthex.linux.run import run
+from narthex.model.links import NODE_LOCAL_DNS_LINK
 from narthex.testing.load import until
 
 pytestmark = pytest.mark.kernel
@@ -25,7 +26,7 @@ SOURCE = Path(__file__).parents[3] / "src"
 ADDRESSES = ["169.254.20.10", "10.96.0.10", "fd6e::a"]
 HOLDER = f"""
 import sys, time
-from narthex.host.dns.own_link import OwnLink
+from narthex.dns.server.own_link import OwnLink
 held = OwnLink({ADDRESSES!r})
 print("ready", flush=True)
 time.sleep(60)
@@ -44,7 +45,7 @@ def node():
 def there(node):
     """What is left of it."""
     links = run(["ip", "-br", "address"], namespace=node)
-    return LINK in links, TABLE in run(["nft", "list", "tables"], namespace=node)
+    return NODE_LOCAL_DNS_LINK in links, TABLE in run(["nft", "list", "tables"], namespace=node)
 
 
 def test_it_goes_with_its_process(node):

@@ -14,7 +14,7 @@ from narthex.dns.server.meter import Meter
 from narthex.dns.server.upstream import Forwarder, context
 from narthex.testing.upstreams import answer
 
-CERTIFICATES = Path(__file__).parents[1] / "sources/kube/certificates"
+CERTIFICATES = Path(__file__).parents[2] / "kube/certificates"
 AUTHORITY = str(CERTIFICATES / "ca.pem")
 LONG = 60.0
 

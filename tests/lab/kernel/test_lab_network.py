@@ -240,7 +240,7 @@ def test_a_node_that_crashes_at_its_start_is_started_again(tmp_path):
     name = fresh_name("g")
     program = f"""
 import os, signal, sys
-from narthex.apps.lab import node_process
+from narthex.lab.program import node_process
 real = node_process.be_a_node
 def be_a_node(control, order, files):
     try:

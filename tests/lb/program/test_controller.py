@@ -13,7 +13,7 @@ from narthex.kube.lease import Times
 from narthex.lab.api.reads import Abilities
 from narthex.lb.program.controller import Controller, Settings
 from narthex.lb.program.metrics import ControllerMetrics
-from narthex.runtime.clock import SystemClock
+from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import ClientConnection
 from narthex.testing.apiserver.faults import Drop, Refuse
 from narthex.testing.apiserver.server import ApiServer

@@ -22,13 +22,13 @@ from tests.proxy.backends.nft_plans import (
 )
 
 from narthex.linux import namespaces as netns
+from narthex.linux.errors import ApplyError
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.run import run
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import nft
 from narthex.netfilter.ast.nodes import Goto, Return
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.kernel.nftables import NftablesTarget

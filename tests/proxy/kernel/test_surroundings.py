@@ -16,12 +16,12 @@ from narthex.linux import sysctls
 from narthex.linux.run import run
 from narthex.model.events import Synced, Upsert
 from narthex.model.flow import Flow
+from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import FAMILIES, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServiceCIDR, ServicePort
 from narthex.model.packet import Disposition, Memory
 from narthex.model.store import Store
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.plan.kernel_settings import Setting
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.plan.stale import Reason, Search
 from narthex.proxy.program.health import Health
@@ -172,7 +172,7 @@ def test_clients_are_not_pinned_to_what_is_not_ready(mode):
 @row(8, "19.6")
 def test_a_setting_that_cannot_be_written_is_told_and_ends_nothing(tmp_path):
     (tmp_path / "kept").write_text("1")
-    wanted = [Setting("not/there", 5, "min"), Setting("kept", 7, "maxPerCore")]
+    wanted = [KernelSetting("not/there", 5, "min"), KernelSetting("kept", 7, "maxPerCore")]
     outcomes = {done.setting.path: done.error for done in sysctls.apply(wanted, tmp_path)}
     assert outcomes["not/there"] and not outcomes["kept"]
     assert (tmp_path / "kept").read_text() == "7"

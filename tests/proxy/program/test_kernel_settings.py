@@ -5,13 +5,13 @@ import logging
 import pytest
 
 from narthex.linux.sysctls import Outcome
-from narthex.proxy.plan.kernel_settings import Setting
+from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.program import kernel_settings
 from narthex.proxy.program.kernel_settings import KernelSettings, with_kernel
 from narthex.proxy.program.settings import settings
 
-MAX = Setting("net/netfilter/nf_conntrack_max", 131072, "maxPerCore", unasked="conntrack.maxPerCore: 0")
-LIBERAL = Setting("net/netfilter/nf_conntrack_tcp_be_liberal", 1, "tcpBeLiberal")
+MAX = KernelSetting("net/netfilter/nf_conntrack_max", 131072, "maxPerCore", unasked="conntrack.maxPerCore: 0")
+LIBERAL = KernelSetting("net/netfilter/nf_conntrack_tcp_be_liberal", 1, "tcpBeLiberal")
 
 
 class Machine:

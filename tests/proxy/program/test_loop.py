@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from narthex.linux.monitor import AnnouncedTarget, Poll
+from narthex.linux.monitor import Poll
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import Node
 from narthex.model.problem import Problem
 from narthex.proxy.plan.planner import Planner
+from narthex.proxy.program.dataplane import AnnouncedTarget
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.schedule import Periods
 from narthex.proxy.program.sync import FamilySync

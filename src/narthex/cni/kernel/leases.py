@@ -7,8 +7,8 @@ is held by whoever reads or writes.
 from __future__ import annotations
 
 from narthex.cni.kernel import files
-from narthex.linux import packed_addresses as address
-from narthex.linux.values import Value
+from narthex.model import packed_addresses as address
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from narthex.cni.kernel import files
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.nfnetlink import DELETE_ELEMENTS, INET, NEW_ELEMENTS, NEW_UNTAKEN_ELEMENTS, NfNetlink
-from narthex.linux.values import Value
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

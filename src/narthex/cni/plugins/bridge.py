@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from narthex.cni import fields
-from narthex.cni.desired import (
+from narthex.cni.desired import Setting, Wishes
+from narthex.cni.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
+from narthex.cni.plugins import pod
+from narthex.cni.request import is_interface
+from narthex.cni.result import Interface, Ip, Result, Route, read_dns
+from narthex.model import packed_addresses as address
+from narthex.model.links import (
     AddAddress,
     AddBridge,
     AddVeth,
@@ -12,21 +18,14 @@ from narthex.cni.desired import (
     PortFlags,
     Promiscuous,
     SetHardwareAddress,
-    Setting,
-    Wishes,
 )
-from narthex.cni.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
-from narthex.cni.plugins import pod
-from narthex.cni.request import is_interface
-from narthex.cni.result import Interface, Ip, Result, Route, read_dns
-from narthex.linux import packed_addresses as address
-from narthex.linux.packed_addresses import Network
-from narthex.linux.values import Value
+from narthex.model.packed_addresses import Network
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.desired import Wish
     from narthex.cni.request import Request
+    from narthex.model.links import LinkChange
 
 _MOST_MTU = 65535
 
@@ -180,7 +179,7 @@ def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made,
     """
     if state.kind and state.kind != "bridge":
         raise CniError(INVALID_CONFIG, f"bridge: {config.bridge!r} already exists but is not a bridge")
-    node: list[Wish] = []
+    node: list[LinkChange] = []
     if not state.kind:
         node.append(AddBridge(config.bridge, made.bridge_mac, config.mtu))
     if config.promiscuous:
@@ -211,12 +210,12 @@ def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made,
     )
 
 
-def _gateway(config: BridgeConfig, ip: Ip, state: BridgeState) -> list[Wish]:
+def _gateway(config: BridgeConfig, ip: Ip, state: BridgeState) -> list[LinkChange]:
     """The gateway's address on the bridge, in the place of others where that is allowed."""
     wanted = Network(ip.gateway, ip.network.prefix)
     if wanted in state.addresses:
         return []
-    changes: list[Wish] = []
+    changes: list[LinkChange] = []
     for has in state.addresses:
         if len(has.address) != len(wanted.address):
             continue

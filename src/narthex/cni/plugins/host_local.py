@@ -9,9 +9,9 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, TAKEN, CniError
 from narthex.cni.result import Ip, read_routes
-from narthex.linux import packed_addresses as address
-from narthex.linux.packed_addresses import Network
-from narthex.linux.values import Value
+from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import Network
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hashlib import sha512
 
 from narthex.cni.plugins import portmap
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

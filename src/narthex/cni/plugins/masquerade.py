@@ -4,7 +4,7 @@ of pods."""
 from __future__ import annotations
 
 from narthex.cni.desired import Element
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

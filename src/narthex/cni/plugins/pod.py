@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from narthex.cni.desired import AddAddress, AddRoute, Setting, SetUp
-from narthex.linux import packed_addresses as address
-from narthex.linux.packed_addresses import Network
+from narthex.cni.desired import Setting
+from narthex.model import packed_addresses as address
+from narthex.model.links import AddAddress, AddRoute, SetUp
+from narthex.model.packed_addresses import Network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.desired import Wish
     from narthex.cni.result import Ip, Route
+    from narthex.model.links import LinkChange
 
 DEFAULTS = {4: Network(bytes(4), 0), 6: Network(bytes(16), 0)}
 """The networks that hold every address."""
@@ -28,7 +29,7 @@ def settings(interface: str, ips: tuple[Ip, ...], detect: bool) -> tuple[Setting
     return tuple(wanted)
 
 
-def addressed(interface: str, ips: tuple[Ip, ...], connected: bool, detect: bool) -> list[Wish]:
+def addressed(interface: str, ips: tuple[Ip, ...], connected: bool, detect: bool) -> list[LinkChange]:
     """Addresses, and the link up. IPv6 comes after that, for a link that is down has no routes of that family."""
     adds = [AddAddress(interface, ip.network, connected, detect) for ip in ips]
     return [
@@ -38,9 +39,9 @@ def addressed(interface: str, ips: tuple[Ip, ...], connected: bool, detect: bool
     ]
 
 
-def routed(interface: str, ips: tuple[Ip, ...], routes: tuple[Route, ...]) -> list[Wish]:
+def routed(interface: str, ips: tuple[Ip, ...], routes: tuple[Route, ...]) -> list[LinkChange]:
     """Routes; one without a gateway goes to the first address's gateway of its family."""
-    wanted: list[Wish] = []
+    wanted: list[LinkChange] = []
     for route in routes:
         same = (ip for ip in ips if len(ip.network.address) == len(route.destination.address))
         gateway = route.gateway or next((ip.gateway for ip in same if ip.gateway), b"")
@@ -53,10 +54,10 @@ def routed(interface: str, ips: tuple[Ip, ...], routes: tuple[Route, ...]) -> li
 _SCOPE_LINK = 253
 
 
-def by_gateway(interface: str, ips: tuple[Ip, ...]) -> list[Wish]:
+def by_gateway(interface: str, ips: tuple[Ip, ...]) -> list[LinkChange]:
     """Routes by which neighbours of the pod's network are reached by the gateway alone, and it by the link. For addresses
     that do not bring a route to their network."""
-    wanted: list[Wish] = []
+    wanted: list[LinkChange] = []
     for ip in ips:
         whole = 8 * len(ip.network.address)
         wanted.append(AddRoute(interface, Network(ip.gateway, whole), source=ip.network.address))

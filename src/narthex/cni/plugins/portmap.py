@@ -9,8 +9,8 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.desired import Element
 from narthex.cni.errors import UNSUPPORTED_FIELD, CniError
-from narthex.linux import packed_addresses as address
-from narthex.linux.values import Value
+from narthex.model import packed_addresses as address
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from narthex.cni import fields
-from narthex.cni.desired import AddAddress, AddRoute, AddVeth, Setting, Wishes
+from narthex.cni.desired import Setting, Wishes
 from narthex.cni.errors import INVALID_CONFIG, CniError
 from narthex.cni.plugins import pod
 from narthex.cni.plugins.bridge import Made, masquerade_of
 from narthex.cni.result import Interface, Ip, Result, read_dns
-from narthex.linux.packed_addresses import Network
-from narthex.linux.values import Value
+from narthex.model.links import AddAddress, AddRoute, AddVeth
+from narthex.model.packed_addresses import Network
+from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.desired import Wish
     from narthex.cni.request import Request
+    from narthex.model.links import LinkChange
 
 
 class PtpConfig(Value):
@@ -40,7 +41,7 @@ def completed(given: Result, request: Request) -> Result:
 
 def wishes(config: PtpConfig, result: Result, made: Made, interface: str) -> Wishes:
     """What is to be made. `result` is that of `completed`."""
-    node: list[Wish] = [AddVeth(made.veth, made.mac, interface, made.pod_mac, config.mtu)]
+    node: list[LinkChange] = [AddVeth(made.veth, made.mac, interface, made.pod_mac, config.mtu)]
     inside = pod.addressed(interface, result.ips, False, False)
     for ip in result.ips:
         whole = 8 * len(ip.network.address)

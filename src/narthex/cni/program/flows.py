@@ -6,9 +6,9 @@ UDP has no end, so an entry of the kernel would lead a client past a new mapping
 from __future__ import annotations
 
 from narthex.cni.plugins import portmap
-from narthex.linux import packed_addresses as address
 from narthex.linux.addresses import own_addresses
 from narthex.linux.conntrack import Conntrack
+from narthex.model import packed_addresses as address
 from narthex.model.net import IPFamily, Protocol
 
 TYPE_CHECKING = False

@@ -33,8 +33,9 @@ BUNDLED = (
     *(f"narthex.cni.program.{name}" for name in ("delegate", "flannel", "flows", "ipam", "iptables", "masquerade")),
     *(f"narthex.cni.program.{name}" for name in ("node", "pods", "ports", "run")),
     "narthex.linux",
-    *(f"narthex.linux.{name}" for name in ("libnftables", "namespaces", "netlink", "nfnetlink", "packed_addresses")),
-    *(f"narthex.linux.{name}" for name in ("rtnetlink", "run", "values")),
+    *(f"narthex.linux.{name}" for name in ("libnftables", "namespaces", "netlink", "nfnetlink", "rtnetlink", "run")),
+    "narthex.model",
+    *(f"narthex.model.{name}" for name in ("links", "packed_addresses", "values")),
 )
 """What the programs can load without an agent."""
 _CONFLIST = "10-narthex.conflist"

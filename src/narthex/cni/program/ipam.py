@@ -9,7 +9,7 @@ from narthex.cni.kernel.leases import Leases
 from narthex.cni.plugins import host_local as ipam
 from narthex.cni.request import valid_attachments
 from narthex.cni.result import Dns, Result
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

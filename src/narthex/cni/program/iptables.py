@@ -5,8 +5,8 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import TAKEN, CniError
 from narthex.cni.plugins import iptables as chains
-from narthex.linux import packed_addresses as address
 from narthex.linux.run import CommandError, run
+from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

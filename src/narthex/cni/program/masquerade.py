@@ -8,7 +8,7 @@ from narthex.cni.kernel import records
 from narthex.cni.kernel.tables import owner_of
 from narthex.cni.plugins import masquerade
 from narthex.cni.result import Ip
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import posix
 import time
 
-from narthex.cni import desired as wishes
 from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, OTHER, CniError
 from narthex.cni.kernel import namespaces, records, settings
 from narthex.cni.plugins import bridge, pod, ptp
@@ -13,8 +12,9 @@ from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade
 from narthex.cni.request import check_arguments, valid_attachments
 from narthex.cni.result import Interface, Ip, Result, previous
-from narthex.linux.packed_addresses import Network
 from narthex.linux.rtnetlink import RtNetlink
+from narthex.model.links import AddRoute, DeleteLink, SetDown, SetUp
+from narthex.model.packed_addresses import Network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def add_loopback(node: Node, request: Request) -> Result:
     """ADD of `loopback`: whatever the interface is called, it is `lo`. Raises CniError, OSError."""
     with node.inside(request):
         links = RtNetlink()
-        links.fulfil([wishes.SetUp("lo")])
+        links.fulfil([SetUp("lo")])
         found = links.link("lo")
         links.close()
     mac = found.mac.hex(":") if found is not None else ""
@@ -143,7 +143,7 @@ def _await_port(node: Node, veth: str) -> None:
 
 def _undo(node: Node, request: Request, made: Made, masqueraded: bool) -> None:
     """Take back what an ADD has made. The pair's name is of this ADD alone, so nobody else loses a link."""
-    node.links.fulfil([wishes.DeleteLink(made.veth)])
+    node.links.fulfil([DeleteLink(made.veth)])
     record = node.records.get(records.PODS, request.attachment)
     if record is not None and record.get("link") != made.veth:
         # The attachment is another ADD's, which succeeded.
@@ -162,7 +162,7 @@ def remove(node: Node, request: Request) -> None:
     record = node.records.get(records.PODS, request.attachment)
     try:
         if record is not None and record.get("boot") == namespaces.boot():
-            node.links.fulfil([wishes.DeleteLink(str(record.get("link", "")))])
+            node.links.fulfil([DeleteLink(str(record.get("link", "")))])
         else:
             _remove_inside(node, request)
         masquerade.remove(node, request, record is None and request.config.get("ipMasq") is True)
@@ -179,7 +179,7 @@ def _remove_inside(node: Node, request: Request) -> None:
     try:
         with node.inside(request):
             links = RtNetlink()
-            links.fulfil([wishes.DeleteLink(request.interface)])
+            links.fulfil([DeleteLink(request.interface)])
             links.close()
     except CniError:
         # The namespace is gone, and the interface with it.
@@ -193,7 +193,7 @@ def remove_loopback(node: Node, request: Request) -> None:
     try:
         with node.inside(request):
             links = RtNetlink()
-            links.fulfil([wishes.SetDown("lo")])
+            links.fulfil([SetDown("lo")])
             links.close()
     except CniError:
         return
@@ -263,7 +263,7 @@ def _check_pod(request: Request, before: Result, ends: dict[int, Link]) -> None:
 
 def _check_routes(links: RtNetlink, before: Result, inner: Link) -> None:
     for wanted in pod.routed("", before.ips, before.routes):
-        assert isinstance(wanted, wishes.AddRoute)
+        assert isinstance(wanted, AddRoute)
         if "table" in dict(wanted.numbers):
             continue
         network = Network(wanted.destination.first, wanted.destination.prefix)
@@ -295,7 +295,7 @@ def collect(node: Node, request: Request) -> None:
     try:
         for attachment, record in node.records.all(records.PODS, request.network):
             if tuple(attachment.split(":")[1:]) not in valid and record.get("link") in names:
-                node.links.fulfil([wishes.DeleteLink(str(record["link"]))])
+                node.links.fulfil([DeleteLink(str(record["link"]))])
         masquerade.collect(node, request, valid)
     finally:
         if bridge.has_ipam(request):

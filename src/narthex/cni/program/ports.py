@@ -11,7 +11,7 @@ from narthex.cni.plugins import portmap
 from narthex.cni.plugins.portmap import Mapping, PortmapConfig, Target
 from narthex.cni.request import valid_attachments
 from narthex.cni.result import previous
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ import os
 import struct
 from collections.abc import Collection, Sequence
 
-from narthex.cni.desired import AddAddress, SetUp
-from narthex.dns.node_local import LINK, tables
+from narthex.dns.node_local import tables
 from narthex.linux.libnftables import NftError, NftMissing, OwnedTables
 from narthex.linux.netlink import NetlinkError
-from narthex.linux.packed_addresses import Network, packed
 from narthex.linux.rtnetlink import RtNetlink
+from narthex.model.links import NODE_LOCAL_DNS_LINK, AddAddress, SetUp
+from narthex.model.packed_addresses import Network, packed
 
 _TUN = "/dev/net/tun"
 _TUNSETIFF = 0x400454CA
@@ -44,7 +44,7 @@ class OwnLink:
             raise OwnLinkError(f"rules that keep DNS from being tracked could not be loaded: {error}") from error
         except (NetlinkError, OSError) as error:
             self.close()
-            raise OwnLinkError(f"link {LINK}: {error}") from error
+            raise OwnLinkError(f"link {NODE_LOCAL_DNS_LINK}: {error}") from error
 
     def close(self) -> None:
         """Take everything away. May be called again."""
@@ -63,11 +63,15 @@ def _link() -> int:
             f"{_TUN}: {error.strerror}; load module tun, and let the container have the device"
         ) from error
     try:
-        fcntl.ioctl(file, _TUNSETIFF, _REQUEST.pack(LINK.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_TUN_EXCL))
+        fcntl.ioctl(
+            file, _TUNSETIFF, _REQUEST.pack(NODE_LOCAL_DNS_LINK.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_TUN_EXCL)
+        )
     except OSError as error:
         os.close(file)
-        hint = f"another process answers on this node: end it, or take the link {LINK} away"
-        raise OwnLinkError(f"link {LINK}: {error.strerror}; {hint if error.errno == errno.EBUSY else _TUN}") from error
+        hint = f"another process answers on this node: end it, or take the link {NODE_LOCAL_DNS_LINK} away"
+        raise OwnLinkError(
+            f"link {NODE_LOCAL_DNS_LINK}: {error.strerror}; {hint if error.errno == errno.EBUSY else _TUN}"
+        ) from error
     return file
 
 
@@ -75,6 +79,11 @@ def _address(addresses: Sequence[str]) -> None:
     networks = [Network(data, 8 * len(data)) for data in map(packed, addresses)]
     netlink = RtNetlink()
     try:
-        netlink.fulfil([SetUp(LINK), *(AddAddress(LINK, network, connected=False) for network in networks)])
+        netlink.fulfil(
+            [
+                SetUp(NODE_LOCAL_DNS_LINK),
+                *(AddAddress(NODE_LOCAL_DNS_LINK, network, connected=False) for network in networks),
+            ]
+        )
     finally:
         netlink.close()

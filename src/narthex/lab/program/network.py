@@ -14,7 +14,7 @@ from narthex.lab.program.state import StateDirectory
 from narthex.lab.topology import LabNode, Wiring
 from narthex.linux import links
 from narthex.linux import namespaces as netns
-from narthex.linux import packed_addresses as address
+from narthex.model import packed_addresses as address
 from narthex.model.names import NamespacedName
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, Missing, Writer, writing
 from narthex.lb.status import Condition, condition_patch
+from narthex.linux.background import beside
 from narthex.model.names import NamespacedName
-from narthex.runtime.background import beside
 from narthex.runtime.logs import LOGGER, printable
 
 _PAUSE_SECONDS = 0.2

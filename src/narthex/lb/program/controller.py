@@ -23,13 +23,13 @@ from narthex.lb.decision import Decision, Told, changes
 from narthex.lb.ledger import Ledger
 from narthex.lb.pools import Pools, settle
 from narthex.lb.program.pools_file import PoolsFile
+from narthex.lb.program.status_writes import Outcome, StatusWriter, Unanswered
 from narthex.lb.program.unreadable import held_by_unreadable
-from narthex.lb.program.writes import Outcome, StatusWriter, Unanswered
 from narthex.lb.scene import PoolUse, namespace_labels, surroundings, usage
+from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, Service
 from narthex.model.store import Snapshot, Store
-from narthex.runtime.clock import Clock
 from narthex.runtime.feed import Feed
 from narthex.runtime.logs import LOGGER, printable
 

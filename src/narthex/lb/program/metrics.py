@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from narthex.kube.leader_election import Leader
 from narthex.lb.program.controller import Controller
+from narthex.linux.clock import Clock
 from narthex.proxy.program.api_server import Lists
-from narthex.runtime.clock import Clock
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

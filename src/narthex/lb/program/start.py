@@ -14,9 +14,9 @@ from narthex.kube.leader_election import Leader
 from narthex.kube.lease import TIMES, Times
 from narthex.lb.program.controller import Controller, Settings
 from narthex.lb.program.metrics import ControllerMetrics
+from narthex.linux.clock import Clock, SystemClock
 from narthex.proxy.program.api_server import EventPoster
 from narthex.proxy.program.status import BindError, Listener, StatusServer
-from narthex.runtime.clock import Clock, SystemClock
 from narthex.runtime.http import HttpServer, Reply, Slow
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.signals import ended_by_signal

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from narthex.linux.background import beside
 from narthex.linux.netlink import HEADER, PORTS, PORTS_MASK, bind_own_port
-from narthex.runtime.background import beside
 
 _NETLINK_ROUTE = 0
 _GROUPS = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from narthex.linux.errors import ApplyError
 from narthex.linux.iptables_variants import plain_command
 from narthex.linux.libnftables import NftError, NftMissing, run_nft
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.netfilter import nft, xtables
 from narthex.netfilter.ast.nodes import Table
 from narthex.overlay.masquerade import TABLES, Wish, iptables_changes
-from narthex.proxy.backends.base import ApplyError
 
 _LOCK_SECONDS = "5"
 _SECONDS = 60.0

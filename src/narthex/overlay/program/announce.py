@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, writing
+from narthex.linux.background import beside
+from narthex.linux.clock import Clock, SystemClock
 from narthex.model.objects import Node
 from narthex.overlay.annotations import differing
-from narthex.runtime.background import beside
-from narthex.runtime.clock import Clock, SystemClock
 from narthex.runtime.logs import LOGGER
 
 _FIRST_REST, _LONGEST_REST = 1.0, 30.0

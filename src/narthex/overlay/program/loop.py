@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from narthex.linux import sysctls
+from narthex.linux.clock import Clock
+from narthex.linux.errors import ApplyError
 from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.net import FAMILIES, IPFamily, contains
 from narthex.model.objects import Node
@@ -36,8 +38,6 @@ from narthex.overlay.program.figures import Figures
 from narthex.overlay.program.own import ConfFile, hardware_address, outers, public_ips
 from narthex.overlay.program.settings import OverlaySettings
 from narthex.overlay.subnet_env import subnet_env
-from narthex.proxy.backends.base import ApplyError
-from narthex.runtime.clock import Clock
 from narthex.runtime.logs import LOGGER
 
 _MOST_LINES = 20

@@ -17,6 +17,7 @@ from narthex.kube.access import Access
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.resources import NODES
 from narthex.kube.source import KubeSource
+from narthex.linux.clock import SystemClock
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.monitor import Concern, Foreign
 from narthex.linux.privileges import may_change_network
@@ -31,7 +32,6 @@ from narthex.overlay.program.selftest import SelfTest
 from narthex.overlay.program.settings import OverlaySettings
 from narthex.proxy.program.foreign import told_of
 from narthex.proxy.program.machine import StartError
-from narthex.runtime.clock import SystemClock
 from narthex.runtime.feed import Feed, Watched
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from narthex.linux.background import beside
+from narthex.linux.clock import Clock, SystemClock
 from narthex.overlay.kernel import checksums
 from narthex.overlay.probe import Verdict
 from narthex.overlay.program.figures import Figures
-from narthex.runtime.background import beside
-from narthex.runtime.clock import Clock, SystemClock
 from narthex.runtime.logs import LOGGER
 
 FIRST, UNCLEAR, CLEAR = 1.0, 30.0, 600.0

@@ -72,7 +72,3 @@ class Witness(Protocol):
         """True: nobody has changed anything that `read` would see since this Target last read or applied. False: it
         may be, or it cannot be known."""
         ...
-
-
-class ApplyError(RuntimeError):
-    """The kernel or its tool refused changes."""

@@ -12,6 +12,7 @@ import msgspec
 
 from narthex.linux import ipset
 from narthex.linux import namespaces as netns
+from narthex.linux.errors import ApplyError
 from narthex.linux.iptables_variants import VARIANTS, command_of, default_variant
 from narthex.linux.netlink import NetlinkError, attribute
 from narthex.linux.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
@@ -19,7 +20,6 @@ from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.model.net import IPFamily, join_port
 from narthex.netfilter.ipset.sets import IpSet
 from narthex.netfilter.xtables import SaveTextError
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.ipvs.names import IPVS, LINK

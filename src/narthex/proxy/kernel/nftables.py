@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from narthex.linux.errors import ApplyError
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.linux.nfnetlink import (
@@ -35,7 +36,6 @@ from narthex.netfilter.binary.elements_read import decode_list
 from narthex.netfilter.binary.rules import chain_payload, rule_payload
 from narthex.netfilter.binary.slotted import Slotted
 from narthex.netfilter.nft.print import element_text
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.nftables.frame import TABLE
 from narthex.proxy.backends.nftables.rules import NftRules, from_table

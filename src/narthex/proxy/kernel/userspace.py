@@ -6,8 +6,8 @@ import logging
 
 from immutables import Map
 
+from narthex.linux.errors import ApplyError
 from narthex.model.net import IPFamily, Protocol
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.userspace.names import USERSPACE
 from narthex.proxy.backends.userspace.rules import (

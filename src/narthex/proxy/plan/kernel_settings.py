@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from narthex.model.kernel_setting import KernelSetting
 
 MOST_ENTRIES = 1 << 20
 """More than so many tracked connections are never asked for, whatever the configuration says (row 19.1)."""
@@ -32,31 +34,15 @@ class Conntrack(Protocol):
     def udp_stream_timeout(self) -> float: ...
 
 
-class Setting(NamedTuple):
-    """One kernel setting that is wanted."""
-
-    path: str
-    """Below /proc/sys."""
-    value: int
-    field: str
-    """Who asks for it: a field of the configuration, or a mode."""
-    at_least: bool = False
-    """A larger value is as good."""
-    unasked: str = ""
-    """What in the configuration leaves the kernel's value as it is; empty: nothing does."""
-
-    def held_by(self, value: int) -> bool:
-        """Whether the kernel's value needs no change (row 19.5)."""
-        return value >= self.value if self.at_least else value == self.value
-
-
-def wanted(conntrack: Conntrack, cores: int) -> Iterator[Setting]:
+def wanted(conntrack: Conntrack, cores: int) -> Iterator[KernelSetting]:
     """The settings for a machine with so many cores, in the order in which they are to be made."""
     if conntrack.max_per_core:
         most = min(max(conntrack.max_per_core * cores, conntrack.min), MOST_ENTRIES)
         unasked = "conntrack.maxPerCore: 0"
-        yield Setting(_CONNTRACK + "max", most, "maxPerCore", unasked=unasked)
-        yield Setting(_CONNTRACK + "buckets", most // ENTRIES_PER_BUCKET, "maxPerCore", at_least=True, unasked=unasked)
+        yield KernelSetting(_CONNTRACK + "max", most, "maxPerCore", unasked=unasked)
+        yield KernelSetting(
+            _CONNTRACK + "buckets", most // ENTRIES_PER_BUCKET, "maxPerCore", at_least=True, unasked=unasked
+        )
     for seconds, name, field in (
         (conntrack.tcp_established_timeout, "tcp_timeout_established", "tcpEstablishedTimeout"),
         (conntrack.tcp_close_wait_timeout, "tcp_timeout_close_wait", "tcpCloseWaitTimeout"),
@@ -64,9 +50,9 @@ def wanted(conntrack: Conntrack, cores: int) -> Iterator[Setting]:
         (conntrack.udp_stream_timeout, "udp_timeout_stream", "udpStreamTimeout"),
     ):
         if seconds > 0:
-            yield Setting(_CONNTRACK + name, max(1, int(seconds)), field, unasked=f"conntrack.{field}: 0")
+            yield KernelSetting(_CONNTRACK + name, max(1, int(seconds)), field, unasked=f"conntrack.{field}: 0")
     if conntrack.tcp_be_liberal:
-        yield Setting(TCP_BE_LIBERAL, 1, "tcpBeLiberal")
+        yield KernelSetting(TCP_BE_LIBERAL, 1, "tcpBeLiberal")
 
 
 _IPVS = "net/ipv4/vs/"
@@ -75,19 +61,19 @@ _REUSE_MATTERS = (4, 1), (5, 9)
 before by a second, or gave it to a real server that had left."""
 
 
-def for_mode(mode: str, kernel: tuple[int, int], strict_arp: bool = False) -> Iterator[Setting]:
+def for_mode(mode: str, kernel: tuple[int, int], strict_arp: bool = False) -> Iterator[KernelSetting]:
     """What a mode's rules rely on, on a kernel of this version. `strict_arp`: this machine answers for an address only
     on the link that has it, so that others on the network never take it for a Service's."""
     if mode != "ipvs":
         return
     # Without connection tracking nothing that IPVS has sent on is masqueraded.
-    yield Setting(_IPVS + "conntrack", 1, "mode ipvs")
+    yield KernelSetting(_IPVS + "conntrack", 1, "mode ipvs")
     if _REUSE_MATTERS[0] <= kernel < _REUSE_MATTERS[1]:
-        yield Setting(_IPVS + "conn_reuse_mode", 0, "mode ipvs")
+        yield KernelSetting(_IPVS + "conn_reuse_mode", 0, "mode ipvs")
     # A client's connections to a real server that is gone end, and so does its persistence when it is on its way out.
-    yield Setting(_IPVS + "expire_nodest_conn", 1, "mode ipvs")
-    yield Setting(_IPVS + "expire_quiescent_template", 1, "mode ipvs")
-    yield Setting("net/ipv4/ip_forward", 1, "mode ipvs")
+    yield KernelSetting(_IPVS + "expire_nodest_conn", 1, "mode ipvs")
+    yield KernelSetting(_IPVS + "expire_quiescent_template", 1, "mode ipvs")
+    yield KernelSetting("net/ipv4/ip_forward", 1, "mode ipvs")
     if strict_arp:
-        yield Setting("net/ipv4/conf/all/arp_ignore", 1, "strictARP", unasked="ipvs.strictARP: false")
-        yield Setting("net/ipv4/conf/all/arp_announce", 2, "strictARP", unasked="ipvs.strictARP: false")
+        yield KernelSetting("net/ipv4/conf/all/arp_ignore", 1, "strictARP", unasked="ipvs.strictARP: false")
+        yield KernelSetting("net/ipv4/conf/all/arp_announce", 2, "strictARP", unasked="ipvs.strictARP: false")

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from narthex.linux.clock import Clock
 from narthex.linux.monitor import Own
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.kernel.cleanup import Cleanup, Left, Outcome, Removed
 from narthex.proxy.program.sync import Sync
-from narthex.runtime.clock import Clock
 from narthex.runtime.logs import LOGGER, data
 
 _SHOWN = 3

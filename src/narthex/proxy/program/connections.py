@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from narthex.linux.clock import Clock
+from narthex.linux.errors import ApplyError
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily, join_port
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.kernel.counters import Reader
 from narthex.proxy.plan.ir import Plan
-from narthex.runtime.clock import Clock
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.runtime.logs import LOGGER
 

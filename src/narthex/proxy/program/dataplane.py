@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
-from narthex.linux.monitor import AnnouncedTarget, Foreign
+from narthex.linux.monitor import Foreign
 from narthex.model.net import IPFamily
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.base import Backend
+from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.kernel.targets import target_for
 from narthex.proxy.program.foreign import foreign_changes, transactions
 from narthex.proxy.program.settings import Settings
+
+R = TypeVar("R")
+C = TypeVar("C")
 
 
 class _Closing(Protocol):
@@ -61,3 +65,33 @@ def backend_of(settings: Settings) -> Backend[Any, Any]:
 
         return IpvsBackend(settings.ipvs.scheduler)
     return BACKENDS[settings.mode]
+
+
+class AnnouncedTarget(Generic[R, C]):
+    """A Target whose writes are not taken for somebody else's. `transactions` says how many some changes are; 0: they
+    are few, and go through sockets of ours alone, which the monitor knows."""
+
+    def __init__(self, target: Target[R, C], foreign: Foreign, transactions: Callable[[C], int]) -> None:
+        self._target = target
+        self._foreign = foreign
+        self._transactions = transactions
+
+    def read(self) -> R | None:
+        return self._target.read()
+
+    def apply(self, changes: C) -> None:
+        count = self._transactions(changes)
+        if not count:
+            self._target.apply(changes)
+            return
+        with self._foreign.writing() as own:
+            self._target.apply(changes)
+            own.transactions += count
+
+    def clean(self) -> None:
+        self._target.clean()
+
+    def tend(self) -> float | None:
+        """What the Target has to do between syncs, if it has anything; seconds until it wants to be asked again."""
+        tend: Callable[[], float | None] | None = getattr(self._target, "tend", None)
+        return tend() if tend else None

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from narthex.linux.clock import Clock
+from narthex.linux.errors import ApplyError
 from narthex.model.net import IPFamily
-from narthex.proxy.backends.base import ApplyError
-from narthex.runtime.clock import Clock
 from narthex.runtime.logs import LOGGER
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from narthex.linux.clock import Clock
 from narthex.model import net
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily
@@ -15,7 +16,6 @@ from narthex.proxy.plan.stale import Owners, Reason, Search
 from narthex.proxy.program.metrics import Metrics
 from narthex.proxy.program.sync import Sync
 from narthex.proxy.program.written import counted
-from narthex.runtime.clock import Clock
 from narthex.runtime.logs import LOGGER, data
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from narthex.linux.clock import Clock
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node
-from narthex.runtime.clock import Clock
 from narthex.runtime.logs import stamp
 
 _DRAINING_TAINT = "ToBeDeletedByClusterAutoscaler"

@@ -10,17 +10,18 @@ import msgspec
 from narthex.linux import sysctls
 from narthex.linux.privileges import kernel_release
 from narthex.linux.sysctls import Outcome
-from narthex.proxy.plan.kernel_settings import TCP_BE_LIBERAL, Setting, for_mode, wanted
+from narthex.model.kernel_setting import KernelSetting
+from narthex.proxy.plan.kernel_settings import TCP_BE_LIBERAL, for_mode, wanted
 from narthex.proxy.program.settings import Settings
 from narthex.runtime.logs import LOGGER
 
-Apply = Callable[[Iterable[Setting]], list[Outcome]]
+Apply = Callable[[Iterable[KernelSetting]], list[Outcome]]
 
 
 class KernelSettings:
     """Those that a node proxy wants."""
 
-    def __init__(self, settings: Iterable[Setting], apply: Apply = sysctls.apply) -> None:
+    def __init__(self, settings: Iterable[KernelSetting], apply: Apply = sysctls.apply) -> None:
         self._waiting = list(settings)
         self._apply = apply
 
@@ -40,7 +41,7 @@ class KernelSettings:
         return not any(each.error for each in outcomes)
 
 
-def kernel_settings(settings: Settings) -> list[Setting]:
+def kernel_settings(settings: Settings) -> list[KernelSetting]:
     """What the configuration and its mode ask of this machine."""
     asked = wanted(settings.conntrack, os.cpu_count() or 1)
     return [*asked, *for_mode(settings.mode, kernel_release(), settings.ipvs.strict_arp)]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from narthex.linux.clock import Clock
 from narthex.linux.monitor import Foreign
 from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.names import NamespacedName
@@ -28,7 +29,6 @@ from narthex.proxy.program.programming import Programming
 from narthex.proxy.program.report import Reporter
 from narthex.proxy.program.schedule import Half, Periods
 from narthex.proxy.program.sync import FamilySync, Planning, Sync
-from narthex.runtime.clock import Clock
 
 
 class Inbox(Protocol):

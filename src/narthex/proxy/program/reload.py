@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from narthex.linux.background import beside
 from narthex.proxy.program.settings import Settings, SettingsError
-from narthex.runtime.background import beside
 from narthex.runtime.logs import LOGGER
 
 LOOK_SECONDS = 0.25

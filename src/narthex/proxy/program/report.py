@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from narthex.linux.errors import ApplyError
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
 from narthex.model.store import Snapshot
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.plan.ir import Conflict
 from narthex.proxy.program.sync import Sync
 from narthex.proxy.program.written import counted, written

@@ -22,16 +22,17 @@ from narthex.kube.events import (
     starting,
 )
 from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
+from narthex.linux.clock import Clock, SystemClock
 from narthex.linux.conntrack import Conntrack, load_module
 from narthex.linux.oom import set_oom_score
 from narthex.linux.privileges import allow_many_files
+from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot
 from narthex.node.status import Status
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.kernel.counters import invalid_dropped_for, reader_for
 from narthex.proxy.plan.ir import Deviation
-from narthex.proxy.plan.kernel_settings import Setting
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.program.cleanup import Takeover
 from narthex.proxy.program.connections import Connections
@@ -53,7 +54,6 @@ from narthex.proxy.program.status import BindError
 from narthex.proxy.program.sync import FamilySync, Sync
 from narthex.proxy.program.unserved import Unserved
 from narthex.runtime import logs
-from narthex.runtime.clock import Clock, SystemClock
 from narthex.runtime.feed import Feed, Watched
 from narthex.runtime.http import HttpServer
 from narthex.runtime.logs import LOGGER
@@ -159,7 +159,9 @@ def prepare(settings: Settings) -> None:
     asked = kernel_settings(settings)
     if plan_once(Snapshot(), settings.node, IPFamily.IPV4).node_ports.localhost:
         path, value = ROUTE_LOCALNET
-        asked.append(Setting(path, int(value), "localhostNodePorts", unasked="iptables.localhostNodePorts: false"))
+        asked.append(
+            KernelSetting(path, int(value), "localhostNodePorts", unasked="iptables.localhostNodePorts: false")
+        )
     KernelSettings(asked).make(last=True)
     LOGGER.info("kernel settings are made as far as they can be")
 

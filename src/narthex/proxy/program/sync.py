@@ -8,12 +8,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.base import Backend, Target, Witness
 from narthex.proxy.plan.ir import Plan
-from narthex.runtime.clock import Clock
 
 R = TypeVar("R")
 C = TypeVar("C")

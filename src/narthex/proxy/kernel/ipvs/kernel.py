@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 
+from narthex.linux.errors import ApplyError
 from narthex.linux.genetlink import Genetlink
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import Protocol
 from narthex.netfilter.binary import ipvs as wire
 from narthex.netfilter.binary.ipvs import Command, Timeouts
 from narthex.netfilter.ipvs.servers import VirtualServer
-from narthex.proxy.backends.base import ApplyError
 
 _PROBE = ("198.51.100.0", Protocol.TCP, 20000)
 """Of a network that nobody has (TEST-NET-2, RFC 5737)."""

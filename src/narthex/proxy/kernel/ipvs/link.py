@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from narthex.linux import links
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import addresses_on
+from narthex.linux.errors import ApplyError
 from narthex.model.net import IPFamily, host_network
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.ipvs.names import LINK
 
 

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from narthex.linux.errors import ApplyError
 from narthex.linux.genetlink import Genetlink, Request
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.binary import ipvs as wire
 from narthex.netfilter.binary.ipvs import Command, HeldReal
 from narthex.netfilter.ipvs.servers import RealServer, ServerKey, VirtualServer
-from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel.ipvs.kernel import connect
 

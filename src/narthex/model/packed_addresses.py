@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
-from narthex.linux.values import Value
+from narthex.model.values import Value
 
 
 def packed(text: str) -> bytes:

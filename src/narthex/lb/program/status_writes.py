@@ -15,9 +15,9 @@ from narthex.kube.client import Api
 from narthex.kube.writes import ApiError, Conflict, Missing, NoAnswer, Object, Writer
 from narthex.lb.decision import Changes
 from narthex.lb.status import pool_patch, service_path
+from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName
 from narthex.model.objects import Service
-from narthex.runtime.clock import Clock
 from narthex.runtime.logs import LOGGER, printable
 
 _REQUEST_SECONDS = 10.0
