@@ -18,9 +18,10 @@ from narthex.lab.api.reads import Abilities
 from narthex.lb.program.controller import Controller, Settings
 from narthex.lb.program.start import CONTROLLER
 from narthex.linux.clock import SystemClock
-from narthex.model import documents, wire
+from narthex.model import documents
 from narthex.model.decode.objects import decode
 from narthex.model.objects import Object
+from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec, WireServiceAllocation
 from narthex.proxy.program.api_server import EventPoster
 from narthex.runtime.configuration.values import ClientConnection
 from narthex.testing.apiserver.server import ApiServer
@@ -86,7 +87,7 @@ def test_the_arguments_and_ports_are_those_of_the_command():
 
 # The custom resources.
 
-SPECS = {"IPAddressPool": wire.IPAddressPoolSpec, "L2Advertisement": wire.L2AdvertisementSpec}
+SPECS = {"IPAddressPool": WireIPAddressPoolSpec, "L2Advertisement": WireL2AdvertisementSpec}
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -98,7 +99,7 @@ def test_the_schemas_have_the_fields_that_are_read(kind):
     schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert set(schema) == {field.name for field in msgspec.structs.fields(SPECS[kind])}
     if kind == "IPAddressPool":
-        inner = {field.name for field in msgspec.structs.fields(wire.ServiceAllocation)}
+        inner = {field.name for field in msgspec.structs.fields(WireServiceAllocation)}
         assert set(schema["serviceAllocation"]["properties"]) == inner
 
 

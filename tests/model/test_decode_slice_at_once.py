@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.model import wire
 from narthex.model.decode.objects import decode_shape
 from narthex.model.net import IPFamily
 from narthex.model.validate import DNS_SUBDOMAIN, are_ordinary, are_subdomains, is_ordinary
+from narthex.model.wire import WireConditions, WireEndpoint, WireEndpointSlice, WireMeta, WireReference
 
 names = st.one_of(
     st.sampled_from(
@@ -36,20 +36,20 @@ def test_addresses_are_ordinary_together_when_each_is(texts, family):
 
 
 def entry(address="10.64.1.1", pod="web-0", node="worker-a", zone="", **fields):
-    return wire.Endpoint(
+    return WireEndpoint(
         addresses=[address],
         nodeName=node or None,
         zone=zone or None,
-        targetRef=wire.Reference(kind="Pod", name=pod),
-        conditions=wire.Conditions(ready=True, serving=True, terminating=False),
+        targetRef=WireReference(kind="Pod", name=pod),
+        conditions=WireConditions(ready=True, serving=True, terminating=False),
         **fields,
     )
 
 
 def decoded(*endpoints):
-    meta = wire.Meta(name="web-1", namespace="shop", labels={"kubernetes.io/service-name": "web"})
+    meta = WireMeta(name="web-1", namespace="shop", labels={"kubernetes.io/service-name": "web"})
     return decode_shape(
-        wire.EndpointSlice(metadata=meta, addressType="IPv4", endpoints=list(endpoints)), "EndpointSlice"
+        WireEndpointSlice(metadata=meta, addressType="IPv4", endpoints=list(endpoints)), "EndpointSlice"
     )
 
 
@@ -67,7 +67,7 @@ def test_all_at_once_is_one_by_one(endpoints):
 @pytest.mark.parametrize("field", ["nodeName", "zone", "targetRef"])
 def test_a_line_break_makes_two_names_of_none(field):
     bad = entry()
-    value = wire.Reference(kind="Pod", name="web-0\nweb-1") if field == "targetRef" else "a\nb"
+    value = WireReference(kind="Pod", name="web-0\nweb-1") if field == "targetRef" else "a\nb"
     setattr(bad, field, value)
     got = decoded(entry("10.64.1.2"), bad)
     assert got.object is None

@@ -21,20 +21,21 @@ from typing import Any
 
 import msgspec
 
-from narthex.model import documents, wire
+from narthex.model import documents
 from narthex.model.decode.objects import MOST_BYTES, decode
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, Selector, Service
 from narthex.model.problem import Problem, Report, kind_of, quoted, steps
 from narthex.model.selector import meets
+from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec
 
 __all__ = ["API_VERSION", "KIND", "Configuration", "IPAddressPool", "L2Advertisement", "read"]
 
 API_VERSION, KIND = "narthex/v1alpha1", "LoadBalancerConfiguration"
 _GROUP = "metallb.io/v1beta1"
 _SPECS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
-    ("pools", "IPAddressPool", wire.IPAddressPoolSpec),
-    ("advertisements", "L2Advertisement", wire.L2AdvertisementSpec),
+    ("pools", "IPAddressPool", WireIPAddressPoolSpec),
+    ("advertisements", "L2Advertisement", WireL2AdvertisementSpec),
 )
 """Section, kind of its entries, and what these may hold."""
 

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 
-class TypeMeta(msgspec.Struct):
+class WireTypeMeta(msgspec.Struct):
     """What tells kinds apart."""
 
     apiVersion: str | None = None
     kind: str | None = None
 
 
-class Meta(msgspec.Struct):
+class WireMeta(msgspec.Struct):
     """`metadata`."""
 
     name: str | None = None
@@ -31,14 +31,14 @@ class Meta(msgspec.Struct):
     """Text; PyYAML makes a datetime of it unless told otherwise."""
 
 
-class Named(msgspec.Struct):
+class WireNamed(msgspec.Struct):
     """What tells any object from others."""
 
     kind: str | None = None
-    metadata: Meta | None = None
+    metadata: WireMeta | None = None
 
 
-class ServicePort(msgspec.Struct, gc=False):
+class WireServicePort(msgspec.Struct, gc=False):
     """`spec.ports[]` of a Service."""
 
     name: str | None = None
@@ -48,19 +48,19 @@ class ServicePort(msgspec.Struct, gc=False):
     nodePort: int | None = None
 
 
-class ClientIP(msgspec.Struct):
+class WireClientIP(msgspec.Struct):
     """`spec.sessionAffinityConfig.clientIP`."""
 
     timeoutSeconds: int | None = None
 
 
-class AffinityConfig(msgspec.Struct):
+class WireAffinityConfig(msgspec.Struct):
     """`spec.sessionAffinityConfig`."""
 
-    clientIP: ClientIP | None = None
+    clientIP: WireClientIP | None = None
 
 
-class ServiceSpec(msgspec.Struct):
+class WireServiceSpec(msgspec.Struct):
     """`spec` of a Service."""
 
     type: str | None = None
@@ -70,12 +70,12 @@ class ServiceSpec(msgspec.Struct):
     ipFamilyPolicy: str | None = None
     externalIPs: list[str] | None = None
     loadBalancerSourceRanges: list[str] | None = None
-    ports: list[ServicePort] | None = None
+    ports: list[WireServicePort] | None = None
     selector: Any = None
     externalTrafficPolicy: str | None = None
     internalTrafficPolicy: str | None = None
     sessionAffinity: str | None = None
-    sessionAffinityConfig: AffinityConfig | None = None
+    sessionAffinityConfig: WireAffinityConfig | None = None
     healthCheckNodePort: int | None = None
     publishNotReadyAddresses: bool | None = None
     externalName: str | None = None
@@ -85,7 +85,7 @@ class ServiceSpec(msgspec.Struct):
     trafficDistribution: str | None = None
 
 
-class Ingress(msgspec.Struct):
+class WireIngress(msgspec.Struct):
     """`status.loadBalancer.ingress[]`."""
 
     ip: str | None = None
@@ -93,27 +93,27 @@ class Ingress(msgspec.Struct):
     hostname: str | None = None
 
 
-class LoadBalancer(msgspec.Struct):
+class WireLoadBalancer(msgspec.Struct):
     """`status.loadBalancer`."""
 
-    ingress: list[Ingress] | None = None
+    ingress: list[WireIngress] | None = None
 
 
-class ServiceStatus(msgspec.Struct):
+class WireServiceStatus(msgspec.Struct):
     """`status` of a Service."""
 
-    loadBalancer: LoadBalancer | None = None
+    loadBalancer: WireLoadBalancer | None = None
 
 
-class Service(msgspec.Struct):
+class WireService(msgspec.Struct):
     """v1 Service."""
 
-    metadata: Meta | None = None
-    spec: ServiceSpec | None = None
-    status: ServiceStatus | None = None
+    metadata: WireMeta | None = None
+    spec: WireServiceSpec | None = None
+    status: WireServiceStatus | None = None
 
 
-class EndpointPort(msgspec.Struct, gc=False):
+class WireEndpointPort(msgspec.Struct, gc=False):
     """`ports[]` of an EndpointSlice."""
 
     name: str | None = None
@@ -121,7 +121,7 @@ class EndpointPort(msgspec.Struct, gc=False):
     port: int | None = None
 
 
-class Conditions(msgspec.Struct, gc=False):
+class WireConditions(msgspec.Struct, gc=False):
     """`endpoints[].conditions`."""
 
     ready: bool | None = None
@@ -129,104 +129,104 @@ class Conditions(msgspec.Struct, gc=False):
     terminating: bool | None = None
 
 
-class Hint(msgspec.Struct, gc=False):
+class WireHint(msgspec.Struct, gc=False):
     """`endpoints[].hints.forZones[]` and `forNodes[]`."""
 
     name: str | None = None
 
 
-class Hints(msgspec.Struct, gc=False):
+class WireHints(msgspec.Struct, gc=False):
     """`endpoints[].hints`."""
 
-    forZones: list[Hint] | None = None
-    forNodes: list[Hint] | None = None
+    forZones: list[WireHint] | None = None
+    forNodes: list[WireHint] | None = None
 
 
-class Reference(msgspec.Struct, gc=False):
+class WireReference(msgspec.Struct, gc=False):
     """`endpoints[].targetRef`."""
 
     kind: str | None = None
     name: str | None = None
 
 
-class Endpoint(msgspec.Struct, gc=False):
+class WireEndpoint(msgspec.Struct, gc=False):
     """`endpoints[]`."""
 
     addresses: list[str] | None = None
-    conditions: Conditions | None = None
+    conditions: WireConditions | None = None
     nodeName: str | None = None
     zone: str | None = None
     hostname: str | None = None
-    hints: Hints | None = None
-    targetRef: Reference | None = None
+    hints: WireHints | None = None
+    targetRef: WireReference | None = None
 
 
-class EndpointSlice(msgspec.Struct):
+class WireEndpointSlice(msgspec.Struct):
     """discovery.k8s.io/v1 EndpointSlice."""
 
-    metadata: Meta | None = None
+    metadata: WireMeta | None = None
     addressType: str | None = None
-    ports: list[EndpointPort] | None = None
-    endpoints: list[Endpoint] | None = None
+    ports: list[WireEndpointPort] | None = None
+    endpoints: list[WireEndpoint] | None = None
 
 
-class Taint(msgspec.Struct):
+class WireTaint(msgspec.Struct):
     """`spec.taints[]` of a Node."""
 
     key: str | None = None
 
 
-class NodeSpec(msgspec.Struct):
+class WireNodeSpec(msgspec.Struct):
     """`spec` of a Node."""
 
     podCIDR: str | None = None
     podCIDRs: list[str] | None = None
-    taints: list[Taint] | None = None
+    taints: list[WireTaint] | None = None
 
 
-class NodeAddress(msgspec.Struct):
+class WireNodeAddress(msgspec.Struct):
     """`status.addresses[]` of a Node."""
 
     type: str | None = None
     address: str | None = None
 
 
-class NodeCondition(msgspec.Struct):
+class WireNodeCondition(msgspec.Struct):
     """One of a Node's conditions."""
 
     type: str = ""
     status: str = ""
 
 
-class NodeStatus(msgspec.Struct):
+class WireNodeStatus(msgspec.Struct):
     """`status` of a Node."""
 
-    addresses: list[NodeAddress] | None = None
-    conditions: list[NodeCondition] | None = None
+    addresses: list[WireNodeAddress] | None = None
+    conditions: list[WireNodeCondition] | None = None
 
 
-class Node(msgspec.Struct):
+class WireNode(msgspec.Struct):
     """v1 Node."""
 
-    metadata: Meta | None = None
-    spec: NodeSpec | None = None
-    status: NodeStatus | None = None
+    metadata: WireMeta | None = None
+    spec: WireNodeSpec | None = None
+    status: WireNodeStatus | None = None
 
 
-class ServiceCIDRSpec(msgspec.Struct):
+class WireServiceCIDRSpec(msgspec.Struct):
     """`spec` of a ServiceCIDR."""
 
     cidrs: list[str] | None = None
 
 
-class ServiceCIDR(msgspec.Struct):
+class WireServiceCIDR(msgspec.Struct):
     """networking.k8s.io/v1 ServiceCIDR."""
 
-    metadata: Meta | None = None
-    spec: ServiceCIDRSpec | None = None
+    metadata: WireMeta | None = None
+    spec: WireServiceCIDRSpec | None = None
 
 
-class ContainerPort(msgspec.Struct):
+class WireContainerPort(msgspec.Struct):
     """`ports[]` of a container."""
 
     containerPort: int | None = None
@@ -235,17 +235,17 @@ class ContainerPort(msgspec.Struct):
     hostPort: int | None = None
 
 
-class Container(msgspec.Struct):
+class WireContainer(msgspec.Struct):
     """`containers[]`."""
 
     name: str | None = None
     image: str | None = None
     command: list[str] | None = None
     args: list[str] | None = None
-    ports: list[ContainerPort] | None = None
+    ports: list[WireContainerPort] | None = None
 
 
-class PodSpec(msgspec.Struct):
+class WirePodSpec(msgspec.Struct):
     """`spec` of a Pod or of a template."""
 
     nodeName: str | None = None
@@ -253,114 +253,124 @@ class PodSpec(msgspec.Struct):
     hostNetwork: bool | None = None
     hostname: str | None = None
     subdomain: str | None = None
-    containers: list[Container] | None = None
+    containers: list[WireContainer] | None = None
 
 
-class PodIP(msgspec.Struct):
+class WirePodIP(msgspec.Struct):
     """`status.podIPs[]`."""
 
     ip: str | None = None
 
 
-class PodCondition(msgspec.Struct):
+class WirePodCondition(msgspec.Struct):
     """`status.conditions[]`."""
 
     type: str | None = None
     status: str | None = None
 
 
-class PodStatus(msgspec.Struct):
+class WirePodStatus(msgspec.Struct):
     """`status` of a Pod."""
 
     phase: str | None = None
     podIP: str | None = None
-    podIPs: list[PodIP] | None = None
-    conditions: list[PodCondition] | None = None
+    podIPs: list[WirePodIP] | None = None
+    conditions: list[WirePodCondition] | None = None
 
 
-class Pod(msgspec.Struct):
+class WirePod(msgspec.Struct):
     """v1 Pod."""
 
-    metadata: Meta | None = None
-    spec: PodSpec | None = None
-    status: PodStatus | None = None
+    metadata: WireMeta | None = None
+    spec: WirePodSpec | None = None
+    status: WirePodStatus | None = None
 
 
-class LabelSelector(msgspec.Struct):
+class WireLabelSelector(msgspec.Struct):
     """`spec.selector` of a Deployment, and selectors of other kinds."""
 
     matchLabels: Any = None
     matchExpressions: list[Any] | None = None
 
 
-class PodTemplate(msgspec.Struct):
+class WirePodTemplate(msgspec.Struct):
     """`spec.template` of a Deployment."""
 
-    metadata: Meta | None = None
-    spec: PodSpec | None = None
+    metadata: WireMeta | None = None
+    spec: WirePodSpec | None = None
 
 
-class DeploymentSpec(msgspec.Struct):
+class WireDeploymentSpec(msgspec.Struct):
     """`spec` of a Deployment."""
 
     replicas: int | None = None
-    selector: LabelSelector | None = None
-    template: PodTemplate | None = None
+    selector: WireLabelSelector | None = None
+    template: WirePodTemplate | None = None
 
 
-class Deployment(msgspec.Struct):
+class WireDeployment(msgspec.Struct):
     """apps/v1 Deployment."""
 
-    metadata: Meta | None = None
-    spec: DeploymentSpec | None = None
+    metadata: WireMeta | None = None
+    spec: WireDeploymentSpec | None = None
 
 
-class Namespace(msgspec.Struct):
+class WireNamespace(msgspec.Struct):
     """v1 Namespace."""
 
-    metadata: Meta | None = None
+    metadata: WireMeta | None = None
 
 
-class ServiceAllocation(msgspec.Struct):
+class WireServiceAllocation(msgspec.Struct):
     """`spec.serviceAllocation` of an IPAddressPool."""
 
     priority: int | None = None
     namespaces: list[str] | None = None
-    namespaceSelectors: list[LabelSelector] | None = None
-    serviceSelectors: list[LabelSelector] | None = None
+    namespaceSelectors: list[WireLabelSelector] | None = None
+    serviceSelectors: list[WireLabelSelector] | None = None
 
 
-class IPAddressPoolSpec(msgspec.Struct):
+class WireIPAddressPoolSpec(msgspec.Struct):
     """`spec` of an IPAddressPool."""
 
     addresses: list[str] | None = None
     autoAssign: bool | None = None
     avoidBuggyIPs: bool | None = None
-    serviceAllocation: ServiceAllocation | None = None
+    serviceAllocation: WireServiceAllocation | None = None
 
 
-class IPAddressPool(msgspec.Struct):
+class WireIPAddressPool(msgspec.Struct):
     """metallb.io/v1beta1 IPAddressPool."""
 
-    metadata: Meta | None = None
-    spec: IPAddressPoolSpec | None = None
+    metadata: WireMeta | None = None
+    spec: WireIPAddressPoolSpec | None = None
 
 
-class L2AdvertisementSpec(msgspec.Struct):
+class WireL2AdvertisementSpec(msgspec.Struct):
     """`spec` of an L2Advertisement."""
 
     ipAddressPools: list[str] | None = None
-    ipAddressPoolSelectors: list[LabelSelector] | None = None
-    nodeSelectors: list[LabelSelector] | None = None
-    serviceSelectors: list[LabelSelector] | None = None
+    ipAddressPoolSelectors: list[WireLabelSelector] | None = None
+    nodeSelectors: list[WireLabelSelector] | None = None
+    serviceSelectors: list[WireLabelSelector] | None = None
     interfaces: list[str] | None = None
 
 
-class L2Advertisement(msgspec.Struct):
+class WireL2Advertisement(msgspec.Struct):
     """metallb.io/v1beta1 L2Advertisement."""
 
-    metadata: Meta | None = None
-    spec: L2AdvertisementSpec | None = None
+    metadata: WireMeta | None = None
+    spec: WireL2AdvertisementSpec | None = None
 
 
-AnyWire = Service | EndpointSlice | Node | ServiceCIDR | Pod | Deployment | Namespace | IPAddressPool | L2Advertisement
+AnyWire = (
+    WireService
+    | WireEndpointSlice
+    | WireNode
+    | WireServiceCIDR
+    | WirePod
+    | WireDeployment
+    | WireNamespace
+    | WireIPAddressPool
+    | WireL2Advertisement
+)

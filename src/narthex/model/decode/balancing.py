@@ -6,22 +6,29 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from narthex.model import wire
 from narthex.model.decode.meta import labels, object_fields
 from narthex.model.objects import IPAddressPool, L2Advertisement, Selector, ServiceAllocation
 from narthex.model.problem import Report, quoted
 from narthex.model.selector import Operator, Requirement
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY, LABEL_VALUE, Syntax
+from narthex.model.wire import (
+    WireIPAddressPool,
+    WireIPAddressPoolSpec,
+    WireL2Advertisement,
+    WireL2AdvertisementSpec,
+    WireLabelSelector,
+    WireServiceAllocation,
+)
 
 _OPERATORS: dict[str, Operator] = {"In": "in", "NotIn": "notin", "Exists": "exists", "DoesNotExist": "absent"}
 _WITH_VALUES = ("In", "NotIn")
 _INTERFACE = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 
 
-def address_pool(raw: wire.IPAddressPool, report: Report) -> IPAddressPool | None:
+def address_pool(raw: WireIPAddressPool, report: Report) -> IPAddressPool | None:
     """An IPAddressPool, None when it has an error. Its addresses stay text."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
-    spec = raw.spec if raw.spec is not None else wire.IPAddressPoolSpec()
+    spec = raw.spec if raw.spec is not None else WireIPAddressPoolSpec()
     made = IPAddressPool(
         **fields,
         addresses=tuple(spec.addresses or ()),
@@ -32,10 +39,10 @@ def address_pool(raw: wire.IPAddressPool, report: Report) -> IPAddressPool | Non
     return None if report.failed else made
 
 
-def l2_advertisement(raw: wire.L2Advertisement, report: Report) -> L2Advertisement | None:
+def l2_advertisement(raw: WireL2Advertisement, report: Report) -> L2Advertisement | None:
     """An L2Advertisement, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
-    spec = raw.spec if raw.spec is not None else wire.L2AdvertisementSpec()
+    spec = raw.spec if raw.spec is not None else WireL2AdvertisementSpec()
     made = L2Advertisement(
         **fields,
         pools=_names("spec.ipAddressPools", spec.ipAddressPools, DNS_SUBDOMAIN, report),
@@ -47,7 +54,7 @@ def l2_advertisement(raw: wire.L2Advertisement, report: Report) -> L2Advertiseme
     return None if report.failed else made
 
 
-def _allocation(field: str, raw: wire.ServiceAllocation | None, report: Report) -> ServiceAllocation | None:
+def _allocation(field: str, raw: WireServiceAllocation | None, report: Report) -> ServiceAllocation | None:
     if raw is None:
         return None
     priority = raw.priority or 0
@@ -72,11 +79,11 @@ def _interfaces(field: str, values: list[str] | None, report: Report) -> tuple[s
     return tuple(values or ())
 
 
-def _selectors(field: str, raw: list[wire.LabelSelector] | None, report: Report) -> tuple[Selector, ...]:
+def _selectors(field: str, raw: list[WireLabelSelector] | None, report: Report) -> tuple[Selector, ...]:
     return tuple(_selector(f"{field}[{index}]", each, report) for index, each in enumerate(raw or ()))
 
 
-def _selector(field: str, raw: wire.LabelSelector, report: Report) -> Selector:
+def _selector(field: str, raw: WireLabelSelector, report: Report) -> Selector:
     pairs = labels(f"{field}.matchLabels", raw.matchLabels, report)
     found = [Requirement(key, "in", (value,)) for key, value in pairs]
     for index, expression in enumerate(raw.matchExpressions or ()):

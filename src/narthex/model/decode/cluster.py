@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from narthex.model import validate, wire
+from narthex.model import validate
 from narthex.model.decode.meta import family_pair, object_fields, texts
 from narthex.model.objects import Namespace, Node, ServiceCIDR
 from narthex.model.problem import Report, quoted
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY
+from narthex.model.wire import WireNamespace, WireNode, WireNodeAddress, WireNodeSpec, WireServiceCIDR
 
 
-def node(raw: wire.Node, report: Report) -> Node | None:
+def node(raw: WireNode, report: Report) -> Node | None:
     """A Node, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
-    spec = raw.spec if raw.spec is not None else wire.NodeSpec()
+    spec = raw.spec if raw.spec is not None else WireNodeSpec()
     addresses = (raw.status.addresses if raw.status is not None else None) or []
     told = (raw.status.conditions if raw.status is not None else None) or []
     conditions = {each.type: each.status for each in told}
@@ -28,7 +29,7 @@ def node(raw: wire.Node, report: Report) -> Node | None:
     return None if report.failed else made
 
 
-def _pod_cidrs(spec: wire.NodeSpec, report: Report) -> tuple[str, ...]:
+def _pod_cidrs(spec: WireNodeSpec, report: Report) -> tuple[str, ...]:
     """`podCIDRs`, or `podCIDR` alone."""
     several = [cidr for cidr in spec.podCIDRs or () if cidr]
     if spec.podCIDR and several and spec.podCIDR != several[0]:
@@ -44,7 +45,7 @@ def _pod_cidrs(spec: wire.NodeSpec, report: Report) -> tuple[str, ...]:
         return ()
 
 
-def _addresses(type_: str, addresses: list[wire.NodeAddress], report: Report) -> tuple[str, ...]:
+def _addresses(type_: str, addresses: list[WireNodeAddress], report: Report) -> tuple[str, ...]:
     """Node addresses of one type. A cloud's controller wrote them: a bad one is left out, the Node stays."""
     found = []
     for index, entry in enumerate(addresses):
@@ -57,7 +58,7 @@ def _addresses(type_: str, addresses: list[wire.NodeAddress], report: Report) ->
     return tuple(found)
 
 
-def _taints(spec: wire.NodeSpec, report: Report) -> tuple[str, ...]:
+def _taints(spec: WireNodeSpec, report: Report) -> tuple[str, ...]:
     found = []
     for index, taint in enumerate(spec.taints or ()):
         if not taint.key:
@@ -67,7 +68,7 @@ def _taints(spec: wire.NodeSpec, report: Report) -> tuple[str, ...]:
     return tuple(found)
 
 
-def service_cidr(raw: wire.ServiceCIDR, report: Report) -> ServiceCIDR | None:
+def service_cidr(raw: WireServiceCIDR, report: Report) -> ServiceCIDR | None:
     """A ServiceCIDR, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
     given = raw.spec.cidrs if raw.spec is not None else None
@@ -78,7 +79,7 @@ def service_cidr(raw: wire.ServiceCIDR, report: Report) -> ServiceCIDR | None:
     return None if report.failed else ServiceCIDR(**fields, cidrs=cidrs)
 
 
-def namespace(raw: wire.Namespace, report: Report) -> Namespace | None:
+def namespace(raw: WireNamespace, report: Report) -> Namespace | None:
     """A Namespace, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_LABEL, namespaced=False)
     return None if report.failed else Namespace(**fields)

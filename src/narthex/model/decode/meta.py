@@ -6,11 +6,11 @@ from collections.abc import Callable
 from sys import intern
 from typing import Any, TypedDict
 
-from narthex.model import wire
 from narthex.model.net import Protocol, family_of
 from narthex.model.objects import Labels
 from narthex.model.problem import Report, quoted, wrong_type
 from narthex.model.validate import DNS_LABEL, LABEL_KEY, LABEL_VALUE, Syntax
+from narthex.model.wire import WireMeta
 
 MOST_ANNOTATION_BYTES = 256 * 1024
 
@@ -35,9 +35,9 @@ class ObjectFields(TypedDict):
     origin: str
 
 
-def object_fields(meta: wire.Meta | None, report: Report, names: Syntax, *, namespaced: bool = True) -> ObjectFields:
+def object_fields(meta: WireMeta | None, report: Report, names: Syntax, *, namespaced: bool = True) -> ObjectFields:
     """Checked `metadata`; `default` is the namespace of an object that names none."""
-    meta = meta if meta is not None else wire.Meta()
+    meta = meta if meta is not None else WireMeta()
     if not meta.name:
         report.error("metadata.name", "is required")
     else:

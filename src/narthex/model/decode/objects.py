@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from narthex.model import wire
 from narthex.model.decode.balancing import address_pool, l2_advertisement
 from narthex.model.decode.cluster import namespace, node, service_cidr
 from narthex.model.decode.service import service
@@ -24,6 +23,21 @@ from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem, Report, kind_of, one_of, quoted, steps, wrong_type
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
+from narthex.model.wire import (
+    AnyWire,
+    WireDeployment,
+    WireEndpointSlice,
+    WireIPAddressPool,
+    WireL2Advertisement,
+    WireMeta,
+    WireNamed,
+    WireNamespace,
+    WireNode,
+    WirePod,
+    WireService,
+    WireServiceCIDR,
+    WireTypeMeta,
+)
 
 if TYPE_CHECKING:
     from narthex.model import documents
@@ -80,17 +94,17 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 _KINDS = {
-    "Service": _Kind(("v1",), wire.Service, service),
-    "EndpointSlice": _Kind(("discovery.k8s.io/v1",), wire.EndpointSlice, endpoint_slice),
-    "Node": _Kind(("v1",), wire.Node, node, namespaced=False),
+    "Service": _Kind(("v1",), WireService, service),
+    "EndpointSlice": _Kind(("discovery.k8s.io/v1",), WireEndpointSlice, endpoint_slice),
+    "Node": _Kind(("v1",), WireNode, node, namespaced=False),
     "ServiceCIDR": _Kind(
-        ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"), wire.ServiceCIDR, service_cidr, namespaced=False
+        ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"), WireServiceCIDR, service_cidr, namespaced=False
     ),
-    "Pod": _Kind(("v1",), wire.Pod, pod),
-    "Deployment": _Kind(("apps/v1",), wire.Deployment, deployment),
-    "Namespace": _Kind(("v1",), wire.Namespace, namespace, namespaced=False),
-    "IPAddressPool": _Kind(("metallb.io/v1beta1",), wire.IPAddressPool, address_pool),
-    "L2Advertisement": _Kind(("metallb.io/v1beta1",), wire.L2Advertisement, l2_advertisement),
+    "Pod": _Kind(("v1",), WirePod, pod),
+    "Deployment": _Kind(("apps/v1",), WireDeployment, deployment),
+    "Namespace": _Kind(("v1",), WireNamespace, namespace, namespaced=False),
+    "IPAddressPool": _Kind(("metallb.io/v1beta1",), WireIPAddressPool, address_pool),
+    "L2Advertisement": _Kind(("metallb.io/v1beta1",), WireL2Advertisement, l2_advertisement),
 }
 KINDS = tuple(_KINDS)
 """What can be read."""
@@ -148,29 +162,29 @@ def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> 
         return _broken(named.metadata, kind or named.kind or "", origin, error)
 
 
-def _broken(meta: wire.Meta | None, kind: str, origin: str, error: Exception) -> Decoded:
+def _broken(meta: WireMeta | None, kind: str, origin: str, error: Exception) -> Decoded:
     """The object that the decoder broke on, by its name."""
-    meta = meta if meta is not None else wire.Meta()
+    meta = meta if meta is not None else WireMeta()
     known = _KINDS.get(kind)
     label, identity = _identity(kind, known is not None and known.namespaced, meta.namespace, meta.name)
     said = f"the decoder broke on it, please report this: {type(error).__name__}: {error}"
     return Decoded(None, (Problem(origin=origin, object=label, message=said),), identity)
 
 
-def _named(data: bytes | msgspec.Raw) -> wire.Named:
+def _named(data: bytes | msgspec.Raw) -> WireNamed:
     try:
-        return msgspec.json.decode(data, type=wire.Named)
+        return msgspec.json.decode(data, type=WireNamed)
     except msgspec.MsgspecError:
-        return wire.Named()
+        return WireNamed()
 
 
 def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
     known = _KINDS.get(kind)
     if known is None:
         try:
-            head = msgspec.json.decode(data, type=wire.TypeMeta)
+            head = msgspec.json.decode(data, type=WireTypeMeta)
         except msgspec.ValidationError:
-            head = wire.TypeMeta()
+            head = WireTypeMeta()
         kind = head.kind or ""
         known = _KINDS.get(kind)
         if known is None or head.apiVersion not in known.api_versions:
@@ -184,7 +198,7 @@ def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
     return _made(shaped, known, kind, origin)
 
 
-def decode_shape(shaped: wire.AnyWire, kind: str) -> Decoded:
+def decode_shape(shaped: AnyWire, kind: str) -> Decoded:
     """One object from its shape (`shape_of`). Never raises."""
     try:
         return _made(shaped, _KINDS[kind], kind, "")
@@ -203,7 +217,7 @@ def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
     if made is not None and not report.problems:
         return Decoded(made, (), (kind, made.key))
     # How to call the object is only worked out when there is something to say of it.
-    meta = shaped.metadata if shaped.metadata is not None else wire.Meta()
+    meta = shaped.metadata if shaped.metadata is not None else WireMeta()
     label, identity = _identity(kind, known.namespaced, meta.namespace, meta.name)
     report = Report(origin, label)
     return Decoded(known.make(shaped, report), report.problems, identity)

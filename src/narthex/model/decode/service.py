@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from narthex.model import validate, wire
+from narthex.model import validate
 from narthex.model.decode.meta import labels, object_fields, protocol, texts
 from narthex.model.net import IPFamily, family_of
 from narthex.model.objects import LoadBalancerIngress, Service, ServicePort
 from narthex.model.problem import Report, quoted
 from narthex.model.validate import DNS_LABEL, EXTERNAL_NAME, LABEL_KEY, PORT_NAME
+from narthex.model.wire import WireService, WireServicePort, WireServiceSpec, WireServiceStatus
 
 TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 POLICIES = ("Cluster", "Local")
@@ -19,11 +20,11 @@ LONGEST_AFFINITY_SECONDS = 86400
 _FAMILIES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6}
 
 
-def service(raw: wire.Service, report: Report) -> Service | None:
+def service(raw: WireService, report: Report) -> Service | None:
     """A Service, None when it has an error."""
     # Newer API servers allow names that begin with a digit, so the rule is the DNS label and not RFC 1035's.
     fields = object_fields(raw.metadata, report, DNS_LABEL)
-    spec = raw.spec if raw.spec is not None else wire.ServiceSpec()
+    spec = raw.spec if raw.spec is not None else WireServiceSpec()
     if raw.spec is None:
         report.error("spec", "is required")
     type_ = spec.type or "ClusterIP"
@@ -55,7 +56,7 @@ def service(raw: wire.Service, report: Report) -> Service | None:
     return None if report.failed else made
 
 
-def _cluster_ips(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
+def _cluster_ips(spec: WireServiceSpec, report: Report) -> tuple[str, ...]:
     first, several = spec.clusterIP or "", [ip for ip in spec.clusterIPs or () if ip]
     if first and several and first != several[0]:
         report.error("spec.clusterIPs", f"the first is {quoted(several[0])}, but spec.clusterIP is {quoted(first)}")
@@ -78,7 +79,7 @@ def _cluster_ips(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
     return found
 
 
-def _ip_families(spec: wire.ServiceSpec, cluster_ips: tuple[str, ...], report: Report) -> tuple[IPFamily, ...]:
+def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: Report) -> tuple[IPFamily, ...]:
     """As given. Without them only the first cluster IP counts, by its own family (row 1.4)."""
     named = spec.ipFamilies or []
     families = tuple([_FAMILIES[word] for word in named if word in _FAMILIES])
@@ -101,7 +102,7 @@ def _ip_families(spec: wire.ServiceSpec, cluster_ips: tuple[str, ...], report: R
     return families
 
 
-def _ports(spec: wire.ServiceSpec, type_: str, cluster_ips: tuple[str, ...], report: Report) -> tuple[ServicePort, ...]:
+def _ports(spec: WireServiceSpec, type_: str, cluster_ips: tuple[str, ...], report: Report) -> tuple[ServicePort, ...]:
     raw = spec.ports or []
     if not raw and type_ != "ExternalName" and cluster_ips != ("None",):
         report.error("spec.ports", "is required: at least one port")
@@ -124,7 +125,7 @@ def _ports(spec: wire.ServiceSpec, type_: str, cluster_ips: tuple[str, ...], rep
     return ports
 
 
-def _port(field: str, raw: wire.ServicePort, type_: str, report: Report) -> ServicePort:
+def _port(field: str, raw: WireServicePort, type_: str, report: Report) -> ServicePort:
     if raw.name:
         report.check(f"{field}.name", raw.name, DNS_LABEL)
     if raw.port is None:
@@ -155,7 +156,7 @@ def _target_port(field: str, value: int | str | None, report: Report) -> int | s
     return value
 
 
-def _ingress(status: wire.ServiceStatus | None, report: Report) -> tuple[LoadBalancerIngress, ...]:
+def _ingress(status: WireServiceStatus | None, report: Report) -> tuple[LoadBalancerIngress, ...]:
     """Addresses of the balancer. A controller wrote them, so a bad one must not take the whole Service down."""
     balancer = status.loadBalancer if status is not None else None
     if balancer is None or not balancer.ingress:
@@ -176,14 +177,14 @@ def _ingress(status: wire.ServiceStatus | None, report: Report) -> tuple[LoadBal
     return tuple(found)
 
 
-def _ingress_names(status: wire.ServiceStatus | None) -> tuple[str, ...]:
+def _ingress_names(status: WireServiceStatus | None) -> tuple[str, ...]:
     balancer = status.loadBalancer if status is not None else None
     if balancer is None or not balancer.ingress:
         return ()
     return tuple(entry.hostname for entry in balancer.ingress if entry.hostname)
 
 
-def _source_ranges(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
+def _source_ranges(spec: WireServiceSpec, report: Report) -> tuple[str, ...]:
     if not spec.loadBalancerSourceRanges:
         return ()
     return texts(
@@ -195,7 +196,7 @@ def _source_ranges(spec: wire.ServiceSpec, report: Report) -> tuple[str, ...]:
     )
 
 
-def _affinity(spec: wire.ServiceSpec, report: Report) -> int | None:
+def _affinity(spec: WireServiceSpec, report: Report) -> int | None:
     word = spec.sessionAffinity or "None"
     if word == "None" and spec.sessionAffinityConfig is None:
         return None
@@ -214,7 +215,7 @@ def _affinity(spec: wire.ServiceSpec, report: Report) -> int | None:
     return seconds
 
 
-def _health_check_port(spec: wire.ServiceSpec, report: Report) -> int:
+def _health_check_port(spec: WireServiceSpec, report: Report) -> int:
     port = spec.healthCheckNodePort or 0
     if not port:
         return 0
@@ -222,7 +223,7 @@ def _health_check_port(spec: wire.ServiceSpec, report: Report) -> int:
     return port
 
 
-def _external_name(spec: wire.ServiceSpec, type_: str, report: Report) -> str:
+def _external_name(spec: WireServiceSpec, type_: str, report: Report) -> str:
     name = spec.externalName or ""
     if type_ == "ExternalName":
         if not name:
@@ -232,13 +233,13 @@ def _external_name(spec: wire.ServiceSpec, type_: str, report: Report) -> str:
     return name.rstrip(".") if type_ == "ExternalName" else ""
 
 
-def _load_balancer_class(spec: wire.ServiceSpec, report: Report) -> str:
+def _load_balancer_class(spec: WireServiceSpec, report: Report) -> str:
     if spec.loadBalancerClass:
         report.check("spec.loadBalancerClass", spec.loadBalancerClass, LABEL_KEY)
     return spec.loadBalancerClass or ""
 
 
-def _load_balancer_ip(spec: wire.ServiceSpec, report: Report) -> str:
+def _load_balancer_ip(spec: WireServiceSpec, report: Report) -> str:
     """A wish to the balancer's controller; the proxy ignores it (row 1.10)."""
     if not spec.loadBalancerIP:
         return ""
@@ -259,7 +260,7 @@ def _word(field: str, word: str | None, allowed: tuple[str, ...], report: Report
     return word or ""
 
 
-def _distribution(spec: wire.ServiceSpec, report: Report) -> str:
+def _distribution(spec: WireServiceSpec, report: Report) -> str:
     word = spec.trafficDistribution or ""
     if word and word not in DISTRIBUTIONS:
         # The proxy does not read it (row 4.1), so a word of a newer API costs nothing.

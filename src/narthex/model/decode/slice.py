@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import repeat
 
-from narthex.model import validate, wire
+from narthex.model import validate
 from narthex.model.decode.meta import object_fields, protocol
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
@@ -19,11 +19,12 @@ from narthex.model.validate import (
     is_ordinary,
     remembering,
 )
+from narthex.model.wire import WireConditions, WireEndpoint, WireEndpointPort, WireEndpointSlice, WireHint
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 
 _ADDRESS_TYPES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6, "FQDN": None}
-_NO_CONDITIONS = wire.Conditions()
+_NO_CONDITIONS = WireConditions()
 
 _is_subdomain = DNS_SUBDOMAIN.holds
 _node_name = remembering(DNS_SUBDOMAIN, 8192)
@@ -31,7 +32,7 @@ _zone = remembering(LABEL_VALUE, 1024)
 _HINTS = {"forZones": (LABEL_VALUE, _zone), "forNodes": (DNS_SUBDOMAIN, _node_name)}
 
 
-def endpoint_slice(raw: wire.EndpointSlice, report: Report) -> EndpointSlice | None:
+def endpoint_slice(raw: WireEndpointSlice, report: Report) -> EndpointSlice | None:
     """An EndpointSlice, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     if not raw.addressType:
@@ -54,7 +55,7 @@ def endpoint_slice(raw: wire.EndpointSlice, report: Report) -> EndpointSlice | N
     return None if report.failed else made
 
 
-def _ports(raw: list[wire.EndpointPort] | None, report: Report) -> tuple[EndpointPort, ...]:
+def _ports(raw: list[WireEndpointPort] | None, report: Report) -> tuple[EndpointPort, ...]:
     found = []
     names: dict[str, int] = {}
     for index, port in enumerate(raw or ()):
@@ -70,7 +71,7 @@ def _ports(raw: list[wire.EndpointPort] | None, report: Report) -> tuple[Endpoin
     return tuple(found)
 
 
-def _plain_endpoints(raw: list[wire.Endpoint], family: IPFamily) -> tuple[SliceEndpoint, ...] | None:
+def _plain_endpoints(raw: list[WireEndpoint], family: IPFamily) -> tuple[SliceEndpoint, ...] | None:
     """All of a slice at once, which takes a third of the time; None when one of them is in any way not plain, or has a fault:
     then `_endpoint` looks at each."""
     addresses: list[str] = []
@@ -95,7 +96,7 @@ def _plain_endpoints(raw: list[wire.Endpoint], family: IPFamily) -> tuple[SliceE
     return tuple(map(SliceEndpoint, addresses, *as_most_are, nodes, zones, *nothing, pods))
 
 
-def _endpoint(index: int, raw: wire.Endpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
+def _endpoint(index: int, raw: WireEndpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
     # One slice may hold a thousand of these: paths of fields are only made for those that have a fault.
     addresses = raw.addresses
     address = addresses[0] if addresses else ""
@@ -153,7 +154,7 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
     return first
 
 
-def _hints(index: int, field: str, raw: list[wire.Hint], report: Report) -> tuple[str, ...]:
+def _hints(index: int, field: str, raw: list[WireHint], report: Report) -> tuple[str, ...]:
     syntax, known = _HINTS[field]
     found = []
     for number, hint in enumerate(raw):

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from narthex.model import validate, wire
+from narthex.model import validate
 from narthex.model.decode.meta import labels, object_fields, protocol
 from narthex.model.objects import Container, ContainerPort, Deployment, Labels, Pod, PodSpec
 from narthex.model.problem import Report, quoted
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, PORT_NAME
+from narthex.model.wire import (
+    WireContainer,
+    WireContainerPort,
+    WireDeployment,
+    WireDeploymentSpec,
+    WireLabelSelector,
+    WireMeta,
+    WirePod,
+    WirePodSpec,
+    WirePodStatus,
+    WirePodTemplate,
+)
 
 PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 MOST_REPLICAS = 2**31 - 1
 
 
-def pod(raw: wire.Pod, report: Report) -> Pod | None:
+def pod(raw: WirePod, report: Report) -> Pod | None:
     """A Pod, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = _pod_spec("spec", raw.spec, report)
-    status = raw.status if raw.status is not None else wire.PodStatus()
+    status = raw.status if raw.status is not None else WirePodStatus()
     ready = any(entry.type == "Ready" and entry.status == "True" for entry in status.conditions or ())
     made = Pod(
         **fields,
@@ -28,7 +40,7 @@ def pod(raw: wire.Pod, report: Report) -> Pod | None:
     return None if report.failed else made
 
 
-def _pod_ips(status: wire.PodStatus, report: Report) -> tuple[str, ...]:
+def _pod_ips(status: WirePodStatus, report: Report) -> tuple[str, ...]:
     several = [(f"status.podIPs[{i}].ip", entry.ip) for i, entry in enumerate(status.podIPs or ())]
     found = []
     for field, text in several or [("status.podIP", status.podIP)]:
@@ -41,15 +53,15 @@ def _pod_ips(status: wire.PodStatus, report: Report) -> tuple[str, ...]:
     return tuple(found)
 
 
-def deployment(raw: wire.Deployment, report: Report) -> Deployment | None:
+def deployment(raw: WireDeployment, report: Report) -> Deployment | None:
     """A Deployment, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
-    spec = raw.spec if raw.spec is not None else wire.DeploymentSpec()
+    spec = raw.spec if raw.spec is not None else WireDeploymentSpec()
     replicas = 1 if spec.replicas is None else spec.replicas
     report.number("spec.replicas", replicas, 0, MOST_REPLICAS, "a number of pods")
     selector = _selector(spec.selector, report)
-    template = spec.template if spec.template is not None else wire.PodTemplate()
-    meta = template.metadata if template.metadata is not None else wire.Meta()
+    template = spec.template if spec.template is not None else WirePodTemplate()
+    meta = template.metadata if template.metadata is not None else WireMeta()
     template_labels = labels("spec.template.metadata.labels", meta.labels, report)
     if not report.failed and not set(selector) <= set(template_labels):
         report.error("spec.template.metadata.labels", "must hold all of spec.selector.matchLabels")
@@ -63,7 +75,7 @@ def deployment(raw: wire.Deployment, report: Report) -> Deployment | None:
     return None if report.failed else made
 
 
-def _selector(raw: wire.LabelSelector | None, report: Report) -> Labels:
+def _selector(raw: WireLabelSelector | None, report: Report) -> Labels:
     if raw is None or not (raw.matchLabels or raw.matchExpressions):
         report.error("spec.selector", "is required: matchLabels with at least one label")
         return ()
@@ -72,8 +84,8 @@ def _selector(raw: wire.LabelSelector | None, report: Report) -> Labels:
     return labels("spec.selector.matchLabels", raw.matchLabels, report)
 
 
-def _pod_spec(field: str, raw: wire.PodSpec | None, report: Report) -> PodSpec:
-    raw = raw if raw is not None else wire.PodSpec()
+def _pod_spec(field: str, raw: WirePodSpec | None, report: Report) -> PodSpec:
+    raw = raw if raw is not None else WirePodSpec()
     for name, text, syntax in (
         ("nodeName", raw.nodeName, DNS_SUBDOMAIN),
         ("hostname", raw.hostname, DNS_LABEL),
@@ -100,7 +112,7 @@ def _pod_spec(field: str, raw: wire.PodSpec | None, report: Report) -> PodSpec:
     )
 
 
-def _container(field: str, raw: wire.Container, report: Report) -> Container:
+def _container(field: str, raw: WireContainer, report: Report) -> Container:
     if not raw.name:
         report.error(f"{field}.name", "is required")
     else:
@@ -119,7 +131,7 @@ def _container(field: str, raw: wire.Container, report: Report) -> Container:
     )
 
 
-def _container_port(field: str, raw: wire.ContainerPort, report: Report) -> ContainerPort:
+def _container_port(field: str, raw: WireContainerPort, report: Report) -> ContainerPort:
     if raw.containerPort is None:
         report.error(f"{field}.containerPort", "is required")
     else:
