@@ -15,14 +15,14 @@ from typing import Any
 
 from frame.cluster import FAMILY, events, fresh
 from frame.report import Report, Table, parser
-from narthex.model.events import Upsert
+from narthex.linux.clock import SystemClock
+from narthex.model.store import Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.counters import reader_for
 from narthex.proxy.kernel.targets import target_for
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.connections import Connections
 from narthex.proxy.program.metrics import Metrics
-from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import plan
 

@@ -22,9 +22,8 @@ from frame.server import endpoint_slice, service
 from narthex.kube.cache import Holdings
 from narthex.lab.encode import encode
 from narthex.model.decode.objects import shape_of
-from narthex.model.events import Synced, Upsert
 from narthex.model.net import IPFamily
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.testing.build import CONFIG, node

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from narthex.linux import namespaces as netns
-from narthex.model.events import Synced, Upsert
+from narthex.linux.clock import SystemClock
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointSlice
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.iptables import IptablesTarget
 from narthex.proxy.kernel.ipvs.kernel import NoIpvsError, connect
@@ -25,7 +25,6 @@ from narthex.proxy.kernel.nftables import NftablesTarget
 from narthex.proxy.kernel.userspace import UserspaceTarget
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.sync import FamilySync
-from narthex.linux.clock import SystemClock
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
 
 FAMILY = IPFamily.IPV4

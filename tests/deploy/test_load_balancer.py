@@ -33,7 +33,7 @@ LIMIT = 40.0
 
 def values(name):
     found = list(documents.read((DEPLOY / name).read_text()))
-    assert not [each for each in found if isinstance(each, documents.Fault)]
+    assert not [each for each in found if isinstance(each, documents.MalformedDocument)]
     return [each.value for each in found]
 
 

@@ -32,7 +32,7 @@ DEPLOY = ROOT / "deploy"
 def values(text):
     """The documents of a text, read by our own reader, which bears no key twice."""
     found = list(documents.read(text))
-    assert not [each for each in found if isinstance(each, documents.Fault)]
+    assert not [each for each in found if isinstance(each, documents.MalformedDocument)]
     return [each.value for each in found]
 
 

@@ -19,7 +19,7 @@ USUAL = OverlayConfiguration()
 
 def values(name):
     found = list(documents.read((DEPLOY / "overlay" / name).read_text()))
-    assert not [each for each in found if isinstance(each, documents.Fault)]
+    assert not [each for each in found if isinstance(each, documents.MalformedDocument)]
     return [each.value for each in found]
 
 

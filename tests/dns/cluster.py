@@ -9,10 +9,9 @@ from narthex.dns.dispatcher import Block, Desk, Made, Refused
 from narthex.dns.message.answer import Cluster
 from narthex.dns.zone.changes import Recorder
 from narthex.dns.zone.zone import Zone
-from narthex.model.events import Synced, Upsert
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, Namespace, Pod, ServicePort
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 ZONES = ("cluster.local.", "in-addr.arpa.", "ip6.arpa.")

@@ -16,7 +16,7 @@ from narthex.dns.interfaces import UDP_MOST, limit
 from narthex.dns.message import wire
 from narthex.dns.zone.compiled import cut
 from narthex.dns.zone.table import Table
-from narthex.model.events import Upsert
+from narthex.model.store import Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 Z = "shop.svc.cluster.local"

@@ -7,8 +7,8 @@ from tests.dns.cluster import OBJECTS, Served
 from narthex.dns.corefile.settings import External
 from narthex.dns.dispatcher import Block, Desk, Made
 from narthex.dns.plugins.external import ExternalZone
-from narthex.model.events import Upsert
 from narthex.model.objects import ServicePort
+from narthex.model.store import Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 pytestmark = pytest.mark.row("S20")

@@ -8,11 +8,10 @@ from narthex.dns.corefile.settings import Kubernetes
 from narthex.dns.dispatcher import Ask
 from narthex.dns.zone.changes import Recorder
 from narthex.dns.zone.records import entry
-from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import Namespace, Pod
 from narthex.model.selector import parse
-from narthex.model.store import Store
+from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 Z = "shop.svc.cluster.local"

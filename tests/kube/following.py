@@ -8,8 +8,7 @@ from narthex.kube.access import Access
 from narthex.kube.exchange import Times
 from narthex.kube.resources import of_a_proxy
 from narthex.kube.source import KubeSource
-from narthex.model.events import Synced
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced
 from narthex.runtime.configuration.values import ClientConnection
 from narthex.testing.build import NODE
 

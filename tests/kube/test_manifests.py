@@ -12,8 +12,8 @@ import pytest
 
 from narthex.kube import manifests
 from narthex.kube.manifests import ManifestSource
-from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
+from narthex.model.store import Delete, Synced, Upsert
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

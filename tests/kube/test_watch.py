@@ -10,8 +10,8 @@ from narthex.lab.api.api import refusal
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.reads import expired
 from narthex.model.decode import objects as decode
-from narthex.model.events import Delete, Upsert
 from narthex.model.names import NamespacedName
+from narthex.model.store import Delete, Upsert
 
 MIDDLE = 0.5
 SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"

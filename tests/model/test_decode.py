@@ -534,7 +534,7 @@ def test_a_file_of_comments_is_no_error():
 
 
 def test_a_huge_file_is_refused(monkeypatch):
-    monkeypatch.setattr("narthex.model.decode.objects.MOST_BYTES", 10)
+    monkeypatch.setattr("narthex.model.decode.objects.MAX_BYTES", 10)
     assert "at most 10 are read" in load(b"x" * 11, "web.yaml").problems[0].message
 
 

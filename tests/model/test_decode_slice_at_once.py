@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from narthex.model.decode.objects import decode_shape
 from narthex.model.net import IPFamily
-from narthex.model.validate import DNS_SUBDOMAIN, are_ordinary, are_subdomains, is_ordinary
+from narthex.model.validate import DNS_SUBDOMAIN, are_plain_hosts, are_subdomains, is_plain_host
 from narthex.model.wire import WireConditions, WireEndpoint, WireEndpointSlice, WireMeta, WireReference
 
 names = st.one_of(
@@ -32,7 +32,7 @@ def test_names_are_sound_together_when_each_is(texts):
 
 @given(st.lists(addresses, min_size=1, max_size=4), st.sampled_from(IPFamily))
 def test_addresses_are_ordinary_together_when_each_is(texts, family):
-    assert are_ordinary(texts, family) == all(is_ordinary(text, family) for text in texts)
+    assert are_plain_hosts(texts, family) == all(is_plain_host(text, family) for text in texts)
 
 
 def entry(address="10.64.1.1", pod="web-0", node="worker-a", zone="", **fields):

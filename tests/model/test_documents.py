@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.model.documents import DEEPEST, Document, Fault, read
+from narthex.model.documents import MAX_DEPTH, Document, MalformedDocument, read
 
 
 def values(text: str) -> list:
@@ -80,16 +80,16 @@ def test_scalars_mean_what_they_mean_to_kubernetes(scalar, value):
         ("<<: 1", 1, "'<<' merges mappings only"),
         ("a: 1\nb: c\x07", 2, "control characters are not allowed"),
         ('{"a": 1,\n "b": 2', 2, "not valid JSON: Expecting ',' delimiter"),
-        ("[" * 5000, 1, f"nested more than {DEEPEST} levels deep"),
-        ("- " * 5000 + "a", 1, f"nested more than {DEEPEST} levels deep"),
-        ("[" * 5000 + "]" * 5000, 1, f"nested more than {DEEPEST} levels deep"),
-        ("[" * 200 + "]" * 200, 1, f"nested more than {DEEPEST} levels deep"),
-        ("{a: " * 300, 1, f"nested more than {DEEPEST} levels deep"),
+        ("[" * 5000, 1, f"nested more than {MAX_DEPTH} levels deep"),
+        ("- " * 5000 + "a", 1, f"nested more than {MAX_DEPTH} levels deep"),
+        ("[" * 5000 + "]" * 5000, 1, f"nested more than {MAX_DEPTH} levels deep"),
+        ("[" * 200 + "]" * 200, 1, f"nested more than {MAX_DEPTH} levels deep"),
+        ("{a: " * 300, 1, f"nested more than {MAX_DEPTH} levels deep"),
     ],
 )
 def test_faults_name_the_line(text, line, said):
     (fault,) = values(text)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, MalformedDocument)
     assert (fault.line, said in fault.message) == (line, True), fault
 
 
@@ -127,5 +127,5 @@ def test_line_of_a_field_that_is_not_there_is_its_parents():
 
 
 def test_doubled_keys_can_be_borne():
-    (document,) = read("a: 1\na: 2\n", bear_doubled=True)
-    assert (document.value, document.doubled) == ({"a": 2}, (("a", 2),))
+    (document,) = read("a: 1\na: 2\n", allow_duplicate_keys=True)
+    assert (document.value, document.duplicate_keys) == ({"a": 2}, (("a", 2),))

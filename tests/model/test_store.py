@@ -1,9 +1,8 @@
 """The Store folds events into the present."""
 
-from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice, Pod
-from narthex.model.store import Store
+from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 WEB = NamespacedName("shop", "web")

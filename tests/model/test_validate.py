@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from narthex.model import net, validate
 from narthex.model.net import IPFamily
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, remembering
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, cached_syntax
 
 ADDRESSES = st.one_of(
     st.ip_addresses().map(str),
@@ -28,7 +28,7 @@ def by_hand(text):
         address = net.address(text)
     except ValueError:
         return None
-    return None if validate.special(address) else address
+    return None if validate.special_use(address) else address
 
 
 @given(ADDRESSES)
@@ -73,12 +73,12 @@ def test_their_neighbours_are_not(text):
 
 @given(st.text("ab-.0\n", max_size=8) | st.text(max_size=5))
 def test_what_is_remembered_is_what_holds(text):
-    known = remembering(DNS_LABEL, 2)
+    known = cached_syntax(DNS_LABEL, 2)
     assert [known(text), known(text)] == [text if DNS_LABEL.holds(text) else None] * 2
 
 
 def test_equal_names_become_one_and_old_ones_are_forgotten():
-    known = remembering(DNS_SUBDOMAIN, 2)
+    known = cached_syntax(DNS_SUBDOMAIN, 2)
     first = known("node-" + "1")
     assert known("-".join(["node", "1"])) is first
     for number in range(5):

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.model.flow import Flow
-from narthex.model.net import Protocol
+from narthex.model.net import ConntrackFlow, Protocol
 from narthex.netfilter.binary.conntrack import read
 
 TAIL = (
@@ -48,14 +47,14 @@ class Anything:
 
 def test_ipv4_udp_rewritten_and_masqueraded():
     entry = read(UDP4, {(Protocol.UDP, 80)})
-    assert entry.flow == Flow(Protocol.UDP, "10.64.1.200", 40000, "10.110.0.1", 80, "10.64.1.5", 8080)
+    assert entry.flow == ConntrackFlow(Protocol.UDP, "10.64.1.200", 40000, "10.110.0.1", 80, "10.64.1.5", 8080)
     assert entry.flow.translated
     assert entry.handle == UDP4[:0x34] + ID4
 
 
 def test_ipv6_tcp():
     entry = read(TCP6, {(Protocol.TCP, 443)})
-    assert entry.flow == Flow(Protocol.TCP, "fd64::c8", 40001, "fd6e::1", 443, "fd64::5", 8443)
+    assert entry.flow == ConntrackFlow(Protocol.TCP, "fd64::c8", 40001, "fd6e::1", 443, "fd64::5", 8443)
     assert entry.handle == TCP6[:0x4C] + bytes.fromhex("08000c0055020a9c")
 
 
@@ -85,4 +84,4 @@ def test_the_order_of_attributes_does_not_matter():
 def test_anything_else_is_no_error(noise, cut, place):
     for body in (noise, UDP4[:cut], UDP4[:place] + noise + UDP4[place:]):
         entry = read(body, Anything())
-        assert entry is None or isinstance(entry.flow, Flow)
+        assert entry is None or isinstance(entry.flow, ConntrackFlow)

@@ -136,11 +136,11 @@ def _read(file: Path) -> dict[str, Any]:
     from narthex.model import documents
 
     try:
-        found = next(documents.read(file.read_text("utf-8-sig"), bear_doubled=True), None)
+        found = next(documents.read(file.read_text("utf-8-sig"), allow_duplicate_keys=True), None)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise AccessError(f"{file}: {why}; give the kubeconfig's path with --kubeconfig") from error
-    if isinstance(found, documents.Fault):
+    if isinstance(found, documents.MalformedDocument):
         raise AccessError(f"{file}:{found.line}: {found.message}")
     raw = found.value if found is not None else None
     if not isinstance(raw, dict) or not isinstance(raw.get("clusters"), list):

@@ -12,10 +12,10 @@ import msgspec
 
 from narthex.kube.messages import Garbled
 from narthex.model.decode.objects import Decoded, decode_json, decode_shape
-from narthex.model.events import Delete, Event, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem
+from narthex.model.store import Delete, Event, Upsert
 from narthex.model.wire import AnyWire
 
 _Key = NamespacedName | None

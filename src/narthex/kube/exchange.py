@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.model.events import Event
+from narthex.model.store import Event
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.decode.objects import MOST_BYTES, Decode, Identity, Loaded, decode, load
-from narthex.model.events import Delete, Event, Synced, Upsert
+from narthex.model.decode.objects import MAX_BYTES, DecodeFunction, Identity, Loaded, decode, load
 from narthex.model.objects import AnyObject
 from narthex.model.problem import Problem
+from narthex.model.store import Delete, Event, Synced, Upsert
 
 SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -51,7 +51,7 @@ class _File(msgspec.Struct):
 class ManifestSource:
     """Reads manifests below a path. Not safe for threads: one thread scans or watches."""
 
-    def __init__(self, path: str | os.PathLike[str], decoding: Decode = decode) -> None:
+    def __init__(self, path: str | os.PathLike[str], decoding: DecodeFunction = decode) -> None:
         """`decoding` makes the objects; whatever it makes has a `key`, an `origin` and a kind (`identity_of`)."""
         self.path = Path(path)
         self._decoding = decoding
@@ -292,4 +292,4 @@ def _signature(path: Path) -> Signature:
 def _read(path: Path) -> bytes:
     """The content, cut one byte above the limit: `load` says that it is too long, without reading it all."""
     with path.open("rb") as file:
-        return file.read(MOST_BYTES + 1)
+        return file.read(MAX_BYTES + 1)

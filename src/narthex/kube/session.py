@@ -11,7 +11,7 @@ from narthex.kube.client import Answer, Unreachable
 from narthex.kube.exchange import Body, Due, Ended, Heard, Input, Lines, Opened, Refused, Request, Start, Step
 from narthex.kube.messages import Splitter
 from narthex.kube.watch import Watch
-from narthex.model.events import Event
+from narthex.model.store import Event
 
 
 class Getter(Protocol):

@@ -14,8 +14,8 @@ from narthex.kube.exchange import TIMES
 from narthex.kube.resources import Resource
 from narthex.kube.session import follow
 from narthex.kube.watch import Watch
-from narthex.model.events import Event
 from narthex.model.problem import Problem
+from narthex.model.store import Event
 
 PATIENCE_SECONDS = 30.0
 _ATTEMPTS = 3

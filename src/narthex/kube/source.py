@@ -18,8 +18,8 @@ from narthex.kube.exchange import TIMES, Counts, Times
 from narthex.kube.resources import Resource
 from narthex.kube.session import follow
 from narthex.kube.watch import Watch
-from narthex.model.events import Event, Synced
 from narthex.model.problem import Problem
+from narthex.model.store import Event, Synced
 
 GATHER_SECONDS = 0.1
 """Changes are told at once, but not more often than this: a burst of them is one."""

@@ -45,8 +45,8 @@ from narthex.kube.messages import (
 )
 from narthex.kube.resources import Resource
 from narthex.model.decode.objects import shape_of
-from narthex.model.events import Event
 from narthex.model.problem import Problem, quoted
+from narthex.model.store import Event
 
 _GO_ON = Step()
 

@@ -20,8 +20,7 @@ from narthex.lb.resources import selects_node, selects_pool, selects_service
 from narthex.lb.status import ALLOCATED_FROM, LOAD_BALANCER, annotation
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement, Node, Service, SliceEndpoint
-from narthex.model.slices import Slices
-from narthex.model.store import Snapshot
+from narthex.model.store import Slices, Snapshot
 
 EXCLUDE = "node.kubernetes.io/exclude-from-external-load-balancers"
 

@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 
 from narthex.model import documents
-from narthex.model.decode.objects import MOST_BYTES, decode
+from narthex.model.decode.objects import MAX_BYTES, decode
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, Selector, Service
-from narthex.model.problem import Problem, Report, kind_of, quoted, steps
+from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
 from narthex.model.selector import meets
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec
 
@@ -58,8 +58,8 @@ def read(data: bytes, origin: str) -> Configuration:
 
     `origin` is the file's name; problems get `origin:line`.
     """
-    if len(data) > MOST_BYTES:
-        return _failed(origin, f"holds {len(data)} bytes, at most {MOST_BYTES} are read")
+    if len(data) > MAX_BYTES:
+        return _failed(origin, f"holds {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -67,7 +67,7 @@ def read(data: bytes, origin: str) -> Configuration:
     objects: list[Any] = []
     problems: list[Problem] = []
     for document in documents.read(text):
-        if isinstance(document, documents.Fault):
+        if isinstance(document, documents.MalformedDocument):
             problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
             continue
         for found in _unfold(document, origin, problems):
@@ -133,7 +133,7 @@ def _unfold(document: documents.Document, origin: str, problems: list[Problem]) 
     if raw.get("kind") != KIND:
         yield decode(raw, locate(()), lambda field: locate(steps(field)))
         return
-    report = Report(locate(()), KIND, lambda field: locate(steps(field)))
+    report = ProblemCollector(locate(()), KIND, lambda field: locate(steps(field)))
     if raw.get("apiVersion") != API_VERSION:
         report.error("apiVersion", f"{quoted(raw.get('apiVersion'))} is not {API_VERSION}")
     _unknown(raw, ("apiVersion", "kind", *(section for section, _, _ in _SPECS)), "", report)
@@ -165,7 +165,7 @@ def _resource(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": _GROUP, "kind": kind, "metadata": meta, "spec": spec}
 
 
-def _unknown(raw: dict[Any, Any], known: tuple[str, ...], path: str, report: Report) -> None:
+def _unknown(raw: dict[Any, Any], known: tuple[str, ...], path: str, report: ProblemCollector) -> None:
     for name in raw:
         if name not in known:
             report.warning(path, f"{quoted(name)} is not a known field, ignored")

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
-DEEPEST = 100
+MAX_DEPTH = 100
 """Levels of nesting; Kubernetes objects need about 20."""
-MOST_REPEATED = 100_000
+MAX_ALIAS_VALUES = 100_000
 """Values that aliases may add to a document."""
 
 Positions = dict[tuple[int, str | int], int]
@@ -32,7 +32,7 @@ class Document(msgspec.Struct, frozen=True):
     line: int
     """Its first line, counted from 1."""
     positions: Positions
-    doubled: tuple[tuple[str, int], ...] = ()
+    duplicate_keys: tuple[tuple[str, int], ...] = ()
     """Keys given a second time, with the line; the last value counts. Only when the reader was told to bear it."""
 
     def line_of(self, value: Any, path: tuple[str | int, ...], start: int) -> int:
@@ -47,7 +47,7 @@ class Document(msgspec.Struct, frozen=True):
         return line
 
 
-class Fault(msgspec.Struct, frozen=True):
+class MalformedDocument(msgspec.Struct, frozen=True):
     """Text that is no document."""
 
     line: int
@@ -57,40 +57,40 @@ class Fault(msgspec.Struct, frozen=True):
 class _Malformed(ValueError):
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
-        self.fault = Fault(line, message)
+        self.fault = MalformedDocument(line, message)
 
 
-def read(text: str, *, bear_doubled: bool = False) -> Iterator[Document | Fault]:
+def read(text: str, *, allow_duplicate_keys: bool = False) -> Iterator[Document | MalformedDocument]:
     """All documents of a file, JSON (also several values in a row) or YAML (also several documents).
 
-    A key given twice is a Fault unless `bear_doubled`, for configuration files that older programs bore with.
+    A key given twice is a Fault unless `allow_duplicate_keys`, for configuration files that older programs bore with.
     """
     if text.lstrip()[:1] in ("{", "["):
-        yield from _json_or_flow(text, bear_doubled)
+        yield from _json_or_flow(text, allow_duplicate_keys)
         return
     for chunk, first_line in _chunks(text):
-        yield from _yaml(chunk, first_line, bear_doubled)
+        yield from _yaml(chunk, first_line, allow_duplicate_keys)
 
 
 _LIKE_JSON = re.compile(r'\s*[\[{]\s*["\[{]')
 
 
-def _json_or_flow(text: str, bear_doubled: bool) -> list[Document | Fault]:
+def _json_or_flow(text: str, allow_duplicate_keys: bool) -> list[Document | MalformedDocument]:
     """What begins like JSON may still be YAML's flow style, and YAML's reader tells more about most faults."""
-    fault: Fault | None = None
+    fault: MalformedDocument | None = None
     try:
         return list(_json(text))
     except json.JSONDecodeError as error:
-        fault = Fault(error.lineno, f"not valid JSON: {error.msg}")
+        fault = MalformedDocument(error.lineno, f"not valid JSON: {error.msg}")
     except (ValueError, RecursionError):
         pass
     chunks = list(_chunks(text))
-    found = [item for chunk, first_line in chunks for item in _yaml(chunk, first_line, bear_doubled)]
+    found = [item for chunk, first_line in chunks for item in _yaml(chunk, first_line, allow_duplicate_keys)]
     if (
         fault is not None
         and _LIKE_JSON.match(text)
         and len(chunks) == 1
-        and any(isinstance(item, Fault) for item in found)
+        and any(isinstance(item, MalformedDocument) for item in found)
     ):
         return [fault]
     return found
@@ -124,11 +124,11 @@ def _no_constant(name: str) -> Any:
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _children(outer)]
         if not level:
             return
-    raise ValueError(f"nested more than {DEEPEST} levels deep")
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
 def _children(value: Any) -> list[Any]:
@@ -156,8 +156,8 @@ _CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-
 """What YAML does not allow in its text."""
 
 
-def _yaml(chunk: str, first_line: int, bear_doubled: bool) -> Iterator[Document | Fault]:
-    builder = _Builder(first_line, bear_doubled)
+def _yaml(chunk: str, first_line: int, allow_duplicate_keys: bool) -> Iterator[Document | MalformedDocument]:
+    builder = _Builder(first_line, allow_duplicate_keys)
     try:
         loader = yaml.CSafeLoader(chunk)
         try:
@@ -173,11 +173,11 @@ def _yaml(chunk: str, first_line: int, bear_doubled: bool) -> Iterator[Document 
         said = ", ".join(part for part in (error.context, error.problem) if part)
         # libyaml puts an unexpected end behind the last line.
         lines = chunk.count("\n", 0, len(chunk.rstrip()) or None)
-        yield Fault(first_line + (min(mark.line, lines) if mark else 0), f"not valid YAML: {said}")
+        yield MalformedDocument(first_line + (min(mark.line, lines) if mark else 0), f"not valid YAML: {said}")
     except yaml.YAMLError as error:
         bad = _CONTROL.search(chunk)
         line = first_line + (chunk.count("\n", 0, bad.start()) if bad else 0)
-        yield Fault(line, f"not valid YAML: {str(error).splitlines()[0]}")
+        yield MalformedDocument(line, f"not valid YAML: {str(error).splitlines()[0]}")
 
 
 class _Open:
@@ -200,9 +200,9 @@ _MERGE = "<<"
 class _Builder:
     """Events of one stream to Documents. Keeps its own stack, so that depth costs no recursion."""
 
-    def __init__(self, first_line: int, bear_doubled: bool) -> None:
+    def __init__(self, first_line: int, allow_duplicate_keys: bool) -> None:
         self._first = first_line
-        self._bear_doubled = bear_doubled
+        self._allow_duplicate_keys = allow_duplicate_keys
         self._takes: dict[type, Callable[[Any, int], None]] = {
             yaml.ScalarEvent: self._scalar,
             yaml.MappingStartEvent: lambda event, line: self._open({}, event, line),
@@ -221,7 +221,7 @@ class _Builder:
         self._positions: Positions = {}
         self._repeated = 0
         self._root: Any = None
-        self._doubled: list[tuple[str, int]] = []
+        self._duplicate_keys: list[tuple[str, int]] = []
 
     def feed(self, event: Any) -> Document | None:
         """Take one event; a Document when it ends one that is not empty."""
@@ -229,7 +229,7 @@ class _Builder:
         if kind is yaml.DocumentEndEvent:
             if self._root is None:
                 return None
-            return Document(self._root, self._line, self._positions, tuple(self._doubled))
+            return Document(self._root, self._line, self._positions, tuple(self._duplicate_keys))
         if (take := self._takes.get(kind)) is not None:
             take(event, self._first + event.start_mark.line)
         return None
@@ -249,16 +249,16 @@ class _Builder:
         if event.anchor:
             self._anchors[event.anchor] = (key, 1)
         if key in top.value:
-            if not self._bear_doubled:
+            if not self._allow_duplicate_keys:
                 earlier = self._positions[id(top.value), key]
                 raise _Malformed(line, f"the key {key[:60]!a} is given twice, first in line {earlier}")
-            self._doubled.append((key, line))
+            self._duplicate_keys.append((key, line))
         top.key = key
         self._positions[id(top.value), key] = line
 
     def _open(self, value: Any, event: Any, line: int) -> None:
-        if len(self._stack) >= DEEPEST:
-            raise _Malformed(line, f"nested more than {DEEPEST} levels deep")
+        if len(self._stack) >= MAX_DEPTH:
+            raise _Malformed(line, f"nested more than {MAX_DEPTH} levels deep")
         if self._stack and self._stack[-1].key is None and isinstance(self._stack[-1].value, dict):
             raise _Malformed(line, "a key must be text, not a list or mapping")
         if event.tag not in _CONTAINER_TAGS:
@@ -292,8 +292,8 @@ class _Builder:
 
     def _count_repeated(self, size: int, line: int) -> None:
         self._repeated += size
-        if self._repeated > MOST_REPEATED:
-            raise _Malformed(line, f"aliases repeat more than {MOST_REPEATED} values")
+        if self._repeated > MAX_ALIAS_VALUES:
+            raise _Malformed(line, f"aliases repeat more than {MAX_ALIAS_VALUES} values")
 
     def _put(self, value: Any, size: int, line: int) -> None:
         if not self._stack:

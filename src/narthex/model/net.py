@@ -11,6 +11,7 @@ import enum
 import ipaddress
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 
 class IPFamily(enum.Enum):
@@ -168,3 +169,22 @@ def split_port(text: str) -> tuple[str, int]:
     if not 0 < port < 65536:
         raise ValueError(f"{text!r} has a port outside 1-65535")
     return address(match["six"] or match["four"]), port
+
+
+class ConntrackFlow(NamedTuple):
+    """One tracked connection of TCP, UDP or SCTP."""
+
+    protocol: Protocol
+    source: str
+    source_port: int
+    destination: str
+    """Where the first packet was sent to, before anybody rewrote it."""
+    port: int
+    reply_source: str
+    """Where answers are expected from: the endpoint, when the destination was rewritten."""
+    reply_port: int
+
+    @property
+    def translated(self) -> bool:
+        """Whether the destination was rewritten."""
+        return (self.reply_source, self.reply_port) != (self.destination, self.port)

@@ -87,7 +87,7 @@ def steps(field: str) -> tuple[str | int, ...]:
     return tuple(found)
 
 
-class Report:
+class ProblemCollector:
     """Collects the problems of one object while it is decoded."""
 
     __slots__ = ("_locate", "_problems", "failed", "object", "origin")

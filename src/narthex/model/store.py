@@ -6,13 +6,12 @@ taking one costs what changed, not what there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 from immutables import Map, MapMutation
 
-from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import (
     AnyObject,
@@ -26,7 +25,65 @@ from narthex.model.objects import (
     Service,
     ServiceCIDR,
 )
-from narthex.model.slices import Slices
+
+
+class Upsert(msgspec.Struct, frozen=True):
+    """The object exists and looks like this."""
+
+    object: AnyObject
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """The object is gone."""
+
+    kind: str
+    """Name of a class in `model.objects`: `Service`, `EndpointSlice`, ..."""
+    key: NamespacedName
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """The source has told everything it knew when it was opened; nothing is written before this (row 1.15)."""
+
+
+Event = Upsert | Delete | Synced
+
+
+class Slices(Mapping[str, EndpointSlice]):
+    """By their own name, and in its order. Immutable; holds no more than the slices themselves."""
+
+    __slots__ = ("ordered",)
+
+    def __init__(self, *ordered: EndpointSlice) -> None:
+        """`ordered` by name, each name once."""
+        self.ordered = ordered
+
+    def put(self, one: EndpointSlice) -> Slices:
+        """With this slice, in place of the one of its name."""
+        name = one.name
+        if not self.ordered or self.ordered[-1].name < name:
+            return Slices(*self.ordered, one)
+        rest = [each for each in self.ordered if each.name != name]
+        return Slices(*sorted((*rest, one), key=lambda each: each.name))
+
+    def without(self, name: str) -> Slices:
+        """Without the slice of this name."""
+        return Slices(*[each for each in self.ordered if each.name != name])
+
+    def __getitem__(self, name: str) -> EndpointSlice:
+        for each in self.ordered:
+            if each.name == name:
+                return each
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (each.name for each in self.ordered)
+
+    def __len__(self) -> int:
+        return len(self.ordered)
+
+    def __repr__(self) -> str:
+        return f"Slices({', '.join(self)})"
+
 
 _NO_SLICES = Slices()
 
@@ -61,7 +118,7 @@ _BY_KIND = {
 _FIELD_OF_KIND = {kind.__name__: field for kind, field in _BY_KIND.items()}
 
 
-Tell = Callable[[Event, AnyObject | None], object]
+ChangeCallback = Callable[[Event, AnyObject | None], object]
 """Called with an event that has changed something, and the object as it was before; None: there was none, or the event is
 not about an object."""
 
@@ -99,7 +156,7 @@ class Store:
         """Take one event in. An event that changes nothing leaves the identical Snapshot."""
         return self.apply_all((event,))
 
-    def apply_all(self, events: Iterable[Event], tell: Tell | None = None) -> Snapshot:
+    def apply_all(self, events: Iterable[Event], tell: ChangeCallback | None = None) -> Snapshot:
         """Take events in, in their order. There is one Snapshot for all of them: that costs a fraction of one for each."""
         synced = self._now.synced
         try:

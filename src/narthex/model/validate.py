@@ -88,7 +88,7 @@ LABEL_KEY = Syntax(
 )
 
 
-def remembering(syntax: Syntax, most: int) -> Callable[[str], str | None]:
+def cached_syntax(syntax: Syntax, most: int) -> Callable[[str], str | None]:
     """A function that gives back text with this syntax, else None. It remembers the last `most` texts, and equal ones are
     one and the same: few names of nodes stand in very many endpoints."""
     holds = syntax.holds
@@ -105,7 +105,7 @@ def are_subdomains(texts: Sequence[str]) -> bool:
     return lines.count("\n") == len(texts) - 1 and max(map(len, texts)) <= 253 and _names_in_lines(lines) is not None
 
 
-def special(address: str) -> str:
+def special_use(address: str) -> str:
     """Why a canonical address belongs to no single host on a network, empty when it does."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
@@ -124,7 +124,7 @@ _ORDINARY_6 = frozenset(range(1, 0xFE))
 """First bytes of addresses that cannot be special."""
 
 
-def is_ordinary(text: str, family: IPFamily) -> bool:
+def is_plain_host(text: str, family: IPFamily) -> bool:
     """Whether text is an address of this family in its canonical form, and not a special one. Nearly all are, and the C
     library knows it a hundred times faster than `ipaddress`; where it is in doubt the answer is no."""
     try:
@@ -136,10 +136,10 @@ def is_ordinary(text: str, family: IPFamily) -> bool:
         return False
 
 
-def are_ordinary(texts: Sequence[str], family: IPFamily) -> bool:
-    """Whether `is_ordinary` holds for each of them; a slice has up to a thousand."""
+def are_plain_hosts(texts: Sequence[str], family: IPFamily) -> bool:
+    """Whether `is_plain_host` holds for each of them; a slice has up to a thousand."""
     if family is not IPFamily.IPV4:
-        return all(is_ordinary(text, family) for text in texts)
+        return all(is_plain_host(text, family) for text in texts)
     try:
         return _ORDINARY_4.issuperset(b"".join(map(inet_pton, repeat(AF_INET), texts))[::4])
     except (OSError, ValueError):
@@ -151,13 +151,13 @@ def host_address(text: str) -> str:
 
     The error's text tells what is wrong with the value without repeating it, here and in the next functions.
     """
-    return text if is_ordinary(text, net.family_of(text)) else _unusual_address(text)
+    return text if is_plain_host(text, net.family_of(text)) else _unusual_address(text)
 
 
 @lru_cache(maxsize=8192)
 def _unusual_address(text: str) -> str:
     address = any_address(text)
-    if why := special(address):
+    if why := special_use(address):
         raise ValueError(f"is {why}, which no other host can reach")
     return address
 

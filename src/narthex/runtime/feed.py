@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from narthex.linux.background import beside
-from narthex.model.events import Event
+from narthex.model.store import Event
 from narthex.runtime.logs import LOGGER
 
 _AGAIN_SECONDS = 5.0

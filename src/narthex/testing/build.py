@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from narthex.model.events import Synced, Upsert
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol, address, family_of, split_port
 from narthex.model.objects import (
@@ -24,7 +23,7 @@ from narthex.model.objects import (
     SliceEndpoint,
 )
 from narthex.model.packet import Host, Packet
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from narthex.linux.errors import ApplyError
-from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.net import join_port
 from narthex.model.objects import AnyObject
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
+from narthex.model.store import Delete, Event, Synced, Upsert
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.plan.ir import Deviation, Forward, Plan
 from narthex.proxy.plan.traits import Trait

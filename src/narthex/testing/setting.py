@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.model.events import Synced, Upsert
 from narthex.model.net import IPFamily, contains, family_of, in_any
 from narthex.model.objects import AnyObject, EndpointSlice, Node, Service, ServiceCIDR
 from narthex.model.packet import Host, Packet
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.runtime.configuration.file import LOCALHOST_MODES
 from narthex.testing.scenario import Connection, Scenario

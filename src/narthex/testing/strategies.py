@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from narthex.model.events import Delete, Event, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import (
@@ -22,6 +21,7 @@ from narthex.model.objects import (
     SliceEndpoint,
 )
 from narthex.model.packet import Packet
+from narthex.model.store import Delete, Event, Upsert
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.testing.build import NODE, NODE_IPS, node
 

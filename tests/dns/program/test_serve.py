@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from narthex.dns.program.serve import DnsPart, DnsSettings
-from narthex.model.events import Synced, Upsert
+from narthex.model.store import Synced, Upsert
 from narthex.proxy.program.programming import ANNOTATION
 from narthex.testing.build import endpoint, endpoint_slice, service
 from narthex.testing.load import until

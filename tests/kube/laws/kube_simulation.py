@@ -11,8 +11,7 @@ from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.reads import PRESENT, Cursor
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request
-from narthex.model.events import Synced
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced
 
 BOOKMARK_SECONDS = 60.0
 

@@ -16,10 +16,9 @@ from narthex.lab.ui.counts import count
 from narthex.lab.ui.path import path, planned
 from narthex.lab.ui.picture import picture
 from narthex.lab.ui.serve import page
-from narthex.model.events import Delete, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import Pod, PodSpec, Service, ServicePort
-from narthex.model.store import Store
+from narthex.model.store import Delete, Store, Upsert
 
 # It needs no root; but the browser is installed where the kernel's tests run.
 pytestmark = pytest.mark.kernel

@@ -16,9 +16,9 @@ from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.key import NoKey, read_keys
 from narthex.lb.program.why import WhyError, why_service
 from narthex.lb.status import Condition
-from narthex.model.events import Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement
+from narthex.model.store import Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.inputs import Inputs
 from narthex.testing.apiserver.server import ApiServer

@@ -19,7 +19,7 @@ from narthex.linux import namespaces as netns
 from narthex.linux.links import batch
 from narthex.linux.run import run
 from narthex.model.decode.objects import load
-from narthex.model.events import Synced, Upsert
+from narthex.model.store import Synced, Upsert
 from narthex.overlay.kernel.checksums import offloaded
 from narthex.overlay.probe import Verdict
 from narthex.overlay.program.part import OverlayOrigin, api_origin

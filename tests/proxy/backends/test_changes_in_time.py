@@ -2,11 +2,10 @@
 
 import pytest
 
-from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.packet import Disposition
-from narthex.model.store import Store
+from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.testing.build import CONFIG, HOST, endpoint, endpoint_slice, node, packet, service

@@ -4,10 +4,9 @@ import msgspec
 import pytest
 from immutables import Map
 
-from narthex.model.events import Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.netfilter.ast.nodes import Accept, Rule
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.names import sep

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from narthex.model.events import Delete, Upsert
 from narthex.model.net import FAMILIES, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
-from narthex.model.store import Store
+from narthex.model.store import Delete, Store, Upsert
 from narthex.netfilter.ipset.sets import MAX_NAME
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.backend import IpvsBackend

@@ -14,13 +14,11 @@ from tests.proxy.kernel.small_cluster import service as service_manifest
 from narthex.cli import main
 from narthex.linux import sysctls
 from narthex.linux.run import run
-from narthex.model.events import Synced, Upsert
-from narthex.model.flow import Flow
 from narthex.model.kernel_setting import KernelSetting
-from narthex.model.net import FAMILIES, IPFamily, Protocol
+from narthex.model.net import FAMILIES, ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServiceCIDR, ServicePort
 from narthex.model.packet import Disposition, Memory
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.plan.stale import Reason, Search
@@ -105,7 +103,7 @@ def test_connections_to_endpoints_that_are_gone_are_ended_also_the_last_ones(pro
     )
     planner = Planner(CONFIG, IPFamily.IPV4)
     before, after = planner.plan(snapshot(web, full)), planner.plan(snapshot(web))
-    flow = Flow(protocol, POD, 40000, "10.110.0.1", 80, "10.64.1.5", 8080)
+    flow = ConntrackFlow(protocol, POD, 40000, "10.110.0.1", 80, "10.64.1.5", 8080)
     assert Search(after, before, after.lineage.changed).reason(flow, NODE_IPS) is Reason.ENDPOINT_GONE
 
 
@@ -120,8 +118,8 @@ def test_connections_to_other_machines_at_a_node_ports_number_are_left_alone():
         for pod in ("10.64.1.5", "10.64.1.6")
     )
     search = Search(after, before, after.lineage.changed)
-    assert search.reason(Flow(Protocol.UDP, POD, 4000, NODE_IP, 30053, "10.64.1.5", 53), NODE_IPS)
-    assert search.reason(Flow(Protocol.UDP, POD, 4000, OUTSIDER, 30053, OUTSIDER, 30053), NODE_IPS) is None
+    assert search.reason(ConntrackFlow(Protocol.UDP, POD, 4000, NODE_IP, 30053, "10.64.1.5", 53), NODE_IPS)
+    assert search.reason(ConntrackFlow(Protocol.UDP, POD, 4000, OUTSIDER, 30053, OUTSIDER, 30053), NODE_IPS) is None
 
 
 @row(5, "13.4", "13.6")

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narthex.model.events import Upsert
 from narthex.model.packet import agree
-from narthex.model.store import Store
+from narthex.model.store import Store, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.runtime.configuration.file import LOCALHOST_MODES

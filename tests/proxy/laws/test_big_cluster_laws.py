@@ -5,9 +5,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from narthex.model.events import Delete, Upsert
 from narthex.model.packet import Disposition, agree
-from narthex.model.store import Store
+from narthex.model.store import Delete, Store, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.runtime.configuration.file import LOCALHOST_MODES

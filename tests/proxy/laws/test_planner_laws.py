@@ -3,9 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narthex.model.events import Synced, Upsert
 from narthex.model.net import IPFamily
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.plan.stale import Owners
 from narthex.testing import strategies as some

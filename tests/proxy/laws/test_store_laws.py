@@ -4,9 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narthex.model.events import Delete, Synced
 from narthex.model.objects import EndpointSlice
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Delete, Snapshot, Store, Synced
 from narthex.testing import strategies as some
 
 

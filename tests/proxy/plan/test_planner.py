@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from narthex.model.events import Upsert
 from narthex.model.net import IPFamily
 from narthex.model.objects import ServiceCIDR
-from narthex.model.store import Store
+from narthex.model.store import Store, Upsert
 from narthex.proxy.plan.ir import Forward, FrontendKind, HealthCheck, NodePorts, PodDetector, Reject, Scope
 from narthex.proxy.plan.planner import NodeConfig, Planner
 from narthex.testing.build import (
@@ -45,7 +44,7 @@ def test_external_ips_cannot_take_a_cluster_ip_of_another_service():
 
 
 def test_the_loser_takes_over_when_the_winner_goes():
-    from narthex.model.events import Delete
+    from narthex.model.store import Delete
 
     store, planner = Store(), Planner(CONFIG, IPFamily.IPV4)
     store.apply(Upsert(service("shop/aaa", "10.110.0.5")))

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.model.flow import Flow
-from narthex.model.net import IPFamily, Protocol
+from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.plan.stale import Reason, Search
@@ -56,7 +55,9 @@ def at_start(*objects, **config):
 def flow(destination, end=None, protocol=UDP, end_port=80):
     """To `address:port`; `end` is the endpoint it was given, None for none."""
     address, _, port = destination.partition(":")
-    return Flow(protocol, "10.64.1.200", 40000, address, int(port), end or address, end_port if end else int(port))
+    return ConntrackFlow(
+        protocol, "10.64.1.200", 40000, address, int(port), end or address, end_port if end else int(port)
+    )
 
 
 def verdict(search, *what, **fields):

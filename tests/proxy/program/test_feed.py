@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from narthex.model.events import Synced, Upsert
+from narthex.model.store import Synced, Upsert
 from narthex.runtime import feed as feed_module
 from narthex.runtime.feed import Feed
 from narthex.testing.build import service

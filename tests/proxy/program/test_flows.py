@@ -5,8 +5,7 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from narthex.model.flow import Flow
-from narthex.model.net import IPFamily, Protocol
+from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.netfilter.binary.conntrack import Entry
 from narthex.proxy.plan.planner import Planner
@@ -37,7 +36,7 @@ class FakeTable:
         self.vanishing = False
 
     def put(self, number, end, destination="10.110.0.1"):
-        flow = Flow(Protocol.UDP, "10.64.1.200", number, destination, 80, end, 80)
+        flow = ConntrackFlow(Protocol.UDP, "10.64.1.200", number, destination, 80, end, 80)
         self.held[number] = Entry(flow, str(number).encode())
 
     def entries(self, family, towards):

@@ -14,9 +14,8 @@ from narthex.kube.exchange import Lines, Opened, Start
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
 from narthex.lab.encode import encode
-from narthex.model.events import Synced, Upsert
-from narthex.model.flow import Flow
-from narthex.model.net import IPFamily, Protocol
+from narthex.model.net import ConntrackFlow, IPFamily, Protocol
+from narthex.model.store import Synced, Upsert
 from narthex.netfilter.binary.conntrack import Entry
 from narthex.netfilter.binary.elements import encoder, key_encoder
 from narthex.proxy.backends import BACKENDS
@@ -109,7 +108,7 @@ class Connections:
 
     def entries(self, _family, _towards):
         ends = [each.address for each in web_slice(7, 4).endpoints]
-        flows = [Flow(Protocol.TCP, "10.64.1.200", 40_000, "10.110.0.7", 80, end, 80) for end in ends]
+        flows = [ConntrackFlow(Protocol.TCP, "10.64.1.200", 40_000, "10.110.0.7", 80, end, 80) for end in ends]
         return [Entry(flow, b"") for flow in flows]
 
     def remove(self, _family, entries):

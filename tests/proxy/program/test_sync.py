@@ -3,9 +3,8 @@
 import pytest
 
 from narthex.linux.errors import ApplyError
-from narthex.model.events import Synced, Upsert
 from narthex.model.net import IPFamily
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.build import CONFIG, port_name, service

@@ -27,7 +27,6 @@ from narthex.linux import namespaces as netns
 from narthex.linux.privileges import kernel_release
 from narthex.linux.run import run
 from narthex.linux.sysctls import apply as set_settings
-from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol, join_port
 from narthex.model.objects import (
@@ -41,7 +40,7 @@ from narthex.model.objects import (
     ServicePort,
     SliceEndpoint,
 )
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Delete, Snapshot, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.targets import target_for
 from narthex.proxy.plan.kernel_settings import for_mode

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narthex.model.events import Synced, Upsert
-from narthex.model.store import Store
+from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import plan_once
 from narthex.testing import strategies as some

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from narthex.dns.corefile.settings import Position
-from narthex.model.problem import Problem, Report, quoted
+from narthex.model.problem import Problem, ProblemCollector, quoted
 
 MOST_EXPANSIONS = 1000
 """Imports in one Corefile; more can only be a circle."""
@@ -86,7 +86,7 @@ class Outline:
         self._note(where, message, error=False)
 
     def _note(self, where: Position, message: str, *, error: bool) -> None:
-        report = Report(str(where))
+        report = ProblemCollector(str(where))
         (report.error if error else report.warning)("", message)
         self._noted.setdefault(report.problems[0], where)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from narthex.model.events import Event, Synced
+from narthex.model.store import Event, Synced
 
 
 class NoObjects:

@@ -25,10 +25,9 @@ from narthex.dns.server.speech import Setup
 from narthex.dns.server.tally import Counts
 from narthex.dns.zone.changes import Change, Recorder
 from narthex.linux.clock import Clock, SystemClock
-from narthex.model.events import Event, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Event, Snapshot, Store, Upsert
 from narthex.proxy.program.programming import ANNOTATION, trigger_time
 from narthex.runtime.feed import Feed, Watched
 from narthex.runtime.logs import LOGGER

@@ -11,8 +11,7 @@ from narthex.dns.zone.records import Entry, entry, label, packed, service_key
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice, Namespace, Pod, Service
 from narthex.model.selector import meets
-from narthex.model.slices import Slices
-from narthex.model.store import Snapshot
+from narthex.model.store import Slices, Snapshot
 
 _NO_SLICES = Slices()
 

@@ -20,10 +20,10 @@ from narthex.lab.cluster import namespace
 from narthex.lab.kubelet.program.image import ECHO
 from narthex.lab.program.ledger import Ledger
 from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
-from narthex.model.events import Delete, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject, Object
 from narthex.model.problem import Problem
+from narthex.model.store import Delete, Synced, Upsert
 
 MANAGER = "manifests"
 """The field manager that the user's files are."""

@@ -6,9 +6,8 @@ from typing import Any, Protocol
 
 from narthex.lab.api.errors import ApiFault
 from narthex.model.decode.objects import KINDS, decode
-from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.names import NamespacedName
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 
 _OF_GROUPS = {"IPAddressPool.metallb.io": "IPAddressPool", "L2Advertisement.metallb.io": "L2Advertisement"}
 """Custom kinds, as the registry calls them."""

@@ -9,9 +9,8 @@ from typing import Protocol
 import msgspec
 
 from narthex.lab.ui.picture import picture
-from narthex.model.events import Event
 from narthex.model.problem import Problem
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Event, Snapshot, Store
 
 Counts = dict[str, int]
 """New connections by Service (`shop/web`) since the nodes' proxies began."""

@@ -11,8 +11,7 @@ from typing import Any
 
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice, Node, Pod, Service
-from narthex.model.slices import Slices
-from narthex.model.store import Snapshot
+from narthex.model.store import Slices, Snapshot
 
 Picture = dict[str, Any]
 """`nodes`, `pods`, `services`, `slices`: lists of mappings, sorted by name."""

@@ -24,10 +24,9 @@ from narthex.lb.kernel.links import Link as HostLink
 from narthex.lb.program.account import Account, Asked, Foreign
 from narthex.lb.repeats import Repeats
 from narthex.lb.status import Condition
-from narthex.model.events import Event
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Event, Snapshot, Store
 from narthex.runtime.logs import LOGGER
 
 _DEFEND_SECONDS = 10.0

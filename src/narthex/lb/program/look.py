@@ -26,11 +26,10 @@ from narthex.lb.pools import Pools, settle
 from narthex.lb.resources import Configuration, read
 from narthex.lb.scene import PoolUse, namespace_labels, surroundings, usage
 from narthex.lb.status import held_by
-from narthex.model.events import Event, Synced
 from narthex.model.names import NamespacedName
 from narthex.model.objects import Service
 from narthex.model.problem import Problem
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Event, Snapshot, Store, Synced
 
 
 class LookError(ValueError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from narthex.model.decode.meta import labels, object_fields
 from narthex.model.objects import IPAddressPool, L2Advertisement, Selector, ServiceAllocation
-from narthex.model.problem import Report, quoted
+from narthex.model.problem import ProblemCollector, quoted
 from narthex.model.selector import Operator, Requirement
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY, LABEL_VALUE, Syntax
 from narthex.model.wire import (
@@ -25,7 +25,7 @@ _WITH_VALUES = ("In", "NotIn")
 _INTERFACE = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 
 
-def address_pool(raw: WireIPAddressPool, report: Report) -> IPAddressPool | None:
+def address_pool(raw: WireIPAddressPool, report: ProblemCollector) -> IPAddressPool | None:
     """An IPAddressPool, None when it has an error. Its addresses stay text."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = raw.spec if raw.spec is not None else WireIPAddressPoolSpec()
@@ -39,7 +39,7 @@ def address_pool(raw: WireIPAddressPool, report: Report) -> IPAddressPool | None
     return None if report.failed else made
 
 
-def l2_advertisement(raw: WireL2Advertisement, report: Report) -> L2Advertisement | None:
+def l2_advertisement(raw: WireL2Advertisement, report: ProblemCollector) -> L2Advertisement | None:
     """An L2Advertisement, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = raw.spec if raw.spec is not None else WireL2AdvertisementSpec()
@@ -54,7 +54,7 @@ def l2_advertisement(raw: WireL2Advertisement, report: Report) -> L2Advertisemen
     return None if report.failed else made
 
 
-def _allocation(field: str, raw: WireServiceAllocation | None, report: Report) -> ServiceAllocation | None:
+def _allocation(field: str, raw: WireServiceAllocation | None, report: ProblemCollector) -> ServiceAllocation | None:
     if raw is None:
         return None
     priority = raw.priority or 0
@@ -67,11 +67,11 @@ def _allocation(field: str, raw: WireServiceAllocation | None, report: Report) -
     )
 
 
-def _names(field: str, values: list[str] | None, syntax: Syntax, report: Report) -> tuple[str, ...]:
+def _names(field: str, values: list[str] | None, syntax: Syntax, report: ProblemCollector) -> tuple[str, ...]:
     return tuple(value for i, value in enumerate(values or ()) if report.check(f"{field}[{i}]", value, syntax))
 
 
-def _interfaces(field: str, values: list[str] | None, report: Report) -> tuple[str, ...]:
+def _interfaces(field: str, values: list[str] | None, report: ProblemCollector) -> tuple[str, ...]:
     for index, value in enumerate(values or ()):
         if not _INTERFACE.fullmatch(value):
             allowed = "at most 15 characters, no '/', ':' or white space"
@@ -79,11 +79,11 @@ def _interfaces(field: str, values: list[str] | None, report: Report) -> tuple[s
     return tuple(values or ())
 
 
-def _selectors(field: str, raw: list[WireLabelSelector] | None, report: Report) -> tuple[Selector, ...]:
+def _selectors(field: str, raw: list[WireLabelSelector] | None, report: ProblemCollector) -> tuple[Selector, ...]:
     return tuple(_selector(f"{field}[{index}]", each, report) for index, each in enumerate(raw or ()))
 
 
-def _selector(field: str, raw: WireLabelSelector, report: Report) -> Selector:
+def _selector(field: str, raw: WireLabelSelector, report: ProblemCollector) -> Selector:
     pairs = labels(f"{field}.matchLabels", raw.matchLabels, report)
     found = [Requirement(key, "in", (value,)) for key, value in pairs]
     for index, expression in enumerate(raw.matchExpressions or ()):
@@ -92,7 +92,7 @@ def _selector(field: str, raw: WireLabelSelector, report: Report) -> Selector:
     return tuple(found)
 
 
-def _requirement(field: str, raw: Any, report: Report) -> Requirement | None:
+def _requirement(field: str, raw: Any, report: ProblemCollector) -> Requirement | None:
     """One expression. The shape leaves it open, since Deployments have them, too, and nobody reads those."""
     entry: dict[str, Any] = raw if isinstance(raw, dict) else {}
     key, operator, values = entry.get("key"), entry.get("operator"), entry.get("values") or []
@@ -111,7 +111,7 @@ def _requirement(field: str, raw: Any, report: Report) -> Requirement | None:
     return Requirement(str(key), _OPERATORS[operator], tuple(sorted(set(values))))
 
 
-def _is_text(field: str, value: object, holds: Callable[[str], bool], allowed: str, report: Report) -> bool:
+def _is_text(field: str, value: object, holds: Callable[[str], bool], allowed: str, report: ProblemCollector) -> bool:
     if isinstance(value, str) and holds(value):
         return True
     report.error(field, f"{quoted(value)} is not allowed: {allowed}")

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from narthex.model import validate
-from narthex.model.decode.meta import family_pair, object_fields, texts
-from narthex.model.objects import Namespace, Node, ServiceCIDR
-from narthex.model.problem import Report, quoted
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY
-from narthex.model.wire import WireNamespace, WireNode, WireNodeAddress, WireNodeSpec, WireServiceCIDR
+from narthex.model.decode.meta import family_pair, labels, object_fields, protocol, texts
+from narthex.model.objects import (
+    Container,
+    ContainerPort,
+    Deployment,
+    Labels,
+    Namespace,
+    Node,
+    Pod,
+    PodSpec,
+    ServiceCIDR,
+)
+from narthex.model.problem import ProblemCollector, quoted
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY, PORT_NAME
+from narthex.model.wire import (
+    WireContainer,
+    WireContainerPort,
+    WireDeployment,
+    WireDeploymentSpec,
+    WireLabelSelector,
+    WireMeta,
+    WireNamespace,
+    WireNode,
+    WireNodeAddress,
+    WireNodeSpec,
+    WirePod,
+    WirePodSpec,
+    WirePodStatus,
+    WirePodTemplate,
+    WireServiceCIDR,
+)
 
 
-def node(raw: WireNode, report: Report) -> Node | None:
+def node(raw: WireNode, report: ProblemCollector) -> Node | None:
     """A Node, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
     spec = raw.spec if raw.spec is not None else WireNodeSpec()
@@ -29,7 +55,7 @@ def node(raw: WireNode, report: Report) -> Node | None:
     return None if report.failed else made
 
 
-def _pod_cidrs(spec: WireNodeSpec, report: Report) -> tuple[str, ...]:
+def _pod_cidrs(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
     """`podCIDRs`, or `podCIDR` alone."""
     several = [cidr for cidr in spec.podCIDRs or () if cidr]
     if spec.podCIDR and several and spec.podCIDR != several[0]:
@@ -45,7 +71,7 @@ def _pod_cidrs(spec: WireNodeSpec, report: Report) -> tuple[str, ...]:
         return ()
 
 
-def _addresses(type_: str, addresses: list[WireNodeAddress], report: Report) -> tuple[str, ...]:
+def _addresses(type_: str, addresses: list[WireNodeAddress], report: ProblemCollector) -> tuple[str, ...]:
     """Node addresses of one type. A cloud's controller wrote them: a bad one is left out, the Node stays."""
     found = []
     for index, entry in enumerate(addresses):
@@ -58,7 +84,7 @@ def _addresses(type_: str, addresses: list[WireNodeAddress], report: Report) -> 
     return tuple(found)
 
 
-def _taints(spec: WireNodeSpec, report: Report) -> tuple[str, ...]:
+def _taints(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
     found = []
     for index, taint in enumerate(spec.taints or ()):
         if not taint.key:
@@ -68,7 +94,7 @@ def _taints(spec: WireNodeSpec, report: Report) -> tuple[str, ...]:
     return tuple(found)
 
 
-def service_cidr(raw: WireServiceCIDR, report: Report) -> ServiceCIDR | None:
+def service_cidr(raw: WireServiceCIDR, report: ProblemCollector) -> ServiceCIDR | None:
     """A ServiceCIDR, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
     given = raw.spec.cidrs if raw.spec is not None else None
@@ -79,7 +105,135 @@ def service_cidr(raw: WireServiceCIDR, report: Report) -> ServiceCIDR | None:
     return None if report.failed else ServiceCIDR(**fields, cidrs=cidrs)
 
 
-def namespace(raw: WireNamespace, report: Report) -> Namespace | None:
+def namespace(raw: WireNamespace, report: ProblemCollector) -> Namespace | None:
     """A Namespace, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_LABEL, namespaced=False)
     return None if report.failed else Namespace(**fields)
+
+
+PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
+MAX_REPLICAS = 2**31 - 1
+
+
+def pod(raw: WirePod, report: ProblemCollector) -> Pod | None:
+    """A Pod, None when it has an error."""
+    fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
+    spec = _pod_spec("spec", raw.spec, report)
+    status = raw.status if raw.status is not None else WirePodStatus()
+    ready = any(entry.type == "Ready" and entry.status == "True" for entry in status.conditions or ())
+    made = Pod(
+        **fields,
+        spec=spec,
+        phase=status.phase if status.phase in PHASES else "",
+        ready=ready,
+        ips=_pod_ips(status, report),
+    )
+    return None if report.failed else made
+
+
+def _pod_ips(status: WirePodStatus, report: ProblemCollector) -> tuple[str, ...]:
+    several = [(f"status.podIPs[{i}].ip", entry.ip) for i, entry in enumerate(status.podIPs or ())]
+    found = []
+    for field, text in several or [("status.podIP", status.podIP)]:
+        if not text:
+            continue
+        try:
+            found.append(validate.host_address(text))
+        except ValueError as error:
+            report.error(field, f"{quoted(text)} {error}")
+    return tuple(found)
+
+
+def deployment(raw: WireDeployment, report: ProblemCollector) -> Deployment | None:
+    """A Deployment, None when it has an error."""
+    fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
+    spec = raw.spec if raw.spec is not None else WireDeploymentSpec()
+    replicas = 1 if spec.replicas is None else spec.replicas
+    report.number("spec.replicas", replicas, 0, MAX_REPLICAS, "a number of pods")
+    selector = _selector(spec.selector, report)
+    template = spec.template if spec.template is not None else WirePodTemplate()
+    meta = template.metadata if template.metadata is not None else WireMeta()
+    template_labels = labels("spec.template.metadata.labels", meta.labels, report)
+    if not report.failed and not set(selector) <= set(template_labels):
+        report.error("spec.template.metadata.labels", "must hold all of spec.selector.matchLabels")
+    made = Deployment(
+        **fields,
+        replicas=replicas,
+        selector=selector,
+        template_labels=template_labels,
+        template=_pod_spec("spec.template.spec", template.spec, report),
+    )
+    return None if report.failed else made
+
+
+def _selector(raw: WireLabelSelector | None, report: ProblemCollector) -> Labels:
+    if raw is None or not (raw.matchLabels or raw.matchExpressions):
+        report.error("spec.selector", "is required: matchLabels with at least one label")
+        return ()
+    if raw.matchExpressions:
+        report.warning("spec.selector.matchExpressions", "is ignored, only matchLabels counts here")
+    return labels("spec.selector.matchLabels", raw.matchLabels, report)
+
+
+def _pod_spec(field: str, raw: WirePodSpec | None, report: ProblemCollector) -> PodSpec:
+    raw = raw if raw is not None else WirePodSpec()
+    for name, text, syntax in (
+        ("nodeName", raw.nodeName, DNS_SUBDOMAIN),
+        ("hostname", raw.hostname, DNS_LABEL),
+        ("subdomain", raw.subdomain, DNS_LABEL),
+    ):
+        if text:
+            report.check(f"{field}.{name}", text, syntax)
+    if not raw.containers:
+        report.error(f"{field}.containers", "is required: at least one container")
+    names: dict[str, int] = {}
+    containers = []
+    for index, entry in enumerate(raw.containers or ()):
+        where = f"{field}.containers[{index}]"
+        containers.append(_container(where, entry, report))
+        if entry.name and (first := names.setdefault(entry.name, index)) != index:
+            report.error(f"{where}.name", f"{quoted(entry.name)} is the name of containers[{first}] already")
+    return PodSpec(
+        node_name=raw.nodeName or "",
+        node_selector=labels(f"{field}.nodeSelector", raw.nodeSelector, report),
+        host_network=bool(raw.hostNetwork),
+        hostname=raw.hostname or "",
+        subdomain=raw.subdomain or "",
+        containers=tuple(containers),
+    )
+
+
+def _container(field: str, raw: WireContainer, report: ProblemCollector) -> Container:
+    if not raw.name:
+        report.error(f"{field}.name", "is required")
+    else:
+        report.check(f"{field}.name", raw.name, DNS_LABEL)
+    ports = tuple(_container_port(f"{field}.ports[{i}]", port, report) for i, port in enumerate(raw.ports or ()))
+    names: dict[str, int] = {}
+    for index, port in enumerate(ports):
+        if port.name and (first := names.setdefault(port.name, index)) != index:
+            report.error(f"{field}.ports[{index}].name", f"{quoted(port.name)} is the name of ports[{first}] already")
+    return Container(
+        name=raw.name or "",
+        image=raw.image or "",
+        command=tuple(raw.command or ()),
+        args=tuple(raw.args or ()),
+        ports=ports,
+    )
+
+
+def _container_port(field: str, raw: WireContainerPort, report: ProblemCollector) -> ContainerPort:
+    if raw.containerPort is None:
+        report.error(f"{field}.containerPort", "is required")
+    else:
+        report.number(f"{field}.containerPort", raw.containerPort, 1, 65535)
+    if raw.name:
+        report.check(f"{field}.name", raw.name, PORT_NAME)
+    host_port = raw.hostPort or 0
+    report.number(f"{field}.hostPort", host_port, 0, 65535)
+    return ContainerPort(
+        port=raw.containerPort or 0,
+        name=raw.name or "",
+        protocol=protocol(f"{field}.protocol", raw.protocol, report),
+        host_port=host_port,
+    )

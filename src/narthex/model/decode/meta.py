@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 
 from narthex.model.net import Protocol, family_of
 from narthex.model.objects import Labels
-from narthex.model.problem import Report, quoted, wrong_type
+from narthex.model.problem import ProblemCollector, quoted, wrong_type
 from narthex.model.validate import DNS_LABEL, LABEL_KEY, LABEL_VALUE, Syntax
 from narthex.model.wire import WireMeta
 
-MOST_ANNOTATION_BYTES = 256 * 1024
+MAX_ANNOTATION_BYTES = 256 * 1024
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """The whole object once more, for kubectl alone. It is not kept: nobody here reads it, and it is as big as all the rest."""
@@ -35,7 +35,9 @@ class ObjectFields(TypedDict):
     origin: str
 
 
-def object_fields(meta: WireMeta | None, report: Report, names: Syntax, *, namespaced: bool = True) -> ObjectFields:
+def object_fields(
+    meta: WireMeta | None, report: ProblemCollector, names: Syntax, *, namespaced: bool = True
+) -> ObjectFields:
     """Checked `metadata`; `default` is the namespace of an object that names none."""
     meta = meta if meta is not None else WireMeta()
     if not meta.name:
@@ -61,7 +63,7 @@ def object_fields(meta: WireMeta | None, report: Report, names: Syntax, *, names
     }
 
 
-def labels(field: str, value: Any, report: Report) -> Labels:
+def labels(field: str, value: Any, report: ProblemCollector) -> Labels:
     """Labels or a selector, sorted by key."""
     if not value and (value is None or isinstance(value, dict)):
         return ()
@@ -86,7 +88,7 @@ def _is_label(key: Any, text: Any) -> bool:
     return isinstance(key, str) and isinstance(text, str) and _is_key(key) and _is_value(text)
 
 
-def _annotations(value: Any, report: Report) -> Labels:
+def _annotations(value: Any, report: ProblemCollector) -> Labels:
     if value is None:
         return ()
     found, size = [], 0
@@ -101,12 +103,12 @@ def _annotations(value: Any, report: Report) -> Labels:
             if key != LAST_APPLIED:
                 found.append((intern(key), text))
             size += len(key) + len(text)
-    if size > MOST_ANNOTATION_BYTES:
-        report.error("metadata.annotations", f"hold {size} bytes together, at most {MOST_ANNOTATION_BYTES} are allowed")
+    if size > MAX_ANNOTATION_BYTES:
+        report.error("metadata.annotations", f"hold {size} bytes together, at most {MAX_ANNOTATION_BYTES} are allowed")
     return tuple(sorted(found))
 
 
-def _pairs(field: str, value: Any, report: Report) -> list[tuple[str, Any]]:
+def _pairs(field: str, value: Any, report: ProblemCollector) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         report.error(field, wrong_type(value, "a mapping of text to text"))
         return []
@@ -116,7 +118,7 @@ def _pairs(field: str, value: Any, report: Report) -> list[tuple[str, Any]]:
     return list(value.items())
 
 
-def protocol(field: str, value: str | None, report: Report) -> Protocol:
+def protocol(field: str, value: str | None, report: ProblemCollector) -> Protocol:
     """TCP (also when absent), UDP or SCTP."""
     if not value:
         return Protocol.TCP
@@ -127,7 +129,7 @@ def protocol(field: str, value: str | None, report: Report) -> Protocol:
 
 
 def texts(
-    field: str, values: list[str] | None, report: Report, read: Callable[[str], str], *, lenient: bool = False
+    field: str, values: list[str] | None, report: ProblemCollector, read: Callable[[str], str], *, lenient: bool = False
 ) -> tuple[str, ...]:
     """Values through a reader that raises ValueError: an error each, or a warning when `lenient`."""
     if not values:
@@ -143,7 +145,7 @@ def texts(
     return tuple(found)
 
 
-def family_pair(field: str, values: tuple[str, ...], report: Report, what: str) -> None:
+def family_pair(field: str, values: tuple[str, ...], report: ProblemCollector, what: str) -> None:
     """At most one value of each family."""
     if len(values) > 2 or len({family_of(value) for value in values}) != len(values):
         report.error(field, f"at most one {what} of each IP family is allowed")

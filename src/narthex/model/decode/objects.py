@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from narthex.model.decode.balancing import address_pool, l2_advertisement
-from narthex.model.decode.cluster import namespace, node, service_cidr
+from narthex.model.decode.cluster import deployment, namespace, node, pod, service_cidr
 from narthex.model.decode.service import service
 from narthex.model.decode.slice import endpoint_slice
-from narthex.model.decode.workload import deployment, pod
 from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject
-from narthex.model.problem import Problem, Report, kind_of, one_of, quoted, steps, wrong_type
+from narthex.model.problem import Problem, ProblemCollector, kind_of, one_of, quoted, steps, wrong_type
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.model.wire import (
     AnyWire,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from narthex.model import documents
 
 __all__ = [
-    "MOST_BYTES",
+    "MAX_BYTES",
     "Decoded",
     "Identity",
     "Loaded",
@@ -55,7 +54,7 @@ __all__ = [
     "shape_of",
 ]
 
-MOST_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 """Size of a file."""
 
 Identity = tuple[str, NamespacedName]
@@ -85,7 +84,7 @@ class Loaded(msgspec.Struct, frozen=True):
 class _Kind(msgspec.Struct, frozen=True):
     api_versions: tuple[str, ...]
     shape: type[Any]
-    make: Callable[[Any, Report], AnyObject | None]
+    make: Callable[[Any, ProblemCollector], AnyObject | None]
     namespaced: bool = True
 
     @property
@@ -134,7 +133,7 @@ def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = Non
     if not isinstance(raw, dict):
         return _refused(origin, "", "", f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, ...")
     label, identity = _identify(raw)
-    report = Report(origin, label, locate)
+    report = ProblemCollector(origin, label, locate)
     kind = _kind_of(raw, report)
     if kind is None:
         ours = report.failed and identity is not None and identity[0] in _KINDS
@@ -212,28 +211,28 @@ def shape_of(kind: str) -> Any:
 
 
 def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
-    report = Report(origin)
+    report = ProblemCollector(origin)
     made = known.make(shaped, report)
     if made is not None and not report.problems:
         return Decoded(made, (), (kind, made.key))
     # How to call the object is only worked out when there is something to say of it.
     meta = shaped.metadata if shaped.metadata is not None else WireMeta()
     label, identity = _identity(kind, known.namespaced, meta.namespace, meta.name)
-    report = Report(origin, label)
+    report = ProblemCollector(origin, label)
     return Decoded(known.make(shaped, report), report.problems, identity)
 
 
-Decode = Callable[[Any, str, Callable[[str], str] | None], Decoded]
+DecodeFunction = Callable[[Any, str, Callable[[str], str] | None], Decoded]
 """As `decode` is."""
 
 
-def load(data: bytes, origin: str, decoding: Decode = decode) -> Loaded:
+def load(data: bytes, origin: str, decoding: DecodeFunction = decode) -> Loaded:
     """All objects of a file's content: YAML documents, JSON values, `kind: List` unfolded. Never raises.
 
     `origin` is the file's name; objects and problems get `origin:line`. `decoding` makes an object of each.
     """
-    if len(data) > MOST_BYTES:
-        return _unreadable(origin, f"holds {len(data)} bytes, at most {MOST_BYTES} are read")
+    if len(data) > MAX_BYTES:
+        return _unreadable(origin, f"holds {len(data)} bytes, at most {MAX_BYTES} are read")
     if not data.strip():
         return _unreadable(origin, "the file is empty; delete it if that is meant")
     try:
@@ -258,8 +257,10 @@ def _unreadable(origin: str, message: str) -> Loaded:
     return Loaded(problems=(Problem(origin=origin, message=message),), whole=False)
 
 
-def _collect(found: Iterator[documents.Document | documents.Fault], origin: str, decoding: Decode) -> Loaded:
-    from narthex.model.documents import Fault
+def _collect(
+    found: Iterator[documents.Document | documents.MalformedDocument], origin: str, decoding: DecodeFunction
+) -> Loaded:
+    from narthex.model.documents import MalformedDocument
 
     objects: list[AnyObject] = []
     problems: list[Problem] = []
@@ -267,7 +268,7 @@ def _collect(found: Iterator[documents.Document | documents.Fault], origin: str,
     whole, empty = True, True
     for document in found:
         empty = False
-        if isinstance(document, Fault):
+        if isinstance(document, MalformedDocument):
             problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
             whole = False
             continue
@@ -283,7 +284,7 @@ def _collect(found: Iterator[documents.Document | documents.Fault], origin: str,
     return Loaded(tuple(objects), tuple(problems), frozenset(refused), whole)
 
 
-def _decode_document(document: documents.Document, origin: str, decoding: Decode) -> Iterator[Decoded]:
+def _decode_document(document: documents.Document, origin: str, decoding: DecodeFunction) -> Iterator[Decoded]:
     for raw, start in _items(document.value, (), document):
 
         def locate(field: str, raw: Any = raw, start: int = start) -> str:
@@ -335,7 +336,7 @@ def _identity(kind: object, namespaced: bool, namespace: object, name: object) -
 _KIND_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 
-def _kind_of(raw: dict[str, Any], report: Report) -> _Kind | None:
+def _kind_of(raw: dict[str, Any], report: ProblemCollector) -> _Kind | None:
     """The kind when it is one of ours, else None and the problem."""
     for key in ("apiVersion", "kind"):
         if not isinstance(raw.get(key), str) or not raw[key]:

@@ -6,7 +6,7 @@ from narthex.model import validate
 from narthex.model.decode.meta import labels, object_fields, protocol, texts
 from narthex.model.net import IPFamily, family_of
 from narthex.model.objects import LoadBalancerIngress, Service, ServicePort
-from narthex.model.problem import Report, quoted
+from narthex.model.problem import ProblemCollector, quoted
 from narthex.model.validate import DNS_LABEL, EXTERNAL_NAME, LABEL_KEY, PORT_NAME
 from narthex.model.wire import WireService, WireServicePort, WireServiceSpec, WireServiceStatus
 
@@ -15,12 +15,12 @@ POLICIES = ("Cluster", "Local")
 FAMILY_POLICIES = ("SingleStack", "PreferDualStack", "RequireDualStack")
 DISTRIBUTIONS = ("PreferClose", "PreferSameZone", "PreferSameNode")
 DEFAULT_AFFINITY_SECONDS = 10800
-LONGEST_AFFINITY_SECONDS = 86400
+MAX_AFFINITY_SECONDS = 86400
 
 _FAMILIES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6}
 
 
-def service(raw: WireService, report: Report) -> Service | None:
+def service(raw: WireService, report: ProblemCollector) -> Service | None:
     """A Service, None when it has an error."""
     # Newer API servers allow names that begin with a digit, so the rule is the DNS label and not RFC 1035's.
     fields = object_fields(raw.metadata, report, DNS_LABEL)
@@ -56,7 +56,7 @@ def service(raw: WireService, report: Report) -> Service | None:
     return None if report.failed else made
 
 
-def _cluster_ips(spec: WireServiceSpec, report: Report) -> tuple[str, ...]:
+def _cluster_ips(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str, ...]:
     first, several = spec.clusterIP or "", [ip for ip in spec.clusterIPs or () if ip]
     if first and several and first != several[0]:
         report.error("spec.clusterIPs", f"the first is {quoted(several[0])}, but spec.clusterIP is {quoted(first)}")
@@ -79,7 +79,7 @@ def _cluster_ips(spec: WireServiceSpec, report: Report) -> tuple[str, ...]:
     return found
 
 
-def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: Report) -> tuple[IPFamily, ...]:
+def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: ProblemCollector) -> tuple[IPFamily, ...]:
     """As given. Without them only the first cluster IP counts, by its own family (row 1.4)."""
     named = spec.ipFamilies or []
     families = tuple([_FAMILIES[word] for word in named if word in _FAMILIES])
@@ -102,7 +102,9 @@ def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: Re
     return families
 
 
-def _ports(spec: WireServiceSpec, type_: str, cluster_ips: tuple[str, ...], report: Report) -> tuple[ServicePort, ...]:
+def _ports(
+    spec: WireServiceSpec, type_: str, cluster_ips: tuple[str, ...], report: ProblemCollector
+) -> tuple[ServicePort, ...]:
     raw = spec.ports or []
     if not raw and type_ != "ExternalName" and cluster_ips != ("None",):
         report.error("spec.ports", "is required: at least one port")
@@ -125,7 +127,7 @@ def _ports(spec: WireServiceSpec, type_: str, cluster_ips: tuple[str, ...], repo
     return ports
 
 
-def _port(field: str, raw: WireServicePort, type_: str, report: Report) -> ServicePort:
+def _port(field: str, raw: WireServicePort, type_: str, report: ProblemCollector) -> ServicePort:
     if raw.name:
         report.check(f"{field}.name", raw.name, DNS_LABEL)
     if raw.port is None:
@@ -146,7 +148,7 @@ def _port(field: str, raw: WireServicePort, type_: str, report: Report) -> Servi
     )
 
 
-def _target_port(field: str, value: int | str | None, report: Report) -> int | str | None:
+def _target_port(field: str, value: int | str | None, report: ProblemCollector) -> int | str | None:
     if not value:
         return None
     if isinstance(value, str):
@@ -156,7 +158,7 @@ def _target_port(field: str, value: int | str | None, report: Report) -> int | s
     return value
 
 
-def _ingress(status: WireServiceStatus | None, report: Report) -> tuple[LoadBalancerIngress, ...]:
+def _ingress(status: WireServiceStatus | None, report: ProblemCollector) -> tuple[LoadBalancerIngress, ...]:
     """Addresses of the balancer. A controller wrote them, so a bad one must not take the whole Service down."""
     balancer = status.loadBalancer if status is not None else None
     if balancer is None or not balancer.ingress:
@@ -184,7 +186,7 @@ def _ingress_names(status: WireServiceStatus | None) -> tuple[str, ...]:
     return tuple(entry.hostname for entry in balancer.ingress if entry.hostname)
 
 
-def _source_ranges(spec: WireServiceSpec, report: Report) -> tuple[str, ...]:
+def _source_ranges(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str, ...]:
     if not spec.loadBalancerSourceRanges:
         return ()
     return texts(
@@ -196,7 +198,7 @@ def _source_ranges(spec: WireServiceSpec, report: Report) -> tuple[str, ...]:
     )
 
 
-def _affinity(spec: WireServiceSpec, report: Report) -> int | None:
+def _affinity(spec: WireServiceSpec, report: ProblemCollector) -> int | None:
     word = spec.sessionAffinity or "None"
     if word == "None" and spec.sessionAffinityConfig is None:
         return None
@@ -211,11 +213,11 @@ def _affinity(spec: WireServiceSpec, report: Report) -> int | None:
     if seconds is None:
         return DEFAULT_AFFINITY_SECONDS
     field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-    report.number(field, seconds, 1, LONGEST_AFFINITY_SECONDS, "a number of seconds")
+    report.number(field, seconds, 1, MAX_AFFINITY_SECONDS, "a number of seconds")
     return seconds
 
 
-def _health_check_port(spec: WireServiceSpec, report: Report) -> int:
+def _health_check_port(spec: WireServiceSpec, report: ProblemCollector) -> int:
     port = spec.healthCheckNodePort or 0
     if not port:
         return 0
@@ -223,7 +225,7 @@ def _health_check_port(spec: WireServiceSpec, report: Report) -> int:
     return port
 
 
-def _external_name(spec: WireServiceSpec, type_: str, report: Report) -> str:
+def _external_name(spec: WireServiceSpec, type_: str, report: ProblemCollector) -> str:
     name = spec.externalName or ""
     if type_ == "ExternalName":
         if not name:
@@ -233,13 +235,13 @@ def _external_name(spec: WireServiceSpec, type_: str, report: Report) -> str:
     return name.rstrip(".") if type_ == "ExternalName" else ""
 
 
-def _load_balancer_class(spec: WireServiceSpec, report: Report) -> str:
+def _load_balancer_class(spec: WireServiceSpec, report: ProblemCollector) -> str:
     if spec.loadBalancerClass:
         report.check("spec.loadBalancerClass", spec.loadBalancerClass, LABEL_KEY)
     return spec.loadBalancerClass or ""
 
 
-def _load_balancer_ip(spec: WireServiceSpec, report: Report) -> str:
+def _load_balancer_ip(spec: WireServiceSpec, report: ProblemCollector) -> str:
     """A wish to the balancer's controller; the proxy ignores it (row 1.10)."""
     if not spec.loadBalancerIP:
         return ""
@@ -250,17 +252,17 @@ def _load_balancer_ip(spec: WireServiceSpec, report: Report) -> str:
         return ""
 
 
-def _local(field: str, word: str | None, report: Report) -> bool:
+def _local(field: str, word: str | None, report: ProblemCollector) -> bool:
     return _word(field, word, POLICIES, report) == "Local"
 
 
-def _word(field: str, word: str | None, allowed: tuple[str, ...], report: Report) -> str:
+def _word(field: str, word: str | None, allowed: tuple[str, ...], report: ProblemCollector) -> str:
     if word:
         report.choice(field, word, allowed)
     return word or ""
 
 
-def _distribution(spec: WireServiceSpec, report: Report) -> str:
+def _distribution(spec: WireServiceSpec, report: ProblemCollector) -> str:
     word = spec.trafficDistribution or ""
     if word and word not in DISTRIBUTIONS:
         # The proxy does not read it (row 4.1), so a word of a newer API costs nothing.

@@ -8,16 +8,16 @@ from narthex.model import validate
 from narthex.model.decode.meta import object_fields, protocol
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
-from narthex.model.problem import Report, quoted
+from narthex.model.problem import ProblemCollector, quoted
 from narthex.model.validate import (
     DNS_LABEL,
     DNS_SUBDOMAIN,
     FQDN,
     LABEL_VALUE,
-    are_ordinary,
+    are_plain_hosts,
     are_subdomains,
-    is_ordinary,
-    remembering,
+    cached_syntax,
+    is_plain_host,
 )
 from narthex.model.wire import WireConditions, WireEndpoint, WireEndpointPort, WireEndpointSlice, WireHint
 
@@ -27,12 +27,12 @@ _ADDRESS_TYPES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6, "FQDN": None}
 _NO_CONDITIONS = WireConditions()
 
 _is_subdomain = DNS_SUBDOMAIN.holds
-_node_name = remembering(DNS_SUBDOMAIN, 8192)
-_zone = remembering(LABEL_VALUE, 1024)
+_node_name = cached_syntax(DNS_SUBDOMAIN, 8192)
+_zone = cached_syntax(LABEL_VALUE, 1024)
 _HINTS = {"forZones": (LABEL_VALUE, _zone), "forNodes": (DNS_SUBDOMAIN, _node_name)}
 
 
-def endpoint_slice(raw: WireEndpointSlice, report: Report) -> EndpointSlice | None:
+def endpoint_slice(raw: WireEndpointSlice, report: ProblemCollector) -> EndpointSlice | None:
     """An EndpointSlice, None when it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     if not raw.addressType:
@@ -55,7 +55,7 @@ def endpoint_slice(raw: WireEndpointSlice, report: Report) -> EndpointSlice | No
     return None if report.failed else made
 
 
-def _ports(raw: list[WireEndpointPort] | None, report: Report) -> tuple[EndpointPort, ...]:
+def _ports(raw: list[WireEndpointPort] | None, report: ProblemCollector) -> tuple[EndpointPort, ...]:
     found = []
     names: dict[str, int] = {}
     for index, port in enumerate(raw or ()):
@@ -85,7 +85,7 @@ def _plain_endpoints(raw: list[WireEndpoint], family: IPFamily) -> tuple[SliceEn
         addresses += each.addresses
         pods.append((target.name or "") if target is not None and target.kind == "Pod" else "")
     named = [pod for pod in pods if pod]
-    if not are_ordinary(addresses, family) or (named and not are_subdomains(named)):
+    if not are_plain_hosts(addresses, family) or (named and not are_subdomains(named)):
         return None
     nodes = [_node_name(each.nodeName) if each.nodeName else "" for each in raw]
     zones = [_zone(each.zone) if each.zone else "" for each in raw]
@@ -96,11 +96,11 @@ def _plain_endpoints(raw: list[WireEndpoint], family: IPFamily) -> tuple[SliceEn
     return tuple(map(SliceEndpoint, addresses, *as_most_are, nodes, zones, *nothing, pods))
 
 
-def _endpoint(index: int, raw: WireEndpoint, family: IPFamily | None, report: Report) -> SliceEndpoint | None:
+def _endpoint(index: int, raw: WireEndpoint, family: IPFamily | None, report: ProblemCollector) -> SliceEndpoint | None:
     # One slice may hold a thousand of these: paths of fields are only made for those that have a fault.
     addresses = raw.addresses
     address = addresses[0] if addresses else ""
-    if len(addresses or ()) != 1 or family is None or not is_ordinary(address, family):
+    if len(addresses or ()) != 1 or family is None or not is_plain_host(address, family):
         address = _address(index, addresses, family, report)
     node, zone, hostname = raw.nodeName or "", raw.zone or "", raw.hostname or ""
     if node and not (node := _node_name(node) or ""):
@@ -134,7 +134,7 @@ def _endpoint(index: int, raw: WireEndpoint, family: IPFamily | None, report: Re
     )
 
 
-def _address(index: int, addresses: list[str] | None, family: IPFamily | None, report: Report) -> str:
+def _address(index: int, addresses: list[str] | None, family: IPFamily | None, report: ProblemCollector) -> str:
     """The first address, empty when there is none. All are checked, as by the API server; one counts (row 2.6)."""
     if not addresses:
         report.warning(f"endpoints[{index}].addresses", "is empty: the endpoint is ignored")
@@ -154,7 +154,7 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
     return first
 
 
-def _hints(index: int, field: str, raw: list[WireHint], report: Report) -> tuple[str, ...]:
+def _hints(index: int, field: str, raw: list[WireHint], report: ProblemCollector) -> tuple[str, ...]:
     syntax, known = _HINTS[field]
     found = []
     for number, hint in enumerate(raw):

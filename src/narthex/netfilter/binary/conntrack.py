@@ -10,8 +10,7 @@ from collections.abc import Container, Iterator
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
-from narthex.model.flow import Flow
-from narthex.model.net import Protocol
+from narthex.model.net import ConntrackFlow, Protocol
 
 SUBSYSTEM = 1
 GET, DELETE = 1, 2
@@ -36,7 +35,7 @@ _PROTOCOLS = {each.number: each for each in (Protocol.TCP, Protocol.UDP, Protoco
 class Entry(NamedTuple):
     """An entry of the kernel's table."""
 
-    flow: Flow
+    flow: ConntrackFlow
     handle: bytes
     """Attributes that name just this entry, and no other that may take its place meanwhile."""
 
@@ -78,7 +77,7 @@ def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
     if _ID in attributes:
         start, end = attributes[_ID]
         handle += body[start - 4 : end]
-    flow = Flow(
+    flow = ConntrackFlow(
         protocol,
         _text(first.source),
         first.source_port,

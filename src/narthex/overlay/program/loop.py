@@ -12,9 +12,9 @@ from typing import Any
 from narthex.linux import sysctls
 from narthex.linux.clock import Clock
 from narthex.linux.errors import ApplyError
-from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.net import FAMILIES, IPFamily, contains
 from narthex.model.objects import Node
+from narthex.model.store import Delete, Event, Synced, Upsert
 from narthex.overlay.annotations import Keys, Own, announced
 from narthex.overlay.changes import AddAddress, AddDevice, Change, Put, changes, own_address
 from narthex.overlay.desired import (

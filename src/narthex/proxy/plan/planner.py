@@ -19,8 +19,7 @@ from narthex.model.net import (
     network,
 )
 from narthex.model.objects import Node, Service
-from narthex.model.slices import Slices
-from narthex.model.store import Snapshot
+from narthex.model.store import Slices, Snapshot
 from narthex.proxy.plan.claims import Claims
 from narthex.proxy.plan.decide import Context, decide, health_check
 from narthex.proxy.plan.ir import HealthCheck, Lineage, NodePorts, Plan, PodDetector, ServicePlan

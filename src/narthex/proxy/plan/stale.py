@@ -14,9 +14,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping
 
-from narthex.model.flow import Flow
 from narthex.model.names import ServicePortName
-from narthex.model.net import Protocol, contains, family_of, in_any
+from narthex.model.net import ConntrackFlow, Protocol, contains, family_of, in_any
 from narthex.proxy.plan.ir import Frontend, Match, NodePorts, Plan, ServicePlan
 
 Place = tuple[str, int]
@@ -125,7 +124,7 @@ class Search:
             + [(front.protocol, front.port) for front in fronts]
         )
 
-    def reason(self, flow: Flow, own: Collection[str]) -> Reason | None:
+    def reason(self, flow: ConntrackFlow, own: Collection[str]) -> Reason | None:
         """Why the entry is stale; None: it is not, or not ours. `own` are all addresses of this node."""
         if self._unseen:
             *before, now = map(_owners, self._unseen)
@@ -149,7 +148,7 @@ class Search:
         return self._judge(flow, own, owner, former)
 
     def _judge(
-        self, flow: Flow, own: Collection[str], owner: ServicePlan | None, former: ServicePlan | None
+        self, flow: ConntrackFlow, own: Collection[str], owner: ServicePlan | None, former: ServicePlan | None
     ) -> Reason | None:
         if self._relayed and flow.translated and flow.reply_source in own:
             return _gone_from_the_relay(flow, owner, former)
@@ -175,7 +174,7 @@ def _owners(plan: Plan) -> dict[Match, ServicePlan]:
     return {front.match: service for service in plan.services.values() for front in service.frontends}
 
 
-def _gone_from_the_relay(flow: Flow, owner: ServicePlan | None, former: ServicePlan | None) -> Reason | None:
+def _gone_from_the_relay(flow: ConntrackFlow, owner: ServicePlan | None, former: ServicePlan | None) -> Reason | None:
     """A UDP client that goes on talking would be led to the relay's old port for ever (row 18.11)."""
     if flow.protocol is not Protocol.UDP or former is None or (owner is not None and owner.name == former.name):
         return None

@@ -7,13 +7,12 @@ from pathlib import Path
 import msgspec
 
 from narthex.kube.manifests import ManifestSource
-from narthex.model.events import Synced
 from narthex.model.names import NamespacedName
 from narthex.model.net import FAMILIES, IPFamily, address, family_of, network
 from narthex.model.objects import Node
 from narthex.model.packet import Host
 from narthex.model.problem import Problem
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Snapshot, Store, Synced
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.runtime.configuration.file import ProxyConfiguration, node_config, read

@@ -17,11 +17,10 @@ import msgspec
 
 from narthex.linux.clock import Clock
 from narthex.linux.monitor import Foreign
-from narthex.model.events import Delete, Event, Synced, Upsert
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
 from narthex.model.objects import AnyObject, EndpointSlice
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.health import Health
 from narthex.proxy.program.metrics import Metrics

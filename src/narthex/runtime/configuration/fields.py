@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from narthex.model.duration import duration
-from narthex.model.problem import Report, quoted, wrong_type
+from narthex.model.problem import ProblemCollector, quoted, wrong_type
 
 
 class Fields:
     """The fields of one mapping. What nobody asked for is unknown, and `unknown` says so."""
 
-    def __init__(self, raw: Any, report: Report, path: str = "") -> None:
+    def __init__(self, raw: Any, report: ProblemCollector, path: str = "") -> None:
         self.report = report
         self._path = path
         if raw is not None and not isinstance(raw, dict):

@@ -17,7 +17,7 @@ import msgspec
 
 from narthex.model import validate
 from narthex.model.net import IPFamily, family_of, join_port, split_port
-from narthex.model.problem import Problem, Report, kind_of, quoted, steps
+from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.runtime.configuration.fields import Fields
@@ -140,8 +140,8 @@ def documents_of(text: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _report(document: documents.Document, kind: str, origin: str) -> Report:
-    return Report(f"{origin}:{document.line}", kind, lambda field: _place(document, field, origin))
+def _report(document: documents.Document, kind: str, origin: str) -> ProblemCollector:
+    return ProblemCollector(f"{origin}:{document.line}", kind, lambda field: _place(document, field, origin))
 
 
 def _failure(origin: str, message: str, kind: str = KIND) -> ConfigurationError:
@@ -159,8 +159,8 @@ def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list
 
     chosen: dict[str, documents.Document] = {}
     said = []
-    for document in documents.read(text, bear_doubled=True):
-        if isinstance(document, documents.Fault):
+    for document in documents.read(text, allow_duplicate_keys=True):
+        if isinstance(document, documents.MalformedDocument):
             raise _failure(f"{origin}:{document.line}", document.message)
         place, value = f"{origin}:{document.line}", document.value
         if not isinstance(value, dict):
@@ -176,7 +176,7 @@ def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list
             raise _failure(place, f"is there twice, first in line {chosen[kind].line}", kind)
         else:
             chosen[kind] = document
-            said += [_doubled(f"{origin}:{line}", kind, key) for key, line in document.doubled]
+            said += [_doubled(f"{origin}:{line}", kind, key) for key, line in document.duplicate_keys]
     return chosen, said
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 
 from narthex.model.decode.objects import load
-from narthex.model.events import Synced, Upsert
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
-from narthex.model.store import Snapshot, Store
+from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.program.inputs import Cluster
 from narthex.trace.follow.atlas import Atlas
 from narthex.trace.follow.views import NodeView
