@@ -10,19 +10,28 @@ from narthex.trace.causes.find import find
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.names import name_not_found
 from narthex.trace.follow.views import Address, FdbEntry, Link, Neighbour, NextHop, NodeView, Route
-from narthex.trace.journey import End, Fate, Header, Journey, Party, Stage, Step, Way
+from narthex.trace.model import (
+    Fate,
+    Header,
+    PacketPath,
+    Party,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+)
 
 
-def journey(*steps: Step, end: End) -> Journey:
-    return Journey(
+def journey(*steps: PathStep, end: PathEnd) -> PacketPath:
+    return PacketPath(
         packet=Header(source="10.244.1.5", destination="10.96.0.10", protocol="tcp", port=80),
         source=Party(address="10.244.1.5"), destination=Party(address="10.96.0.10"), start="worker-a",
-        way=Way(steps=steps, end=end),
+        way=PathBranch(steps=steps, end=end),
     )  # fmt: skip
 
 
-ARRIVED = End(fate=Fate.DELIVERED, node="worker-a", address="10.244.1.7", port=8080)
-STEP = Step(stage=Stage.FORWARD, node="worker-a", what="forwarded")
+ARRIVED = PathEnd(fate=Fate.DELIVERED, node="worker-a", address="10.244.1.7", port=8080)
+STEP = PathStep(stage=Stage.FORWARD, node="worker-a", what="forwarded")
 
 
 def check(found: list[Finding], *, cause: str, certain: bool = True) -> Finding:
@@ -78,7 +87,7 @@ def overlay(mtu: int = 1450, **parts: object) -> NodeView:
     return NodeView(**made)
 
 
-AWAY = End(fate=Fate.LEAVES, node="worker-a", address="10.96.0.10", port=80)
+AWAY = PathEnd(fate=Fate.LEAVES, node="worker-a", address="10.96.0.10", port=80)
 
 
 def test_a_whole_overlay() -> None:
@@ -112,9 +121,9 @@ class Rules:
         self.unread = ()
 
 
-def dropped(table: str, chain: str, stage: Stage = Stage.FORWARD, rule: str = "-j DROP") -> Journey:
-    step = Step(stage=stage, node="worker-a", family="ip", table=table, chain=chain, rule=rule, verdict="drop")
-    return journey(STEP, step, end=End(fate=Fate.DROPPED, node="worker-a", reason="a rule throws it away"))
+def dropped(table: str, chain: str, stage: Stage = Stage.FORWARD, rule: str = "-j DROP") -> PacketPath:
+    step = PathStep(stage=stage, node="worker-a", family="ip", table=table, chain=chain, rule=rule, verdict="drop")
+    return journey(STEP, step, end=PathEnd(fate=Fate.DROPPED, node="worker-a", reason="a rule throws it away"))
 
 
 @pytest.mark.parametrize(
@@ -150,5 +159,5 @@ def test_two_iptables_need_rules_in_both(policy: str) -> None:
 
 
 def test_a_journey_of_which_nothing_else_is_known() -> None:
-    assert find(journey(end=End(fate=Fate.UNKNOWN, reason="nothing is known")), {}) == []
-    assert find(journey(end=End(fate=Fate.LOST, reason="no route")), {}) == []
+    assert find(journey(end=PathEnd(fate=Fate.UNKNOWN, reason="nothing is known")), {}) == []
+    assert find(journey(end=PathEnd(fate=Fate.LOST, reason="no route")), {}) == []

@@ -7,7 +7,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node, Pod, PodSpec
-from narthex.model.packet import Disposition, Packet, Step, single
+from narthex.model.packet import Disposition, Packet, WalkStep, single
 from narthex.netfilter.ast.nodes import (
     Chain,
     Compare,
@@ -202,7 +202,7 @@ def test_many_endpoints_are_told_in_one_line_each() -> None:
 
 def test_unsupported_is_told_with_its_reason() -> None:
     sent = packet("10.64.1.200", "10.110.0.5:80")
-    walked = single(sent, Disposition.UNSUPPORTED, [Step(where="a", what="b")], note="not understood: -m mystery")
+    walked = single(sent, Disposition.UNSUPPORTED, [WalkStep(where="a", what="b")], note="not understood: -m mystery")
     said = msgspec.structs.replace(case(sent), walked=walked)
     assert "not known: not understood: -m mystery" in text(explain(said, NAMES, lambda _: ""))
 

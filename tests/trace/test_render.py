@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.trace.causes.finding import Cause, Finding
-from narthex.trace.journey import End, Fate, Header, Journey, NearMiss, Party, Stage, Step, Way
+from narthex.trace.model import (
+    Fate,
+    Header,
+    NearMiss,
+    PacketPath,
+    Party,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+)
 from narthex.trace.render.drawing import MOST_LANES, draw
 from narthex.trace.render.graph import dot, mermaid
 from narthex.trace.render.html import page
@@ -23,8 +33,8 @@ HOSTILE = (
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def rule(number: int, name: str, verdict: str, **more: object) -> Step:
-    return Step(
+def rule(number: int, name: str, verdict: str, **more: object) -> PathStep:
+    return PathStep(
         stage=Stage.PREROUTING, node="worker-a", family="ip", table="nat", chain="KUBE-SERVICES",
         rule=f"-A KUBE-SERVICES --comment {name} --number {number}", verdict=verdict, **more,
     )  # fmt: skip
@@ -34,27 +44,27 @@ def header(**changed: object) -> Header:
     return Header(**{"source": "10.244.1.5", "destination": "10.96.0.10", "protocol": "tcp", "port": 80, **changed})
 
 
-def journey(name: str = "shop/web", ways: int = 3, steps: int = 2, bad: int = 1) -> Journey:
+def journey(name: str = "shop/web", ways: int = 3, steps: int = 2, bad: int = 1) -> PacketPath:
     """The bad-th way is dropped, the others arrive."""
     near = (NearMiss(table="nat", chain="KUBE-SERVICES", rule=name, missing=name),)
     made = []
     for number in range(ways):
         to = f"10.244.{number}.7"
-        arrives = End(fate=Fate.DELIVERED, node="worker-b", address=to, port=8080, name=name,
-                      reply=Way(end=End(fate=Fate.DELIVERED)))  # fmt: skip
-        drop = End(fate=Fate.DROPPED, node="worker-a", reason=f"policy of {name}")
+        arrives = PathEnd(fate=Fate.DELIVERED, node="worker-b", address=to, port=8080, name=name,
+                      reply=PathBranch(end=PathEnd(fate=Fate.DELIVERED)))  # fmt: skip
+        drop = PathEnd(fate=Fate.DROPPED, node="worker-a", reason=f"policy of {name}")
         after = header(destination=to, port=8080)
         made.append(
-            Way(
+            PathBranch(
                 steps=(rule(number, name, f"dnat {to}:8080", before=header(), after=after, near=near),),
                 chance=Fraction(1, ways),
                 end=drop if number == bad else arrives,
             )
         )
     trunk = tuple(rule(number, name, "jump KUBE-SVC-X", why=name) for number in range(steps))
-    return Journey(
+    return PacketPath(
         packet=header(), source=Party(address="10.244.1.5", name=name), destination=Party(address="10.96.0.10"),
-        service=name, way=Way(steps=trunk, ways=tuple(made)), sources=(name,),
+        service=name, way=PathBranch(steps=trunk, ways=tuple(made)), sources=(name,),
     )  # fmt: skip
 
 
@@ -108,8 +118,8 @@ def test_size_is_bounded(steps: int) -> None:
 
 def test_stages_that_alternate_for_ever_are_bounded() -> None:
     stages = [Stage.ROUTING, Stage.FORWARD] * 5000
-    way = Way(steps=tuple(Step(stage=stage, what="x") for stage in stages), end=End(fate=Fate.LOST))
-    drawing = draw(Journey(packet=header(), source=Party(address=""), destination=Party(address=""), way=way))
+    way = PathBranch(steps=tuple(PathStep(stage=stage, what="x") for stage in stages), end=PathEnd(fate=Fate.LOST))
+    drawing = draw(PacketPath(packet=header(), source=Party(address=""), destination=Party(address=""), way=way))
     assert len(svg(drawing)) < 300_000
     assert "more stages are not drawn" in svg(drawing)
 

@@ -76,7 +76,7 @@ class Disposition(enum.Enum):
     """The way depends on something the walker does not know; `Outcome.note` says what."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class WalkStep(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened to the packet."""
 
     where: str
@@ -93,7 +93,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     rule: int | None = None
 
 
-class NearMiss(msgspec.Struct, frozen=True, kw_only=True):
+class WalkNearMiss(msgspec.Struct, frozen=True, kw_only=True):
     """A rule on the way that all of its matches but one would have taken."""
 
     where: str
@@ -128,7 +128,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What was taken to be so because the rules' text leaves it out."""
     remembers: tuple[tuple[str, tuple[str | int, ...]], ...] = ()
     """What the packet path will remember if it goes this way: arguments for `Memory.touch`."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[WalkStep, ...] = ()
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     packet: Packet
     outcomes: tuple[Outcome, ...]
-    near: tuple[NearMiss, ...] = ()
+    near: tuple[WalkNearMiss, ...] = ()
     """Rules that nearly matched, the telling ones first."""
 
     def ends(self) -> dict[tuple[Disposition, tuple[str, int] | None, bool], Fraction]:
@@ -157,6 +157,6 @@ def agree(one: Trace, other: Trace, tolerance: Fraction = Fraction(1, 10**6)) ->
     return a.keys() == b.keys() and all(abs(a[end] - b[end]) <= tolerance for end in a)
 
 
-def single(packet: Packet, disposition: Disposition, steps: Iterable[Step] = (), note: str = "") -> Trace:
+def single(packet: Packet, disposition: Disposition, steps: Iterable[WalkStep] = (), note: str = "") -> Trace:
     """A trace with one certain end."""
     return Trace(packet=packet, outcomes=(Outcome(disposition=disposition, steps=tuple(steps), note=note),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from narthex.model.net import Protocol, contains, family_of, in_any, join_port
-from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Step, Trace, single
+from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkStep, single
 from narthex.proxy.plan.ir import (
     Decision,
     Deviation,
@@ -41,15 +41,17 @@ def evaluate(
     without_sctp = Deviation.NO_SCTP in deviations and packet.protocol is Protocol.SCTP
     if without_sctp and isinstance(decision, Forward):
         decision = Reject()
-    steps = [Step(where="frontend", what=f"{service.name} by its {frontend.kind.value}", why=_match_text(frontend))]
+    steps = [WalkStep(where="frontend", what=f"{service.name} by its {frontend.kind.value}", why=_match_text(frontend))]
     refused = isinstance(decision, Reject) and Deviation.REJECT_BEFORE_RANGES in deviations
     if frontend.allow_from is not None and not in_any(frontend.allow_from, packet.source) and not refused:
-        steps.append(Step(where="source ranges", what="drop", why=f"{packet.source} is in none of the allowed ranges"))
+        steps.append(
+            WalkStep(where="source ranges", what="drop", why=f"{packet.source} is in none of the allowed ranges")
+        )
         return single(packet, Disposition.DROPPED, steps)
-    steps.append(Step(where="sender", what=sender.value, why=sender_reason(plan, packet, sender)))
+    steps.append(WalkStep(where="sender", what=sender.value, why=sender_reason(plan, packet, sender)))
     if not isinstance(decision, Forward):
         why = Deviation.NO_SCTP.words if without_sctp else _nothing_reason(decision)
-        steps.append(Step(where="decision", what=type(decision).__name__.lower(), why=why))
+        steps.append(WalkStep(where="decision", what=type(decision).__name__.lower(), why=why))
         return single(packet, Disposition.REJECTED if isinstance(decision, Reject) else Disposition.DROPPED, steps)
     return _forwarded(packet, host, service, decision, deviations, memory, now, steps)
 
@@ -135,10 +137,10 @@ def _guarded(plan: Plan, packet: Packet, host: Host, deviations: frozenset[Devia
         return single(packet, Disposition.NOT_OURS)
     if packet.destination in cluster_ips(plan):
         why = f"{packet.destination} is a cluster IP without this port"
-        return single(packet, Disposition.REJECTED, [Step(where="cluster IP guard", what="reject", why=why)])
+        return single(packet, Disposition.REJECTED, [WalkStep(where="cluster IP guard", what="reject", why=why)])
     if in_any(plan.service_cidrs, packet.destination):
         why = f"{packet.destination} lies in a ServiceCIDR and belongs to no Service"
-        return single(packet, Disposition.DROPPED, [Step(where="cluster IP guard", what="drop", why=why)])
+        return single(packet, Disposition.DROPPED, [WalkStep(where="cluster IP guard", what="drop", why=why)])
     return single(packet, Disposition.NOT_OURS)
 
 
@@ -147,7 +149,7 @@ def _guarded_bound(plan: Plan, packet: Packet) -> Trace:
     if packet.protocol is Protocol.TCP and packet.port in {check.port for check in plan.health_checks.values()}:
         return single(packet, Disposition.NOT_OURS)
     why = f"{packet.destination} is a Service's address without this port"
-    return single(packet, Disposition.REJECTED, [Step(where="bound address guard", what="reject", why=why)])
+    return single(packet, Disposition.REJECTED, [WalkStep(where="bound address guard", what="reject", why=why)])
 
 
 def _exact_addresses(plan: Plan) -> set[str]:
@@ -172,10 +174,10 @@ def _forwarded(
     deviations: frozenset[Deviation],
     memory: Memory | None,
     now: float,
-    steps: list[Step],
+    steps: list[WalkStep],
 ) -> Trace:
     pool = service.pool(decision.scope)
-    steps.append(Step(where="decision", what=f"one of {len(pool.endpoints)} endpoints", why=pool.reason))
+    steps.append(WalkStep(where="decision", what=f"one of {len(pool.endpoints)} endpoints", why=pool.reason))
     drawn = pool.endpoints
     via = join_port(packet.destination, packet.port) if Deviation.AFFINITY_PER_ADDRESS in deviations else ""
     if service.affinity_seconds is not None and memory is not None:
@@ -187,7 +189,9 @@ def _forwarded(
         remembered = next(known, None)
         if remembered is not None:
             drawn = (remembered,)
-            steps.append(Step(where="affinity", what="the same endpoint again", why=f"{packet.source} is remembered"))
+            steps.append(
+                WalkStep(where="affinity", what="the same endpoint again", why=f"{packet.source} is remembered")
+            )
     chance = Fraction(1, len(drawn))
     outcomes = []
     for endpoint in drawn:
@@ -197,7 +201,7 @@ def _forwarded(
         # A packet from outside to a process on this node ends in INPUT: postrouting, where sources are rewritten, never
         # sees it, and the answer leaves through this node in any case.
         leaves = packet.from_host or endpoint.address not in host.addresses
-        draw = Step(where="endpoint", what=join_port(endpoint.address, endpoint.port), chance=chance)
+        draw = WalkStep(where="endpoint", what=join_port(endpoint.address, endpoint.port), chance=chance)
         outcomes.append(
             Outcome(
                 disposition=Disposition.DELIVERED,

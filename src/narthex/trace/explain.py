@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from narthex.model.net import join_port
-from narthex.model.packet import Disposition, Host, Outcome, Packet, Step, Trace, agree
+from narthex.model.packet import Disposition, Host, Outcome, Packet, Trace, WalkStep, agree
 from narthex.proxy.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
 from narthex.proxy.plan.show import conflict_text, frontend_text
 from narthex.trace.evaluate import NO_DEVIATIONS, find_frontend, sender_of, sender_reason
@@ -139,7 +139,7 @@ def _planned(case: Case) -> tuple[Met, ...]:
     return tuple(map(_met, shared))
 
 
-def _met(step: Step) -> Met:
+def _met(step: WalkStep) -> Met:
     return Met(step.where, step.what, step.why, float(step.chance))
 
 

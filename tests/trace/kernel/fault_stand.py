@@ -52,7 +52,7 @@ from narthex.testing.load import Way as Call
 from narthex.trace.causes.find import find
 from narthex.trace.causes.finding import Finding
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import Journey
+from narthex.trace.model import PacketPath
 from narthex.trace.program.known import Known, live
 from narthex.trace.program.travel import Wish, travel
 
@@ -333,7 +333,7 @@ class Stand:
                          for name, number in (("client", CALLERS), ("servers", SERVERS))}  # fmt: skip
         return view
 
-    def journey(self, way: Way, cluster: Snapshot, view: NodeView) -> Journey:
+    def journey(self, way: Way, cluster: Snapshot, view: NodeView) -> PacketPath:
         # A fault may have turned the route back to a client elsewhere: that is not where it comes in.
         wish = Wish(
             source=way.source, destination=f"{join_port(way.destination, way.port)}/{way.protocol.lower}", node=NODE,

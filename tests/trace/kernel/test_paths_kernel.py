@@ -16,7 +16,7 @@ from narthex.linux.run import CommandError, run
 from narthex.model.store import Snapshot
 from narthex.trace.follow.routing import Question, check_source, look_up
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import Fate, Leaf
+from narthex.trace.model import Fate, PathLeaf
 from narthex.trace.program.known import Known, live
 from narthex.trace.program.travel import Wish, travel
 
@@ -236,7 +236,7 @@ def rules(text: str) -> Iterator[None]:
         run(["conntrack", "-F"], namespace=NODE)
 
 
-def predicted(source: str, destination: str, **more: object) -> list[Leaf]:
+def predicted(source: str, destination: str, **more: object) -> list[PathLeaf]:
     known = Known(views=(view(),), snapshot=Snapshot())
     journey = travel(known, Wish(source=source, destination=destination, **more))
     assert sum(leaf.probability for leaf in journey.leaves()) == 1

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narthex.model.store import Snapshot
-from narthex.trace.journey import as_data
+from narthex.trace.model import as_data
 from narthex.trace.node.layout import Table
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.known import Known

@@ -16,7 +16,7 @@ from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, read_all
 from narthex.proxy.program.inputs import InputError, Inputs
 from narthex.trace.explain import Explanation
-from narthex.trace.journey import Journey
+from narthex.trace.model import PacketPath
 from narthex.trace.names import Named
 from narthex.trace.program.bundle_reading import BundleError
 from narthex.trace.program.known import Known
@@ -131,7 +131,7 @@ def command(
         raise SystemExit(1)
 
 
-def _probe_live(journey: Journey, namespace: str | None) -> Tried:
+def _probe_live(journey: PacketPath, namespace: str | None) -> Tried:
     from narthex.trace.program.probing import send, sender_of
 
     return send(journey, sender=sender_of(journey.packet.source, namespace), node=namespace)

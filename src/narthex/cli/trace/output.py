@@ -12,7 +12,7 @@ from narthex.trace import explain
 from narthex.trace.causes import report as told
 from narthex.trace.causes.finding import Finding
 from narthex.trace.explain import Explanation
-from narthex.trace.journey import Journey, as_data
+from narthex.trace.model import PacketPath, as_data
 from narthex.trace.render.text import text
 from narthex.trace.render.tree import text as tree_text
 
@@ -33,7 +33,7 @@ output_option = click.option(
 )
 
 
-def findings_of(journey: Journey, known: Known) -> list[Finding]:
+def findings_of(journey: PacketPath, known: Known) -> list[Finding]:
     """Why the journey fails, by all that is known."""
     from narthex.trace.causes.find import find
 
@@ -70,7 +70,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         return said
 
 
-def show(journey: Journey, shown: Shown, output: str, *, every: bool = False) -> None:
+def show(journey: PacketPath, shown: Shown, output: str, *, every: bool = False) -> None:
     """Print a journey and what stands below it."""
     if output == "json":
         _print_json({**as_data(journey), **shown.data()})
@@ -81,7 +81,7 @@ def show(journey: Journey, shown: Shown, output: str, *, every: bool = False) ->
 
 
 def show_explanation(
-    explanation: Explanation, shown: Shown, output: str, journey: Journey | None = None, *, every: bool = False
+    explanation: Explanation, shown: Shown, output: str, journey: PacketPath | None = None, *, every: bool = False
 ) -> None:
     """Print what the plan and the rules say, and what stands below it. `journey`: over the lab's nodes, for JSON and with
     `every`."""
@@ -98,7 +98,7 @@ def _print_json(data: dict[str, Any]) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(data)))
 
 
-def _drawn(output: str) -> Callable[[Journey, list[Finding]], str]:
+def _drawn(output: str) -> Callable[[PacketPath, list[Finding]], str]:
     from narthex.trace.render.drawing import draw
 
     if output == "html":

@@ -7,7 +7,7 @@ from narthex.lab.program.state import LabError
 from narthex.lab.program.trace import cluster_of, names_of, pods_of
 from narthex.lab.topology import OUTSIDE_ADDRESSES
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import Journey
+from narthex.trace.model import PacketPath
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.gather import gather
@@ -32,7 +32,7 @@ def known_of(name: str) -> Known:
     )
 
 
-def look_into_pods(name: str, known: Known, journey: Journey) -> None:
+def look_into_pods(name: str, known: Known, journey: PacketPath) -> None:
     """Add to the nodes what the pods at the journey's ends tell: their routes, and who listens there."""
     ends = [journey.packet.source, *(leaf.end.address for leaf in journey.leaves())]
     wanted = set(list(dict.fromkeys(ends))[: _MOST_PODS + 1])

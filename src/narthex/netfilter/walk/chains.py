@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from narthex.model.packet import NearMiss
+from narthex.model.packet import WalkNearMiss
 from narthex.netfilter.ast.nodes import (
     Accept,
     Aside,
@@ -66,11 +66,11 @@ class ChainWalk:
         self._answers = matcher.answers
         self._known: dict[tuple[object, ...], Ways] = {}
         self._rules_left = _MAX_RULES
-        self._near: dict[tuple[str, str, str, int], NearMiss] = {}
-        self._near_addresses: dict[tuple[str, str, str, int], NearMiss] = {}
+        self._near: dict[tuple[str, str, str, int], WalkNearMiss] = {}
+        self._near_addresses: dict[tuple[str, str, str, int], WalkNearMiss] = {}
 
     @property
-    def near(self) -> tuple[NearMiss, ...]:
+    def near(self) -> tuple[WalkNearMiss, ...]:
         """The rules that nearly matched so far; those for another destination come last."""
         return (*self._near.values(), *self._near_addresses.values())
 
@@ -255,7 +255,7 @@ class ChainWalk:
         key = at.place.hook, at.table.name, at.chain.name, number
         if not matches or key in kept:
             return
-        kept[key] = NearMiss(
+        kept[key] = WalkNearMiss(
             where=at.where,
             what=brief_rule(rule),
             missing=brief(failed),

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.packet import Disposition, Step
+from narthex.model.packet import Disposition, WalkStep
 from narthex.netfilter.ipvs.servers import ServerKey
 
 _ONE = Fraction(1)
@@ -46,7 +46,7 @@ class Trail:
 
     __slots__ = ("before", "chance", "part")
 
-    def __init__(self, part: Step | Trail, before: Trail | None, chance: Fraction = _ONE) -> None:
+    def __init__(self, part: WalkStep | Trail, before: Trail | None, chance: Fraction = _ONE) -> None:
         self.part = part
         self.before = before
         self.chance = chance
@@ -138,7 +138,7 @@ class Branch:
     def note(self, where: str, what: str, why: str = "", rule: tuple[str, str, int] | None = None) -> None:
         """Record a step; `rule` is its table, chain and number there."""
         table, chain, number = rule or ("", "", None)
-        step = Step(where=where, what=what, why=why, chance=self.chance, table=table, chain=chain, rule=number)
+        step = WalkStep(where=where, what=what, why=why, chance=self.chance, table=table, chain=chain, rule=number)
         self.trail = Trail(step, self.trail)
         self.chance = _ONE
 
@@ -168,12 +168,12 @@ class Branch:
         made.trail = None
         return made
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[WalkStep, ...]:
         """The way, first step first."""
         return tuple(_steps(self.trail, _ONE))
 
 
-def _steps(trail: Trail | None, chance: Fraction) -> Iterator[Step]:
+def _steps(trail: Trail | None, chance: Fraction) -> Iterator[WalkStep]:
     parts: list[Trail] = []
     while trail is not None:
         parts.append(trail)

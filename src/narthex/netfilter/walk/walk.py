@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from narthex.model.net import family_of
-from narthex.model.packet import Disposition, Host, Memory, NearMiss, Outcome, Packet, Trace
+from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss
 from narthex.netfilter.ast.nodes import Ruleset
 from narthex.netfilter.ipvs.servers import Beside
 from narthex.netfilter.walk.chains import ChainWalk
@@ -102,7 +102,7 @@ class HookWalk:
         return self._balancer.balance(hook, branches)
 
     @property
-    def near(self) -> tuple[NearMiss, ...]:
+    def near(self) -> tuple[WalkNearMiss, ...]:
         """The rules that nearly matched so far, the telling ones first."""
         return self._chains.near
 

@@ -9,7 +9,7 @@ from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import Scene, finding
 from narthex.trace.follow.routing import Question, look_up
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import Fate, Leaf
+from narthex.trace.model import Fate, PathLeaf
 
 _CALL = "net.bridge.bridge-nf-call-iptables"
 
@@ -27,7 +27,7 @@ def of_answers(scene: Scene) -> Iterator[Finding]:
             break
 
 
-def _deaf(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+def _deaf(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     """Nobody listens where it is delivered, as far as that machine's sockets are known."""
     packet = scene.packet
     if leaf.end.fate is not Fate.DELIVERED or packet.protocol not in ("tcp", "udp"):
@@ -55,7 +55,7 @@ def _deaf(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
     )
 
 
-def _hairpin(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+def _hairpin(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     to, _ = scene.place_of(leaf)
     if leaf.end.masqueraded or scene.sent_to(leaf) is None or to != scene.packet.source or scene.is_own(to):
         return
@@ -70,7 +70,7 @@ def _hairpin(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
     )
 
 
-def _bridge(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+def _bridge(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     """Sender and endpoint are neighbours on one bridge, so the answer never meets the IP layer."""
     view = scene.view
     to, _ = scene.place_of(leaf)
@@ -122,7 +122,7 @@ def _goes_straight(pod: NodeView, to: str) -> bool | None:
     return found.kind == "unicast" and not any(hop.via for hop, _ in found.hops)
 
 
-def _unmasked(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+def _unmasked(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     """From outside, on to another machine, with the sender's address kept: the answer takes the short way."""
     front = scene.front
     to = scene.sent_to(leaf)

@@ -10,7 +10,12 @@ from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys
 from narthex.trace.causes.scene import BALANCER, Scene, finding, rule_text
-from narthex.trace.journey import Fate, Leaf, Stage, Step
+from narthex.trace.model import (
+    Fate,
+    PathLeaf,
+    PathStep,
+    Stage,
+)
 
 POLICY_CHAINS = {
     "cali-": "Calico",
@@ -91,7 +96,7 @@ def _health_check(scene: Scene) -> Iterator[Finding]:
         return
 
 
-def _policy_maker(leaf: Leaf, step: Step) -> str:
+def _policy_maker(leaf: PathLeaf, step: PathStep) -> str:
     """Which implementation of NetworkPolicy the dropping chain belongs to; a chain that it was called from counts."""
     if step.table in POLICY_TABLES:
         return POLICY_TABLES[step.table]
@@ -103,7 +108,7 @@ def _policy_maker(leaf: Leaf, step: Step) -> str:
     return ""
 
 
-def _network_policy(step: Step, maker: str) -> Finding:
+def _network_policy(step: PathStep, maker: str) -> Finding:
     return finding(
         "network-policy",
         f"a network policy ({maker}) drops it in chain {step.chain}",
@@ -114,7 +119,7 @@ def _network_policy(step: Step, maker: str) -> Finding:
     )
 
 
-def _foreign(step: Step) -> Finding:
+def _foreign(step: PathStep) -> Finding:
     maker = _MAKERS.get(step.table, "")
     who = f" ({maker})" if maker else ""
     return finding(
@@ -127,7 +132,7 @@ def _foreign(step: Step) -> Finding:
     )
 
 
-def _by_stage(scene: Scene, leaf: Leaf, step: Step) -> Finding:
+def _by_stage(scene: Scene, leaf: PathLeaf, step: PathStep) -> Finding:
     maker = next((name for prefix, name in _CHAIN_MAKERS.items() if step.chain.startswith(prefix)), "")
     who = f" ({maker})" if maker else ""
     policy = "policy" in step.what.lower() or "policy" in step.rule.lower() or not step.rule

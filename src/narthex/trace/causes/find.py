@@ -15,13 +15,13 @@ from narthex.trace.causes.proxies import of_proxies
 from narthex.trace.causes.routes import of_routes
 from narthex.trace.causes.scene import Scene
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import Journey
+from narthex.trace.model import PacketPath
 
 _ORDER = {name: number for number, name in enumerate(CAUSES)}
 _KINDS = (of_objects, of_proxies, of_drops, of_routes, of_memory, of_answers)
 
 
-def find(journey: Journey, views: Mapping[str, NodeView], cluster: Snapshot | None = None) -> list[Finding]:
+def find(journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None = None) -> list[Finding]:
     """What is wrong: what explains the failure before what was met beside it, what is certain before what is likely, then
     as a packet meets it. `views` by the nodes' names. A healthy path has no findings."""
     scene = Scene(journey, views, cluster)

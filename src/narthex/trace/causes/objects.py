@@ -9,7 +9,7 @@ from narthex.model.net import contains, in_any, join_port
 from narthex.model.objects import Pod, Service
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import Front, Held, Scene, finding
-from narthex.trace.journey import Leaf
+from narthex.trace.model import PathLeaf
 
 _COMPARED = 200
 _REFUSING_COMMENTS = {
@@ -214,7 +214,7 @@ def _not_ready(front: Front, here: list[Held]) -> Finding:
 # ---- policies --------------------------------------------------------------------------------------------------------
 
 
-def _allowed(scene: Scene, front: Front, refused: list[Leaf]) -> Iterator[Finding]:
+def _allowed(scene: Scene, front: Front, refused: list[PathLeaf]) -> Iterator[Finding]:
     ranges = front.service.source_ranges
     source = scene.packet.source
     # With the gate NarthexStrictSourceRanges they hold for every way in from outside.

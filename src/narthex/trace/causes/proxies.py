@@ -13,7 +13,7 @@ from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, Scene, finding, rule_text
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import Fate, Leaf, Stage
+from narthex.trace.model import Fate, PathLeaf, Stage
 
 OUR_TABLE, KUBE_PROXY_TABLE = "narthex", "kube-proxy"
 PROXY_TABLES = (OUR_TABLE, KUBE_PROXY_TABLE)
@@ -254,11 +254,11 @@ def _not_served(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def _by_ipvs(leaf: Leaf) -> bool:
+def _by_ipvs(leaf: PathLeaf) -> bool:
     return any(step.stage is Stage.IPVS for step in leaf.steps)
 
 
-def _refused_by_proxy(scene: Scene, leaf: Leaf) -> bool:
+def _refused_by_proxy(scene: Scene, leaf: PathLeaf) -> bool:
     if leaf.steps and leaf.steps[-1].stage is Stage.IPVS:
         return True
     step = scene.last_rule(leaf)

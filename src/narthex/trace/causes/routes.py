@@ -10,7 +10,12 @@ from narthex.trace.causes.scene import Scene, finding
 from narthex.trace.follow.atlas import Atlas
 from narthex.trace.follow.routing import Found, Question, forwards, look_up
 from narthex.trace.follow.views import Link, NextHop, NodeView
-from narthex.trace.journey import Fate, Leaf, Stage, Step
+from narthex.trace.model import (
+    Fate,
+    PathLeaf,
+    PathStep,
+    Stage,
+)
 
 _VXLAN_OVERHEAD = {IPFamily.IPV4: 50, IPFamily.IPV6: 70}
 _FORBIDS = ("blackhole", "unreachable", "prohibit", "policy rule says")
@@ -38,7 +43,7 @@ def of_routes(scene: Scene) -> Iterator[Finding]:
     yield from _sizes(scene)
 
 
-def _lost(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
+def _lost(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     """A way that the journey itself knows to be lost."""
     step = leaf.steps[-1] if leaf.steps else None
     view = scene.views.get(leaf.end.node) or scene.view
@@ -60,7 +65,7 @@ def _lost(scene: Scene, leaf: Leaf) -> Iterator[Finding]:
         yield from _no_way(scene, leaf, step, view, where, to)
 
 
-def _rp_filter(leaf: Leaf, step: Step, where: str) -> Finding:
+def _rp_filter(leaf: PathLeaf, step: PathStep, where: str) -> Finding:
     return finding(
         "rp-filter",
         f"{where} throws the packet away by its reverse path filter: {leaf.end.reason}",
@@ -71,7 +76,7 @@ def _rp_filter(leaf: Leaf, step: Step, where: str) -> Finding:
     )
 
 
-def _no_way(scene: Scene, leaf: Leaf, step: Step, view: NodeView, where: str, to: str) -> Iterator[Finding]:
+def _no_way(scene: Scene, leaf: PathLeaf, step: PathStep, view: NodeView, where: str, to: str) -> Iterator[Finding]:
     iif = scene.packet.iif or (step.before.iif if step.before else "")
     name = "net.ipv4.ip_forward" if scene.family is IPFamily.IPV4 else "net.ipv6.conf.all.forwarding"
     reason = leaf.end.reason

@@ -16,7 +16,13 @@ from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.finding import Finding
 from narthex.trace.follow.views import Connection, NodeView, Rules
-from narthex.trace.journey import Fate, Journey, Leaf, Stage, Step
+from narthex.trace.model import (
+    Fate,
+    PacketPath,
+    PathLeaf,
+    PathStep,
+    Stage,
+)
 
 BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
 HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING})
@@ -66,12 +72,12 @@ class Held(msgspec.Struct, frozen=True):
 class Scene:
     """A journey, what is known of the nodes on it, and the cluster's objects."""
 
-    def __init__(self, journey: Journey, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
+    def __init__(self, journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
         self.journey = journey
         self.packet = journey.packet
         self.views = views
         self.cluster = cluster
-        self.leaves: tuple[Leaf, ...] = journey.leaves()
+        self.leaves: tuple[PathLeaf, ...] = journey.leaves()
         self.explained = False
         """Something that comes earlier explains the failure already."""
 
@@ -86,17 +92,17 @@ class Scene:
         return Protocol(self.packet.protocol.upper())
 
     @cached_property
-    def failing(self) -> tuple[Leaf, ...]:
+    def failing(self) -> tuple[PathLeaf, ...]:
         """Ways that end badly on the way out."""
         return tuple(leaf for leaf in self.leaves if leaf.end.fate in BAD)
 
     @cached_property
-    def unanswered(self) -> tuple[Leaf, ...]:
+    def unanswered(self) -> tuple[PathLeaf, ...]:
         """Ways that arrive, and whose answer does not come back."""
         return tuple(leaf for leaf in self.leaves if leaf not in self.failing and self._answer_fails(leaf))
 
     @staticmethod
-    def _answer_fails(leaf: Leaf) -> bool:
+    def _answer_fails(leaf: PathLeaf) -> bool:
         reply = leaf.end.reply
         if reply is None:
             return False
@@ -232,12 +238,12 @@ class Scene:
 
     # ---- the ways --------------------------------------------------------------------------------------------------
 
-    def rewritten(self, leaf: Leaf) -> Step | None:
+    def rewritten(self, leaf: PathLeaf) -> PathStep | None:
         """The step that rewrote the destination."""
         told = (step for step in leaf.steps if step.chain and _REWRITES.search(f"{step.verdict} {step.what}"))
         return next(told, None) if self.sent_to(leaf) is not None else None
 
-    def sent_to(self, leaf: Leaf) -> tuple[str, int] | None:
+    def sent_to(self, leaf: PathLeaf) -> tuple[str, int] | None:
         """Address and port that the destination was rewritten to; None when it was not."""
         asked = self.packet.destination, self.packet.port
         for step in leaf.steps:
@@ -246,11 +252,11 @@ class Scene:
                     return header.destination, header.port
         return None
 
-    def place_of(self, leaf: Leaf) -> tuple[str, int]:
+    def place_of(self, leaf: PathLeaf) -> tuple[str, int]:
         """Where the packet goes in the end."""
         return self.sent_to(leaf) or (self.packet.destination, self.packet.port)
 
-    def routed(self, leaf: Leaf) -> Iterator[tuple[str, NodeView]]:
+    def routed(self, leaf: PathLeaf) -> Iterator[tuple[str, NodeView]]:
         """The nodes, among those that something is known of, that pass the packet of this way on."""
         seen: set[str] = set()
         for step in leaf.steps:
@@ -269,7 +275,7 @@ class Scene:
         return [each for each in held if each.source == packet.source]
 
     @staticmethod
-    def last_rule(leaf: Leaf) -> Step | None:
+    def last_rule(leaf: PathLeaf) -> PathStep | None:
         """The last step that a rule or a policy made."""
         return next((step for step in reversed(leaf.steps) if step.chain), None)
 
@@ -296,7 +302,7 @@ def finding(
     )
 
 
-def rule_text(step: Step) -> str:
+def rule_text(step: PathStep) -> str:
     """A rule as evidence: where it stands, and how."""
     place = f" ({step.place})" if step.place else ""
     return f"{step.family} {step.table} {step.chain}: {step.rule or step.what}{place}".strip()

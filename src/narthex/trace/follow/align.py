@@ -14,7 +14,12 @@ import msgspec
 
 from narthex.netfilter.dump.kernel_trace import KernelStep, KernelTrace, Told
 from narthex.proxy.plan.show import visible
-from narthex.trace.journey import Journey, Leaf, Stage, Step
+from narthex.trace.model import (
+    PacketPath,
+    PathLeaf,
+    PathStep,
+    Stage,
+)
 
 _AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
 _AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
@@ -52,7 +57,7 @@ class _Move(msgspec.Struct, frozen=True):
         return self.table, self.chain, self.what
 
 
-def align(journey: Journey, trace: KernelTrace | None, node: str = "") -> Alignment:
+def align(journey: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignment:
     """Lay one node's part of a journey beside what its kernel told. `node`: whose part; empty takes all. What the rules
     of iptables-legacy do is left out of the comparison, for nft's tracing does not tell of it."""
     leaves = journey.leaves()
@@ -75,7 +80,7 @@ def align(journey: Journey, trace: KernelTrace | None, node: str = "") -> Alignm
     return Alignment(agrees=agrees, pairs=tuple(_pairs(trace, predicted, shared)), parting=parting, notes=notes)
 
 
-def _is_legacy(step: Step) -> bool:
+def _is_legacy(step: PathStep) -> bool:
     return "iptables-legacy" in step.place or "ip6tables-legacy" in step.place
 
 
@@ -98,7 +103,7 @@ def _kernel_text(step: KernelStep) -> str:
     return f"{step.family} {step.table} {step.chain}: {step.rule + ': ' if step.rule else ''}{said}"
 
 
-def _predicted(leaf: Leaf, node: str) -> Iterator[_Move]:
+def _predicted(leaf: PathLeaf, node: str) -> Iterator[_Move]:
     sent = False
     for step in leaf.steps:
         if not step.chain or step.namespace or (node and step.node != node) or _is_legacy(step):
@@ -128,7 +133,7 @@ def _predicted_move(verdict: str) -> str:
     return verdict.removeprefix("policy ") if word in ("accept", "drop", "jump", "goto", "return") else ""
 
 
-def _predicted_text(step: Step) -> str:
+def _predicted_text(step: PathStep) -> str:
     return f"{step.table} {step.chain}: {step.rule or step.what}"
 
 

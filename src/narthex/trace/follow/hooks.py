@@ -9,17 +9,24 @@ import msgspec
 
 from narthex.model.net import Protocol, family_of
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.model.packet import NearMiss as Missed
-from narthex.model.packet import Step as Met
+from narthex.model.packet import WalkNearMiss as Missed
+from narthex.model.packet import WalkStep as Met
 from narthex.netfilter.ast.nodes import Ruleset
 from narthex.netfilter.ipvs.servers import Beside
 from narthex.netfilter.walk.index import EVERY, Span
 from narthex.netfilter.walk.walk import Branch, HookWalk, Place
 from narthex.netfilter.walk.walk import End as Ended
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import End, Fate, Header, NearMiss, Stage, Step
+from narthex.trace.model import (
+    Fate,
+    Header,
+    NearMiss,
+    PathEnd,
+    PathStep,
+    Stage,
+)
 
-Story = tuple[Step, ...]
+Story = tuple[PathStep, ...]
 
 _FATES = {
     Disposition.DROPPED: Fate.DROPPED,
@@ -46,7 +53,7 @@ class Traveller:
         self.branch = branch
         self.story = story
 
-    def told(self, *steps: Step) -> Traveller:
+    def told(self, *steps: PathStep) -> Traveller:
         """The same, with more of a story."""
         return Traveller(self.branch, (*self.story, *steps))
 
@@ -111,10 +118,10 @@ class Hooks:
 
     def hook(
         self, place: Place, travellers: list[Traveller], *, nat: bool = True, span: Span = EVERY
-    ) -> tuple[list[Traveller], list[tuple[Traveller, End]]]:
+    ) -> tuple[list[Traveller], list[tuple[Traveller, PathEnd]]]:
         """All base chains of a hook. Who is let through, and how the others end."""
         passed: list[Traveller] = []
-        ended: list[tuple[Traveller, End]] = []
+        ended: list[tuple[Traveller, PathEnd]] = []
         for traveller in travellers:
             before = self._begin(traveller, place)
             on, off = self._walk.hook(place, [traveller.branch], nat=nat, span=span)
@@ -125,11 +132,11 @@ class Hooks:
 
     def balance(
         self, place: Place, travellers: list[Traveller]
-    ) -> tuple[list[Traveller], list[Traveller], list[tuple[Traveller, End]]]:
+    ) -> tuple[list[Traveller], list[Traveller], list[tuple[Traveller, PathEnd]]]:
         """What IPVS does: who goes on here, who is sent to another machine, and whose way ends."""
         stay: list[Traveller] = []
         away: list[Traveller] = []
-        ended: list[tuple[Traveller, End]] = []
+        ended: list[tuple[Traveller, PathEnd]] = []
         for traveller in travellers:
             before = self._begin(traveller, place)
             here, there, off = self._walk.balance(place.hook, [traveller.branch])
@@ -162,12 +169,12 @@ class Hooks:
 
     def _end(
         self, traveller: Traveller, branch: Branch, end: Ended, before: Header, place: Place, near: Near | None = None
-    ) -> tuple[Traveller, End]:
+    ) -> tuple[Traveller, PathEnd]:
         told = self._told(traveller, branch, before, place, near)
         last = told.story[-1] if told.story else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why
-        return told, End(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
+        return told, PathEnd(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
 
     def _told(
         self, traveller: Traveller, branch: Branch, before: Header, place: Place, near: Near | None = None
@@ -185,13 +192,13 @@ class Hooks:
             steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(branch.supposing))
         return made.told(*steps)
 
-    def _step(self, met: Met, before: Header, place: Place) -> Step:
+    def _step(self, met: Met, before: Header, place: Place) -> PathStep:
         words = met.where.split(" ")
         ipvs = words[-1] == "IPVS" and len(words) == 2
         at, text = "", ""
         if self._held is not None and met.rule is not None:
             at, text = self._held.place(met.table, met.chain, met.rule, met.what)
-        return Step(
+        return PathStep(
             stage=Stage.IPVS if ipvs else Stage(place.hook),
             node=self._view.name,
             what=met.what,

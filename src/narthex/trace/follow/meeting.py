@@ -7,7 +7,7 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.net import Protocol, family_of
-from narthex.model.packet import Disposition, Host, Packet, Step
+from narthex.model.packet import Disposition, Host, Packet, WalkStep
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, BEFORE_INPUT
 from narthex.netfilter.walk.walk import Branch, End, HookWalk, Place
 from narthex.trace.follow.views import NodeView
@@ -103,7 +103,7 @@ def _add(endpoints: dict[tuple[str, int], Fraction], branch: Branch) -> None:
     endpoints[key] = endpoints.get(key, Fraction(0)) + branch.probability
 
 
-def _foreign(steps: tuple[Step, ...]) -> str:
+def _foreign(steps: tuple[WalkStep, ...]) -> str:
     """The rule that rewrote the destination, when it stands in nobody's chain that serves Services."""
     last = steps[-1] if steps else None
     if last is None or last.chain.startswith(_OURS) or last.table.startswith(_OURS):

@@ -16,7 +16,13 @@ from narthex.netfilter.walk.walk import Place
 from narthex.trace.follow.hooks import Hooks, Story, Traveller
 from narthex.trace.follow.routing import Found, Question, check_source, forwards, localnet, look_up
 from narthex.trace.follow.views import Connection, NextHop, NodeView
-from narthex.trace.journey import End, Fate, Header, Stage, Step
+from narthex.trace.model import (
+    Fate,
+    Header,
+    PathEnd,
+    PathStep,
+    Stage,
+)
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +49,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
     traveller: Traveller
     header: Header
-    end: End | None = None
+    end: PathEnd | None = None
     out: Out | None = None
     """Exactly one of `end` and `out` is there."""
 
@@ -184,7 +190,7 @@ class Passage:
     def _ways(self, traveller: Traveller, found: Found, iif: str) -> list[tuple[Traveller, NextHop | None]]:
         """What a look-up makes of a traveller: a next hop, or None for this node itself. Ends are put down."""
         header = self._hooks.header(traveller, iif="" if iif == "lo" else iif)
-        step = Step(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
+        step = PathStep(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
         if found.kind == "local":
             told = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
             return [(traveller.told(told), None)]
@@ -222,8 +228,8 @@ class Passage:
         for one in self._hook(place, travellers, nat=nat, span=AFTER_INPUT):
             one = self._undo_source(one)
             header = self._hooks.header(one, iif=iif)
-            step = Step(stage=Stage.DELIVERY, node=self._view.name, what="to a process of this node", before=header)
-            end = End(fate=Fate.DELIVERED, node=self._view.name, address=header.destination, port=header.port)
+            step = PathStep(stage=Stage.DELIVERY, node=self._view.name, what="to a process of this node", before=header)
+            end = PathEnd(fate=Fate.DELIVERED, node=self._view.name, address=header.destination, port=header.port)
             self._put(one.told(step), header, end)
         for one in away:
             self._again(one)
@@ -356,8 +362,8 @@ class Passage:
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
-    def _step(self, stage: Stage, what: str, verdict: str = "", evidence: tuple[str, ...] = ()) -> Step:
-        return Step(stage=stage, node=self._view.name, what=what, verdict=verdict, evidence=evidence)
+    def _step(self, stage: Stage, what: str, verdict: str = "", evidence: tuple[str, ...] = ()) -> PathStep:
+        return PathStep(stage=stage, node=self._view.name, what=what, verdict=verdict, evidence=evidence)
 
     def _lost(self, traveller: Traveller, stage: Stage, reason: str, evidence: tuple[str, ...]) -> None:
         header = self._hooks.header(traveller)
@@ -365,13 +371,13 @@ class Passage:
         self._finish(traveller.told(step), header, Fate.LOST, reason)
 
     def _finish(self, traveller: Traveller, header: Header, fate: Fate, reason: str) -> None:
-        self._put(traveller, header, End(fate=fate, node=self._view.name, reason=reason))
+        self._put(traveller, header, PathEnd(fate=fate, node=self._view.name, reason=reason))
 
-    def _ended(self, ended: list[tuple[Traveller, End]]) -> None:
+    def _ended(self, ended: list[tuple[Traveller, PathEnd]]) -> None:
         for traveller, end in ended:
             self._put(traveller, self._hooks.header(traveller), end)
 
-    def _put(self, traveller: Traveller, header: Header, end: End) -> None:
+    def _put(self, traveller: Traveller, header: Header, end: PathEnd) -> None:
         self._exits.append(Exit(traveller=traveller, header=header, end=end))
 
     def _miss(self, part: str) -> None:

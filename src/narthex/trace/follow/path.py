@@ -13,12 +13,20 @@ from narthex.trace.follow.hooks import Story
 from narthex.trace.follow.passage import Binding, Exit, Passage
 from narthex.trace.follow.routing import Question, look_up
 from narthex.trace.follow.views import Link, NodeView
-from narthex.trace.journey import End, Fate, Header, Missing, Stage, Step, Way
+from narthex.trace.model import (
+    Fate,
+    Header,
+    MissingPart,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+)
 from narthex.trace.render.story import tree
 
 _MOST_NODES = 16
 
-Told = tuple[Fraction, Story, End]
+Told = tuple[Fraction, Story, PathEnd]
 """A way's probability, given that the packet came to where it begins; its steps; its end."""
 
 
@@ -44,9 +52,9 @@ class Follower:
         self._missing: dict[tuple[str, str], str] = {}
 
     @property
-    def missing(self) -> tuple[Missing, ...]:
+    def missing(self) -> tuple[MissingPart, ...]:
         """What was asked for on the way and is not known."""
-        return tuple(Missing(node=node, part=part, why=why) for (node, part), why in self._missing.items())
+        return tuple(MissingPart(node=node, part=part, why=why) for (node, part), why in self._missing.items())
 
     def go(
         self,
@@ -62,7 +70,7 @@ class Follower:
         """All ways from a node on. `asked` is the header of the packet that is answered, when this is an answer."""
         if depth > _MOST_NODES:
             reason = f"it goes in circles: {_MOST_NODES} nodes on the way"
-            return [(Fraction(1), story, End(fate=Fate.LOST, node=view.name, reason=reason))]
+            return [(Fraction(1), story, PathEnd(fate=Fate.LOST, node=view.name, reason=reason))]
         answers = next((each for each in reversed(bindings) if each.node == view.name), None) if asked else None
         passage = Passage(
             view,
@@ -98,7 +106,7 @@ class Follower:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _ended(
-        self, view: NodeView, exit: Exit, end: End, bindings: tuple[Binding, ...], asked: Header | None, depth: int
+        self, view: NodeView, exit: Exit, end: PathEnd, bindings: tuple[Binding, ...], asked: Header | None, depth: int
     ) -> Told:
         if end.fate is Fate.DELIVERED:
             end = self._delivered(view, exit.header, bindings, asked, MADE_HERE, depth)
@@ -112,9 +120,9 @@ class Follower:
         asked: Header | None,
         back: Entry,
         depth: int,
-    ) -> End:
+    ) -> PathEnd:
         """Somebody gets it; `back` is how the answer comes to the node."""
-        end = End(
+        end = PathEnd(
             fate=Fate.DELIVERED,
             node=view.name,
             address=header.destination,
@@ -129,7 +137,7 @@ class Follower:
 
     def _answer(
         self, view: NodeView, header: Header, bindings: tuple[Binding, ...], back: Entry, depth: int
-    ) -> Way | None:
+    ) -> PathBranch | None:
         """The answer's way, None when it cannot be followed."""
         if not header.source:
             return None
@@ -142,7 +150,9 @@ class Follower:
             port=header.source_port or 0,
         )
         unknown = "" if header.source_port else "the client's port: rules that ask for it are taken not to match"
-        start = Step(stage=Stage.START, node=view.name, what=f"the answer: {answer}", before=answer, unknown=unknown)
+        start = PathStep(
+            stage=Stage.START, node=view.name, what=f"the answer: {answer}", before=answer, unknown=unknown
+        )
         if back.link is not None:
             back = self._over_bridge(view, header.destination, header.source, back.link)
         return tree(self.go(view, answer, back, (start,), bindings=bindings, asked=first, depth=depth))
@@ -169,7 +179,7 @@ class Follower:
             step = msgspec.structs.replace(step, evidence=(), unknown=f"{name}")
             if rewritten_here:
                 reason = f"whether frames over {link} pass the rules that would rewrite the answer: {name} is not known"
-                return [(Fraction(1), (*story, step), End(fate=Fate.UNKNOWN, node=view.name, reason=reason))]
+                return [(Fraction(1), (*story, step), PathEnd(fate=Fate.UNKNOWN, node=view.name, reason=reason))]
         end = self._delivered(view, header, bindings, asked, Entry(link=link), depth)
         return [(Fraction(1), (*story, step), end)]
 
@@ -202,8 +212,8 @@ class Follower:
         # A packet's mark is this kernel's own.
         onwire = msgspec.structs.replace(header, mark=0)
 
-        def ends(fate: Fate, reason: str, *more: Step) -> list[Told]:
-            end = End(
+        def ends(fate: Fate, reason: str, *more: PathStep) -> list[Told]:
+            end = PathEnd(
                 fate=fate,
                 node=view.name,
                 address=header.destination,
@@ -220,7 +230,7 @@ class Follower:
         if link is not None and not link.up:
             return ends(Fate.LOST, f"the link {hop.link} is down")
         if self._size and link is not None and 0 < link.mtu < self._size:
-            step = Step(stage=Stage.MTU, node=view.name, what=f"{self._size} bytes do not fit through {hop.link}")
+            step = PathStep(stage=Stage.MTU, node=view.name, what=f"{self._size} bytes do not fit through {hop.link}")
             return ends(
                 Fate.LOST, f"{self._size} bytes with DF set do not fit through {hop.link} (mtu {link.mtu})", step
             )
@@ -255,7 +265,7 @@ class Follower:
             end = self._delivered(view, header, bindings, asked, Entry(link=hop.link), depth)
             return [(share, (*story, step), end)]
         if asked is not None and header.destination == asked.source:
-            end = End(fate=Fate.DELIVERED, node=view.name, address=header.destination, source=header.source)
+            end = PathEnd(fate=Fate.DELIVERED, node=view.name, address=header.destination, source=header.source)
             return [(share, story, _judged(end, header, asked))]
         node = self._atlas.node_named(to) or self._atlas.node_named(header.destination)
         where = f"continues on node {node}: give its bundle" if node and node != view.name else "nothing more is known"
@@ -296,7 +306,7 @@ class Follower:
 
     def _tunnelled(
         self, view: NodeView, link: Link, to: str, header: Header, answering: bool
-    ) -> _Landed | tuple[Fate, str, Sequence[Step]]:
+    ) -> _Landed | tuple[Fate, str, Sequence[PathStep]]:
         """Into a VXLAN, and out of it on the other side."""
         neighbour = self._atlas.neighbour(view, to, link.name)
         if view.neighbours is None or view.fdb is None:
@@ -344,7 +354,7 @@ class Follower:
         steps.append(self._step(other, Stage.OVERLAY, f"taken out of it, in by {far.name}"))
         return _Landed(view=other, link=far.name, steps=tuple(steps))
 
-    def _outer(self, view: NodeView, outer: Header, link: str | None, answering: bool) -> End | None:
+    def _outer(self, view: NodeView, outer: Header, link: str | None, answering: bool) -> PathEnd | None:
         """Why the overlay's packet does not get through a node's rules; None when it does."""
         passage = Passage(view, outer, self._atlas.name_of, own=self._atlas.own(view), answering=answering)
         exits = passage.sent() if link is None else passage.received(link)
@@ -361,21 +371,21 @@ class Follower:
         return None, found.reason or f"the route to {source} is {found.kind}"
 
     @staticmethod
-    def _step(view: NodeView, stage: Stage, what: str, *evidence: str) -> Step:
-        return Step(stage=stage, node=view.name, what=what, evidence=evidence)
+    def _step(view: NodeView, stage: Stage, what: str, *evidence: str) -> PathStep:
+        return PathStep(stage=stage, node=view.name, what=what, evidence=evidence)
 
 
 class _Landed(msgspec.Struct, frozen=True):
     view: NodeView
     link: str
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
 
 
 def _rewritten(before: Header, after: Header) -> bool:
     return (before.source, before.destination, before.port) != (after.source, after.destination, after.port)
 
 
-def _judged(end: End, header: Header, asked: Header) -> End:
+def _judged(end: PathEnd, header: Header, asked: Header) -> PathEnd:
     """Whether the sender takes it for the answer to what it asked."""
     if header.destination == asked.source and header.source == asked.destination:
         return end

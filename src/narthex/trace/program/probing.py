@@ -11,7 +11,7 @@ from narthex.linux.addresses import own_addresses
 from narthex.model.net import Protocol, contains, family_of
 from narthex.trace.follow import align
 from narthex.trace.follow.align import Alignment
-from narthex.trace.journey import Journey
+from narthex.trace.model import PacketPath
 from narthex.trace.program.kernel_probe import DEADLINE, Probe, Probed, ProbeError, probe
 from narthex.trace.program.places import TraceError
 
@@ -24,7 +24,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def send(
-    journey: Journey, *, sender: str | None, node: str | None, node_name: str = "", deadline: float = DEADLINE
+    journey: PacketPath, *, sender: str | None, node: str | None, node_name: str = "", deadline: float = DEADLINE
 ) -> Tried:
     """Send the journey's packet. `sender` and `node` are named network namespaces, None the present one; `node_name` says
     whose part of the journey is compared. Raises TraceError."""

@@ -12,7 +12,14 @@ from narthex.trace.follow.atlas import Atlas
 from narthex.trace.follow.path import MADE_HERE, Entry, Follower
 from narthex.trace.follow.routing import Question, look_up
 from narthex.trace.follow.views import NodeView
-from narthex.trace.journey import Header, Journey, Party, Stage, Step, Way
+from narthex.trace.model import (
+    Header,
+    PacketPath,
+    Party,
+    PathBranch,
+    PathStep,
+    Stage,
+)
 from narthex.trace.program.known import Known
 from narthex.trace.program.places import Destination, Place, Places, TraceError, as_address, split_destination
 from narthex.trace.program.resolve_names import by_name
@@ -36,7 +43,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = CLUSTER_DOMAIN
 
 
-def travel(known: Known, wish: Wish) -> Journey:
+def travel(known: Known, wish: Wish) -> PacketPath:
     """Follow the packet. Raises TraceError when the question cannot be asked so."""
     places = known.places()
     wanted = split_destination(wish.destination)
@@ -47,7 +54,7 @@ def travel(known: Known, wish: Wish) -> Journey:
     follower = Follower(atlas, wish.size)
     view, entry, told = _start(known, atlas, follower, source, header, wish)
     way = tree(follower.go(view, header, entry, (told,)))
-    return Journey(
+    return PacketPath(
         packet=header,
         source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
@@ -108,14 +115,14 @@ def _service(places: Places, known: Known, header: Header) -> str:
 _COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster IP|external IP|loadbalancer IP))?$")
 
 
-def _told_by_rules(way: Way) -> str:
+def _told_by_rules(way: PathBranch) -> str:
     """The Service port that the comments of kube-proxy's rules name."""
     chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
     found = (_COMMENT.match(step.why) for step in _steps(way) if step.chain in chains)
     return next((match[1].rstrip(":") for match in found if match), "")
 
 
-def _steps(way: Way) -> Iterator[Step]:
+def _steps(way: PathBranch) -> Iterator[PathStep]:
     yield from way.steps
     for each in way.ways:
         yield from _steps(each)
@@ -130,7 +137,7 @@ def _own(view: NodeView) -> tuple[str, ...]:
 
 def _start(
     known: Known, atlas: Atlas, follower: Follower, source: Place, header: Header, wish: Wish
-) -> tuple[NodeView, Entry, Step]:
+) -> tuple[NodeView, Entry, PathStep]:
     if wish.node and wish.iif:
         view = _named(known, atlas, wish.node)
         return view, Entry(link=wish.iif), _begin(view, header, f"in by {wish.iif}")
@@ -187,7 +194,7 @@ def _named(known: Known, atlas: Atlas, name: str) -> NodeView:
 
 def _from_neighbour(
     view: NodeView, follower: Follower, header: Header, wish: Wish, guess: str, how: str
-) -> tuple[NodeView, Entry, Step]:
+) -> tuple[NodeView, Entry, PathStep]:
     if wish.iif:
         return view, Entry(link=wish.iif), _begin(view, header, f"{how}, in by {wish.iif}")
     entry, why = follower.entry_of(view, header.source, header.destination)
@@ -198,5 +205,5 @@ def _from_neighbour(
     return view, Entry(link=guess), _begin(view, header, f"{how}, in by {guess}", unknown)
 
 
-def _begin(view: NodeView, header: Header, what: str, unknown: str = "") -> Step:
-    return Step(stage=Stage.START, node=view.name, what=what, before=header, unknown=unknown)
+def _begin(view: NodeView, header: Header, what: str, unknown: str = "") -> PathStep:
+    return PathStep(stage=Stage.START, node=view.name, what=what, before=header, unknown=unknown)

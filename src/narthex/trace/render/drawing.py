@@ -16,7 +16,15 @@ import msgspec
 from narthex.model.net import join_port
 from narthex.proxy.plan.show import visible
 from narthex.trace.explain import fraction_text
-from narthex.trace.journey import End, Fate, Header, Journey, Stage, Step, Way
+from narthex.trace.model import (
+    Fate,
+    Header,
+    PacketPath,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+)
 
 MOST_ROWS = 12
 """In one box; more are folded."""
@@ -89,7 +97,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     good: bool
 
 
-def draw(journey: Journey) -> Drawing:
+def draw(journey: PacketPath) -> Drawing:
     """Lay a journey out. A way that fails is drawn whole and the others beside it faded; else the likeliest is whole."""
     chosen = _chosen(journey.way)
     trunk = _Layout(journey.way, chosen).lane(journey.way, "", chosen is not None)
@@ -111,7 +119,7 @@ def draw(journey: Journey) -> Drawing:
     )
 
 
-def _result(journey: Journey, failing: Fraction) -> str:
+def _result(journey: PacketPath, failing: Fraction) -> str:
     fates = {leaf.end.fate for leaf in journey.leaves()}
     if failing == 0:
         return (
@@ -136,11 +144,11 @@ def percent(chance: Fraction) -> str:
     return f"{float(chance) * 100:.3g} % ({fraction_text(chance)})"
 
 
-def _chosen(way: Way) -> frozenset[int] | None:
+def _chosen(way: PathBranch) -> frozenset[int] | None:
     """The identities of the ways from the top to the leaf that is drawn whole; None when all are equally good."""
     found: list[tuple[bool, Fraction, tuple[int, ...]]] = []
 
-    def visit(each: Way, probability: Fraction, path: tuple[int, ...]) -> None:
+    def visit(each: PathBranch, probability: Fraction, path: tuple[int, ...]) -> None:
         probability *= each.chance
         path = (*path, id(each))
         if each.end is not None:
@@ -154,12 +162,12 @@ def _chosen(way: Way) -> frozenset[int] | None:
 
 
 class _Layout:
-    def __init__(self, way: Way, chosen: frozenset[int] | None) -> None:
+    def __init__(self, way: PathBranch, chosen: frozenset[int] | None) -> None:
         self._chosen = chosen or frozenset()
         self._some_fail = any(end.fate not in GOOD for end in _ends(way))
         self._boxes_left = MOST_BOXES
 
-    def lane(self, way: Way, label: str, whole: bool) -> Lane:
+    def lane(self, way: PathBranch, label: str, whole: bool) -> Lane:
         """A way with all below it. `whole`: with its steps, else only how it ends."""
         areas = self._areas(way.steps) if whole else ()
         shown = self._shown(way.ways) if whole else ()
@@ -185,13 +193,13 @@ class _Layout:
             reply_end=clean(_reply_text(end)) if end and whole else "",
         )
 
-    def _shown(self, ways: Sequence[Way]) -> list[Way]:
+    def _shown(self, ways: Sequence[PathBranch]) -> list[PathBranch]:
         """The chosen one is always among them."""
         first = list(ways[:MOST_LANES])
         chosen = [each for each in ways if id(each) in self._chosen]
         return first if all(each in first for each in chosen) else [*first[:-1], *chosen]
 
-    def _areas(self, steps: Sequence[Step]) -> tuple[Area, ...]:
+    def _areas(self, steps: Sequence[PathStep]) -> tuple[Area, ...]:
         areas: list[Area] = []
         for place, together_here in groupby(steps, key=lambda step: (step.node, step.namespace)):
             boxes = []
@@ -214,11 +222,11 @@ def _place(node: str, namespace: str) -> str:
     return f"node {node}" if node else "this node"
 
 
-def _stages(steps: Sequence[Step]) -> list[tuple[Stage, list[Step]]]:
+def _stages(steps: Sequence[PathStep]) -> list[tuple[Stage, list[PathStep]]]:
     return [(stage, list(together)) for stage, together in groupby(steps, key=lambda step: step.stage)]
 
 
-def _box(stage: Stage, steps: Sequence[Step]) -> Box:
+def _box(stage: Stage, steps: Sequence[PathStep]) -> Box:
     change = clean(_change(steps))
     # Only the ends can be seen of very many, so the middle is not even looked at.
     middle = max(len(steps) - 2 * MOST_ROWS, 0)
@@ -232,7 +240,7 @@ def _box(stage: Stage, steps: Sequence[Step]) -> Box:
     return Box(stage=stage.value, rows=tuple(rows), change=change)
 
 
-def _rows(step: Step) -> Iterator[Row]:
+def _rows(step: PathStep) -> Iterator[Row]:
     near = step.near[:_MOST_NEAR]
     for miss in near:
         where = f"{miss.table} {miss.chain}" if miss.chain else ""
@@ -243,7 +251,7 @@ def _rows(step: Step) -> Iterator[Row]:
     yield _row(step)
 
 
-def _row(step: Step) -> Row:
+def _row(step: PathStep) -> Row:
     # Chain and counters stand beside it, or say nothing of this packet.
     text = _BEFORE_RULE.sub("", step.rule) if step.chain and step.rule else step.what
     notes = [step.why, step.unknown and f"not known: {step.unknown}"]
@@ -254,7 +262,7 @@ def _row(step: Step) -> Row:
     return Row(text=clean(text), where=clean(where), verdict=clean(step.verdict), note=clean(note))
 
 
-def _change(steps: Sequence[Step]) -> str:
+def _change(steps: Sequence[PathStep]) -> str:
     """What the steps together make of the packet's addresses."""
     befores = [step.before for step in steps if step.before is not None]
     afters = [step.after for step in steps if step.after is not None]
@@ -275,7 +283,7 @@ def _to(header: Header) -> str:
     return join_port(header.destination, header.port) if header.port else header.destination
 
 
-def end_text(end: End) -> str:
+def end_text(end: PathEnd) -> str:
     """How a way ends, on one line."""
     to = (join_port(end.address, end.port) if end.port else end.address) if end.address else ""
     words = {
@@ -292,14 +300,14 @@ def end_text(end: End) -> str:
     return said + (f": {end.reason}" if end.reason else "")
 
 
-def _reply_text(end: End) -> str:
+def _reply_text(end: PathEnd) -> str:
     if end.reply is None:
         return ""
     return " or ".join(dict.fromkeys(f"{each.fate.value}{': ' + each.reason if each.reason else ''}"
                                      for each in _ends(end.reply)))  # fmt: skip
 
 
-def _first_way(way: Way) -> tuple[Step, ...]:
+def _first_way(way: PathBranch) -> tuple[PathStep, ...]:
     steps = list(way.steps)
     while way.ways:
         way = max(way.ways, key=lambda each: each.chance)
@@ -307,14 +315,14 @@ def _first_way(way: Way) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _ends(way: Way) -> Iterator[End]:
+def _ends(way: PathBranch) -> Iterator[PathEnd]:
     if way.end is not None:
         yield way.end
     for each in way.ways:
         yield from _ends(each)
 
 
-def _summary(ways: Sequence[Way]) -> str:
+def _summary(ways: Sequence[PathBranch]) -> str:
     """How several ways end, without the rest."""
     ends = [end_text(end) for way in ways for end in _ends(way)]
     told = list(dict.fromkeys(ends))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from narthex.trace.journey import Fate
+from narthex.trace.model import Fate
 from narthex.trace.render.drawing import GOOD, Area, Box, Drawing, Lane, Row
 
 _LONGEST = 90

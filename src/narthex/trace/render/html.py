@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from narthex.proxy.plan.show import visible
 from narthex.trace.causes.finding import Finding
-from narthex.trace.journey import Journey, Leaf, Step
+from narthex.trace.model import PacketPath, PathLeaf, PathStep
 from narthex.trace.render import svg as render_svg
 from narthex.trace.render.drawing import Drawing, draw, percent, verdict
 
@@ -50,7 +50,7 @@ section.cause { border-color: #f85149; background: #301418; } section.cause.besi
 """
 
 
-def page(journey: Journey, findings: Sequence[Finding] = ()) -> str:
+def page(journey: PacketPath, findings: Sequence[Finding] = ()) -> str:
     """The page, ending with a newline."""
     drawing = draw(journey)
     html = ET.Element("html", {"xmlns": "http://www.w3.org/1999/xhtml", "lang": "en"})
@@ -110,7 +110,7 @@ def _cause(main: ET.Element, finding: Finding, word: str) -> None:
     _put(section, "p", f"{certain}{where} More in {finding.cause.page}.", "dim")
 
 
-def _leaf(main: ET.Element, leaf: Leaf, folded: bool) -> None:
+def _leaf(main: ET.Element, leaf: PathLeaf, folded: bool) -> None:
     details = ET.SubElement(main, "details")
     if not folded:
         details.set("open", "open")
@@ -129,7 +129,7 @@ def _leaf(main: ET.Element, leaf: Leaf, folded: bool) -> None:
         _put(details, "p", f"{len(leaf.steps) - MOST_STEPS} more steps are not told here.")
 
 
-def _step(row: ET.Element, step: Step) -> None:
+def _step(row: ET.Element, step: PathStep) -> None:
     _put(row, "td", f"{step.node} {step.namespace}".strip() or "this node")
     _put(row, "td", step.stage.value)
     cell = ET.SubElement(row, "td")

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from narthex.trace.journey import End, Step, Way
+from narthex.trace.model import PathBranch, PathEnd, PathStep
 
-Told = tuple[Fraction, tuple[Step, ...], End]
+Told = tuple[Fraction, tuple[PathStep, ...], PathEnd]
 
 
-def tree(ways: Sequence[Told]) -> Way:
+def tree(ways: Sequence[Told]) -> PathBranch:
     """The ways as one; their probabilities add up to what the packet's coming here is worth."""
     return _grown(list(ways), 0, sum((share for share, _, _ in ways), Fraction(0)))
 
 
-def _grown(ways: list[Told], start: int, total: Fraction) -> Way:
+def _grown(ways: list[Told], start: int, total: Fraction) -> PathBranch:
     mine = sum((share for share, _, _ in ways), Fraction(0))
     chance = mine / total if total else Fraction(0)
     if len(ways) == 1:
-        return Way(steps=ways[0][1][start:], chance=chance, end=ways[0][2])
+        return PathBranch(steps=ways[0][1][start:], chance=chance, end=ways[0][2])
     shared = start
     while all(shared < len(story) and _alike(story[shared], ways[0][1][shared]) for _, story, _ in ways):
         shared += 1
@@ -35,7 +35,7 @@ def _grown(ways: list[Told], start: int, total: Fraction) -> Way:
         parts = tuple(_grown([way], shared, mine) for way in ways)
     else:
         parts = tuple(_grown(group, shared, mine) for group in groups)
-    return Way(steps=ways[0][1][start:shared], chance=chance, ways=parts)
+    return PathBranch(steps=ways[0][1][start:shared], chance=chance, ways=parts)
 
 
 def _same(one: Told, other: Told, position: int) -> bool:
@@ -44,7 +44,7 @@ def _same(one: Told, other: Told, position: int) -> bool:
     return _alike(one[1][position], other[1][position])
 
 
-def _alike(one: Step, other: Step) -> bool:
+def _alike(one: PathStep, other: PathStep) -> bool:
     """Whether two steps are the same one, though its chance may be told by several."""
     return one is other or (
         one.stage is other.stage

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from narthex.trace.causes.finding import Finding
-from narthex.trace.journey import Fate
+from narthex.trace.model import Fate
 from narthex.trace.render.drawing import GOOD, Area, Box, Drawing, Lane, Row, clean, verdict
 
 WIDTH = 1040

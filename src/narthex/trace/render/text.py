@@ -7,7 +7,14 @@ from collections.abc import Collection, Sequence
 from narthex.model.net import join_port
 from narthex.proxy.plan.show import visible
 from narthex.trace.explain import fraction_text
-from narthex.trace.journey import End, Fate, Journey, Stage, Step, Way
+from narthex.trace.model import (
+    Fate,
+    PacketPath,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+)
 from narthex.trace.render.tree import Line, drawn
 
 _TOLD_IN_FULL = 10
@@ -16,7 +23,7 @@ _NEAR = 3
 _RULES = (Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING)
 
 
-def text(journey: Journey, *, every: bool = False) -> str:
+def text(journey: PacketPath, *, every: bool = False) -> str:
     """The whole journey, ending with a newline. `every`: also the rules that only led to others, and near misses."""
     below = [Line(f"from: {_party(journey.source.address, journey.source.name)}")]
     below.append(Line(f"to: {_party(journey.destination.address, journey.destination.name)}"))
@@ -39,7 +46,7 @@ def _missing(node: str, part: str, why: str) -> str:
     return f"{part}" + (f" of node {node}" if node else "") + (f": {why}" if why else "")
 
 
-def _way(way: Way, every: bool) -> list[Line]:
+def _way(way: PathBranch, every: bool) -> list[Line]:
     lines = [line for step in _chosen(way, every) for line in _step(step, every)]
     if way.end is not None:
         return [*lines, _end(way.end, every)]
@@ -52,7 +59,7 @@ def _way(way: Way, every: bool) -> list[Line]:
     return lines
 
 
-def _inner(way: Way, every: bool) -> list[Line]:
+def _inner(way: PathBranch, every: bool) -> list[Line]:
     lines = _way(way, every)
     if way.end is None:
         return lines
@@ -60,7 +67,7 @@ def _inner(way: Way, every: bool) -> list[Line]:
     return [*lines[:-1], *lines[-1].below]
 
 
-def _chosen(way: Way, every: bool) -> Sequence[Step]:
+def _chosen(way: PathBranch, every: bool) -> Sequence[PathStep]:
     """The steps that are worth telling; the last one of a way that a rule ends is always."""
     if every:
         return way.steps
@@ -70,9 +77,9 @@ def _chosen(way: Way, every: bool) -> Sequence[Step]:
     return _telling(way.steps, onwards)
 
 
-def _telling(steps: Sequence[Step], onwards: Collection[str]) -> list[Step]:
+def _telling(steps: Sequence[PathStep], onwards: Collection[str]) -> list[PathStep]:
     """The steps without visits to chains in which nothing happened; `onwards` are chains where it goes on."""
-    told: list[Step] = []
+    told: list[PathStep] = []
     for step in reversed(steps):
         _, jump, chain = step.what.rpartition("jump ")
         if step.stage not in _RULES or not jump or chain in ({told[-1].chain} if told else onwards):
@@ -80,7 +87,7 @@ def _telling(steps: Sequence[Step], onwards: Collection[str]) -> list[Step]:
     return told[::-1]
 
 
-def _step(step: Step, every: bool) -> list[Line]:
+def _step(step: PathStep, every: bool) -> list[Line]:
     where = " ".join(filter(None, (step.stage.value, step.table, step.chain)))
     place = f" [{step.place}]" if step.place and every else ""
     line = f"{where}: {step.what}" + (f"  # {step.why}" if step.why else "") + place
@@ -94,7 +101,7 @@ def _step(step: Step, every: bool) -> list[Line]:
     return [Line(f"node {step.node}: {line}" if step.node else line, below)]
 
 
-def end_text(end: End) -> str:
+def end_text(end: PathEnd) -> str:
     """How a way ends, in a line."""
     to = join_port(end.address, end.port) if end.port else end.address
     named = f"{to}, {end.name}" if end.name else to
@@ -106,11 +113,11 @@ def end_text(end: End) -> str:
     return f"{word}: {end.reason}" if end.reason else word
 
 
-def _seen(end: End) -> str:
+def _seen(end: PathEnd) -> str:
     return f", which sees {end.source}" + (" (masqueraded)" if end.masqueraded else "")
 
 
-def _end(end: End, every: bool) -> Line:
+def _end(end: PathEnd, every: bool) -> Line:
     below: list[Line] = []
     if end.reply is not None:
         ends = _ends(end.reply)
@@ -122,5 +129,5 @@ def _end(end: End, every: bool) -> Line:
     return Line(end_text(end), below)
 
 
-def _ends(way: Way) -> list[End]:
+def _ends(way: PathBranch) -> list[PathEnd]:
     return [way.end] if way.end is not None else [end for each in way.ways for end in _ends(each)]

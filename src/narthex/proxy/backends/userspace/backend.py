@@ -16,7 +16,7 @@ from immutables import Map
 
 from narthex.model.names import ServicePortName
 from narthex.model.net import Protocol, join_port
-from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Step, Trace
+from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkStep
 from narthex.netfilter.ast.nodes import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
@@ -273,14 +273,14 @@ def _relayed(
     assert outcome.endpoint is not None
     port = outcome.endpoint[1]
     if listener is None:
-        nobody = Step(
+        nobody = WalkStep(
             where="relay", what="refused", why=f"no relay listens on port {port}: has the node proxy stopped?"
         )
         yield msgspec.structs.replace(
             outcome, disposition=Disposition.REJECTED, endpoint=None, steps=(*outcome.steps, nobody)
         )
         return
-    arrived = Step(
+    arrived = WalkStep(
         where="relay",
         what=f"port {port}: one of {len(listener.endpoints)} endpoints ({listener.scope.value}) in turn",
         why=f"{listener.name}; the next one when it cannot be reached",
@@ -293,7 +293,7 @@ def _relayed(
         remembered = next(known, None)
         if remembered is not None:
             drawn = (remembered,)
-            steps.append(Step(where="relay", what="the same endpoint again", why=f"{packet.source} is remembered"))
+            steps.append(WalkStep(where="relay", what="the same endpoint again", why=f"{packet.source} is remembered"))
     share = Fraction(1, len(drawn))
     for each in drawn:
         remembers = ((_record(listener, each), (packet.source,)),) if seconds is not None else ()
@@ -303,7 +303,7 @@ def _relayed(
             endpoint=each,
             masquerade=True,
             remembers=(*outcome.remembers, *remembers),
-            steps=(*steps, Step(where="relay", what=f"connects to {join_port(*each)}", chance=share)),
+            steps=(*steps, WalkStep(where="relay", what=f"connects to {join_port(*each)}", chance=share)),
         )
 
 

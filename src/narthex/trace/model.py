@@ -1,6 +1,6 @@
 """A packet's whole way as a value: over nodes, namespaces, hooks, rules and routes, with every branch that chance opens.
 
-A `Journey` is a tree. A `Way` is what happens one thing after the other; it ends with an `End`, or it parts into several
+A `PacketPath` is a tree. A `PathBranch` is what happens one thing after the other; it ends with an `PathEnd`, or it parts into several
 ways, whose chances add up to 1. Probabilities are exact `Fraction`s. Whatever cannot be known ends its way as UNKNOWN, with
 the reason; nothing here is guessed. docs/reference/json.md documents the JSON form.
 """
@@ -109,7 +109,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     """`pod shop/web-1 on worker-a`, `Service shop/web`, `node worker-a`; empty when nothing that is known holds it."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class PathStep(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happens to the packet."""
 
     stage: Stage
@@ -144,7 +144,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What is not known here, though the way goes on because it makes no difference."""
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class PathEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a way ends."""
 
     fate: Fate
@@ -159,31 +159,31 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """The source that the receiver sees; empty when that is not known."""
     masqueraded: bool = False
     reason: str = ""
-    reply: Way | None = None
+    reply: PathBranch | None = None
     """The answer's way back, when it could be followed; its own END is DELIVERED when the sender takes it for an answer."""
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class PathBranch(msgspec.Struct, frozen=True, kw_only=True):
     """Steps one after the other, then an end or several ways."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PathStep, ...] = ()
     chance: Fraction = _ONE
     """Given that the packet came to where this way begins."""
-    ways: tuple[Way, ...] = ()
+    ways: tuple[PathBranch, ...] = ()
     """Where the way parts; their chances add up to 1."""
-    end: End | None = None
+    end: PathEnd | None = None
     """Present exactly when `ways` is empty."""
 
 
-class Leaf(msgspec.Struct, frozen=True, kw_only=True):
+class PathLeaf(msgspec.Struct, frozen=True, kw_only=True):
     """One whole way from start to end."""
 
     probability: Fraction
-    steps: tuple[Step, ...]
-    end: End
+    steps: tuple[PathStep, ...]
+    end: PathEnd
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True):
+class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of what a node could tell that is not known."""
 
     node: str
@@ -192,7 +192,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Journey(msgspec.Struct, frozen=True, kw_only=True):
+class PacketPath(msgspec.Struct, frozen=True, kw_only=True):
     """All that can be told of one packet's way."""
 
     packet: Header
@@ -202,13 +202,13 @@ class Journey(msgspec.Struct, frozen=True, kw_only=True):
     """The node where it begins, empty for outside."""
     service: str = ""
     """The Service port (`shop/web:http`) that the objects, or the rules' comments, name for the destination."""
-    way: Way
+    way: PathBranch
     sources: tuple[str, ...] = ()
     """What it was read from: `bundle node-1.tgz (node worker-a)`, `live`, `rules nat.txt`."""
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[MissingPart, ...] = ()
     """Parts that were not there and were asked for on the way."""
 
-    def leaves(self) -> tuple[Leaf, ...]:
+    def leaves(self) -> tuple[PathLeaf, ...]:
         """All ways from start to end, likeliest first, then in order."""
         found = sorted(_leaves(self.way, _ONE, ()), key=lambda leaf: -leaf.probability)
         return tuple(found)
@@ -222,16 +222,16 @@ class Journey(msgspec.Struct, frozen=True, kw_only=True):
         return told
 
 
-def _leaves(way: Way, probability: Fraction, steps: tuple[Step, ...]) -> Iterator[Leaf]:
+def _leaves(way: PathBranch, probability: Fraction, steps: tuple[PathStep, ...]) -> Iterator[PathLeaf]:
     probability *= way.chance
     steps = (*steps, *way.steps)
     if way.end is not None:
-        yield Leaf(probability=probability, steps=steps, end=way.end)
+        yield PathLeaf(probability=probability, steps=steps, end=way.end)
     for each in way.ways:
         yield from _leaves(each, probability, steps)
 
 
-def as_data(journey: Journey) -> dict[str, Any]:
+def as_data(journey: PacketPath) -> dict[str, Any]:
     """The journey as JSON can hold it: fractions as text ("1/3", "1"), `version`, and `ends`, the leaves without steps."""
     data: dict[str, Any] = msgspec.to_builtins(journey, enc_hook=_fraction)
     data["version"] = VERSION

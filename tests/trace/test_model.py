@@ -6,38 +6,38 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.trace.journey import (
-    End,
+from narthex.trace.model import (
     Fate,
     Header,
-    Journey,
-    Missing,
+    MissingPart,
     NearMiss,
+    PacketPath,
     Party,
+    PathBranch,
+    PathEnd,
+    PathStep,
     Stage,
-    Step,
-    Way,
     as_data,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 
 
-def half(number: int, *ways: Way) -> Way:
-    step = Step(stage=Stage.PREROUTING, what=f"rule {number}", chance=Fraction(1, 2))
-    return Way(steps=(step,), chance=Fraction(1, 2), ways=ways, end=None if ways else end(number))
+def half(number: int, *ways: PathBranch) -> PathBranch:
+    step = PathStep(stage=Stage.PREROUTING, what=f"rule {number}", chance=Fraction(1, 2))
+    return PathBranch(steps=(step,), chance=Fraction(1, 2), ways=ways, end=None if ways else end(number))
 
 
-def end(number: int) -> End:
-    return End(fate=Fate.DELIVERED, address=f"10.0.0.{number}", port=80)
+def end(number: int) -> PathEnd:
+    return PathEnd(fate=Fate.DELIVERED, address=f"10.0.0.{number}", port=80)
 
 
-def journey() -> Journey:
-    return Journey(
+def journey() -> PacketPath:
+    return PacketPath(
         packet=Header(source="10.0.0.9", destination="10.96.0.1", port=80, protocol="tcp"),
         source=Party(address="10.0.0.9"),
         destination=Party(address="10.96.0.1", name="Service shop/web"),
-        way=Way(ways=(half(1), half(2, half(3), half(4)))),
+        way=PathBranch(ways=(half(1), half(2, half(3), half(4)))),
     )
 
 
@@ -65,7 +65,9 @@ def test_json_holds_fractions_as_text_and_the_ends_beside_the_tree() -> None:
 def test_every_field_is_documented() -> None:
     page = PAGE.read_text()
     names = {
-        name for kind in (Header, NearMiss, Party, Step, End, Way, Missing, Journey) for name in kind.__struct_fields__
+        name
+        for kind in (Header, NearMiss, Party, PathStep, PathEnd, PathBranch, MissingPart, PacketPath)
+        for name in kind.__struct_fields__
     }
     assert {name for name in names if f"`{name}`" not in page} == set()
     assert {word.value for word in (*Stage, *Fate) if f"`{word.value}`" not in page} == set()
