@@ -10,7 +10,7 @@ from narthex.cli.node import command
 from narthex.kube.access import Access
 from narthex.kube.resources import of_a_proxy, of_an_announcer
 from narthex.lb.program.conditions import ConditionWriter
-from narthex.lb.status import Condition
+from narthex.lb.service_status import ServiceCondition
 from narthex.linux.run import run
 from narthex.model.names import NamespacedName
 from narthex.testing.apiserver.server import ApiServer
@@ -68,7 +68,7 @@ def test_rights_are_those_that_are_used_and_no_others(objects):
     with ApiServer() as server:
         server.put(service("shop/web", "10.110.0.1", type="LoadBalancer"))
         writer = ConditionWriter(Access(master=server.url), settle=0.0)
-        said = Condition(type="narthex/Announced", holds=True, reason="Announces", message="")
+        said = ServiceCondition(type="narthex/Announced", holds=True, reason="Announces", message="")
         with writer.running():
             writer.want({NamespacedName("shop", "web"): said})
             until(lambda: writer.writes, "the write")

@@ -15,7 +15,7 @@ from narthex.kube.access import Access
 from narthex.kube.events import EventWriter
 from narthex.kube.leader_election import Leader
 from narthex.lab.api.reads import Abilities
-from narthex.lb.program.controller import Controller, Settings
+from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.lb.program.start import CONTROLLER
 from narthex.linux.clock import SystemClock
 from narthex.model import documents
@@ -172,7 +172,7 @@ def _asked(abilities):
         clock = SystemClock()
         events = EventWriter(EventPoster(access), "here", clock, CONTROLLER)
         leader = Leader(access, "kube-system", CONTROLLER, "here_1")
-        controller = Controller(access, Settings(), leader, events, clock)
+        controller = LoadBalancerController(access, LoadBalancerSettings(), leader, events, clock)
         thread = threading.Thread(target=controller.run)
         with events.running(10.0):
             thread.start()

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from narthex.lb.allocate import Situation, allocate
-from narthex.lb.decision import changes
-from narthex.lb.pools import settle
-from narthex.lb.status import PREFIX
+from narthex.lb.allocate import AllocationInput, allocate
+from narthex.lb.pools import validate_pools
+from narthex.lb.service_status import PREFIX, required_changes
 from narthex.model.names import NamespacedName
 from narthex.model.net import Protocol
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, ServiceAllocation, ServicePort
@@ -32,7 +31,7 @@ def service(name, *held, ips=(V4,), notes=None, **fields):
 
 
 def given(services, *pools, **more):
-    decided = allocate(Situation(services=services, pools=settle(pools), **more))
+    decided = allocate(AllocationInput(services=services, pools=validate_pools(pools), **more))
     return {str(key): decision for key, decision in decided.items()}
 
 
@@ -103,7 +102,7 @@ def test_a_service_that_changed_its_type_is_cleared(marked):
     held = "192.0.2.1" if marked else "192.168.15.1"
     decision = one(web := service("shop/web", held, type="NodePort", notes=notes), LAN)
     assert (decision.addresses, decision.cause) == ((), "it is of type NodePort now")
-    written = changes(web, decision)
+    written = required_changes(web, decision)
     assert written.status["status"] == {"loadBalancer": {"ingress": None}}
     assert [told.reason for told in written.events] == ["ClearAssignment"]
 
@@ -244,7 +243,7 @@ def test_addresses_of_a_refused_pool_stay(notes):
     decision = one(web, LAN, pool("bad", "172.6.6.0/29", "172.6.6.9/24"))
     assert decision.addresses == ("172.6.6.6",)
     assert "which is refused" in decision.note
-    assert changes(web, decision).status is None
+    assert required_changes(web, decision).status is None
 
 
 def test_a_refused_pool_does_not_make_foreign_addresses_ours():
@@ -279,7 +278,7 @@ def test_a_status_that_another_controller_writes_is_left_alone():
     ):
         decision = one(web, LAN)
         assert decision.foreign
-        written = changes(web, decision)
+        written = required_changes(web, decision)
         assert (written.status, written.pool, written.events) == (None, None, ())
         assert [told.reason for told in written.standing] == ["ForeignStatus"]
 
@@ -292,7 +291,7 @@ def test_who_writes_over_it_is_not_fought():
 
 def test_ip_mode_proxy_is_made_vip():
     web = msgspec.structs.replace(service("shop/web"), ingress=(LoadBalancerIngress(ip="192.168.15.3", proxy=True),))
-    written = changes(web, one(web, LAN))
+    written = required_changes(web, one(web, LAN))
     assert written.status["status"]["loadBalancer"]["ingress"] == [{"ip": "192.168.15.3", "ipMode": "VIP"}]
     assert written.events == ()
 
@@ -520,7 +519,7 @@ def test_wishes_of_both_families(wish, policy, outcome):
 
 def test_what_is_written_and_told():
     web = service("shop/web", "192.168.99.9", notes={"ip-allocated-from-pool": "gone"}, resource_version="7")
-    written = changes(web, one(web, LAN))
+    written = required_changes(web, one(web, LAN))
     assert written.status == {
         "metadata": {"resourceVersion": "7"},
         "status": {"loadBalancer": {"ingress": [{"ip": "192.168.15.0", "ipMode": "VIP"}]}},
@@ -534,12 +533,12 @@ def test_what_is_written_and_told():
 
 def test_nothing_is_written_when_all_is_well():
     web = service("shop/web", "192.168.15.3", notes={"ip-allocated-from-pool": "lan"})
-    assert changes(web, one(web, LAN)) == changes(web, one(web, LAN)).__class__()
+    assert required_changes(web, one(web, LAN)) == required_changes(web, one(web, LAN)).__class__()
 
 
 def test_a_refusal_stands():
     web = service("shop/web")
-    written = changes(web, one(web))
+    written = required_changes(web, one(web))
     assert (written.status, written.pool) == (None, None)
     assert [told.reason for told in written.standing] == ["AllocationFailed"]
 

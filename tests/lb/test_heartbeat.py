@@ -3,10 +3,19 @@
 import msgspec
 import pytest
 
-from narthex.lb.heartbeat import MAGIC, Beat, Link, Membership, State, Times, Told, sealed
+from narthex.lb.heartbeat import (
+    MAGIC,
+    Heartbeat,
+    HeartbeatPayload,
+    HeartbeatTimes,
+    Membership,
+    PeerLink,
+    PeerState,
+    sealed,
+)
 
 KEY = b"k" * 32
-TIMES = Times()
+TIMES = HeartbeatTimes()
 
 
 class Wire:
@@ -68,7 +77,7 @@ def test_one_that_falls_silent_is_lost_within_a_second():
     wire.stop("c")
     wire.run(TIMES.patience + 0.1)
     assert wire.alive("a") == {"b"} and wire.alive("b") == {"a"}
-    assert wire.members["a"].peers["c"].state is State.LOST
+    assert wire.members["a"].peers["c"].state is PeerState.LOST
     assert wire.members["a"].lost(wire.now) == {"c"}
     assert TIMES.patience < 0.8
 
@@ -94,7 +103,7 @@ def test_a_refusal_alone_loses_nobody():
 
 def test_who_is_restarted_is_known_again_and_its_earlier_run_forgotten():
     wire = Wire("a", "b")
-    wire.members["b"].tell(Told(held=("192.0.2.1",)))
+    wire.members["b"].tell(HeartbeatPayload(held=("192.0.2.1",)))
     wire.run(2)
     assert wire.members["a"].peers["b"].told.held == ("192.0.2.1",)
     wire.stop("b")
@@ -120,7 +129,9 @@ def test_both_must_hear_each_other():
 def test_what_is_told_arrives_at_once_and_once_whole_is_not_repeated_each_time():
     wire = Wire("a", "b")
     wire.run(2)
-    told = Told(links=(Link("eth0", b"\2" * 6),), held=("192.0.2.1", "2001:db8::1"), yielding=("192.0.2.1",))
+    told = HeartbeatPayload(
+        links=(PeerLink("eth0", b"\2" * 6),), held=("192.0.2.1", "2001:db8::1"), yielding=("192.0.2.1",)
+    )
     assert wire.members["a"].tell(told) and not wire.members["a"].tell(told)
     wire.run(0.05)
     assert wire.members["b"].peers["a"].told == told
@@ -132,10 +143,10 @@ def test_what_is_told_arrives_at_once_and_once_whole_is_not_repeated_each_time()
 
 def test_a_change_whose_beats_were_lost_is_no_longer_believed():
     wire = Wire("a", "b")
-    wire.members["a"].tell(Told(held=("192.0.2.1",)))
+    wire.members["a"].tell(HeartbeatPayload(held=("192.0.2.1",)))
     wire.run(2)
     held = wire.members["b"].peers["a"]
-    wire.members["a"].tell(Told())
+    wire.members["a"].tell(HeartbeatPayload())
     dropped = (
         wire.members["a"].due(wire.now),
         wire.members["a"].due(wire.now + 0.2),
@@ -156,10 +167,10 @@ def test_leaving_and_a_farewell():
     late = member.due(wire.now + 1)
     wire.deliver("a", member.farewell(wire.now + 1))
     wire.stop("a")
-    assert wire.members["b"].peers["a"].state is State.LEFT
+    assert wire.members["b"].peers["a"].state is PeerState.LEFT
     wire.deliver("a", late)
     wire.run(2)
-    assert wire.members["b"].peers["a"].state is State.LEFT
+    assert wire.members["b"].peers["a"].state is PeerState.LEFT
     assert wire.members["b"].counts.lost == 0
     wire.start("a", ("a", "b"))
     wire.run(1)
@@ -219,7 +230,7 @@ def test_an_ended_run_does_not_come_back():
     first = recorded(wire, "b", "a")
     wire.stop("b")
     again = wire.start("b", ("a", "b"))
-    again.tell(Told(held=("192.0.2.1",)))
+    again.tell(HeartbeatPayload(held=("192.0.2.1",)))
     wire.run(1)
     for data in first:
         wire.members["a"].receive(data, wire.now)
@@ -240,8 +251,8 @@ def test_garbage(data):
 
 def beat(**fields):
     given = {"sender": "b", "receiver": "a", "run": 9, "echo": 1, "sequence": 1, "interval": 0.15, "losses": 0,
-             "leaving": False, "gone": False, "standing_back": False, "version": 0, "told": Told()}  # fmt: skip
-    return sealed(Beat(**{**given, **fields}), KEY)
+             "leaving": False, "gone": False, "standing_back": False, "version": 0, "told": HeartbeatPayload()}  # fmt: skip
+    return sealed(Heartbeat(**{**given, **fields}), KEY)
 
 
 def test_strangers_and_what_is_for_others():

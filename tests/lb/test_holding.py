@@ -2,30 +2,42 @@
 
 import pytest
 
-from narthex.lb.announce import Decision, Reason, Verdict, rank
-from narthex.lb.holding import CONFLICT_SECONDS, HANDOVER_SECONDS, Holdings, Rival
-from narthex.lb.repeats import ANNOUNCE_AFTER, PROBE_AFTER, PROBE_EVERY, Repeats
+from narthex.lb.announce import AddressElection, AnnouncementReason, NodeEligibility, rank
+from narthex.lb.ownership import (
+    CONFLICT_SECONDS,
+    HANDOVER_SECONDS,
+    AddressOwnership,
+    PeerClaims,
+)
+from narthex.lb.schedule import (
+    ANNOUNCE_AFTER,
+    PROBE_AFTER,
+    PROBE_EVERY,
+    AnnouncementSchedule,
+)
 
 IP = "192.0.2.7"
 FIRST, SECOND, THIRD = sorted("abc", key=lambda node: rank(node, IP))
 
 
 def decision(*order, out=(), first=IP):
-    verdicts = [Verdict(node=node, reason=Reason.ELECTION_LOST, text=f"not {node}") for node in order[1:]]
-    verdicts += [Verdict(node=node, reason=Reason.EXCLUDED, text=f"{node} is out") for node in out]
-    verdicts += [Verdict(node=order[0], reason=Reason.ANNOUNCES, text="")] if order else []
-    return {IP: Decision(address=IP, services=(), first=first, order=order, verdicts=tuple(verdicts))}
+    verdicts = [
+        NodeEligibility(node=node, reason=AnnouncementReason.ELECTION_LOST, text=f"not {node}") for node in order[1:]
+    ]
+    verdicts += [NodeEligibility(node=node, reason=AnnouncementReason.EXCLUDED, text=f"{node} is out") for node in out]
+    verdicts += [NodeEligibility(node=order[0], reason=AnnouncementReason.ANNOUNCES, text="")] if order else []
+    return {IP: AddressElection(address=IP, services=(), first=first, order=order, verdicts=tuple(verdicts))}
 
 
 def holder(**fields):
-    return Rival(held=frozenset((IP,)), **fields)
+    return PeerClaims(held=frozenset((IP,)), **fields)
 
 
 GIVING = {"yielding": frozenset((IP,))}
 
 
 def holding(node, order=None):
-    made = Holdings(node)
+    made = AddressOwnership(node)
     assert made.update(decision(*(order or (node,))), {}, 0.0).gained == (IP,)
     return made
 
@@ -39,7 +51,7 @@ def test_an_address_is_gained_once_and_lost_with_its_service():
 
 def test_who_has_to_give_it_up_answers_until_the_next_one_does():
     made = holding(FIRST)
-    assert not made.update(decision(SECOND, out=(FIRST,)), {SECOND: Rival()}, 1.0)
+    assert not made.update(decision(SECOND, out=(FIRST,)), {SECOND: PeerClaims()}, 1.0)
     assert made.yielding == {IP}
     moves = made.update(decision(SECOND, out=(FIRST,)), {SECOND: holder()}, 1.2)
     assert moves.lost == ((IP, f"{SECOND} has it now"),)
@@ -48,17 +60,17 @@ def test_who_has_to_give_it_up_answers_until_the_next_one_does():
 def test_who_may_not_answer_does_not_wait_for_ever():
     made = holding(FIRST)
     gone = decision(SECOND, out=(FIRST,))
-    assert not made.update(gone, {SECOND: Rival()}, 1.0)
+    assert not made.update(gone, {SECOND: PeerClaims()}, 1.0)
     assert made.next_due() == 1.0 + HANDOVER_SECONDS
-    assert not made.update(gone, {SECOND: Rival()}, 3.9)
-    ((_, why),) = made.update(gone, {SECOND: Rival()}, 4.0).lost
+    assert not made.update(gone, {SECOND: PeerClaims()}, 3.9)
+    ((_, why),) = made.update(gone, {SECOND: PeerClaims()}, 4.0).lost
     assert why == f"{FIRST} is out; {SECOND} has not taken it within 3 s"
 
 
 def test_who_is_only_not_the_best_waits_as_long_as_it_takes():
     made = holding(SECOND)
     for now in (1.0, 10.0, 100.0):
-        assert not made.update(decision(FIRST, SECOND), {FIRST: Rival()}, now)
+        assert not made.update(decision(FIRST, SECOND), {FIRST: PeerClaims()}, now)
     assert made.update(decision(FIRST, SECOND), {FIRST: holder()}, 101.0).lost
 
 
@@ -69,14 +81,14 @@ def test_nobody_else_means_that_it_ends_at_once():
 
 def test_a_giver_that_is_chosen_again_keeps_it():
     made = holding(FIRST)
-    made.update(decision(SECOND, out=(FIRST,)), {SECOND: Rival()}, 1.0)
-    assert not made.update(decision(FIRST, SECOND), {SECOND: Rival()}, 1.5)
+    made.update(decision(SECOND, out=(FIRST,)), {SECOND: PeerClaims()}, 1.0)
+    assert not made.update(decision(FIRST, SECOND), {SECOND: PeerClaims()}, 1.5)
     assert not made.yielding and made.next_due() == float("inf")
 
 
 @pytest.mark.parametrize("rival", [holder(**GIVING), holder(leaving=True)])
 def test_the_next_one_takes_it_while_the_other_still_answers(rival):
-    made = Holdings(SECOND)
+    made = AddressOwnership(SECOND)
     assert made.update(decision(SECOND, out=(FIRST,)), {FIRST: rival}, 0.0).gained == (IP,)
     for now in (1.0, 5.0):
         assert not made.update(decision(SECOND, out=(FIRST,)), {FIRST: rival}, now)
@@ -88,7 +100,7 @@ def test_after_a_partition_the_better_one_keeps_it():
     assert worse.update(decision(FIRST, SECOND), {FIRST: holder()}, 10.0).lost == ((IP, f"{FIRST} has it now"),)
     assert not better.update(decision(FIRST, SECOND), {SECOND: holder()}, 10.2)
     # Everybody has to hear who has it.
-    assert better.update(decision(FIRST, SECOND), {SECOND: Rival()}, 10.3).settled == (IP,)
+    assert better.update(decision(FIRST, SECOND), {SECOND: PeerClaims()}, 10.3).settled == (IP,)
 
 
 def test_a_rival_that_does_not_give_way_is_told_once():
@@ -129,7 +141,7 @@ def test_all_is_dropped():
 
 
 def test_announcements_are_repeated_for_a_minute_and_end_when_it_is_lost():
-    repeats = Repeats()
+    repeats = AnnouncementSchedule()
     repeats.begin([IP], 100.0)
     times = [now for now in range(100, 400) if repeats.announcements(float(now))]
     assert len([now for now in times if now <= 106]) >= 5 and 155 <= max(times) <= 161
@@ -141,13 +153,13 @@ def test_announcements_are_repeated_for_a_minute_and_end_when_it_is_lost():
 
 
 def test_announcements_that_were_missed_are_one():
-    repeats = Repeats()
+    repeats = AnnouncementSchedule()
     repeats.begin([IP], 0.0)
     assert repeats.announcements(30.0) == [IP] and repeats.announcements(30.0) == []
 
 
 def test_probes_go_on_for_ever():
-    repeats = Repeats()
+    repeats = AnnouncementSchedule()
     repeats.begin([IP], 0.0)
     times = [now for now in range(400) if repeats.probes(float(now))]
     assert times == [*map(int, PROBE_AFTER), *range(int(PROBE_EVERY), 400, int(PROBE_EVERY))]

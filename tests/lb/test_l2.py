@@ -5,8 +5,17 @@ from ipaddress import ip_address
 
 import pytest
 
-from narthex.lb.l2 import Kind, Message, answer, gratuitous, probe, read, solicited_node
-from narthex.lb.l2_filter import arp_filter, nd_filter
+from narthex.lb.l2 import (
+    NeighborMessage,
+    NeighborMessageKind,
+    answer,
+    arp_filter,
+    gratuitous,
+    nd_filter,
+    probe,
+    read,
+    solicited_node,
+)
 
 OWN, PEER = bytes.fromhex("02000000000a"), bytes.fromhex("02000000000b")
 IP, HOST = "192.0.2.7", "192.0.2.99"
@@ -43,11 +52,11 @@ def nd(kind=135, source=HOST_SIX, target=SIX, options=b"\x01\x01" + PEER, hops=2
 
 def asks(**fields):
     given = {"address": IP, "mac": PEER, "sender": HOST, "answerable": True}
-    return Message(kind=Kind.ASKS, **{**given, **fields})
+    return NeighborMessage(kind=NeighborMessageKind.ASKS, **{**given, **fields})
 
 
 def claims(address, mac=PEER, destination=ALL):
-    return Message(kind=Kind.CLAIMS, address=address, mac=mac, destination=destination)
+    return NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=address, mac=mac, destination=destination)
 
 
 @pytest.mark.parametrize(

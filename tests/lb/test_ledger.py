@@ -2,13 +2,13 @@
 
 import msgspec
 
-from narthex.lb.decision import Decision
-from narthex.lb.ledger import UNANSWERED_SECONDS, Ledger
-from narthex.lb.pools import settle
+from narthex.lb.ledger import UNANSWERED_SECONDS, AllocationLedger
+from narthex.lb.pools import validate_pools
+from narthex.lb.service_status import AllocationDecision
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress
 from narthex.testing import build
 
-POOLS = settle([IPAddressPool(name="lan", namespace="x", addresses=("192.168.15.0/28",))])
+POOLS = validate_pools([IPAddressPool(name="lan", namespace="x", addresses=("192.168.15.0/28",))])
 WEB = build.service("shop/web", "10.110.0.1", type="LoadBalancer", uid="u1", resource_version="5")
 GIVEN = ("192.168.15.0",)
 
@@ -19,7 +19,7 @@ def with_status(*addresses, version="6", **fields):
 
 
 def promised(done=True):
-    ledger = Ledger()
+    ledger = AllocationLedger()
     ledger.promise(WEB, GIVEN, 0.0)
     if done:
         ledger.done(WEB)
@@ -56,9 +56,9 @@ def test_a_write_that_was_refused_is_a_wish():
     ledger = promised(done=False)
     ledger.refused(WEB)
     ledger.see([WEB], POOLS, 1.0)
-    ledger.decided({WEB.key: Decision(service=WEB.key, addresses=GIVEN)})
+    ledger.decided({WEB.key: AllocationDecision(service=WEB.key, addresses=GIVEN)})
     assert ledger.promised == {WEB.key: GIVEN}
-    ledger.decided({WEB.key: Decision(service=WEB.key)})
+    ledger.decided({WEB.key: AllocationDecision(service=WEB.key)})
     assert ledger.promised == {}
 
 
@@ -92,10 +92,10 @@ def test_another_address_of_a_pool_is_nobodys_fight():
 
 
 def test_what_is_as_decided_is_settled():
-    ledger = Ledger()
-    ledger.confirm(with_status(*GIVEN), Decision(service=WEB.key, addresses=GIVEN))
+    ledger = AllocationLedger()
+    ledger.confirm(with_status(*GIVEN), AllocationDecision(service=WEB.key, addresses=GIVEN))
     assert ledger.settled == {WEB.key}
-    ledger.confirm(WEB, Decision(service=WEB.key))
+    ledger.confirm(WEB, AllocationDecision(service=WEB.key))
     assert ledger.settled == frozenset()
 
 

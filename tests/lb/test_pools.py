@@ -2,12 +2,12 @@
 
 import pytest
 
-from narthex.lb.pools import Surroundings, holding, read_range, settle, text_of
+from narthex.lb.pools import ReservedAddresses, address_text, pool_containing, read_range, validate_pools
 from narthex.model.net import IPFamily, address_key
 from narthex.model.objects import IPAddressPool
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
-AROUND = Surroundings(
+AROUND = ReservedAddresses(
     networks={"10.64.0.0/16": "the pods of node a", "10.96.0.0/12": "ServiceCIDR kubernetes"},
     addresses={"192.168.15.5": "an address of node a", "fd20::11": "an address of node a"},
 )
@@ -18,7 +18,7 @@ def pool(name, *addresses, **fields):
 
 
 def only(*addresses, **fields):
-    found = settle([pool("p", *addresses, **fields)])
+    found = validate_pools([pool("p", *addresses, **fields)])
     assert not found.refused
     return found.accepted[0]
 
@@ -62,7 +62,7 @@ def only(*addresses, **fields):
     ],
 )
 def test_bad_pools_are_refused_with_the_reason(addresses, said):
-    found = settle([pool("good", "172.6.6.0/29"), pool("p", *addresses)], AROUND)
+    found = validate_pools([pool("good", "172.6.6.0/29"), pool("p", *addresses)], AROUND)
     assert [each.name for each in found.accepted] == ["good"]
     (refused,) = found.refused
     assert said in refused.reason
@@ -71,7 +71,7 @@ def test_bad_pools_are_refused_with_the_reason(addresses, said):
 def test_of_two_that_overlap_the_first_by_name_stays():
     objects = [pool("b", "192.168.15.8-192.168.15.20"), pool("a", "192.168.15.0/28"), pool("c", "192.168.15.20/32")]
     for order in (objects, objects[::-1]):
-        found = settle(order)
+        found = validate_pools(order)
         assert [each.name for each in found.accepted] == ["a", "c"]
         (refused,) = found.refused
         assert refused.reason.startswith("192.168.15.8-192.168.15.20 overlaps 192.168.15.0/28 of pool a")
@@ -79,13 +79,13 @@ def test_of_two_that_overlap_the_first_by_name_stays():
 
 def test_one_name_in_two_namespaces():
     twin = IPAddressPool(name="p", namespace="other", addresses=("172.6.6.6/32",))
-    found = settle([pool("p", "192.168.15.0/28"), twin])
+    found = validate_pools([pool("p", "192.168.15.0/28"), twin])
     assert [each.object.namespace for each in found.accepted] == ["metallb-system"]
     assert "metallb-system/p has its name, too" in found.refused[0].reason
 
 
 def test_the_addresses_of_the_seeds():
-    found = settle([pool("lan", "192.168.15.1/32", "192.168.15.8-192.168.15.8"), pool("other", "172.6.6.6/32")])
+    found = validate_pools([pool("lan", "192.168.15.1/32", "192.168.15.8-192.168.15.8"), pool("other", "172.6.6.6/32")])
     assert [found.of(ip).name for ip in ("192.168.15.1", "192.168.15.8", "172.6.6.6")] == ["lan", "lan", "other"]
     assert found.of("192.168.15.2") is None
 
@@ -107,16 +107,16 @@ def test_size(addresses, buggy, size):
 def test_the_lowest_free_address_of_each_family():
     mixed = only("192.168.15.254-192.168.16.1", "fd00::/64", avoid_buggy=True)
     taken = {address_key("192.168.15.254")[1]}
-    assert text_of(V4, mixed.lowest_free(V4, taken)) == "192.168.16.1"
-    assert text_of(V6, mixed.lowest_free(V6, {address_key("fd00::")[1]})) == "fd00::1"
+    assert address_text(V4, mixed.lowest_free(V4, taken)) == "192.168.16.1"
+    assert address_text(V6, mixed.lowest_free(V6, {address_key("fd00::")[1]})) == "fd00::1"
     assert mixed.lowest_free(V4, taken | {address_key("192.168.16.1")[1]}) is None
 
 
 def test_huge_pools_cost_nothing():
     huge = only("11.0.0.0/8", "fd00::/16")
     counted = Counted()
-    assert text_of(V4, huge.lowest_free(V4, counted, address_key("11.250.0.0")[1])) == "11.250.0.0"
-    assert text_of(V6, huge.lowest_free(V6, counted)) == "fd00::"
+    assert address_text(V4, huge.lowest_free(V4, counted, address_key("11.250.0.0")[1])) == "11.250.0.0"
+    assert address_text(V6, huge.lowest_free(V6, counted)) == "fd00::"
     assert counted.asked == 2
 
 
@@ -132,9 +132,9 @@ class Counted:
 
 def test_whose_address_it_was_is_known_of_refused_pools_too():
     overlapping = [pool("a", "192.168.15.0/28"), pool("b", "192.168.15.8-192.168.15.20", "nonsense")]
-    assert holding(overlapping, "192.168.15.9").name == "a"
-    assert holding(overlapping, "192.168.15.20").name == "b"
-    assert holding(overlapping, "192.168.15.21") is None
+    assert pool_containing(overlapping, "192.168.15.9").name == "a"
+    assert pool_containing(overlapping, "192.168.15.20").name == "b"
+    assert pool_containing(overlapping, "192.168.15.21") is None
 
 
 def test_ranges_are_written_with_or_without_spaces():

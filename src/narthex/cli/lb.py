@@ -83,15 +83,15 @@ def controller(
         _show_plan(_looked(config, lb_class, cluster_cidr, where), output)
         return
     from narthex.kube.lease import Times
-    from narthex.lb.program.controller import Settings
-    from narthex.lb.program.start import CONTROLLER, Place, StartError, serve
+    from narthex.lb.program.controller import LoadBalancerSettings
+    from narthex.lb.program.start import CONTROLLER, ControllerOptions, ControllerStartError, serve
     from narthex.runtime import logs
     from narthex.runtime.configuration.values import Logging
 
     if not (has_source(where) or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
     logs.start(sys.stderr, Logging(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
-    place = Place(
+    place = ControllerOptions(
         address=address,
         healthz_port=healthz_port,
         metrics_port=metrics_port,
@@ -99,10 +99,10 @@ def controller(
         times=Times(lease=lease_seconds, renew=lease_seconds * 2 / 3, retry=lease_seconds * 2 / 15),
         lease_name=lease_name or "-".join(filter(None, (CONTROLLER, _plain(lb_class)))),
     )
-    settings = Settings(balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))
+    settings = LoadBalancerSettings(balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))
     try:
         serve(_access(where, quick=True), settings, place)
-    except StartError as error:
+    except ControllerStartError as error:
         raise click.ClickException(logs.printable(str(error))) from error
 
 
@@ -159,8 +159,7 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
         raise click.UsageError("a lab has its own objects: leave out --manifests, --kubeconfig, --master and --config")
     if lab is None and not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
-    from narthex.lb.program.look import LookError
-    from narthex.lb.program.why import WhyError, why_service
+    from narthex.lb.program.inspection import InspectionError, WhyError, why_service
     from narthex.lb.why import lines
     from narthex.runtime.logs import printable
 
@@ -173,7 +172,7 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
         else:
             access = None if manifests is not None else _access(where)
             said = why_service(service, manifests=manifests, access=access, config=config, status_port=status_port)
-    except (LookError, WhyError) as error:
+    except (InspectionError, WhyError) as error:
         raise click.ClickException(printable(str(error))) from error
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(said)))
@@ -184,18 +183,18 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
 
 def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
     """One look, with what is wrong on stderr."""
-    from narthex.lb.program.look import LookError, look
+    from narthex.lb.program.inspection import InspectionError, inspect_cluster
     from narthex.runtime.logs import printable
 
     try:
-        found = look(
+        found = inspect_cluster(
             manifests=where["manifests"],
             access=None if where["manifests"] is not None else _access(where),
             config=config,
             balancer_class=lb_class,
             cluster_cidrs=_cidrs(cluster_cidr),
         )
-    except LookError as error:
+    except InspectionError as error:
         raise click.ClickException(printable(str(error))) from error
     for problem in found.problems:
         click.echo(printable(str(problem)), err=True)
@@ -203,7 +202,7 @@ def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[s
 
 
 def _show_plan(found: Any, output: str) -> None:
-    from narthex.lb.program.look import as_data
+    from narthex.lb.program.inspection import as_data
 
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(as_data(found))))

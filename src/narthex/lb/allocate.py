@@ -14,18 +14,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.lb.decision import Decision, Refusal, pool_of
-from narthex.lb.pools import Pool, Pools, holding, may_hold, text_of
-from narthex.lb.requests import Wishes, wishes_of
-from narthex.lb.resources import serves
-from narthex.lb.sharing import Share, clash, share_of
-from narthex.lb.status import held_by, is_ours
+from narthex.lb.pools import AddressPool, Pools, address_text, may_contain, pool_containing
+from narthex.lb.requests import AddressRequest, SharingProfile, address_request, sharing_conflict, sharing_profile
+from narthex.lb.resources import pool_serves
+from narthex.lb.service_status import AllocationDecision, Refusal, is_served, pool_of, status_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, address_key, family_of
 from narthex.model.objects import Labels, Service
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
+class AllocationInput(msgspec.Struct, frozen=True, kw_only=True):
     """All that the decisions depend on."""
 
     services: Iterable[Service]
@@ -49,7 +47,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Services whose status somebody else has written over."""
 
 
-def allocate(situation: Situation) -> dict[NamespacedName, Decision]:
+def allocate(situation: AllocationInput) -> dict[NamespacedName, AllocationDecision]:
     """What is decided of each Service that is this controller's, by name."""
     return _Allocation(situation).run()
 
@@ -64,10 +62,10 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class _Allocation:
-    def __init__(self, situation: Situation) -> None:
+    def __init__(self, situation: AllocationInput) -> None:
         self._now = situation
         self._services = {service.key: service for service in situation.services}
-        self._shares = {key: share_of(each, ours=self._is_ours(each)) for key, each in self._services.items()}
+        self._shares = {key: sharing_profile(each, ours=self._is_ours(each)) for key, each in self._services.items()}
         self._holders: dict[str, set[NamespacedName]] = defaultdict(set)
         """By address, whose status holds it or will. Nobody leaves during a run: a status that is about to be cleared
         still holds what it holds."""
@@ -78,14 +76,14 @@ class _Allocation:
         self._shared: dict[str, list[str]] = defaultdict(list)
         """Addresses by the sharing key of those who hold them."""
 
-    def run(self) -> dict[NamespacedName, Decision]:
+    def run(self) -> dict[NamespacedName, AllocationDecision]:
         """All decisions."""
         self._record()
-        decisions: dict[NamespacedName, Decision] = {}
-        waiting: list[tuple[Service, Wishes, _Kept]] = []
+        decisions: dict[NamespacedName, AllocationDecision] = {}
+        waiting: list[tuple[Service, AddressRequest, _Kept]] = []
         for service in sorted((each for each in self._services.values() if self._concerns(each)), key=self._rank):
             outcome = self._first(service)
-            if isinstance(outcome, Decision):
+            if isinstance(outcome, AllocationDecision):
                 decisions[service.key] = outcome
             else:
                 waiting.append((service, *outcome))
@@ -97,13 +95,13 @@ class _Allocation:
         return decisions
 
     def _is_ours(self, service: Service) -> bool:
-        return is_ours(service, self._now.balancer_class)
+        return is_served(service, self._now.balancer_class)
 
     def _concerns(self, service: Service) -> bool:
         """Ours, or something that was ours and has to be cleared."""
         if service.type == "LoadBalancer":
             return self._is_ours(service)
-        return bool(pool_of(service)) or any(self._now.pools.of(address) for address in held_by(service))
+        return bool(pool_of(service)) or any(self._now.pools.of(address) for address in status_addresses(service))
 
     def _rank(self, service: Service) -> tuple[bool, bool, NamespacedName]:
         return service.key not in self._now.settled, not pool_of(service), service.key
@@ -111,10 +109,10 @@ class _Allocation:
     def _record(self) -> None:
         for service in self._services.values():
             unseen = (*self._now.promised.get(service.key, ()), *self._now.withheld.get(service.key, ()))
-            for address in (*held_by(service), *unseen):
+            for address in (*status_addresses(service), *unseen):
                 self._hold(address, service.key)
         for key, addresses in self._now.unreadable.items():
-            self._shares[key] = Share(key, "", frozenset(), None, ours=False)
+            self._shares[key] = SharingProfile(key, "", frozenset(), None, ours=False)
             for address in addresses:
                 self._hold(address, key)
         for shared in self._shared.values():
@@ -127,14 +125,14 @@ class _Allocation:
         if sharing and address not in self._shared[sharing]:
             self._shared[sharing].append(address)
 
-    def _first(self, service: Service) -> Decision | tuple[Wishes, _Kept]:
+    def _first(self, service: Service) -> AllocationDecision | tuple[AddressRequest, _Kept]:
         """The decision where the present state makes it, else what is asked for and what may be kept."""
-        held = held_by(service)
+        held = status_addresses(service)
         if service.type != "LoadBalancer":
-            return Decision(service=service.key, cause=f"it is of type {service.type} now")
+            return AllocationDecision(service=service.key, cause=f"it is of type {service.type} now")
         if foreign := self._foreign(service, held):
             return foreign
-        wishes = wishes_of(service)
+        wishes = address_request(service)
         if isinstance(wishes, Refusal):
             kept = self._keep(service, held, None)
             return self._confirmed(service, kept, refusal=wishes)
@@ -148,7 +146,7 @@ class _Allocation:
             self._owners[address].add(service.key)
         return wishes, kept
 
-    def _foreign(self, service: Service, held: tuple[str, ...]) -> Decision | None:
+    def _foreign(self, service: Service, held: tuple[str, ...]) -> AllocationDecision | None:
         """The decision to leave a status alone that somebody else writes."""
         outside = [address for address in held if self._now.pools.of(address) is None]
         if service.key not in self._now.overwritten:
@@ -161,7 +159,7 @@ class _Allocation:
             f"the status holds {shown}, which is from no pool here: another controller writes it, and it is left alone; "
             "clear the status or give the Service a loadBalancerClass to end this"
         )
-        return Decision(service=service.key, addresses=held, note=note, foreign=True)
+        return AllocationDecision(service=service.key, addresses=held, note=note, foreign=True)
 
     def _may_be_refused(self, service: Service, addresses: Iterable[str]) -> str:
         """Why addresses that are in no pool that can be used may be from one that cannot; empty when they are not."""
@@ -173,11 +171,11 @@ class _Allocation:
             found = self._now.pools.refusal_of(name)
             return f"pool {name}, which is refused ({found.reason})" if found is not None else ""
         for each in refused:
-            if any(may_hold(each.object, address) for address in addresses):
+            if any(may_contain(each.object, address) for address in addresses):
                 return f"pool {each.object.name}, which is refused ({each.reason})"
         return ""
 
-    def _keep(self, service: Service, held: tuple[str, ...], wishes: Wishes | None) -> _Kept:
+    def _keep(self, service: Service, held: tuple[str, ...], wishes: AddressRequest | None) -> _Kept:
         """Which of the addresses stay. Without wishes, that is, when these make no sense, all that nothing else forbids."""
         kept: list[str] = []
         causes: list[str] = []
@@ -199,10 +197,10 @@ class _Allocation:
         kept.sort(key=lambda address: order.index(family_of(address)) if order else 0)
         return _Kept(tuple(kept), pool, "; ".join(causes), "; ".join(notes))
 
-    def _must_go(self, service: Service, address: str, kept: Iterable[str], wishes: Wishes | None) -> str:
+    def _must_go(self, service: Service, address: str, kept: Iterable[str], wishes: AddressRequest | None) -> str:
         """Why a Service cannot keep an address, apart from its pool being gone; empty when it can."""
         # What is only promised may be in nobody's way; what a status holds has to get on with those before it.
-        seen = address in held_by(service)
+        seen = address in status_addresses(service)
         others = self._confirmed_or_foreign(address) if seen else self._holders.get(address, set())
         if other := self._clash(service, others):
             return other
@@ -220,15 +218,15 @@ class _Allocation:
             return f"it asks for pool {wishes.pool}"
         return self._pool_forbids(service, address, pool) if pool is not None else ""
 
-    def _pool_forbids(self, service: Service, address: str, pool: Pool) -> str:
+    def _pool_forbids(self, service: Service, address: str, pool: AddressPool) -> str:
         if not self._serves(pool, service):
             return f"pool {pool.name} is for other Services (serviceAllocation)"
         if pool.avoids(address):
             return f"pool {pool.name} gives no addresses that end in .0 or .255 (avoidBuggyIPs)"
         return ""
 
-    def _serves(self, pool: Pool, service: Service) -> bool:
-        return serves(pool.object, service, self._now.namespaces.get(service.namespace, ()))
+    def _serves(self, pool: AddressPool, service: Service) -> bool:
+        return pool_serves(pool.object, service, self._now.namespaces.get(service.namespace, ()))
 
     def _confirmed_or_foreign(self, address: str) -> set[NamespacedName]:
         """Whom a Service that holds an address has to get on with: whoever was before it, and whoever is not ours."""
@@ -238,14 +236,14 @@ class _Allocation:
     def _clash(self, service: Service, others: Iterable[NamespacedName]) -> str:
         mine = self._shares[service.key]
         for other in sorted(others):
-            if other != service.key and (why := clash(mine, self._shares[other])):
+            if other != service.key and (why := sharing_conflict(mine, self._shares[other])):
                 return why
         return ""
 
-    def _confirmed(self, service: Service, kept: _Kept, refusal: Refusal | None = None) -> Decision:
+    def _confirmed(self, service: Service, kept: _Kept, refusal: Refusal | None = None) -> AllocationDecision:
         for address in kept.addresses:
             self._owners[address].add(service.key)
-        return Decision(
+        return AllocationDecision(
             service=service.key,
             addresses=kept.addresses,
             pool=kept.pool if kept.addresses else "",
@@ -254,7 +252,7 @@ class _Allocation:
             refusal=refusal,
         )
 
-    def _give(self, service: Service, wishes: Wishes, kept: _Kept) -> Decision:
+    def _give(self, service: Service, wishes: AddressRequest, kept: _Kept) -> AllocationDecision:
         """Find what is missing."""
         found = self._requested(service, wishes) if wishes.addresses else self._chosen(service, wishes, kept)
         if isinstance(found, Refusal):
@@ -269,9 +267,9 @@ class _Allocation:
         note = kept.note if set(kept.addresses) & set(addresses) else ""
         return self._confirmed(service, _Kept(addresses, pool, cause, note))
 
-    def _requested(self, service: Service, wishes: Wishes) -> tuple[str, tuple[str, ...]] | Refusal:
+    def _requested(self, service: Service, wishes: AddressRequest) -> tuple[str, tuple[str, ...]] | Refusal:
         """The very addresses that a Service asks for."""
-        pools: dict[str, Pool] = {}
+        pools: dict[str, AddressPool] = {}
         for address in wishes.addresses:
             pool = self._now.pools.of(address)
             if pool is None:
@@ -291,11 +289,11 @@ class _Allocation:
 
     def _nearest(self, address: str) -> str:
         for refused in self._now.pools.refused:
-            if holding([refused.object], address) is not None:
+            if pool_containing([refused.object], address) is not None:
                 return f"pool {refused.object.name} has it but is refused, {refused.reason}"
         return "ask for an address of a pool, or add it to one"
 
-    def _chosen(self, service: Service, wishes: Wishes, kept: _Kept) -> tuple[str, tuple[str, ...]] | Refusal:
+    def _chosen(self, service: Service, wishes: AddressRequest, kept: _Kept) -> tuple[str, tuple[str, ...]] | Refusal:
         """Addresses of the first pool that has them."""
         if kept.addresses and (pool := self._now.pools.named(kept.pool)) is not None:
             more = self._of_pool(service, pool, wishes, kept.addresses)
@@ -316,7 +314,7 @@ class _Allocation:
                 best = pool.name, found
         return best if best is not None else self._none(service, wishes, pools)
 
-    def _candidates(self, service: Service, wishes: Wishes) -> list[Pool] | Refusal:
+    def _candidates(self, service: Service, wishes: AddressRequest) -> list[AddressPool] | Refusal:
         """The pools that may give this Service an address, in their order."""
         if wishes.pool:
             pool = self._now.pools.named(wishes.pool)
@@ -332,7 +330,9 @@ class _Allocation:
         pools = [pool for pool in self._now.pools.accepted if pool.object.auto_assign and self._serves(pool, service)]
         return sorted(pools, key=_precedence)
 
-    def _of_pool(self, service: Service, pool: Pool, wishes: Wishes, have: tuple[str, ...]) -> tuple[str, ...]:
+    def _of_pool(
+        self, service: Service, pool: AddressPool, wishes: AddressRequest, have: tuple[str, ...]
+    ) -> tuple[str, ...]:
         """An address of each family, as far as the pool has them; those that are there already stay."""
         by_family = {family_of(address): address for address in have}
         for family in wishes.families:
@@ -340,7 +340,7 @@ class _Allocation:
                 by_family[family] = address
         return tuple(by_family[family] for family in wishes.families if family in by_family)
 
-    def _address(self, service: Service, pool: Pool, family: IPFamily) -> str:
+    def _address(self, service: Service, pool: AddressPool, family: IPFamily) -> str:
         """The address that it was promised, one that it may share, or the lowest free one; empty when there is none."""
         sharing = self._shares[service.key].key
         known = self._now.promised.get(service.key, ())
@@ -355,9 +355,9 @@ class _Allocation:
         if number is None:
             return ""
         self._starts[pool.name, family] = number
-        return text_of(family, number)
+        return address_text(family, number)
 
-    def _none(self, service: Service, wishes: Wishes, pools: list[Pool]) -> Refusal:
+    def _none(self, service: Service, wishes: AddressRequest, pools: list[AddressPool]) -> Refusal:
         """Why no pool has what is needed."""
         needed = " and ".join(family.label for family in wishes.families)
         if pools:
@@ -380,7 +380,7 @@ class _Allocation:
         return Refusal(text, "see serviceAllocation of the pools, or make one that is for it")
 
 
-def _precedence(pool: Pool) -> tuple[bool, float, str]:
+def _precedence(pool: AddressPool) -> tuple[bool, float, str]:
     """Pools that are for few come first, by priority, of which 0 is the last (row M3)."""
     allocation = pool.object.allocation
     if allocation is None:

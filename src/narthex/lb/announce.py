@@ -2,7 +2,7 @@
 
 All announcers decide by themselves, from the same objects and the same view of who is alive, and come to the same end:
 of the nodes that could answer, the first in an order that nobody chooses, the SHA-256 of the node's name and the Service's
-first address, has it. How two of them behave while their views differ is `lb/holding.py`'s business, and how an address
+first address, has it. How two of them behave while their views differ is `lb/ownership.py`'s business, and how an address
 is answered for `lb/l2.py`'s.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from narthex.lb.heartbeat import State
-from narthex.lb.pools import Pools, settle
+from narthex.lb.heartbeat import PeerState
+from narthex.lb.pools import Pools, validate_pools
 from narthex.lb.resources import selects_node, selects_pool, selects_service
-from narthex.lb.status import ALLOCATED_FROM, LOAD_BALANCER, annotation
+from narthex.lb.service_status import ALLOCATED_FROM, LOAD_BALANCER, annotation
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement, Node, Service, SliceEndpoint
 from narthex.model.store import Slices, Snapshot
@@ -25,7 +25,7 @@ from narthex.model.store import Slices, Snapshot
 EXCLUDE = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 
-class Reason(enum.Enum):
+class AnnouncementReason(enum.Enum):
     """Why a node answers for an address, or does not. The value is one word, for conditions and metrics."""
 
     ANNOUNCES = "Announces"
@@ -45,10 +45,10 @@ class Reason(enum.Enum):
     EXCLUDED = "NodeExcluded"
 
 
-class Announcer(msgspec.Struct, frozen=True, kw_only=True):
+class AnnouncerState(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one node's announcer."""
 
-    state: State = State.ALIVE
+    state: PeerState = PeerState.ALIVE
     leaving: bool = False
     """It is about to end."""
     links: tuple[str, ...] | None = None
@@ -59,14 +59,14 @@ class Announcer(msgspec.Struct, frozen=True, kw_only=True):
     """Lost, and the node does not answer either: its endpoints are gone with it."""
 
 
-NO_ANNOUNCER = Announcer(state=State.UNHEARD)
+NO_ANNOUNCER = AnnouncerState(state=PeerState.UNHEARD)
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class ElectionInput(msgspec.Struct, frozen=True, kw_only=True):
     """What decisions are made from."""
 
     snapshot: Snapshot
-    announcers: Mapping[str, Announcer]
+    announcers: Mapping[str, AnnouncerState]
     """By node; nodes that are not in it have none."""
     ignore_exclude_label: bool = False
 
@@ -78,20 +78,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return {name: known.get(name) or Node(name=name) for name in sorted({*known, *self.announcers})}
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class NodeEligibility(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node, about one address."""
 
     node: str
-    reason: Reason
+    reason: AnnouncementReason
     text: str
 
     @property
     def eligible(self) -> bool:
         """Whether it could answer."""
-        return self.reason in (Reason.ANNOUNCES, Reason.ELECTION_LOST)
+        return self.reason in (AnnouncementReason.ANNOUNCES, AnnouncementReason.ELECTION_LOST)
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class AddressElection(msgspec.Struct, frozen=True, kw_only=True):
     """About one address."""
 
     address: str
@@ -102,7 +102,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     order: tuple[str, ...] = ()
     """Nodes that could answer, the best first."""
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[NodeEligibility, ...] = ()
     """Of every node, in the order of their names."""
     interfaces: tuple[str, ...] | None = None
     """The only links that may be answered on; None: all. It is of the advertisements that the holder's node is in."""
@@ -114,12 +114,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """The node that answers; empty when none does."""
         return self.order[0] if self.order else ""
 
-    def verdict(self, node: str) -> Verdict | None:
+    def verdict(self, node: str) -> NodeEligibility | None:
         """What holds for a node."""
         return next((each for each in self.verdicts if each.node == node), None)
 
 
-def announced(service: Service) -> tuple[str, ...]:
+def announced_addresses(service: Service) -> tuple[str, ...]:
     """The addresses of a Service that a node may have to answer for: those of its status that packets arrive with
     (`ipMode: Proxy` is somebody else's, row L2)."""
     if service.type != LOAD_BALANCER:
@@ -133,16 +133,16 @@ def rank(node: str, first_address: str) -> bytes:
     return hashlib.sha256(f"{node}#{first_address}".encode()).digest()
 
 
-class Decider:
+class AddressElector:
     """Decides, and decides again only what may differ: an endpoint that comes or goes is one address' business."""
 
     def __init__(self) -> None:
         self._common: tuple[object, ...] = ()
-        self._known: dict[str, tuple[tuple[object, ...], Decision]] = {}
+        self._known: dict[str, tuple[tuple[object, ...], AddressElection]] = {}
         self._nodes: Mapping[str, Node] = {}
         self._pools = Pools()
 
-    def decide(self, view: View) -> Mapping[str, Decision]:
+    def elect(self, view: ElectionInput) -> Mapping[str, AddressElection]:
         """About all addresses, by address."""
         snapshot = view.snapshot
         held = (snapshot.nodes, snapshot.address_pools, snapshot.l2_advertisements)
@@ -150,7 +150,7 @@ class Decider:
         if common != self._common[1:]:
             # What is compared by identity has to stay alive.
             self._common, self._known = (held, *common), {}
-            self._nodes, self._pools = view.nodes, settle(snapshot.address_pools.values())
+            self._nodes, self._pools = view.nodes, validate_pools(snapshot.address_pools.values())
         nodes, pools = self._nodes, self._pools
         before, self._known = self._known, {}
         for address, services in _sharers(snapshot).items():
@@ -163,9 +163,9 @@ class Decider:
         return {address: decision for address, (_, decision) in self._known.items()}
 
 
-def decide(view: View) -> Mapping[str, Decision]:
+def elect(view: ElectionInput) -> Mapping[str, AddressElection]:
     """About all addresses, by address, once."""
-    return Decider().decide(view)
+    return AddressElector().elect(view)
 
 
 def _same(one: Sequence[object], two: Sequence[object]) -> bool:
@@ -178,7 +178,7 @@ def _sharers(snapshot: Snapshot) -> dict[str, list[Service]]:
     balancers = (key for key, service in snapshot.services.items() if service.type == LOAD_BALANCER)
     for key in sorted(balancers):
         service = snapshot.services[key]
-        for address in announced(service):
+        for address in announced_addresses(service):
             sharers.setdefault(address, []).append(service)
     return sharers
 
@@ -192,19 +192,21 @@ def _pool_of(address: str, services: Sequence[Service], pools: Pools) -> IPAddre
     return next((each.object for each in refused if each is not None), None)
 
 
-def _decide(address: str, services: list[Service], nodes: Mapping[str, Node], pools: Pools, view: View) -> Decision:
+def _decide(
+    address: str, services: list[Service], nodes: Mapping[str, Node], pools: Pools, view: ElectionInput
+) -> AddressElection:
     snapshot = view.snapshot
     keys = tuple(service.key for service in services)
     pool = _pool_of(address, services, pools)
     if pool is None:
         text = f"{address} is in no IPAddressPool that is known here, so it is somebody else's to announce"
-        return _nobody(address, keys, nodes, Reason.NOT_IN_A_POOL, text)
+        return _nobody(address, keys, nodes, AnnouncementReason.NOT_IN_A_POOL, text)
     every = [each for _, each in sorted(snapshot.l2_advertisements.items()) if selects_pool(each, pool)]
     chosen = [each for each in every if any(selects_service(each, service) for service in services)]
     if every and not chosen:
         names = ", ".join(each.name for each in every)
         text = f"the advertisements of pool {pool.name} ({names}) select other Services: see their serviceSelectors"
-        return _nobody(address, keys, nodes, Reason.NOT_SELECTED, text, pool)
+        return _nobody(address, keys, nodes, AnnouncementReason.NOT_SELECTED, text, pool)
     notes = []
     if not every:
         notes.append(f"no L2Advertisement selects pool {pool.name}: it is announced on all links of all nodes")
@@ -214,7 +216,7 @@ def _decide(address: str, services: list[Service], nodes: Mapping[str, Node], po
         gone = sorted({name for each in backed.values() for name in each.gone})
         text = f"no endpoint of {_listed(keys)} can serve"
         text += f": those on {_listed(gone)} are gone with the node" if gone else ""
-        return _nobody(address, keys, nodes, Reason.NO_ENDPOINT, text, pool)
+        return _nobody(address, keys, nodes, AnnouncementReason.NO_ENDPOINT, text, pool)
     judge = _Judge(address, serving, chosen, backed, view)
     verdicts = {name: judge.of(node) for name, node in nodes.items()}
     notes += _soften(verdicts, judge)
@@ -222,10 +224,10 @@ def _decide(address: str, services: list[Service], nodes: Mapping[str, Node], po
     notes += _shared(judge, order)
     final = tuple(_final(verdict, order, services[0]) for verdict in verdicts.values())
     holder = nodes[order[0]] if order else None
-    return Decision(
+    return AddressElection(
         address=address,
         services=keys,
-        first=announced(services[0])[0],
+        first=announced_addresses(services[0])[0],
         pool=pool.name,
         order=order,
         verdicts=final,
@@ -238,16 +240,16 @@ def _nobody(
     address: str,
     services: tuple[NamespacedName, ...],
     nodes: Iterable[str],
-    reason: Reason,
+    reason: AnnouncementReason,
     text: str,
     pool: IPAddressPool | None = None,
-) -> Decision:
+) -> AddressElection:
     """For one reason no node announces."""
-    return Decision(
+    return AddressElection(
         address=address,
         services=services,
         pool=pool.name if pool else "",
-        verdicts=tuple(Verdict(node=name, reason=reason, text=text) for name in nodes),
+        verdicts=tuple(NodeEligibility(node=name, reason=reason, text=text) for name in nodes),
     )
 
 
@@ -255,7 +257,7 @@ class _Backing:
     """Where the endpoints of a Service are that can serve: ready ones, and those that are being ended and serve until then
     (row A4). An endpoint on a node that is gone is gone, long before Kubernetes says so."""
 
-    def __init__(self, slices: Slices | None, announcers: Mapping[str, Announcer]) -> None:
+    def __init__(self, slices: Slices | None, announcers: Mapping[str, AnnouncerState]) -> None:
         able = [each for part in (slices or {}).values() for each in part.endpoints if _serves(each)]
         away = {name for name, each in announcers.items() if each.node_gone}
         self.gone = {each.node_name for each in able} & away
@@ -277,7 +279,7 @@ class _Judge:
         services: Sequence[Service],
         advertisements: Sequence[L2Advertisement],
         backed: Mapping[NamespacedName, _Backing],
-        view: View,
+        view: ElectionInput,
     ) -> None:
         """`services` have an endpoint somewhere."""
         self._address = address
@@ -286,67 +288,70 @@ class _Judge:
         self._backed = backed
         self._view = view
 
-    def of(self, node: Node) -> Verdict:
+    def of(self, node: Node) -> NodeEligibility:
         """The first thing that keeps a node out; ELECTION_LOST where nothing does, until somebody has won."""
         announcer = self._view.announcers.get(node.name, NO_ANNOUNCER)
-        reason, text = self._kept_out(node, announcer) or (Reason.ELECTION_LOST, "")
-        return Verdict(node=node.name, reason=reason, text=text)
+        reason, text = self._kept_out(node, announcer) or (AnnouncementReason.ELECTION_LOST, "")
+        return NodeEligibility(node=node.name, reason=reason, text=text)
 
     def unserved(self, node: str) -> list[Service]:
         """Services that want a local endpoint and have none on a node."""
         local = [service for service in self._services if service.external_policy_local]
         return [service for service in local if node not in self._backed[service.key].nodes]
 
-    def _kept_out(self, node: Node, announcer: Announcer) -> tuple[Reason, str] | None:
+    def _kept_out(self, node: Node, announcer: AnnouncerState) -> tuple[AnnouncementReason, str] | None:
         if announcer.state in _DEAD:
             reason, text = _DEAD[announcer.state]
             return reason, text.format(node=node.name)
         if announcer.leaving:
-            return Reason.LEAVING, f"the announcer on {node.name} is about to end"
+            return AnnouncementReason.LEAVING, f"the announcer on {node.name} is about to end"
         if node.network_unavailable:
-            return Reason.NETWORK_UNAVAILABLE, f"Node {node.name} has the condition NetworkUnavailable"
+            return AnnouncementReason.NETWORK_UNAVAILABLE, f"Node {node.name} has the condition NetworkUnavailable"
         fitting = [each for each in self._advertisements if selects_node(each, node.labels)]
         if self._advertisements and not fitting:
             names = _listed(each.name for each in self._advertisements)
-            return Reason.NODE_SELECTOR, f"the nodeSelectors of {names} do not select Node {node.name}"
+            return AnnouncementReason.NODE_SELECTOR, f"the nodeSelectors of {names} do not select Node {node.name}"
         if announcer.links is not None:
             wanted = _interfaces(fitting, node)
             if not announcer.links:
-                return Reason.NO_INTERFACE, f"no link of {node.name} is up and can broadcast"
+                return AnnouncementReason.NO_INTERFACE, f"no link of {node.name} is up and can broadcast"
             if wanted is not None and not set(wanted) & set(announcer.links):
                 have = _listed(announcer.links)
-                return Reason.NO_INTERFACE, f"only {_listed(wanted)} may be used; {node.name} has {have}"
+                return AnnouncementReason.NO_INTERFACE, f"only {_listed(wanted)} may be used; {node.name} has {have}"
         if unserved := self.unserved(node.name):
             names = _listed(each.key for each in unserved)
             if len(unserved) == len(self._services):
                 text = f"externalTrafficPolicy is Local, and no endpoint of {names} is on {node.name}"
-                return Reason.NO_LOCAL_ENDPOINT, text
-            return Reason.SHARED_ELSEWHERE, f"{names} shares the address, is Local, and has no endpoint on {node.name}"
+                return AnnouncementReason.NO_LOCAL_ENDPOINT, text
+            return (
+                AnnouncementReason.SHARED_ELSEWHERE,
+                f"{names} shares the address, is Local, and has no endpoint on {node.name}",
+            )
         if not self._view.ignore_exclude_label and node.label(EXCLUDE) is not None:
-            return Reason.EXCLUDED, f"Node {node.name} has the label {EXCLUDE}"
+            return AnnouncementReason.EXCLUDED, f"Node {node.name} has the label {EXCLUDE}"
         if not node.ready:
-            return Reason.NOT_READY, f"Node {node.name} is not Ready"
+            return AnnouncementReason.NOT_READY, f"Node {node.name} is not Ready"
         return None
 
 
 _DEAD = {
-    State.UNHEARD: (
-        Reason.NO_ANNOUNCER,
+    PeerState.UNHEARD: (
+        AnnouncementReason.NO_ANNOUNCER,
         "no announcer was heard on {node} yet: does one run there, with the same key?",
     ),
-    State.LOST: (Reason.NODE_LOST, "the announcer on {node} has fallen silent"),
-    State.LEFT: (Reason.LEAVING, "the announcer on {node} has ended"),
+    PeerState.LOST: (AnnouncementReason.NODE_LOST, "the announcer on {node} has fallen silent"),
+    PeerState.LEFT: (AnnouncementReason.LEAVING, "the announcer on {node} has ended"),
 }
 
 _SOFT = (
-    (Reason.EXCLUDED, f"the label {EXCLUDE} would leave no node, so it is ignored"),
-    (Reason.NOT_READY, "no node that is Ready could answer, so that is ignored"),
-    (Reason.SHARED_ELSEWHERE, "no node has local endpoints of all Services that share the address"),
+    (AnnouncementReason.EXCLUDED, f"the label {EXCLUDE} would leave no node, so it is ignored"),
+    (AnnouncementReason.NOT_READY, "no node that is Ready could answer, so that is ignored"),
+    (AnnouncementReason.SHARED_ELSEWHERE, "no node has local endpoints of all Services that share the address"),
 )
 """What is looked away from, one after the other, when it would leave nobody to answer."""
 
 
-def _soften(verdicts: dict[str, Verdict], judge: _Judge) -> list[str]:
+def _soften(verdicts: dict[str, NodeEligibility], judge: _Judge) -> list[str]:
     """Let nodes in that are kept out by nothing worse than no answer at all; what has to be said of it."""
     for reason, text in _SOFT:
         if any(each.eligible for each in verdicts.values()):
@@ -354,15 +359,15 @@ def _soften(verdicts: dict[str, Verdict], judge: _Judge) -> list[str]:
         found = {name: len(judge.unserved(name)) for name, each in verdicts.items() if each.reason is reason}
         for name, unserved in found.items():
             if unserved == min(found.values()):
-                verdicts[name] = Verdict(node=name, reason=Reason.ELECTION_LOST, text="")
+                verdicts[name] = NodeEligibility(node=name, reason=AnnouncementReason.ELECTION_LOST, text="")
         if found:
             return [text]
     return []
 
 
-def _order(verdicts: Mapping[str, Verdict], first: Service, view: View) -> tuple[str, ...]:
+def _order(verdicts: Mapping[str, NodeEligibility], first: Service, view: ElectionInput) -> tuple[str, ...]:
     """Those that could answer, the best first."""
-    address = announced(first)[0]
+    address = announced_addresses(first)[0]
     able = [name for name, each in verdicts.items() if each.eligible]
     return tuple(
         sorted(able, key=lambda name: (view.announcers.get(name, NO_ANNOUNCER).standing_back, rank(name, address)))
@@ -379,15 +384,15 @@ def _shared(judge: _Judge, order: Sequence[str]) -> list[str]:
     ]
 
 
-def _final(verdict: Verdict, order: Sequence[str], first: Service) -> Verdict:
+def _final(verdict: NodeEligibility, order: Sequence[str], first: Service) -> NodeEligibility:
     """With the election's result in words."""
     if not verdict.eligible:
         return verdict
     place = order.index(verdict.node) + 1
-    by = f"{place}. of {len(order)} by the hash of node and {announced(first)[0]}"
+    by = f"{place}. of {len(order)} by the hash of node and {announced_addresses(first)[0]}"
     if place == 1:
-        return Verdict(node=verdict.node, reason=Reason.ANNOUNCES, text=by)
-    return Verdict(node=verdict.node, reason=Reason.ELECTION_LOST, text=f"{order[0]} has it; {by}")
+        return NodeEligibility(node=verdict.node, reason=AnnouncementReason.ANNOUNCES, text=by)
+    return NodeEligibility(node=verdict.node, reason=AnnouncementReason.ELECTION_LOST, text=f"{order[0]} has it; {by}")
 
 
 def _interfaces(advertisements: Sequence[L2Advertisement], node: Node) -> tuple[str, ...] | None:

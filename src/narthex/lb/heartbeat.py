@@ -21,7 +21,7 @@ import msgspec
 
 MAGIC = b"NXH1"
 _MAC_BYTES = 32
-MOST_BYTES = 60_000
+MAX_BYTES = 60_000
 """Longer datagrams are not read."""
 _REFUSAL_COUNTS = 3.0
 """Seconds: nodes that say that nobody listens are asked again each second."""
@@ -29,7 +29,7 @@ _RUNS = 256
 """Ended runs of one peer that are remembered."""
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatTimes(msgspec.Struct, frozen=True, kw_only=True):
     """How fast and how patient."""
 
     interval: float = 0.15
@@ -55,7 +55,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         return self.interval * self.missed
 
 
-class State(enum.Enum):
+class PeerState(enum.Enum):
     """What is known of a peer."""
 
     UNHEARD = "unheard"
@@ -67,24 +67,24 @@ class State(enum.Enum):
     """It said that it ends."""
 
 
-class Link(msgspec.Struct, frozen=True, array_like=True):
+class PeerLink(msgspec.Struct, frozen=True, array_like=True):
     """A link on which an announcer can answer."""
 
     name: str
     mac: bytes
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class HeartbeatPayload(msgspec.Struct, frozen=True, array_like=True):
     """What an announcer tells of itself."""
 
-    links: tuple[Link, ...] = ()
+    links: tuple[PeerLink, ...] = ()
     held: tuple[str, ...] = ()
     """Addresses that it answers for."""
     yielding: tuple[str, ...] = ()
     """Those of them that it gives up as soon as another has them."""
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One message."""
 
     sender: str
@@ -106,7 +106,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     standing_back: bool
     version: int
     """Of `told`; grows with each change."""
-    told: Told | None
+    told: HeartbeatPayload | None
     """None: as the version says."""
 
 
@@ -116,7 +116,7 @@ class Peer(msgspec.Struct, kw_only=True):
     name: str
     address: str
     """Where beats go; empty when it has none."""
-    state: State = State.UNHEARD
+    state: PeerState = PeerState.UNHEARD
     run: int = 0
     sequence: int = -1
     ended_runs: list[int] = []
@@ -131,14 +131,14 @@ class Peer(msgspec.Struct, kw_only=True):
     leaving: bool = False
     standing_back: bool = False
     version: int = -1
-    told: Told = Told()
+    told: HeartbeatPayload = HeartbeatPayload()
     sent: int = 0
     send_at: float = -math.inf
     whole: int = 0
     """So many more beats to it tell all."""
 
 
-class Counts(msgspec.Struct):
+class HeartbeatCounts(msgspec.Struct):
     """What happened, for metrics."""
 
     received: int = 0
@@ -159,12 +159,14 @@ Datagram = tuple[str, bytes]
 class Membership:
     """One announcer's view of the others. Owned by one thread."""
 
-    def __init__(self, name: str, run: int, keys: Sequence[bytes], now: float, times: Times | None = None) -> None:
+    def __init__(
+        self, name: str, run: int, keys: Sequence[bytes], now: float, times: HeartbeatTimes | None = None
+    ) -> None:
         """`run`: random, not 0, never used before. The first key signs, each may have signed what comes in."""
         self.name = name
-        self.times = times or Times()
+        self.times = times or HeartbeatTimes()
         self.keys = tuple(keys)
-        self.counts = Counts()
+        self.counts = HeartbeatCounts()
         self.peers: dict[str, Peer] = {}
         self.leaving = False
         self.changes = 0
@@ -176,19 +178,19 @@ class Membership:
         self._sent_at: float | None = None
         self._alone = False
         """All peers fell silent at one time."""
-        self._told, self._version = Told(), 0
+        self._told, self._version = HeartbeatPayload(), 0
 
     @property
     def alive(self) -> dict[str, Peer]:
         """Peers that are heard now."""
-        return {name: peer for name, peer in self.peers.items() if peer.state is State.ALIVE}
+        return {name: peer for name, peer in self.peers.items() if peer.state is PeerState.ALIVE}
 
     def lost(self, now: float) -> frozenset[str]:
         """Peers that fell silent and whose nodes are silent, too: what runs there is gone with them."""
         return frozenset(
             name
             for name, peer in self.peers.items()
-            if peer.state is State.LOST and now - peer.refused > _REFUSAL_COUNTS
+            if peer.state is PeerState.LOST and now - peer.refused > _REFUSAL_COUNTS
         )
 
     def listening(self, now: float) -> bool:
@@ -220,7 +222,7 @@ class Membership:
             else:
                 peer.address = address
 
-    def tell(self, told: Told) -> bool:
+    def tell(self, told: HeartbeatPayload) -> bool:
         """What to tell of this announcer from now on; True when it differs, and beats are due at once."""
         if told == self._told:
             return False
@@ -258,11 +260,11 @@ class Membership:
         found = []
         for peer in self.peers.values():
             if peer.address and now >= peer.send_at:
-                silent = peer.state is State.UNHEARD or now - peer.heard > 10 * self.times.patience
+                silent = peer.state is PeerState.UNHEARD or now - peer.heard > 10 * self.times.patience
                 # The first beats of a run are for all, to be heard before it decides.
                 early = self.listening(now)
                 peer.send_at = now + (self.times.quiet_interval if silent and not early else self._pace)
-                if peer.state is State.ALIVE:
+                if peer.state is PeerState.ALIVE:
                     self._sent_at = now
                 found.append(self._datagram(peer, now))
         return found
@@ -282,7 +284,7 @@ class Membership:
         lost = tuple(name for name, peer in before.items() if now - peer.heard >= peer.patience)
         for name in lost:
             peer = self.peers[name]
-            peer.state = State.LOST
+            peer.state = PeerState.LOST
             peer.losses = [*(at for at in peer.losses if now - at < self.times.remembered), now][-64:]
             self.counts.lost += 1
             self.changes += 1
@@ -311,26 +313,26 @@ class Membership:
             return []
         if beat.echo != self._run:
             return self._answer(peer, beat, now)
-        past = beat.run == peer.run and (beat.sequence <= peer.sequence or peer.state is State.LEFT)
+        past = beat.run == peer.run and (beat.sequence <= peer.sequence or peer.state is PeerState.LEFT)
         if past or beat.run in peer.ended_runs:
             self.counts.replayed += 1
             return []
         self._take(peer, beat, now)
         return []
 
-    def _take(self, peer: Peer, beat: Beat, now: float) -> None:
+    def _take(self, peer: Peer, beat: Heartbeat, now: float) -> None:
         before = peer.state, peer.told, peer.leaving, peer.standing_back
         if beat.run != peer.run:
             if peer.run:
                 peer.ended_runs = [*peer.ended_runs, peer.run][-_RUNS:]
-            peer.run, peer.version, peer.told = beat.run, -1, Told()
+            peer.run, peer.version, peer.told = beat.run, -1, HeartbeatPayload()
         peer.sequence = beat.sequence
         if beat.told is not None:
             peer.told, peer.version = beat.told, beat.version
         elif peer.version != beat.version:
             # What it tells has not come; until it does, nothing is better than what was.
-            peer.told, peer.version = Told(links=peer.told.links), beat.version
-        if peer.state is not State.ALIVE:
+            peer.told, peer.version = HeartbeatPayload(links=peer.told.links), beat.version
+        if peer.state is not PeerState.ALIVE:
             if self._alone:
                 self._alone = False
                 self.cut_off(now)
@@ -340,10 +342,10 @@ class Membership:
         peer.patience = max(beat.interval, self.times.interval) * self.times.missed
         peer.leaving, peer.standing_back = beat.leaving, beat.standing_back
         peer.reported_losses = beat.losses
-        peer.state = State.LEFT if beat.gone else State.ALIVE
+        peer.state = PeerState.LEFT if beat.gone else PeerState.ALIVE
         self.changes += (peer.state, peer.told, peer.leaving, peer.standing_back) != before
 
-    def _answer(self, peer: Peer, beat: Beat, now: float) -> list[Datagram]:
+    def _answer(self, peer: Peer, beat: Heartbeat, now: float) -> list[Datagram]:
         """Make this run known to a peer that does not know it, or that has lost us. Nothing that it says is believed until
         it repeats our number; whoever replays it makes us send one datagram to the peer itself."""
         if beat.run in peer.ended_runs or beat.gone or not peer.address:
@@ -355,7 +357,7 @@ class Membership:
         peer.sent += 1
         whole = peer.whole > 0 or peer.sent % self.times.whole_every == 1 or gone or echo is not None
         peer.whole = max(0, peer.whole - 1)
-        beat = Beat(
+        beat = Heartbeat(
             sender=self.name,
             receiver=peer.name,
             run=self._run,
@@ -373,7 +375,7 @@ class Membership:
 
     def _known(self, peer: Peer) -> int:
         """The number that is repeated to a peer. One that is not heard is told so, that it does not count on us either."""
-        return peer.run if peer.state is State.ALIVE else 0
+        return peer.run if peer.state is PeerState.ALIVE else 0
 
     @property
     def _pace(self) -> float:
@@ -383,13 +385,13 @@ class Membership:
     def _hurry(self) -> None:
         for peer in self.peers.values():
             peer.whole = 3
-            if peer.state is State.ALIVE:
+            if peer.state is PeerState.ALIVE:
                 peer.send_at = -math.inf
 
-    def _opened(self, data: bytes) -> Beat | None:
+    def _opened(self, data: bytes) -> Heartbeat | None:
         """The beat in a datagram; None when it is not one, or not signed by a key of ours."""
         body = data[len(MAGIC) + _MAC_BYTES :]
-        if not data.startswith(MAGIC) or not body or len(data) > MOST_BYTES:
+        if not data.startswith(MAGIC) or not body or len(data) > MAX_BYTES:
             self.counts.garbled += 1
             return None
         signature = data[len(MAGIC) : len(MAGIC) + _MAC_BYTES]
@@ -397,14 +399,14 @@ class Membership:
             self.counts.wrong_key += 1
             return None
         try:
-            return msgspec.msgpack.decode(body, type=Beat)
+            return msgspec.msgpack.decode(body, type=Heartbeat)
         except (msgspec.DecodeError, msgspec.ValidationError):
             # Signed by the key, so another version's.
             self.counts.garbled += 1
             return None
 
 
-def sealed(beat: Beat, key: bytes) -> bytes:
+def sealed(beat: Heartbeat, key: bytes) -> bytes:
     """A beat as a datagram."""
     body = msgspec.msgpack.encode(beat)
     return MAGIC + _signature(key, body) + body

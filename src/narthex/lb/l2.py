@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Collection
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 import msgspec
@@ -32,7 +33,7 @@ _NOBODY = {AF_INET: bytes(4), AF_INET6: bytes(16)}
 _SOLICITED_NODE = bytes.fromhex("ff0200000000000000000001ff")
 
 
-class Kind(enum.Enum):
+class NeighborMessageKind(enum.Enum):
     """What a message does."""
 
     ASKS = "asks"
@@ -41,10 +42,10 @@ class Kind(enum.Enum):
     """Somebody says that it has it: an answer, a gratuitous announcement, or a check for duplicates before use."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class NeighborMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message that concerns an address."""
 
-    kind: Kind
+    kind: NeighborMessageKind
     address: str
     """Who has it is asked or claimed."""
     mac: bytes
@@ -57,7 +58,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """It asks, and says where to."""
 
 
-def read(frame: bytes) -> tuple[Message, ...]:
+def read(frame: bytes) -> tuple[NeighborMessage, ...]:
     """What a frame says: nothing, one thing, or two where an ARP request for one address claims another."""
     if len(frame) < _ETHERNET.size:
         return ()
@@ -67,7 +68,7 @@ def read(frame: bytes) -> tuple[Message, ...]:
     return _read_nd(frame, destination, source) if kind == ETHERTYPE_IPV6 else ()
 
 
-def _read_arp(frame: bytes, destination: bytes) -> tuple[Message, ...]:
+def _read_arp(frame: bytes, destination: bytes) -> tuple[NeighborMessage, ...]:
     if len(frame) < _ETHERNET.size + _ARP.size:
         return ()
     *shape, operation, mac, sender, _, target = _ARP.unpack_from(frame, _ETHERNET.size)
@@ -76,17 +77,24 @@ def _read_arp(frame: bytes, destination: bytes) -> tuple[Message, ...]:
     found = []
     probes = sender == _NOBODY[AF_INET]
     if not probes:
-        found.append(Message(kind=Kind.CLAIMS, address=_text(sender), mac=mac, destination=destination))
+        found.append(
+            NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=_text(sender), mac=mac, destination=destination)
+        )
     if operation == _REQUEST and target != sender:
         said = "" if probes else _text(sender)
-        asks = Message(
-            kind=Kind.ASKS, address=_text(target), mac=mac, sender=said, destination=destination, answerable=True
+        asks = NeighborMessage(
+            kind=NeighborMessageKind.ASKS,
+            address=_text(target),
+            mac=mac,
+            sender=said,
+            destination=destination,
+            answerable=True,
         )
         found.append(asks)
     return tuple(found)
 
 
-def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[Message, ...]:
+def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[NeighborMessage, ...]:
     start = _ETHERNET.size + _IPV6.size
     if len(frame) < start + _ND.size:
         return ()
@@ -102,13 +110,19 @@ def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[Message
         return ()
     if kind == ADVERTISEMENT:
         mac = options.get(_TARGET_OPTION, ethernet)
-        return (Message(kind=Kind.CLAIMS, address=_text(target), mac=mac, destination=destination),)
+        return (
+            NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=_text(target), mac=mac, destination=destination),
+        )
     if sender == _NOBODY[AF_INET6]:
         # A check for duplicates: whoever sends it will use the address, unless somebody objects.
-        return (Message(kind=Kind.CLAIMS, address=_text(target), mac=ethernet, destination=destination),)
+        return (
+            NeighborMessage(
+                kind=NeighborMessageKind.CLAIMS, address=_text(target), mac=ethernet, destination=destination
+            ),
+        )
     known = _SOURCE_OPTION in options
-    asks = Message(
-        kind=Kind.ASKS,
+    asks = NeighborMessage(
+        kind=NeighborMessageKind.ASKS,
         address=_text(target),
         mac=options.get(_SOURCE_OPTION, ethernet),
         sender=_text(sender),
@@ -131,11 +145,11 @@ def _options(data: bytes) -> dict[int, bytes] | None:
     return found
 
 
-def answer(asked: Message, mac: bytes, link_local: str) -> bytes | None:
+def answer(asked: NeighborMessage, mac: bytes, link_local: str) -> bytes | None:
     """The frame that says to whoever asked that this link's `mac` has the address; None where there is nothing to say, or
     no `link_local` address to say it from (IPv6). What is not for this link (neither broadcast, multicast nor `mac`) is
     not answered, so that a bridge in promiscuous mode does not answer for others."""
-    if asked.kind is not Kind.ASKS or not asked.answerable:
+    if asked.kind is not NeighborMessageKind.ASKS or not asked.answerable:
         return None
     if asked.destination != mac and not asked.destination[0] & 1:
         return None
@@ -222,3 +236,53 @@ def _raw(address: str) -> bytes:
 
 def _text(raw: bytes) -> str:
     return inet_ntop(AF_INET6 if len(raw) == 16 else AF_INET, raw)
+
+
+_LD_WORD, _LD_BYTE, _JUMP_EQUAL, _RETURN = 0x20, 0x30, 0x15, 0x06
+_WHOLE, _NONE = 0xFFFFFFFF, 0
+_ARP_SENDER, _ARP_TARGET = 28, 38
+_ND_NEXT, _ND_TYPE, _ND_TARGET_END = 20, 54, 74
+_MOST_LISTED = 500
+"""The kernel takes programs of 4096 steps; a long one costs each frame more than it saves."""
+
+BpfInstruction = tuple[int, int, int, int]
+"""One step of classic BPF: code, jump if true, jump if false, operand."""
+
+
+def arp_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
+    """Classic BPF for a socket that gets ARP only: lets messages pass that are from or about one of the addresses."""
+    wanted = sorted(_tail(each) for each in addresses if ":" not in each)
+    if len(wanted) > _MOST_LISTED:
+        return ((_RETURN, 0, 0, _WHOLE),)
+    return (*_one_of(_ARP_TARGET, wanted), *_one_of(_ARP_SENDER, wanted), (_RETURN, 0, 0, _NONE))
+
+
+def nd_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
+    """The same for a socket that gets IPv6: solicitations and advertisements alone, of which the last four bytes of the
+    target fit. Extension headers are not looked behind; Neighbour Discovery has none."""
+    wanted = sorted({_tail(each) for each in addresses if ":" in each})
+    picked = ((_RETURN, 0, 0, _WHOLE),) if len(wanted) > _MOST_LISTED else _one_of(_ND_TARGET_END, wanted)
+    return (
+        (_LD_BYTE, 0, 0, _ND_NEXT),
+        (_JUMP_EQUAL, 1, 0, _ICMPV6),
+        (_RETURN, 0, 0, _NONE),
+        (_LD_BYTE, 0, 0, _ND_TYPE),
+        (_JUMP_EQUAL, 2, 0, SOLICITATION),
+        (_JUMP_EQUAL, 1, 0, ADVERTISEMENT),
+        (_RETURN, 0, 0, _NONE),
+        *picked,
+        (_RETURN, 0, 0, _NONE),
+    )
+
+
+def _one_of(at: int, wanted: Collection[int]) -> tuple[BpfInstruction, ...]:
+    """Lets pass what has one of these words at a place."""
+    steps: list[BpfInstruction] = [(_LD_WORD, 0, 0, at)]
+    for word in wanted:
+        steps += [(_JUMP_EQUAL, 0, 1, word), (_RETURN, 0, 0, _WHOLE)]
+    return tuple(steps)
+
+
+def _tail(address: str) -> int:
+    """The last four bytes, which is all of an IPv4 address."""
+    return int.from_bytes(inet_pton(AF_INET6 if ":" in address else AF_INET, address)[-4:])

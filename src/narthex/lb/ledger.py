@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.lb.decision import Decision
 from narthex.lb.pools import Pools
-from narthex.lb.status import held_by
+from narthex.lb.service_status import AllocationDecision, status_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.objects import LoadBalancerIngress, Service
 
@@ -41,7 +40,7 @@ class _Promise(msgspec.Struct, frozen=True):
     """What was sent before from the same version, and may be there instead."""
 
 
-class Ledger:
+class AllocationLedger:
     """One controller's memory, for as long as it leads. Times are seconds that only grow."""
 
     def __init__(self) -> None:
@@ -111,14 +110,14 @@ class Ledger:
         for key in {*self._promises, *self._settled, *self._overwritten}:
             self._compare(key, there[key], pools)
 
-    def decided(self, decisions: Mapping[NamespacedName, Decision]) -> None:
+    def decided(self, decisions: Mapping[NamespacedName, AllocationDecision]) -> None:
         """Wishes that did not come true keep no address from others any more."""
         for key, promise in list(self._promises.items()):
             decision = decisions.get(key)
             if promise.fate is _Fate.WISH and (decision is None or decision.addresses != promise.addresses):
                 del self._promises[key]
 
-    def confirm(self, service: Service, decision: Decision) -> None:
+    def confirm(self, service: Service, decision: AllocationDecision) -> None:
         """The status is as decided, and nothing is to be written."""
         if decision.addresses and not decision.foreign:
             self._settled[service.key] = _Promise(service.uid, decision.addresses)
@@ -130,7 +129,7 @@ class Ledger:
             self._promises[service.key] = msgspec.structs.replace(promise, fate=fate)
 
     def _compare(self, key: NamespacedName, service: Service, pools: Pools) -> None:
-        held = held_by(service)
+        held = status_addresses(service)
         promise, settled = self._promises.get(key), self._settled.get(key)
         if promise is not None and held == promise.addresses:
             del self._promises[key]
@@ -148,7 +147,7 @@ class Ledger:
 
     def _changed(self, key: NamespacedName, service: Service, was: _Promise, pools: Pools) -> None:
         """Somebody has made something else of a status that was as decided."""
-        held = held_by(service)
+        held = status_addresses(service)
         if not held and not service.ingress_names:
             # It was cleared: it is to come back as it was.
             self._promises.setdefault(key, _Promise(was.uid, was.addresses))

@@ -32,7 +32,7 @@ _FORBIDDEN = (
 _BUGGY_ENDS = (0, 255)
 
 
-class Range(msgspec.Struct, frozen=True, order=True):
+class AddressRange(msgspec.Struct, frozen=True, order=True):
     """Consecutive addresses of one family, as numbers; both ends belong to it."""
 
     version: int
@@ -51,16 +51,16 @@ class Range(msgspec.Struct, frozen=True, order=True):
         """How many addresses."""
         return self.last - self.first + 1
 
-    def meets(self, other: Range) -> bool:
+    def meets(self, other: AddressRange) -> bool:
         """Whether they have an address in common."""
         return self.version == other.version and self.first <= other.last and other.first <= self.last
 
 
-class Pool(msgspec.Struct, frozen=True):
+class AddressPool(msgspec.Struct, frozen=True):
     """A pool that can be used."""
 
     object: IPAddressPool
-    ranges: tuple[Range, ...]
+    ranges: tuple[AddressRange, ...]
     """In order, without overlap."""
 
     @property
@@ -101,7 +101,7 @@ class Pool(msgspec.Struct, frozen=True):
         return None
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedPool(msgspec.Struct, frozen=True):
     """A pool that cannot be used."""
 
     object: IPAddressPool
@@ -112,24 +112,24 @@ class Refused(msgspec.Struct, frozen=True):
 class Pools(msgspec.Struct, frozen=True):
     """All pools."""
 
-    accepted: tuple[Pool, ...] = ()
+    accepted: tuple[AddressPool, ...] = ()
     """By name."""
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedPool, ...] = ()
 
-    def of(self, address: str) -> Pool | None:
+    def of(self, address: str) -> AddressPool | None:
         """The pool that an address is in."""
         return next((pool for pool in self.accepted if pool.holds(address)), None)
 
-    def named(self, name: str) -> Pool | None:
+    def named(self, name: str) -> AddressPool | None:
         """The pool with a name."""
         return next((pool for pool in self.accepted if pool.name == name), None)
 
-    def refusal_of(self, name: str) -> Refused | None:
+    def refusal_of(self, name: str) -> RefusedPool | None:
         """The refused pool with a name."""
         return next((each for each in self.refused if each.object.name == name), None)
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class ReservedAddresses(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses that are somebody else's, and whose."""
 
     networks: Mapping[str, str] = {}
@@ -138,14 +138,14 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """Canonical addresses, such as those of nodes."""
 
 
-ALONE = Surroundings()
+NOTHING_RESERVED = ReservedAddresses()
 """Nothing is known to be somebody else's."""
 
 
-def settle(objects: Iterable[IPAddressPool], surroundings: Surroundings = ALONE) -> Pools:
+def validate_pools(objects: Iterable[IPAddressPool], surroundings: ReservedAddresses = NOTHING_RESERVED) -> Pools:
     """Accept or refuse each pool. Where two overlap, the first by name stays."""
-    accepted: list[Pool] = []
-    refused: list[Refused] = []
+    accepted: list[AddressPool] = []
+    refused: list[RefusedPool] = []
     foreign = _Foreign(surroundings)
     for each in sorted(objects, key=lambda pool: (pool.name, pool.namespace)):
         try:
@@ -154,13 +154,13 @@ def settle(objects: Iterable[IPAddressPool], surroundings: Surroundings = ALONE)
             _check_overlap(ranges, accepted)
             foreign.check(ranges)
         except ValueError as error:
-            refused.append(Refused(each, str(error)))
+            refused.append(RefusedPool(each, str(error)))
         else:
-            accepted.append(Pool(each, ranges))
+            accepted.append(AddressPool(each, ranges))
     return Pools(tuple(accepted), tuple(refused))
 
 
-def holding(pools: Iterable[IPAddressPool], address: str) -> IPAddressPool | None:
+def pool_containing(pools: Iterable[IPAddressPool], address: str) -> IPAddressPool | None:
     """The pool in whose written addresses an address is, also where the pool is refused; of several the first by name."""
     key = address_key(address)
     for each in sorted(pools, key=lambda pool: (pool.name, pool.namespace)):
@@ -169,18 +169,18 @@ def holding(pools: Iterable[IPAddressPool], address: str) -> IPAddressPool | Non
     return None
 
 
-def may_hold(pool: IPAddressPool, address: str) -> bool:
+def may_contain(pool: IPAddressPool, address: str) -> bool:
     """Whether an address may be meant to be in a pool: it is in what is written there, or some of that nobody can read."""
     ranges, key = _readable(pool.addresses), address_key(address)
     return len(ranges) < len(pool.addresses) or any(_inside(range_, key) for range_ in ranges)
 
 
-def text_of(family: IPFamily, number: int) -> str:
+def address_text(family: IPFamily, number: int) -> str:
     """The canonical address of a number."""
     return str(ipaddress.IPv4Address(number) if family is IPFamily.IPV4 else ipaddress.IPv6Address(number))
 
 
-def read_range(text: str) -> Range:
+def read_range(text: str) -> AddressRange:
     """`10.0.0.0/24` or `10.0.0.5-10.0.0.9`. Raises ValueError with what is wrong and what to write."""
     first, dash, last = (part.strip() for part in text.partition("-"))
     found = _between(text, first, last) if dash else _network(text.strip())
@@ -190,7 +190,7 @@ def read_range(text: str) -> Range:
     return found
 
 
-def _between(text: str, first: str, last: str) -> Range:
+def _between(text: str, first: str, last: str) -> AddressRange:
     try:
         low, high = any_address(first), any_address(last)
     except ValueError:
@@ -200,10 +200,10 @@ def _between(text: str, first: str, last: str) -> Range:
     (version, start), (_, end) = address_key(low), address_key(high)
     if end < start:
         raise ValueError(f"{quoted(text)} ends before it begins: write {high}-{low}")
-    return Range(version, start, end, f"{low}-{high}")
+    return AddressRange(version, start, end, f"{low}-{high}")
 
 
-def _network(text: str) -> Range:
+def _network(text: str) -> AddressRange:
     base, slash, length = text.partition("/")
     try:
         if not slash:
@@ -223,12 +223,12 @@ def _network(text: str) -> Range:
 
 
 @lru_cache(maxsize=4096)
-def _of_network(cidr: str) -> Range:
+def _of_network(cidr: str) -> AddressRange:
     parsed = parsed_network(cidr)
-    return Range(parsed.version, int(parsed.network_address), int(parsed.broadcast_address), cidr)
+    return AddressRange(parsed.version, int(parsed.network_address), int(parsed.broadcast_address), cidr)
 
 
-def _ranges(texts: Sequence[str]) -> tuple[Range, ...]:
+def _ranges(texts: Sequence[str]) -> tuple[AddressRange, ...]:
     """All ranges of a pool, in order. Raises ValueError."""
     if not texts:
         raise ValueError("it has no addresses: write spec.addresses")
@@ -240,7 +240,7 @@ def _ranges(texts: Sequence[str]) -> tuple[Range, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _readable(texts: tuple[str, ...]) -> tuple[Range, ...]:
+def _readable(texts: tuple[str, ...]) -> tuple[AddressRange, ...]:
     found = []
     for text in texts:
         try:
@@ -251,13 +251,13 @@ def _readable(texts: tuple[str, ...]) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def _check_names(pool: IPAddressPool, accepted: Iterable[Pool]) -> None:
+def _check_names(pool: IPAddressPool, accepted: Iterable[AddressPool]) -> None:
     for other in accepted:
         if other.name == pool.name:
             raise ValueError(f"{other.object.key} has its name, too: annotations would mean both; rename one")
 
 
-def _check_overlap(ranges: Sequence[Range], accepted: Iterable[Pool]) -> None:
+def _check_overlap(ranges: Sequence[AddressRange], accepted: Iterable[AddressPool]) -> None:
     for pool in accepted:
         for mine in ranges:
             for other in pool.ranges:
@@ -270,11 +270,11 @@ def _check_overlap(ranges: Sequence[Range], accepted: Iterable[Pool]) -> None:
 class _Foreign:
     """What surrounds the pools, to be asked for many."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: ReservedAddresses) -> None:
         self._networks = [(_of_network(cidr), whose) for cidr, whose in sorted(surroundings.networks.items())]
         self._addresses = [(address_key(each), each, whose) for each, whose in sorted(surroundings.addresses.items())]
 
-    def check(self, ranges: Sequence[Range]) -> None:
+    def check(self, ranges: Sequence[AddressRange]) -> None:
         """Raise ValueError when something in the ranges is somebody else's."""
         for mine in ranges:
             for network_, whose in self._networks:
@@ -287,17 +287,17 @@ class _Foreign:
                     raise ValueError(f"{mine.text} holds {text}, {whose}: {instead}")
 
 
-def _without(range_: Range, number: int) -> Iterator[str]:
+def _without(range_: AddressRange, number: int) -> Iterator[str]:
     for first, last in ((range_.first, number - 1), (number + 1, range_.last)):
         if first <= last:
-            yield f"{text_of(range_.family, first)}-{text_of(range_.family, last)}"
+            yield f"{address_text(range_.family, first)}-{address_text(range_.family, last)}"
 
 
-def _inside(range_: Range, key: tuple[int, int]) -> bool:
+def _inside(range_: AddressRange, key: tuple[int, int]) -> bool:
     return range_.version == key[0] and range_.first <= key[1] <= range_.last
 
 
-def _buggy(range_: Range) -> int:
+def _buggy(range_: AddressRange) -> int:
     """How many addresses of a range end in .0 or .255."""
     if range_.family is not IPFamily.IPV4:
         return 0

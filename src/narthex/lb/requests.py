@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.lb.decision import Refusal
-from narthex.lb.status import ADDRESS_POOL, LOAD_BALANCER_IPS, PREFIX, annotation
-from narthex.model.net import IPFamily, family_of
-from narthex.model.objects import Service
+from narthex.lb.service_status import (
+    ADDRESS_POOL,
+    ALLOW_SHARED_IP,
+    LOAD_BALANCER_IPS,
+    PREFIX,
+    Refusal,
+    annotation,
+)
+from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily, Protocol, family_of
+from narthex.model.objects import Labels, Service
 from narthex.model.problem import quoted
 from narthex.model.validate import host_address
 
 _REQUIRED = "RequireDualStack"
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class AddressRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One Service's, read and checked."""
 
     families: tuple[IPFamily, ...]
@@ -27,7 +34,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """From this pool, by name; empty: any."""
 
 
-def wishes_of(service: Service) -> Wishes | Refusal:
+def address_request(service: Service) -> AddressRequest | Refusal:
     """What it asks for, or why that makes no sense."""
     families = service.ip_families or tuple(family_of(ip) for ip in service.cluster_ips if ip != "None")
     if not families:
@@ -48,7 +55,7 @@ def wishes_of(service: Service) -> Wishes | Refusal:
     if required and addresses and len(addresses) < len(families):
         text = f"it asks for {addresses[0]} alone, but its ipFamilyPolicy is {_REQUIRED}"
         return Refusal(text, "ask for an address of each IP family")
-    return Wishes(
+    return AddressRequest(
         families=tuple(family_of(address) for address in addresses) or families,
         all_families=required,
         addresses=addresses,
@@ -70,3 +77,45 @@ def _addresses(service: Service) -> tuple[str, ...] | Refusal:
             text = f"annotation {name}: {quoted(part.strip())} {error}"
             return Refusal(text, "write one address, or one of each IP family joined by a comma")
     return tuple(dict.fromkeys(found))
+
+
+class SharingProfile(msgspec.Struct, frozen=True):
+    """What one Service brings to an address."""
+
+    service: NamespacedName
+    key: str
+    """Of the annotation; empty: it shares with nobody."""
+    ports: frozenset[tuple[Protocol, int]]
+    backend: Labels | None
+    """Its pods, where only nodes that have them may take its packets; None with the traffic policy Cluster."""
+    ours: bool = True
+    """It is one of those that the same controller gives addresses to."""
+
+
+def sharing_profile(service: Service, *, ours: bool = True) -> SharingProfile:
+    """What a Service brings."""
+    return SharingProfile(
+        service.key,
+        annotation(service, ALLOW_SHARED_IP),
+        frozenset((port.protocol, port.port) for port in service.ports),
+        service.selector if service.external_policy_local else None,
+        ours,
+    )
+
+
+def sharing_conflict(one: SharingProfile, other: SharingProfile) -> str:
+    """Why `one` cannot have the address that `other` has; empty when it can."""
+    whose = f"{other.service} has it"
+    if not other.ours:
+        return f"{whose}, which another controller serves or nobody can read"
+    if not one.key or not other.key:
+        lacks = one if not one.key else other
+        return f"{whose}, and {lacks.service} has no annotation {PREFIX}{ALLOW_SHARED_IP}"
+    if one.key != other.key:
+        return f"{whose}, and their annotations {PREFIX}{ALLOW_SHARED_IP} differ"
+    if both := sorted((port, protocol.value) for protocol, port in one.ports & other.ports):
+        port, protocol = both[0]
+        return f"{whose}, and both use port {port}/{protocol}"
+    if one.backend != other.backend:
+        return f"{whose}, and unless both have externalTrafficPolicy Cluster, both must select the same pods"
+    return ""

@@ -29,7 +29,7 @@ from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, st
 from narthex.model.selector import meets
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec
 
-__all__ = ["API_VERSION", "KIND", "Configuration", "IPAddressPool", "L2Advertisement", "read"]
+__all__ = ["API_VERSION", "KIND", "IPAddressPool", "L2Advertisement", "LoadBalancerConfiguration", "read"]
 
 API_VERSION, KIND = "narthex/v1alpha1", "LoadBalancerConfiguration"
 _GROUP = "metallb.io/v1beta1"
@@ -40,7 +40,7 @@ _SPECS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
 """Section, kind of its entries, and what these may hold."""
 
 
-class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+class LoadBalancerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """What a file holds."""
 
     pools: tuple[IPAddressPool, ...] = ()
@@ -53,7 +53,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return any(problem.severity == "error" for problem in self.problems)
 
 
-def read(data: bytes, origin: str) -> Configuration:
+def read(data: bytes, origin: str) -> LoadBalancerConfiguration:
     """The pools and advertisements of a file: documents of our own kind, of MetalLB's, or both. Never raises.
 
     `origin` is the file's name; problems get `origin:line`.
@@ -77,7 +77,7 @@ def read(data: bytes, origin: str) -> Configuration:
     advertisements = tuple(each for each in objects if isinstance(each, L2Advertisement))
     if not objects and not problems:
         problems.append(Problem(origin=origin, message=f"holds no document of kind {KIND} ({API_VERSION})"))
-    return Configuration(
+    return LoadBalancerConfiguration(
         pools=pools, advertisements=advertisements, problems=(*problems, *_doubled((*pools, *advertisements)))
     )
 
@@ -99,7 +99,7 @@ def selects_service(advertisement: L2Advertisement, service: Service) -> bool:
     return not advertisement.service_selectors or _any(advertisement.service_selectors, service.labels)
 
 
-def serves(pool: IPAddressPool, service: Service, namespace_labels: Labels) -> bool:
+def pool_serves(pool: IPAddressPool, service: Service, namespace_labels: Labels) -> bool:
     """Whether a Service may have an address of a pool. `namespace_labels` are those of the Service's namespace."""
     wanted = pool.allocation
     if wanted is None:
@@ -116,8 +116,8 @@ def _any(selectors: Iterable[Selector], labels: Labels) -> bool:
     return any(meets(held, selector) for selector in selectors)
 
 
-def _failed(origin: str, message: str) -> Configuration:
-    return Configuration(problems=(Problem(origin=origin, object=KIND, message=message),))
+def _failed(origin: str, message: str) -> LoadBalancerConfiguration:
+    return LoadBalancerConfiguration(problems=(Problem(origin=origin, object=KIND, message=message),))
 
 
 def _unfold(document: documents.Document, origin: str, problems: list[Problem]) -> Iterator[Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.lb.announce import Decision, Reason
-from narthex.lb.status import Condition
+from narthex.lb.announce import AddressElection, AnnouncementReason
+from narthex.lb.service_status import ServiceCondition
 
 CONDITION = "narthex/Announced"
 """Type of the condition on a Service."""
@@ -17,7 +17,7 @@ FOREIGN = "AlsoAnsweredByOthers"
 _MOST_TEXT = 1500
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class AnnouncerObservation(msgspec.Struct, frozen=True, kw_only=True):
     """What a node's own announcer says of an address."""
 
     answers: bool = False
@@ -31,40 +31,40 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """In words: who else was seen to answer."""
 
 
-class NodeSays(msgspec.Struct, frozen=True, kw_only=True):
+class NodeExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part in an address."""
 
     node: str
     announces: bool
     reason: str
     text: str
-    seen: Seen | None = None
+    seen: AnnouncerObservation | None = None
     """None: its announcer was not asked, or did not answer."""
 
 
-class AddressSays(msgspec.Struct, frozen=True, kw_only=True):
+class AddressExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """One address."""
 
     address: str
     pool: str
     holder: str
     """The node whose turn it is; empty for none."""
-    nodes: tuple[NodeSays, ...]
+    nodes: tuple[NodeExplanation, ...]
     notes: tuple[str, ...] = ()
 
 
-class ServiceSays(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer."""
 
     service: str
-    addresses: tuple[AddressSays, ...]
+    addresses: tuple[AddressExplanation, ...]
     notes: tuple[str, ...] = ()
     """What holds for all of them."""
 
 
 def condition(
-    decisions: Sequence[Decision], holders: Mapping[str, Sequence[str]], foreign: Mapping[str, Sequence[str]]
-) -> Condition:
+    decisions: Sequence[AddressElection], holders: Mapping[str, Sequence[str]], foreign: Mapping[str, Sequence[str]]
+) -> ServiceCondition:
     """The condition of a Service whose addresses were decided so. `holders` are the nodes that answer for each, `foreign`
     the hardware addresses of others that do."""
     missing = [each for each in decisions if not holders.get(each.address)]
@@ -72,7 +72,7 @@ def condition(
     others = [f"{address} is also answered for by {', '.join(macs)}" for address, macs in foreign.items() if macs]
     if not missing:
         said = [f"{each.address} by {' and '.join(holders[each.address])}" for each in decisions]
-        reason = FOREIGN if others else Reason.ANNOUNCES.value
+        reason = FOREIGN if others else AnnouncementReason.ANNOUNCES.value
         return _condition(True, reason, [", ".join(said), *others, *notes])
     reasons = {verdict.reason for verdict in missing[0].verdicts}
     reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"
@@ -80,9 +80,9 @@ def condition(
     return _condition(False, reason, [*said, *others, *notes])
 
 
-def _condition(holds: bool, reason: str, said: Iterable[str]) -> Condition:
+def _condition(holds: bool, reason: str, said: Iterable[str]) -> ServiceCondition:
     text = "; ".join(said)
-    return Condition(
+    return ServiceCondition(
         type=CONDITION,
         holds=holds,
         reason=reason,
@@ -90,26 +90,28 @@ def _condition(holds: bool, reason: str, said: Iterable[str]) -> Condition:
     )
 
 
-def _together(decision: Decision) -> str:
+def _together(decision: AddressElection) -> str:
     """Why no node answers; what holds for all is said once."""
     texts = list(dict.fromkeys(verdict.text for verdict in decision.verdicts))
     return "; ".join(texts) or "there is no node"
 
 
-def says(service: str, decisions: Iterable[Decision], seen: Mapping[str, Mapping[str, Seen]]) -> ServiceSays:
+def explain(
+    service: str, decisions: Iterable[AddressElection], seen: Mapping[str, Mapping[str, AnnouncerObservation]]
+) -> ServiceExplanation:
     """Everything, from decisions about a Service's addresses. `seen` is what announcers themselves say, by node and
     address."""
-    return ServiceSays(
+    return ServiceExplanation(
         service=service,
         addresses=tuple(
-            AddressSays(
+            AddressExplanation(
                 address=decision.address,
                 pool=decision.pool,
                 holder=decision.holder,
                 nodes=tuple(
-                    NodeSays(
+                    NodeExplanation(
                         node=verdict.node,
-                        announces=verdict.reason is Reason.ANNOUNCES,
+                        announces=verdict.reason is AnnouncementReason.ANNOUNCES,
                         reason=verdict.reason.value,
                         text=verdict.text,
                         seen=seen.get(verdict.node, {}).get(decision.address),
@@ -123,7 +125,7 @@ def says(service: str, decisions: Iterable[Decision], seen: Mapping[str, Mapping
     )
 
 
-def lines(said: ServiceSays) -> list[str]:
+def lines(said: ServiceExplanation) -> list[str]:
     """For a person."""
     found = [said.service, *(f"  note: {note}" for note in said.notes)]
     for each in said.addresses:
@@ -136,7 +138,7 @@ def lines(said: ServiceSays) -> list[str]:
     return found
 
 
-def _seen(seen: Seen | None) -> list[str]:
+def _seen(seen: AnnouncerObservation | None) -> list[str]:
     if seen is None:
         return []
     does = "answers" + (" until another takes over" if seen.yielding else "")
@@ -147,14 +149,14 @@ def _seen(seen: Seen | None) -> list[str]:
     return [said + asked + told, *(f"also answered by {each}" for each in seen.foreign)]
 
 
-def read_state(state: Mapping[str, Any]) -> dict[str, Seen]:
+def read_state(state: Mapping[str, Any]) -> dict[str, AnnouncerObservation]:
     """What a running announcer's status says, by address; nothing where it is not what it should be."""
     try:
         told = msgspec.convert(state, _State)
     except msgspec.ValidationError:
         return {}
     return {
-        each.address: Seen(
+        each.address: AnnouncerObservation(
             answers=each.answers,
             yielding=each.yielding,
             links=tuple(each.links),

@@ -5,12 +5,11 @@ Each step can be taken by anybody who can `pick` one of a list: a property test,
 
 import msgspec
 
-from narthex.lb.allocate import Situation, allocate
-from narthex.lb.decision import changes
-from narthex.lb.ledger import UNANSWERED_SECONDS, Ledger
-from narthex.lb.pools import settle
-from narthex.lb.sharing import clash, share_of
-from narthex.lb.status import PREFIX, held_by, is_ours
+from narthex.lb.allocate import AllocationInput, allocate
+from narthex.lb.ledger import UNANSWERED_SECONDS, AllocationLedger
+from narthex.lb.pools import validate_pools
+from narthex.lb.requests import sharing_conflict, sharing_profile
+from narthex.lb.service_status import PREFIX, is_served, required_changes, status_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol, family_of
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service, ServiceAllocation, ServicePort
@@ -117,7 +116,7 @@ class History:
 
     def start_anew(self):
         """With everything read again, as each term begins."""
-        self.ledger = Ledger()
+        self.ledger = AllocationLedger()
         self.seen = dict(self.services)
         self.unseen = []
 
@@ -147,18 +146,18 @@ class History:
         else:
             raise AssertionError("it does not come to rest")
         self.check_rest()
-        self.ledger = Ledger()
+        self.ledger = AllocationLedger()
         for key, decision in self.decide().items():
-            todo = changes(self.seen[key], decision)
+            todo = required_changes(self.seen[key], decision)
             # Only who was fighting us looks different to somebody who has not seen the fight.
-            assert todo.status is None or FOREIGN in held_by(self.seen[key]), (key, decision)
+            assert todo.status is None or FOREIGN in status_addresses(self.seen[key]), (key, decision)
         self.start_anew()
 
     def decide(self):
-        accepted = settle(self.pools.values())
+        accepted = validate_pools(self.pools.values())
         self.ledger.see(self.seen.values(), accepted, self.time)
         shown = self.ledger.shown(self.seen.values())
-        situation = Situation(
+        situation = AllocationInput(
             services=list(shown.values()),
             pools=accepted,
             promised=self.ledger.promised,
@@ -174,11 +173,11 @@ class History:
 
     def write(self, key, decision, fate):
         seen, there = self.ledger.shown([self.seen[key]])[key], self.services.get(key)
-        todo = changes(seen, decision)
+        todo = required_changes(seen, decision)
         if todo.status is None and todo.pool is None:
             self.ledger.confirm(seen, decision)
             return
-        gone = set(held_by(seen)) - set(decision.addresses)
+        gone = set(status_addresses(seen)) - set(decision.addresses)
         assert not gone or decision.cause, "taken away without a cause"
         if todo.status is not None:
             self.ledger.promise(seen, decision.addresses, self.time)
@@ -187,7 +186,7 @@ class History:
         if there is None or there.resource_version != seen.resource_version:
             self.ledger.refused(seen)
             return
-        for address in set(decision.addresses) - set(held_by(there)):
+        for address in set(decision.addresses) - set(status_addresses(there)):
             self.check_free(address, there)
         ingress = tuple(LoadBalancerIngress(ip=address) for address in decision.addresses)
         notes = tuple(pair for pair in there.annotations if "allocated" not in pair[0])
@@ -200,18 +199,18 @@ class History:
     def check_free(self, address, taker):
         """Whoever has it on the server agreed to share it, as far as the controller could know."""
         for key, other in self.services.items():
-            if key != taker.key and address in held_by(other):
+            if key != taker.key and address in status_addresses(other):
                 known = self.seen.get(key, other)
-                mine = share_of(self.seen[taker.key], ours=is_ours(self.seen[taker.key], ""))
-                theirs = share_of(known, ours=is_ours(known, ""))
-                assert not clash(mine, theirs), f"{address} is given to {taker.key}, but {key} has it"
+                mine = sharing_profile(self.seen[taker.key], ours=is_served(self.seen[taker.key], ""))
+                theirs = sharing_profile(known, ours=is_served(known, ""))
+                assert not sharing_conflict(mine, theirs), f"{address} is given to {taker.key}, but {key} has it"
 
     def check_rest(self):
-        accepted = settle(self.pools.values())
+        accepted = validate_pools(self.pools.values())
         decisions = self.decide()
         for key, service in self.services.items():
-            held = held_by(service)
-            if not is_ours(service, ""):
+            held = status_addresses(service)
+            if not is_served(service, ""):
                 continue
             decision = decisions[key]
             assert decision.addresses == held, "the status lies"
@@ -225,9 +224,9 @@ class History:
                     assert not found.avoids(address)
                     assert family_of(address) in service.ip_families
             for other_key, other in self.services.items():
-                if other_key != key and set(held) & set(held_by(other)) - {FOREIGN}:
-                    theirs = share_of(other, ours=is_ours(other, ""))
-                    why = clash(share_of(service), theirs)
+                if other_key != key and set(held) & set(status_addresses(other)) - {FOREIGN}:
+                    theirs = sharing_profile(other, ours=is_served(other, ""))
+                    why = sharing_conflict(sharing_profile(service), theirs)
                     assert not why, f"{key} and {other_key} have one address: {why}"
 
     def put(self, service):

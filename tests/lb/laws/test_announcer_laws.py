@@ -6,9 +6,9 @@ from functools import cache
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from narthex.lb.announce import Announcer, Reason, View, decide
-from narthex.lb.heartbeat import Membership, State, Told
-from narthex.lb.holding import Holdings, Rival
+from narthex.lb.announce import AnnouncementReason, AnnouncerState, ElectionInput, elect
+from narthex.lb.heartbeat import HeartbeatPayload, Membership, PeerState
+from narthex.lb.ownership import AddressOwnership, PeerClaims
 from narthex.model.objects import IPAddressPool
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
 
@@ -28,7 +28,7 @@ STEP = 0.05
 
 @cache
 def decided(announcers):
-    return decide(View(snapshot=OBJECTS, announcers=dict(announcers)))
+    return elect(ElectionInput(snapshot=OBJECTS, announcers=dict(announcers)))
 
 
 class Node:
@@ -38,7 +38,7 @@ class Node:
         self.name = name
         self.member = Membership(name, run, (b"k" * 32,), now)
         self.member.know({each: each for each in NAMES})
-        self.holdings = Holdings(name)
+        self.holdings = AddressOwnership(name)
 
     def turn(self, now):
         member = self.member
@@ -47,12 +47,12 @@ class Node:
             return
         back = member.standing_back(now)
         announcers = {
-            name: Announcer(state=peer.state, leaving=peer.leaving, standing_back=peer.standing_back)
+            name: AnnouncerState(state=peer.state, leaving=peer.leaving, standing_back=peer.standing_back)
             for name, peer in member.peers.items()
         }
-        announcers[self.name] = Announcer(standing_back=back, leaving=member.leaving)
+        announcers[self.name] = AnnouncerState(standing_back=back, leaving=member.leaving)
         rivals = {
-            name: Rival(
+            name: PeerClaims(
                 held=frozenset(peer.told.held), yielding=frozenset(peer.told.yielding),
                 leaving=peer.leaving, standing_back=peer.standing_back,
             )
@@ -61,7 +61,7 @@ class Node:
         decisions = decided(tuple(sorted(announcers.items())))
         if self.holdings.update(decisions, rivals, now, standing_back=back).gained:
             member.settle()
-        member.tell(Told(held=tuple(self.holdings.held), yielding=tuple(sorted(self.holdings.yielding))))
+        member.tell(HeartbeatPayload(held=tuple(self.holdings.held), yielding=tuple(sorted(self.holdings.yielding))))
 
 
 class Cluster:
@@ -165,6 +165,6 @@ def test_a_dead_holder_is_replaced_within_a_second(spared, address):
     del cluster.nodes[holder]
     cluster.run(0.8)
     assert len(cluster.holders(address)) == 1
-    assert cluster.nodes[cluster.holders(address)[0]].member.peers[holder].state is State.LOST
-    verdicts = decide(View(snapshot=OBJECTS, announcers={spared: Announcer()}))[address]
-    assert verdicts.verdict(spared).reason is Reason.ANNOUNCES
+    assert cluster.nodes[cluster.holders(address)[0]].member.peers[holder].state is PeerState.LOST
+    verdicts = elect(ElectionInput(snapshot=OBJECTS, announcers={spared: AnnouncerState()}))[address]
+    assert verdicts.verdict(spared).reason is AnnouncementReason.ANNOUNCES

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.lb.laws.address_histories import ADDRESSES, FATES, FOREIGN, NAMES, History, pool, spec
 
-from narthex.lb.allocate import Situation, allocate
-from narthex.lb.pools import settle
-from narthex.lb.sharing import clash, share_of
-from narthex.lb.status import PREFIX, held_by, is_ours
+from narthex.lb.allocate import AllocationInput, allocate
+from narthex.lb.pools import validate_pools
+from narthex.lb.requests import sharing_conflict, sharing_profile
+from narthex.lb.service_status import PREFIX, is_served, status_addresses
 from narthex.model.objects import LoadBalancerIngress, Service
 
 keys = st.sampled_from(NAMES)
@@ -131,33 +131,33 @@ several_pools = st.lists(pools(), max_size=3, unique_by=lambda each: each.name)
 @given(clusters(), several_pools, keys, specs())
 def test_a_new_service_changes_nothing_for_others(services, given_pools, key, chosen):
     """It may only take what nobody had."""
-    accepted = settle(given_pools)
+    accepted = validate_pools(given_pools)
     others = {name: each for name, each in services.items() if name != key}
-    before = allocate(Situation(services=others.values(), pools=accepted))
+    before = allocate(AllocationInput(services=others.values(), pools=accepted))
     newcomer = Service(namespace=key.namespace, name=key.name, uid="new", **chosen)
-    after = allocate(Situation(services=[*others.values(), newcomer], pools=accepted))
+    after = allocate(AllocationInput(services=[*others.values(), newcomer], pools=accepted))
     for name, decision in before.items():
-        held = set(held_by(others[name]))
+        held = set(status_addresses(others[name]))
         assert held & set(decision.addresses) == held & set(after[name].addresses)
 
 
 @settings(max_examples=80)
 @given(clusters(), several_pools)
 def test_whatever_any_status_holds_is_given_to_nobody_else(services, given_pools):
-    decisions = allocate(Situation(services=services.values(), pools=settle(given_pools)))
+    decisions = allocate(AllocationInput(services=services.values(), pools=validate_pools(given_pools)))
     for key, decision in decisions.items():
-        for address in set(decision.addresses) - set(held_by(services[key])):
+        for address in set(decision.addresses) - set(status_addresses(services[key])):
             for other, service in services.items():
-                if other != key and address in held_by(service):
-                    theirs = share_of(service, ours=is_ours(service, ""))
-                    assert not clash(share_of(services[key]), theirs)
+                if other != key and address in status_addresses(service):
+                    theirs = sharing_profile(service, ours=is_served(service, ""))
+                    assert not sharing_conflict(sharing_profile(services[key]), theirs)
 
 
 @settings(max_examples=80)
 @given(clusters(), several_pools)
 def test_refusing_a_pool_takes_nothing_away(services, given_pools):
     """What was kept with a good pool is kept with the same pool when a fault comes into it."""
-    good = allocate(Situation(services=services.values(), pools=settle(given_pools)))
+    good = allocate(AllocationInput(services=services.values(), pools=validate_pools(given_pools)))
     kept = {key: each for key, each in good.items() if each.addresses and each.pool}
     marked = {
         key: msgspec.structs.replace(
@@ -168,6 +168,6 @@ def test_refusing_a_pool_takes_nothing_away(services, given_pools):
         for key, each in kept.items()
     }
     broken = [msgspec.structs.replace(each, addresses=(*each.addresses, "nonsense")) for each in given_pools]
-    after = allocate(Situation(services=marked.values(), pools=settle(broken)))
+    after = allocate(AllocationInput(services=marked.values(), pools=validate_pools(broken)))
     for key, decision in after.items():
-        assert decision.addresses == held_by(marked[key]), decision
+        assert decision.addresses == status_addresses(marked[key]), decision

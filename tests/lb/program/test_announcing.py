@@ -7,15 +7,15 @@ import pytest
 
 from narthex.kube.access import Access
 from narthex.lb import l2, why
-from narthex.lb.announce import Announcer, View, decide
+from narthex.lb.announce import AnnouncerState, ElectionInput, elect
 from narthex.lb.heartbeat import Membership
-from narthex.lb.kernel.links import Link
+from narthex.lb.kernel.links import HostLink
 from narthex.lb.program import announcer_status
-from narthex.lb.program.announcing import Announcing
+from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.conditions import ConditionWriter
-from narthex.lb.program.key import NoKey, read_keys
-from narthex.lb.program.why import WhyError, why_service
-from narthex.lb.status import Condition
+from narthex.lb.program.files import HeartbeatKeyError, read_keys
+from narthex.lb.program.inspection import WhyError, why_service
+from narthex.lb.service_status import ServiceCondition
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement
 from narthex.model.store import Synced, Upsert
@@ -42,7 +42,9 @@ class Air:
 
     def __init__(self, *names):
         self.links = {}
-        self.next = [Link(name=name, index=place, mac=OWN, link_local="fe80::1") for place, name in enumerate(names, 1)]
+        self.next = [
+            HostLink(name=name, index=place, mac=OWN, link_local="fe80::1") for place, name in enumerate(names, 1)
+        ]
         self.waiting = []
         self.sent = []
         self.heard = None
@@ -73,7 +75,7 @@ class Alone:
         self.now = 100.0
         self.air = Air(*names)
         self.member = Membership("a", 1, (b"k" * 32,), self.now)
-        self.announcing = Announcing("a", self.member, self.air, lambda *_: None)
+        self.announcing = Announcer("a", self.member, self.air, lambda *_: None)
         self.announcing.look_at_links(self.now)
         self.take(node("a"), node("b", internal_ips=("192.0.2.2",)), *(objects or OBJECTS))
         self.announcing.take([Synced()])
@@ -108,7 +110,7 @@ def asked(address=IP, to=b"\xff" * 6):
 def test_nothing_is_said_while_it_listens():
     made = Alone.__new__(Alone)
     made.now, made.air = 0.0, Air("lan0")
-    made.announcing = Announcing("a", Membership("a", 1, (b"k" * 32,), 0.0), made.air, lambda *_: None)
+    made.announcing = Announcer("a", Membership("a", 1, (b"k" * 32,), 0.0), made.air, lambda *_: None)
     made.announcing.look_at_links(0.0)
     made.take(node("a"), *OBJECTS)
     made.announcing.take([Synced()])
@@ -164,7 +166,9 @@ def test_a_strangers_claim_is_kept_and_met_with_an_announcement_now_and_then():
     for seconds, defences in ((0.1, 1), (0.1, 1), (10.5, 2)):
         made.air.hear(l2.gratuitous(IP, STRANGER, "")[0])
         made.turn(seconds)
-        claims = [each for _, frame in made.air.sent for each in l2.read(frame) if each.kind is l2.Kind.CLAIMS]
+        claims = [
+            each for _, frame in made.air.sent for each in l2.read(frame) if each.kind is l2.NeighborMessageKind.CLAIMS
+        ]
         assert sum(each.address == IP for each in claims) >= 2 * defences
     (found,) = made.state()["foreign"]
     assert (found["mac"], found["node"], found["times"]) == (l2.mac_text(STRANGER), "", 3)
@@ -223,7 +227,7 @@ def test_it_leaves_when_nobody_is_there_to_take_over():
     assert made.announcing.finished
 
 
-CONDITION = Condition(type=why.CONDITION, holds=True, reason="Announces", message="192.0.2.200 by a")
+CONDITION = ServiceCondition(type=why.CONDITION, holds=True, reason="Announces", message="192.0.2.200 by a")
 WEB = NamespacedName("shop", "web")
 
 
@@ -266,7 +270,7 @@ def test_a_condition_is_written_once_and_again_only_when_it_differs():
             writer.want({WEB: CONDITION})
             until(lambda: verbs(server).count("GET") >= 2, "the look")
             assert verbs(server).count("PATCH") == 1
-            said = Condition(type=why.CONDITION, holds=True, reason="AlsoAnsweredByOthers", message="m")
+            said = ServiceCondition(type=why.CONDITION, holds=True, reason="AlsoAnsweredByOthers", message="m")
             writer.want({WEB: said, NamespacedName("shop", "gone"): said})
             until(lambda: stored(server)[why.CONDITION]["reason"] == "AlsoAnsweredByOthers", "the change")
             # What holds has held since then.
@@ -286,7 +290,7 @@ def test_keys_that_cannot_be_used(tmp_path, lines, said):
     path = tmp_path / "key"
     if lines is not None:
         path.write_text(lines)
-    with pytest.raises(NoKey, match=said):
+    with pytest.raises(HeartbeatKeyError, match=said):
         read_keys(str(path))
 
 
@@ -294,7 +298,7 @@ def test_keys(tmp_path):
     path = tmp_path / "key"
     path.write_text("the first key that signs\n\n  the second one, which may\n")
     assert read_keys(str(path)) == (b"the first key that signs", b"the second one, which may")
-    with pytest.raises(NoKey, match="--announcer-key-file"):
+    with pytest.raises(HeartbeatKeyError, match="--announcer-key-file"):
         read_keys("")
 
 
@@ -328,7 +332,9 @@ def test_why_by_the_objects_alone(tmp_path):
 def test_a_trace_from_outside_names_the_node_that_answers():
     objects = (*OBJECTS, node("a"), node("b", internal_ips=("192.0.2.2",)))
     given = snapshot(*objects)
-    first, second = decide(View(snapshot=given, announcers={"a": Announcer(), "b": Announcer()}))[IP].order
+    first, second = elect(ElectionInput(snapshot=given, announcers={"a": AnnouncerState(), "b": AnnouncerState()}))[
+        IP
+    ].order
     for here, more in ((first, ""), (second, f", so packets come to {first} and not to {second}")):
         inputs = Inputs(snapshot=given, config=NodeConfig(node_name=here), mode="nftables")
         places = Places(given)

@@ -11,8 +11,8 @@ from narthex.kube.access import Access
 from narthex.kube.leader_election import Leader
 from narthex.kube.lease import Times
 from narthex.lab.api.reads import Abilities
-from narthex.lb.program.controller import Controller, Settings
-from narthex.lb.program.metrics import ControllerMetrics
+from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
+from narthex.lb.program.start import ControllerMetrics
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import ClientConnection
 from narthex.testing.apiserver.faults import Drop, Refuse
@@ -88,7 +88,7 @@ def running(cluster, identity="one", **settings):
     access = Access(connection=connection, master=cluster.server.url)
     leader = Leader(access, "kube-system", "lb", identity, QUICK)
     told, clock = Told(), SystemClock()
-    controller = Controller(access, Settings(**settings), leader, told, clock)
+    controller = LoadBalancerController(access, LoadBalancerSettings(**settings), leader, told, clock)
     controller.told, controller.metrics = told, ControllerMetrics(controller, leader, clock)
     thread = threading.Thread(target=controller.run)
     thread.start()

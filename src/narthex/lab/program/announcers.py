@@ -8,8 +8,8 @@ from typing import Any
 from narthex.lab.program.ask import announcer_says
 from narthex.lab.program.labs import Lab, access_of, open_lab
 from narthex.lab.program.state import LabError
-from narthex.lb.program.why import States, WhyError, read_status, why_service
-from narthex.lb.why import ServiceSays
+from narthex.lb.program.inspection import States, WhyError, read_status, why_service
+from narthex.lb.why import ServiceExplanation
 
 
 def states(lab: Lab) -> dict[str, Mapping[str, Any]]:
@@ -30,7 +30,7 @@ def holder(told: States, address: str) -> str:
     )
 
 
-def why_lab(name: str, service: str) -> ServiceSays:
+def why_lab(name: str, service: str) -> ServiceExplanation:
     """Why a Service's addresses are answered for in a running lab, or not. Raises WhyError."""
     try:
         lab = open_lab(name)

@@ -14,12 +14,19 @@ import msgspec
 
 from narthex.lab import topology
 from narthex.lab.topology import LabNode
-from narthex.lb.allocate import Situation, allocate
-from narthex.lb.announce import announced
-from narthex.lb.decision import Decision, pool_of
-from narthex.lb.pools import Pools, Range, Surroundings, read_range, settle, text_of
-from narthex.lb.scene import namespace_labels
-from narthex.lb.status import ALLOCATED_FROM, PREFIX, pool_patch, service_path, status_patch
+from narthex.lb.allocate import AllocationInput, allocate
+from narthex.lb.announce import announced_addresses
+from narthex.lb.pool_usage import namespace_labels
+from narthex.lb.pools import AddressRange, Pools, ReservedAddresses, address_text, read_range, validate_pools
+from narthex.lb.service_status import (
+    ALLOCATED_FROM,
+    PREFIX,
+    AllocationDecision,
+    pool_of,
+    pool_patch,
+    service_path,
+    status_patch,
+)
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, host_network
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service
@@ -63,7 +70,9 @@ def balance(snapshot: Snapshot, nodes: Sequence[LabNode]) -> Balance:
     """Give addresses to the cluster's Services, which keep what they have."""
     pools = _settled(snapshot.address_pools.values(), nodes, _own_ranges(snapshot))
     services = snapshot.services
-    decisions = allocate(Situation(services=services.values(), pools=pools, namespaces=namespace_labels(snapshot)))
+    decisions = allocate(
+        AllocationInput(services=services.values(), pools=pools, namespaces=namespace_labels(snapshot))
+    )
     made = {key: _decided(services[key], decision) for key, decision in decisions.items()}
     given = [ip for each in decisions.values() if not each.foreign for ip in each.addresses]
     problems = [
@@ -90,14 +99,14 @@ def _unversioned(patch: dict[str, Any]) -> dict[str, Any]:
 
 def to_answer(services: Iterable[Service]) -> frozenset[str]:
     """All addresses that a node may have to answer for."""
-    return frozenset(address for service in services for address in announced(service))
+    return frozenset(address for service in services for address in announced_addresses(service))
 
 
 def _settled(
     objects: Iterable[IPAddressPool], nodes: Sequence[LabNode], more: Mapping[str, str] | None = None
 ) -> Pools:
     networks = {**(more or {}), **topology.taken_networks()}
-    return settle(objects, Surroundings(networks=networks, addresses=topology.taken_addresses(nodes)))
+    return validate_pools(objects, ReservedAddresses(networks=networks, addresses=topology.taken_addresses(nodes)))
 
 
 def _own_ranges(snapshot: Snapshot) -> dict[str, str]:
@@ -108,7 +117,7 @@ def _own_ranges(snapshot: Snapshot) -> dict[str, str]:
     }
 
 
-def _decided(service: Service, decision: Decision) -> Service:
+def _decided(service: Service, decision: AllocationDecision) -> Service:
     if decision.foreign:
         return service
     return _with(service, tuple(LoadBalancerIngress(ip=ip) for ip in decision.addresses), decision.pool)
@@ -128,7 +137,7 @@ def _refusals(pools: Pools) -> Iterator[Problem]:
         yield Problem(origin=each.object.origin, object=name, message=f"is refused: {each.reason}")
 
 
-def _said(service: Service, decision: Decision) -> Iterator[Problem]:
+def _said(service: Service, decision: AllocationDecision) -> Iterator[Problem]:
     for text in (str(decision.refusal) if decision.refusal is not None else "", decision.note):
         if text:
             yield Problem(origin=service.origin, object=f"Service {service.key}", message=text, severity="warning")
@@ -141,6 +150,6 @@ def _networks(pools: Pools, given: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _cidrs(range_: Range) -> Iterator[str]:
-    first, last = (ipaddress.ip_address(text_of(range_.family, number)) for number in (range_.first, range_.last))
+def _cidrs(range_: AddressRange) -> Iterator[str]:
+    first, last = (ipaddress.ip_address(address_text(range_.family, number)) for number in (range_.first, range_.last))
     return map(str, ipaddress.summarize_address_range(first, last))

@@ -20,7 +20,7 @@ from narthex.trace.program.places import Place, Places, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
 
 if TYPE_CHECKING:
-    from narthex.lb.announce import Announcer
+    from narthex.lb.announce import AnnouncerState
 
 
 def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif: str | None = None) -> Explanation:
@@ -60,12 +60,12 @@ class _Announcing(NamedTuple):
 
     holder: str
     """The node that answers for the packet's destination; empty when none does."""
-    known: dict[str, Announcer]
+    known: dict[str, AnnouncerState]
 
 
 def _announcing(lab: Lab, snapshot: Snapshot, target: Place) -> _Announcing:
     from narthex.lab.program.announcers import holder, states
-    from narthex.lb.program.why import announcers
+    from narthex.lb.program.inspection import announcers
 
     told = states(lab)
     found = next(filter(None, (holder(told, ip) for ip in target.addresses)), "")

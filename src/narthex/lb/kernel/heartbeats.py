@@ -17,7 +17,7 @@ _ERROR = struct.Struct("=IB")
 _RCVBUF = 1 << 20
 
 
-class BeatSockets:
+class HeartbeatSockets:
     """Sends and receives beats on one port."""
 
     def __init__(self, port: int) -> None:

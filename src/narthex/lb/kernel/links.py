@@ -26,7 +26,7 @@ _GROUP_LINK, _GROUP_IPV6_ADDRESS = 1 << 0, 1 << 8
 _RCVBUF = 1 << 16
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class HostLink(msgspec.Struct, frozen=True, kw_only=True):
     """One link that can be answered on."""
 
     name: str
@@ -36,7 +36,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Its IPv6 address of link scope; empty when it has none that is settled."""
 
 
-def links(exclude: Sequence[str] = ()) -> tuple[Link, ...]:
+def links(exclude: Sequence[str] = ()) -> tuple[HostLink, ...]:
     """All links that can be answered on, by name. `exclude`: patterns of names, as a shell has them. Raises OSError."""
     netlink = Netlink(_NETLINK_ROUTE)
     try:
@@ -47,7 +47,7 @@ def links(exclude: Sequence[str] = ()) -> tuple[Link, ...]:
         each.interface: each.address for each in own_addresses() if _is_link_local(each.address) and not each.tentative
     }
     return tuple(
-        Link(name=name, index=index, mac=mac, link_local=local.get(index, ""))
+        HostLink(name=name, index=index, mac=mac, link_local=local.get(index, ""))
         for name, index, mac in sorted(found)
         if not any(fnmatchcase(name, pattern) for pattern in exclude)
     )

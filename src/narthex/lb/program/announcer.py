@@ -1,4 +1,4 @@
-"""The announcer as a part of a node: sockets, a loop around `Announcing`, and what others may ask it.
+"""The announcer as a part of a node: sockets, a loop around `Announcer`, and what others may ask it.
 
 It works in the network namespace of the thread that calls `run`.
 """
@@ -17,16 +17,15 @@ import msgspec
 
 from narthex.kube.resources import of_an_announcer
 from narthex.kube.source import KubeSource
-from narthex.lb.heartbeat import Membership, Times
-from narthex.lb.kernel.heartbeats import BeatSockets
-from narthex.lb.kernel.interfaces import Station
+from narthex.lb.heartbeat import HeartbeatTimes, Membership
+from narthex.lb.kernel.heartbeats import HeartbeatSockets
 from narthex.lb.kernel.links import LinkChanges
+from narthex.lb.kernel.packets import RawLinkTransport
 from narthex.lb.program import announcer_status
-from narthex.lb.program.announcer_loop import RESCAN_SECONDS, Loop
-from narthex.lb.program.announcing import Announcing
+from narthex.lb.program.announcer_loop import RESCAN_SECONDS, AnnouncerLoop
+from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.conditions import ConditionWriter
-from narthex.lb.program.key import NoKey, read_keys
-from narthex.lb.program.pools_file import PoolsFile
+from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
 from narthex.node.status import Status
 from narthex.proxy.program.machine import StartError
 from narthex.proxy.program.start import Origin
@@ -61,7 +60,7 @@ class AnnouncerPart:
         told: AnnouncerConfiguration,
         origin: Origin,
         status: Status | None = None,
-        times: Times | None = None,
+        times: HeartbeatTimes | None = None,
     ) -> None:
         """`origin`: where Services, endpoints, Nodes and pools come from, and the API server that is told. `status`: the
         ports where it shows what it does."""
@@ -69,12 +68,12 @@ class AnnouncerPart:
         self._told = told
         self._origin = origin
         self._status = status
-        self._times = times or Times()
+        self._times = times or HeartbeatTimes()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
         self._lock = threading.Lock()
-        self._announcing: Announcing | None = None
-        self._loop: Loop | None = None
+        self._announcing: Announcer | None = None
+        self._loop: AnnouncerLoop | None = None
 
     def __del__(self) -> None:
         if hasattr(self, "_wake"):
@@ -110,13 +109,13 @@ class AnnouncerPart:
         with ExitStack() as stack:
             try:
                 keys = read_keys(self._told.key_file)
-                beats = BeatSockets(self._told.port)
+                beats = HeartbeatSockets(self._told.port)
                 stack.callback(beats.close)
-                station = Station(self._told.exclude_interfaces, _Once().warn)
+                station = RawLinkTransport(self._told.exclude_interfaces, _Once().warn)
                 stack.callback(station.close)
                 changes = LinkChanges()
                 stack.callback(changes.close)
-            except NoKey as error:
+            except HeartbeatKeyError as error:
                 raise StartError(str(error)) from error
             except OSError as error:
                 why = f"the announcer cannot open its sockets: {error.strerror or error}"
@@ -124,7 +123,7 @@ class AnnouncerPart:
             now = time.monotonic()
             run = int.from_bytes(os.urandom(8)) | 1
             membership = Membership(self._node, run, keys, now, self._times)
-            announcing = Announcing(
+            announcing = Announcer(
                 self._node, membership, station, beats.send, ignore_exclude_label=self._told.ignore_exclude_label
             )
             feed = Feed(self._origin.source)
@@ -137,7 +136,7 @@ class AnnouncerPart:
                 self._status.offer(PATH, lambda: Reply(200, msgspec.json.encode(self.state()), "application/json"))
                 stack.callback(self._status.withdraw, PATH)
             stack.enter_context(feed.running(self._notice))
-            loop = Loop(
+            loop = AnnouncerLoop(
                 announcing, station, beats, changes, feed,
                 lock=self._lock, wake=self._wake, key_file=self._told.key_file, pools=pools, conditions=writer,
             )  # fmt: skip

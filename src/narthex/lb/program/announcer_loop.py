@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from narthex.lb.kernel.heartbeats import BeatSockets
-from narthex.lb.kernel.interfaces import Station
+from narthex.lb.kernel.heartbeats import HeartbeatSockets
 from narthex.lb.kernel.links import LinkChanges
-from narthex.lb.program.announcing import Announcing
+from narthex.lb.kernel.packets import RawLinkTransport
+from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.conditions import ConditionWriter
-from narthex.lb.program.key import NoKey, read_keys
-from narthex.lb.program.pools_file import PoolsFile
+from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
 from narthex.runtime.feed import Feed
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.problems import Problems
@@ -34,14 +33,14 @@ LEAVE_SECONDS = 4.0
 """Others have so long to take over when it ends."""
 
 
-class Loop:
+class AnnouncerLoop:
     """For one thread."""
 
     def __init__(
         self,
-        announcing: Announcing,
-        station: Station,
-        beats: BeatSockets,
+        announcing: Announcer,
+        station: RawLinkTransport,
+        beats: HeartbeatSockets,
         changes: LinkChanges,
         feed: Feed,
         *,
@@ -127,7 +126,7 @@ class Loop:
         try:
             self._announcing.membership.keys = read_keys(self._key_file)
             self._key_fault = ""
-        except NoKey as error:
+        except HeartbeatKeyError as error:
             if str(error) != self._key_fault:
                 self._key_fault = str(error)
                 LOGGER.error("announcer: %s; the key that was read before stays in use", error)

@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from narthex.lb.heartbeat import State
+from narthex.lb.heartbeat import PeerState
 from narthex.lb.l2 import mac_text
-from narthex.lb.program.account import Account
-from narthex.lb.program.announcing import Announcing
+from narthex.lb.program.announcing import AddressRecord, Announcer
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
-def state(announcing: Announcing, now: float) -> dict[str, Any]:
+def state(announcing: Announcer, now: float) -> dict[str, Any]:
     """All of it, as JSON can have it (docs/reference/announcer.md). `now` is of the loop's clock."""
     membership = announcing.membership
     counts = membership.counts
@@ -53,10 +52,10 @@ def state(announcing: Announcing, now: float) -> dict[str, Any]:
     }
 
 
-def _address(announcing: Announcing, address: str, now: float) -> dict[str, Any]:
+def _address(announcing: Announcer, address: str, now: float) -> dict[str, Any]:
     decision = announcing.decisions[address]
     held = announcing.holdings.held.get(address)
-    account = announcing.accounts.get(address, Account())
+    account = announcing.accounts.get(address, AddressRecord())
     asked = account.asked
     return {
         "address": address,
@@ -95,7 +94,7 @@ def _ago(now: float, then: float | None) -> float | None:
     return None if then is None or then == float("-inf") else round(now - then, 3)
 
 
-def metrics(announcing: Announcing) -> Iterable[Metric]:
+def metrics(announcing: Announcer) -> Iterable[Metric]:
     """The same in numbers. MetalLB's names are kept where it counts the same (row A11)."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 
@@ -121,7 +120,7 @@ def metrics(announcing: Announcing) -> Iterable[Metric]:
     yield announced
     states = Counter(peer.state for peer in announcing.membership.peers.values())
     peers = GaugeMetricFamily("narthex_announcer_peers", "Other nodes, by what is known of them.", labels=["state"])
-    for each in State:
+    for each in PeerState:
         peers.add_metric([each.value], states[each])
     yield peers
     yield CounterMetricFamily(

@@ -4,7 +4,7 @@
     objects ─> Store ────┼─> Decider ─> Holdings ─> what is answered, announced, asked for
     links ─> Station ────┘
 
-`Announcing` blocks nowhere and reads no clock; `announcer.py` runs it.
+`Announcer` blocks nowhere and reads no clock; `announcer.py` runs it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import msgspec
 from immutables import Map
 
 from narthex.lb import l2, why
-from narthex.lb.announce import Announcer, Decider, Decision, View
-from narthex.lb.heartbeat import Datagram, Link, Membership, State, Told
-from narthex.lb.holding import Holdings, Moves, Rival
-from narthex.lb.kernel.links import Link as HostLink
-from narthex.lb.program.account import Account, Asked, Foreign
-from narthex.lb.repeats import Repeats
-from narthex.lb.status import Condition
+from narthex.lb.announce import AddressElection, AddressElector, AnnouncerState, ElectionInput
+from narthex.lb.heartbeat import Datagram, HeartbeatPayload, Membership, PeerLink, PeerState
+from narthex.lb.kernel.links import HostLink
+from narthex.lb.ownership import AddressOwnership, OwnershipChanges, PeerClaims
+from narthex.lb.schedule import AnnouncementSchedule
+from narthex.lb.service_status import ServiceCondition
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement
 from narthex.model.store import Event, Snapshot, Store
@@ -39,7 +38,7 @@ _DOUBT_SECONDS = 0.5
 _MOST_DOUBTS = 200
 
 
-class Air(Protocol):
+class LinkTransport(Protocol):
     """What an announcer hears and says on links; `host.lb.station.Station` is one."""
 
     @property
@@ -54,14 +53,14 @@ class Air(Protocol):
     def send(self, name: str, frames: Collection[bytes]) -> int: ...
 
 
-class Announcing:
+class Announcer:
     """One announcer. Owned by one thread; what others read is under the lock of who runs it."""
 
     def __init__(
         self,
         node: str,
         membership: Membership,
-        air: Air,
+        air: LinkTransport,
         send: Callable[[str, bytes], object],
         *,
         ignore_exclude_label: bool = False,
@@ -69,23 +68,23 @@ class Announcing:
         """`send` sends a beat to an address."""
         self.node = node
         self.membership = membership
-        self.holdings = Holdings(node)
-        self.decisions: Mapping[str, Decision] = {}
-        self.accounts: dict[str, Account] = {}
+        self.holdings = AddressOwnership(node)
+        self.decisions: Mapping[str, AddressElection] = {}
+        self.accounts: dict[str, AddressRecord] = {}
         self.failovers = 0
         self._air = air
         self._send = send
         self._ignore_exclude_label = ignore_exclude_label
         self._store = Store()
-        self._decider = Decider()
-        self._repeats = Repeats()
+        self._decider = AddressElector()
+        self._repeats = AnnouncementSchedule()
         self._said: dict[str, float] = {}
         self._refused = Counter[str]()
         self._had_links = True
         self._changes = 0
         """Of objects, pools and links."""
         self._decided_of: tuple[object, ...] = ()
-        self._doubts: deque[tuple[float, HostLink, l2.Message]] = deque()
+        self._doubts: deque[tuple[float, HostLink, l2.NeighborMessage]] = deque()
         """Claims by nodes of ours, and when to look at them."""
         self._given: tuple[IPAddressPool | L2Advertisement, ...] | None = None
         self._pools: tuple[Map[NamespacedName, IPAddressPool], Map[NamespacedName, L2Advertisement]] | None = None
@@ -196,7 +195,7 @@ class Announcing:
             self._claimed(link, message, now, doubted=True)
         for link, frame in self._air.frames():
             for message in l2.read(frame):
-                if message.kind is l2.Kind.ASKS:
+                if message.kind is l2.NeighborMessageKind.ASKS:
                     self._asked(link, message, now)
                 else:
                     self._claimed(link, message, now)
@@ -239,7 +238,7 @@ class Announcing:
         held = self.holdings.held.get(address)
         return tuple(sorted([*found, self.node] if held is not None and not held.yielding else found))
 
-    def conditions(self, now: float) -> dict[NamespacedName, Condition]:
+    def conditions(self, now: float) -> dict[NamespacedName, ServiceCondition]:
         """What this node has to tell Kubernetes: of the Services whose first address it answers for, and, where it is the
         first of the nodes that are alive, of those whose address nobody is to answer for."""
         if self.membership.listening(now) or self.membership.leaving:
@@ -256,20 +255,20 @@ class Announcing:
                 told[key] = why.condition(decisions, holders, foreign)
         return told
 
-    def announcers(self, now: float) -> dict[str, Announcer]:
+    def announcers(self, now: float) -> dict[str, AnnouncerState]:
         """What is known of all nodes' announcers."""
         gone = self.membership.lost(now)
         found = {
-            name: Announcer(
+            name: AnnouncerState(
                 state=peer.state,
                 leaving=peer.leaving,
-                links=tuple(sorted(link.name for link in peer.told.links)) if peer.state is State.ALIVE else None,
+                links=tuple(sorted(link.name for link in peer.told.links)) if peer.state is PeerState.ALIVE else None,
                 standing_back=peer.standing_back,
                 node_gone=name in gone,
             )
             for name, peer in self.membership.peers.items()
         }
-        found[self.node] = Announcer(
+        found[self.node] = AnnouncerState(
             leaving=self.membership.leaving,
             links=tuple(sorted(self.links)),
             standing_back=self.membership.standing_back(now),
@@ -287,14 +286,14 @@ class Announcing:
         )
 
     def _decide(self, now: float, orphans: Collection[str]) -> None:
-        view = View(
+        view = ElectionInput(
             snapshot=self.snapshot,
             announcers=self.announcers(now),
             ignore_exclude_label=self._ignore_exclude_label,
         )
-        self.decisions = self._decider.decide(view)
+        self.decisions = self._decider.elect(view)
         rivals = {
-            name: Rival(
+            name: PeerClaims(
                 held=frozenset(peer.told.held),
                 yielding=frozenset(peer.told.yielding),
                 leaving=peer.leaving,
@@ -315,7 +314,7 @@ class Announcing:
             self._air.listen_for(*heard)
         self.membership.tell(self._told())
 
-    def _moved(self, moves: Moves, orphans: Collection[str], now: float) -> None:
+    def _moved(self, moves: OwnershipChanges, orphans: Collection[str], now: float) -> None:
         for address in moves.gained:
             names = ", ".join(map(str, self.decisions[address].services))
             where = ", ".join(self.links_of(address)) or "no link"
@@ -327,13 +326,13 @@ class Announcing:
         self._repeats.end(address for address, _ in moves.lost)
         self._repeats.begin((*moves.gained, *moves.settled), now)
 
-    def account(self, address: str) -> Account:
+    def account(self, address: str) -> AddressRecord:
         """What was done for an address."""
-        return self.accounts.setdefault(address, Account())
+        return self.accounts.setdefault(address, AddressRecord())
 
-    def _told(self) -> Told:
-        links = tuple(Link(name, link.mac) for name, link in sorted(self.links.items()))
-        return Told(links, tuple(sorted(self.holdings.held)), tuple(sorted(self.holdings.yielding)))
+    def _told(self) -> HeartbeatPayload:
+        links = tuple(PeerLink(name, link.mac) for name, link in sorted(self.links.items()))
+        return HeartbeatPayload(links, tuple(sorted(self.holdings.held)), tuple(sorted(self.holdings.yielding)))
 
     def _announce(self, address: str, now: float) -> None:
         account = self.account(address)
@@ -346,7 +345,7 @@ class Announcing:
     def _each_link(self, address: str, frames: Callable[[HostLink], Collection[bytes]]) -> int:
         return sum(self._air.send(name, frames(self.links[name])) for name in self.links_of(address))
 
-    def _asked(self, link: HostLink, message: l2.Message, now: float) -> None:
+    def _asked(self, link: HostLink, message: l2.NeighborMessage, now: float) -> None:
         address = message.address
         if address not in self.holdings.held or link.name not in self.links_of(address):
             return
@@ -358,10 +357,10 @@ class Announcing:
             return
         account = self.account(address)
         account.requests += 1
-        account.asked = Asked(at=now, sender=message.sender, mac=l2.mac_text(message.mac), link=link.name)
+        account.asked = LastRequest(at=now, sender=message.sender, mac=l2.mac_text(message.mac), link=link.name)
         account.answers += self._air.send(link.name, (frame,))
 
-    def _claimed(self, link: HostLink, message: l2.Message, now: float, *, doubted: bool = False) -> None:
+    def _claimed(self, link: HostLink, message: l2.NeighborMessage, now: float, *, doubted: bool = False) -> None:
         """Somebody says that it has an address. `doubted`: it was given the time to tell us, too."""
         address = message.address
         held = self.holdings.held.get(address)
@@ -383,7 +382,7 @@ class Announcing:
         if known is None:
             if len(account.foreign) >= _MOST_FOREIGN:
                 del account.foreign[min(account.foreign, key=lambda each: account.foreign[each].last)]
-            account.foreign[mac] = Foreign(mac=mac, link=link.name, node=whose, first=now, last=now)
+            account.foreign[mac] = ForeignResponder(mac=mac, link=link.name, node=whose, first=now, last=now)
         else:
             known.last, known.times, known.node, known.link = now, known.times + 1, whose, link.name
         if self._may_say(f"{address} {mac}", now):
@@ -392,7 +391,7 @@ class Announcing:
             account.defended_at = now
             self._announce(address, now)
 
-    def foreign_now(self, address: str, now: float) -> list[Foreign]:
+    def foreign_now(self, address: str, now: float) -> list[ForeignResponder]:
         """Who else answered for an address lately."""
         account = self.accounts.get(address)
         found = account.foreign.values() if account else ()
@@ -444,3 +443,38 @@ def _who(mac: str, node: str) -> str:
     if not node:
         return f"hardware address {mac}, which no announcer has"
     return f"node {node} ({mac}), whose announcer does not: something else there does, or beats do not get through"
+
+
+class ForeignResponder(msgspec.Struct, kw_only=True):
+    """Somebody else who answers for an address of ours."""
+
+    mac: str
+    link: str
+    node: str
+    """Whose link has this hardware address; empty when it is none of the announcers'."""
+    first: float
+    last: float
+    times: int = 1
+
+
+class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The last question for an address."""
+
+    at: float
+    sender: str
+    mac: str
+    link: str
+
+
+class AddressRecord(msgspec.Struct, kw_only=True):
+    """What was done for one address by this run. Times are of the loop's clock."""
+
+    requests: int = 0
+    answers: int = 0
+    gratuitous: int = 0
+    announced_at: float | None = None
+    defended_at: float = -1e9
+    asked: LastRequest | None = None
+    foreign: dict[str, ForeignResponder] = {}
+    foreign_seen: int = 0
+    duplicates: int = 0

@@ -15,7 +15,7 @@ from typing import Any
 
 from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, Missing, Writer, writing
-from narthex.lb.status import Condition, condition_patch
+from narthex.lb.service_status import ServiceCondition, condition_patch
 from narthex.linux.background import beside
 from narthex.model.names import NamespacedName
 from narthex.runtime.logs import LOGGER, printable
@@ -41,14 +41,14 @@ class ConditionWriter:
         self._access = access
         self._settle = settle
         self._today = today
-        self._wanted: Mapping[NamespacedName, Condition] = {}
-        self._written: dict[NamespacedName, Condition] = {}
+        self._wanted: Mapping[NamespacedName, ServiceCondition] = {}
+        self._written: dict[NamespacedName, ServiceCondition] = {}
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._said = ""
         self.writes = 0
 
-    def want(self, conditions: Mapping[NamespacedName, Condition]) -> None:
+    def want(self, conditions: Mapping[NamespacedName, ServiceCondition]) -> None:
         """What this node has to say now. Safe from any thread."""
         if conditions != self._wanted:
             self._wanted = conditions
@@ -100,7 +100,7 @@ class ConditionWriter:
                 self._written[key] = condition
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _write(self, writer: Writer, key: NamespacedName, condition: Condition) -> None:
+    async def _write(self, writer: Writer, key: NamespacedName, condition: ServiceCondition) -> None:
         path = f"/api/v1/namespaces/{key.namespace}/services/{key.name}"
         patch = condition_patch(condition, self._today().strftime("%Y-%m-%dT%H:%M:%SZ"))
         entry = patch["status"]["conditions"][0]

@@ -18,14 +18,18 @@ from narthex.kube.events import Events, Happening
 from narthex.kube.leader_election import Leader
 from narthex.kube.resources import ADDRESS_POOLS, ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS
 from narthex.kube.source import Followed, KubeSource
-from narthex.lb.allocate import Situation, allocate
-from narthex.lb.decision import Decision, Told, changes
-from narthex.lb.ledger import Ledger
-from narthex.lb.pools import Pools, settle
-from narthex.lb.program.pools_file import PoolsFile
-from narthex.lb.program.status_writes import Outcome, StatusWriter, Unanswered
-from narthex.lb.program.unreadable import held_by_unreadable
-from narthex.lb.scene import PoolUse, namespace_labels, surroundings, usage
+from narthex.lb.allocate import AllocationInput, allocate
+from narthex.lb.ledger import AllocationLedger
+from narthex.lb.pool_usage import (
+    PoolUse,
+    namespace_labels,
+    reserved_addresses,
+    usage,
+)
+from narthex.lb.pools import Pools, validate_pools
+from narthex.lb.program.files import PoolsFile
+from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, WriteOutcome, held_by_unreadable
+from narthex.lb.service_status import AllocationDecision, ServiceEvent, required_changes
 from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, Service
@@ -41,7 +45,7 @@ _AGAIN_SECONDS = 1.0
 """Rest after a server that does not answer."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class LoadBalancerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a controller was told."""
 
     balancer_class: str = ""
@@ -50,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_cidrs: tuple[str, ...] = ()
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class ControllerCounts(msgspec.Struct, kw_only=True):
     """What the controller shows of itself."""
 
     uses: tuple[PoolUse, ...] = ()
@@ -66,10 +70,12 @@ class Counts(msgspec.Struct, kw_only=True):
     """Of the clock, when it last looked for work."""
 
 
-class Controller:
+class LoadBalancerController:
     """One controller. `run` belongs to one thread; `stop` may be called from any, and from a signal handler."""
 
-    def __init__(self, access: Access, settings: Settings, leader: Leader, events: Events, clock: Clock) -> None:
+    def __init__(
+        self, access: Access, settings: LoadBalancerSettings, leader: Leader, events: Events, clock: Clock
+    ) -> None:
         self._access = access
         self._settings = settings
         self._leader = leader
@@ -77,7 +83,7 @@ class Controller:
         self._clock = clock
         self._file = PoolsFile(settings.config) if settings.config is not None else None
         self._stopping = False
-        self.counts = Counts()
+        self.counts = ControllerCounts()
         self.followed: tuple[Followed, ...] = ()
         self.results: Mapping[str, int] = {}
 
@@ -127,12 +133,12 @@ class _Term:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LoadBalancerSettings,
         file: PoolsFile | None,
         source: KubeSource,
         writer: StatusWriter,
         events: Events,
-        counts: Counts,
+        counts: ControllerCounts,
         access: Access,
         clock: Clock,
     ) -> None:
@@ -145,8 +151,8 @@ class _Term:
         self._counts = counts
         self._access = access
         self._store = Store()
-        self._ledger = Ledger()
-        self._told: dict[NamespacedName, frozenset[Told]] = {}
+        self._ledger = AllocationLedger()
+        self._told: dict[NamespacedName, frozenset[ServiceEvent]] = {}
         self._refusals: dict[NamespacedName, str] = {}
         self._settled: tuple[tuple[object, ...], Pools] | None = None
         self._patience = LOOK_SECONDS if file is None else _FILE_SECONDS
@@ -174,7 +180,7 @@ class _Term:
         if unreadable is None:
             return _AGAIN_SECONDS
         decisions = allocate(
-            Situation(
+            AllocationInput(
                 services=services.values(),
                 pools=pools,
                 namespaces=namespace_labels(snapshot),
@@ -193,7 +199,7 @@ class _Term:
         self._told = {key: told for key, told in self._told.items() if key in decisions}
         try:
             wait = min([LOOK_SECONDS, *self._write(services, decisions, allowance)])
-        except Unanswered:
+        except ServerUnavailable:
             return _AGAIN_SECONDS
         self._idle_until = self._clock.now() + wait
         return min(self._patience, wait)
@@ -201,14 +207,14 @@ class _Term:
     def _write(
         self,
         services: Mapping[NamespacedName, Service],
-        decisions: Mapping[NamespacedName, Decision],
+        decisions: Mapping[NamespacedName, AllocationDecision],
         allowance: Callable[[], float],
     ) -> list[float]:
         """Write what differs; for how long some of it has to wait."""
         waits = []
         for key, decision in decisions.items():
             service = services[key]
-            todo = changes(service, decision)
+            todo = required_changes(service, decision)
             self._say(service, todo.standing)
             if todo.status is None and todo.pool is None:
                 self._ledger.confirm(service, decision)
@@ -217,14 +223,14 @@ class _Term:
                 waits.append(wait)
                 continue
             if allowance() <= 0:
-                raise Unanswered
+                raise ServerUnavailable
             # A first run with very many Services takes minutes.
             self._counts.turn_at = self._clock.now()
             if todo.status is not None:
                 self._ledger.promise(service, decision.addresses, self._clock.now())
             outcome = self._writer.write(service, todo, allowance, partial(self._ledger.done, service))
-            if outcome is not Outcome.DONE:
-                if outcome is Outcome.REFUSED:
+            if outcome is not WriteOutcome.DONE:
+                if outcome is WriteOutcome.REFUSED:
                     self._ledger.refused(service)
                 waits.append(self._writer.waits(service))
                 continue
@@ -242,10 +248,10 @@ class _Term:
         return found.pools if self._file.ever_good else None
 
     def _pools(self, snapshot: Snapshot, objects: tuple[IPAddressPool, ...]) -> Pools:
-        around = surroundings(snapshot, self._settings.cluster_cidrs)
+        around = reserved_addresses(snapshot, self._settings.cluster_cidrs)
         key = (objects, around)
         if self._settled is None or self._settled[0] != key:
-            self._settled = key, settle(objects, around)
+            self._settled = key, validate_pools(objects, around)
             self._say_refused(self._settled[1])
         return self._settled[1]
 
@@ -279,7 +285,7 @@ class _Term:
     def _broken(self, kind: str) -> int:
         return sum(each.broken for each in self._source.followed if each.kind == kind)
 
-    def _say(self, service: Service, standing: tuple[Told, ...]) -> None:
+    def _say(self, service: Service, standing: tuple[ServiceEvent, ...]) -> None:
         """Tell what stands, once."""
         before = self._told.get(service.key, frozenset())
         self._told[service.key] = frozenset(standing)
@@ -287,7 +293,7 @@ class _Term:
             if told not in before:
                 self._tell(service, told)
 
-    def _tell(self, service: Service, told: Told) -> None:
+    def _tell(self, service: Service, told: ServiceEvent) -> None:
         LOGGER.log(30 if told.warning else 20, "%s: %s: %s", service.key, told.reason, printable(told.text))
         self._events.tell(
             Happening(
@@ -305,7 +311,7 @@ class _Term:
         self,
         services: Mapping[NamespacedName, Service],
         pools: Pools,
-        decisions: Mapping[NamespacedName, Decision],
+        decisions: Mapping[NamespacedName, AllocationDecision],
     ) -> None:
         counts = self._counts
         counts.uses = usage(pools, services.values(), decisions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,14 +13,16 @@ from narthex.kube.access import Access
 from narthex.kube.events import EventWriter
 from narthex.kube.leader_election import Leader
 from narthex.kube.lease import TIMES, Times
-from narthex.lb.program.controller import Controller, Settings
-from narthex.lb.program.metrics import ControllerMetrics
+from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import Clock, SystemClock
-from narthex.proxy.program.api_server import EventPoster
+from narthex.proxy.program.api_server import EventPoster, Lists
 from narthex.proxy.program.status import BindError, Listener, StatusServer
 from narthex.runtime.http import HttpServer, Reply, Slow
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.signals import ended_by_signal
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 CONTROLLER = "narthex-lb-controller"
 _STUCK_SECONDS = 120.0
@@ -28,11 +31,11 @@ _MOST_EVENTS = 10_000
 """A first run may give thousands of addresses at once."""
 
 
-class StartError(RuntimeError):
+class ControllerStartError(RuntimeError):
     """It cannot begin; the message says why."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where a controller is found, and what it competes for."""
 
     address: str
@@ -43,13 +46,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     times: Times = TIMES
 
 
-def serve(access: Access, settings: Settings, place: Place) -> None:
+def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptions) -> None:
     """Be the controller until SIGTERM or SIGINT. Raises StartError."""
     host = os.uname().nodename
     clock = SystemClock()
     leader = Leader(access, place.lease_namespace, place.lease_name, f"{host}_{uuid.uuid4()}", place.times)
     events = EventWriter(EventPoster(access), host, clock, CONTROLLER, _MOST_EVENTS)
-    controller = Controller(access, settings, leader, events, clock)
+    controller = LoadBalancerController(access, settings, leader, events, clock)
     metrics = ControllerMetrics(controller, leader, clock)
     http = HttpServer()
     status = StatusServer(http)
@@ -59,14 +62,18 @@ def serve(access: Access, settings: Settings, place: Place) -> None:
             LOGGER.info("standing for election: Lease %s/%s", place.lease_namespace, place.lease_name)
             controller.run()
     except BindError as error:
-        raise StartError(str(error)) from error
+        raise ControllerStartError(str(error)) from error
     finally:
         http.stop()
     LOGGER.info("stopped; addresses stay as they are")
 
 
 def _listeners(
-    controller: Controller, leader: Leader, metrics: ControllerMetrics, clock: Clock, place: Place
+    controller: LoadBalancerController,
+    leader: Leader,
+    metrics: ControllerMetrics,
+    clock: Clock,
+    place: ControllerOptions,
 ) -> tuple[Listener, ...]:
     def healthz() -> Reply:
         idle = clock.now() - controller.counts.turn_at
@@ -81,3 +88,59 @@ def _listeners(
         Listener("health", place.address, place.healthz_port, {"/healthz": healthz, "/livez": healthz}),
         Listener("metrics", place.address, place.metrics_port, {"/metrics": exposition, "/healthz": healthz}),
     )
+
+
+class ControllerMetrics:
+    """A collector for prometheus-client."""
+
+    def __init__(self, controller: LoadBalancerController, leader: Leader, clock: Clock) -> None:
+        self._controller = controller
+        self._leader = leader
+        self._clock = clock
+
+    def exposition(self) -> bytes:
+        """The text of a scrape."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """For prometheus-client."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        counts, leads = self._controller.counts, self._leader.term > 0
+        yield GaugeMetricFamily(
+            "narthex_lb_leader", "1: this controller leads and gives addresses.", value=float(leads)
+        )
+        # Who does not lead does not look, so it has nothing to say.
+        uses = counts.uses if leads else ()
+        usable = [use for use in uses if not use.refused]
+        for name, text, numbers in (
+            ("total", "Addresses that the pool can give.", [use.total for use in usable]),
+            ("in_use_total", "Addresses that a Service has.", [use.in_use for use in usable]),
+        ):
+            gauge = GaugeMetricFamily(f"metallb_allocator_addresses_{name}", text, labels=["pool"])
+            for use, number in zip(usable, numbers, strict=True):
+                gauge.add_metric([use.name], float(number))
+            yield gauge
+        refused = GaugeMetricFamily("narthex_lb_pool_refused", "1: the pool cannot be used.", labels=["pool"])
+        for use in uses:
+            refused.add_metric([use.name], float(bool(use.refused)))
+        yield refused
+        services = GaugeMetricFamily(
+            "narthex_lb_services", "Services of type LoadBalancer, by state.", labels=["state"]
+        )
+        for state, number in (("given", counts.given), ("waiting", counts.waiting), ("foreign", counts.foreign)):
+            services.add_metric([state], float(number if leads else 0))
+        yield services
+        yield CounterMetricFamily(
+            "narthex_lb_allocations", "Times that a Service was given addresses.", value=counts.allocations
+        )
+        yield CounterMetricFamily("narthex_lb_cleared", "Times that addresses were taken away.", value=counts.cleared)
+        writes = CounterMetricFamily("narthex_lb_writes", "Writes of a Service, by result.", labels=["result"])
+        for result, number in sorted(dict(self._controller.results).items()):
+            writes.add_metric([result], number)
+        yield writes
+        yield from Lists(self._controller.followed, self._clock.wall).collect()

@@ -6,17 +6,19 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from narthex.kube.access import Access
 from narthex.kube.client import Api
-from narthex.kube.writes import ApiError, Conflict, Missing, NoAnswer, Object, Writer
-from narthex.lb.decision import Changes
-from narthex.lb.status import pool_patch, service_path
+from narthex.kube.resources import ALL_SERVICES
+from narthex.kube.writes import ApiError, Conflict, Missing, NoAnswer, Object, Writer, writing
+from narthex.lb.service_status import ServiceChanges, pool_patch, service_path
 from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName
+from narthex.model.net import address
 from narthex.model.objects import Service
 from narthex.runtime.logs import LOGGER, printable
 
@@ -43,7 +45,7 @@ class _Attempt(msgspec.Struct):
     """After which the next may be made, though there is a new version: another writer is not fought at full speed."""
 
 
-class Outcome(enum.Enum):
+class WriteOutcome(enum.Enum):
     """What became of a write."""
 
     DONE = enum.auto()
@@ -52,7 +54,7 @@ class Outcome(enum.Enum):
     """A server that has trouble of its own may have done it."""
 
 
-class Unanswered(Exception):
+class ServerUnavailable(Exception):
     """The server does not answer: other writes need not be tried now."""
 
 
@@ -88,8 +90,8 @@ class StatusWriter:
             del self._attempts[key]
 
     def write(
-        self, service: Service, changes: Changes, allowance: Callable[[], float], taken: Callable[[], object]
-    ) -> Outcome:
+        self, service: Service, changes: ServiceChanges, allowance: Callable[[], float], taken: Callable[[], object]
+    ) -> WriteOutcome:
         """Write what is to be written. `allowance`: seconds for which writing is allowed. `taken` is called when the server
         has the status, whatever becomes of the rest. Raises Unanswered."""
         path, version = service_path(service), service.resource_version
@@ -104,22 +106,22 @@ class StatusWriter:
             # Somebody was faster; what they did is about to be seen, and decided from.
             self.results["conflict" if isinstance(error, Conflict) else "gone"] += 1
             self._await_news(service)
-            return Outcome.REFUSED
+            return WriteOutcome.REFUSED
         except ApiError as error:
             self._put_off(service)
             LOGGER.warning("%s: %s", service.key, printable(str(error)))
             if isinstance(error, NoAnswer):
                 self.results["unanswered"] += 1
-                raise Unanswered from error
+                raise ServerUnavailable from error
             self.results["refused"] += 1
-            return Outcome.UNKNOWN if error.code >= 500 else Outcome.REFUSED
+            return WriteOutcome.UNKNOWN if error.code >= 500 else WriteOutcome.REFUSED
         self.results["done"] += 1
         before, now = self._attempts.get(service.key), self._clock.now()
         self._await_news(service)
         if before is not None and now - before.at < _AGAIN_SECONDS:
             self._attempts[service.key].pause = min(_LONGEST_REST, max(_FIRST_REST, before.pause * 2))
         self._attempts[service.key].at = now
-        return Outcome.DONE
+        return WriteOutcome.DONE
 
     def _await_news(self, service: Service) -> None:
         before = self._attempts.get(service.key)
@@ -145,3 +147,41 @@ class StatusWriter:
         before = self._attempts.get(service.key)
         rest = min(_LONGEST_REST, before.rest * 2) if before is not None and not before.version else _FIRST_REST
         self._attempts[service.key] = _Attempt("", self._clock.now() + rest, rest)
+
+
+_SECONDS = 30.0
+
+
+def held_by_unreadable(
+    access: Access, readable: Callable[[NamespacedName], bool]
+) -> Mapping[NamespacedName, tuple[str, ...]] | None:
+    """What the statuses of all Services hold that are not readable; None when the server does not say."""
+    try:
+        found = asyncio.run(_list(access))
+    except (ApiError, TimeoutError) as error:
+        LOGGER.warning("Services that cannot be read may hold addresses, and are not shown: %s", printable(str(error)))
+        return None
+    held = {_key(raw): _addresses(raw) for raw in found.get("items") or () if isinstance(raw, dict)}
+    return {key: addresses for key, addresses in held.items() if addresses and not readable(key)}
+
+
+async def _list(access: Access) -> dict[str, Any]:
+    async with asyncio.timeout(_SECONDS), writing(access) as writer:
+        return await writer.get(ALL_SERVICES.paths[0])
+
+
+def _key(raw: dict[str, Any]) -> NamespacedName:
+    meta = raw.get("metadata") or {}
+    return NamespacedName(str(meta.get("namespace") or "default"), str(meta.get("name") or ""))
+
+
+def _addresses(raw: dict[str, Any]) -> tuple[str, ...]:
+    balancer = (raw.get("status") or {}).get("loadBalancer") or {}
+    found = []
+    for entry in balancer.get("ingress") or ():
+        try:
+            found.append(address(str(entry.get("ip") or "")))
+        except ValueError:
+            # Not an address, so nothing that a pool could hold.
+            continue
+    return tuple(found)

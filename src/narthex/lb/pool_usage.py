@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.lb.decision import Decision
-from narthex.lb.pools import Pools, Surroundings
+from narthex.lb.pools import Pools, ReservedAddresses
 from narthex.lb.resources import selects_pool
-from narthex.lb.status import held_by
+from narthex.lb.service_status import AllocationDecision, status_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.net import host_network
 from narthex.model.objects import L2Advertisement, Labels, Service
@@ -35,7 +34,7 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be used; empty when it can."""
 
 
-def surroundings(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) -> Surroundings:
+def reserved_addresses(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) -> ReservedAddresses:
     """What in a cluster no pool may hold: pods' and Services' addresses, and the nodes' own. `cluster_cidrs` are where all
     pods are, when somebody says so."""
     networks = dict.fromkeys(cluster_cidrs, "where pods are (--cluster-cidr)")
@@ -54,7 +53,7 @@ def surroundings(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) -> Surro
             for address in service.cluster_ips:
                 if address != "None":
                     networks.setdefault(host_network(address), f"the cluster IP of {service.key}")
-    return Surroundings(networks=networks, addresses=addresses)
+    return ReservedAddresses(networks=networks, addresses=addresses)
 
 
 def namespace_labels(snapshot: Snapshot) -> Mapping[str, Labels]:
@@ -65,14 +64,14 @@ def namespace_labels(snapshot: Snapshot) -> Mapping[str, Labels]:
 def usage(
     pools: Pools,
     services: Iterable[Service],
-    decisions: Mapping[NamespacedName, Decision],
+    decisions: Mapping[NamespacedName, AllocationDecision],
     advertisements: Iterable[L2Advertisement] = (),
 ) -> tuple[PoolUse, ...]:
     """All pools, by name. An address counts as soon as it is decided on, and as long as a status holds it."""
     users: dict[str, set[str]] = {}
     for service in services:
         decision = decisions.get(service.key)
-        for address in {*held_by(service), *(decision.addresses if decision is not None else ())}:
+        for address in {*status_addresses(service), *(decision.addresses if decision is not None else ())}:
             users.setdefault(address, set()).add(str(service.key))
     by_pool: dict[str, list[str]] = {}
     for address in users:

@@ -33,7 +33,7 @@ class _Plan(msgspec.Struct):
         return self.since + (PROBE_AFTER[self.probed] if late < 0 else PROBE_EVERY * (late + 1))
 
 
-class Repeats:
+class AnnouncementSchedule:
     """What is due for each address that is answered for. Times are of one monotonic clock, in seconds."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from narthex.lb.announce import Decision, rank
+from narthex.lb.announce import AddressElection, rank
 
 HANDOVER_SECONDS = 3.0
 """Who may not answer any more waits so long for the next one."""
@@ -20,7 +20,7 @@ CONFLICT_SECONDS = 1.0
 """Two that both answer, and neither of which gives way by its own view, settle it after this."""
 
 
-class Rival(msgspec.Struct, frozen=True, kw_only=True):
+class PeerClaims(msgspec.Struct, frozen=True, kw_only=True):
     """What a peer that is alive tells."""
 
     held: frozenset[str] = frozenset()
@@ -29,7 +29,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     standing_back: bool = False
 
 
-class Held(msgspec.Struct, kw_only=True):
+class OwnedAddress(msgspec.Struct, kw_only=True):
     """An address that is answered for."""
 
     since: float
@@ -43,7 +43,7 @@ class Held(msgspec.Struct, kw_only=True):
     """Those of them that were told of."""
 
 
-class Moves(msgspec.Struct, frozen=True, kw_only=True):
+class OwnershipChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What a look at the present has changed."""
 
     gained: tuple[str, ...] = ()
@@ -58,12 +58,12 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.gained or self.lost or self.duplicates or self.settled)
 
 
-class Holdings:
+class AddressOwnership:
     """The addresses of one announcer. Owned by one thread."""
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, OwnedAddress] = {}
         self._conflicts: dict[str, float] = {}
         """Since when a better rival holds what should be ours."""
 
@@ -80,12 +80,12 @@ class Holdings:
 
     def update(
         self,
-        decisions: Mapping[str, Decision],
-        rivals: Mapping[str, Rival],
+        decisions: Mapping[str, AddressElection],
+        rivals: Mapping[str, PeerClaims],
         now: float,
         *,
         standing_back: bool = False,
-    ) -> Moves:
+    ) -> OwnershipChanges:
         """Come as near to the decisions as can be. `rivals` are the peers that are alive; `standing_back` is what this node
         tells them of itself."""
         gained, lost, duplicates, settled = [], [], [], []
@@ -111,11 +111,13 @@ class Holdings:
                     continue
             else:
                 self._conflicts.pop(address, None)
-            self.held[address] = Held(since=now)
+            self.held[address] = OwnedAddress(since=now)
             gained.append(address)
         for address in self._conflicts.keys() - decisions.keys():
             del self._conflicts[address]
-        return Moves(gained=tuple(gained), lost=tuple(lost), duplicates=tuple(duplicates), settled=tuple(settled))
+        return OwnershipChanges(
+            gained=tuple(gained), lost=tuple(lost), duplicates=tuple(duplicates), settled=tuple(settled)
+        )
 
     def drop_all(self) -> tuple[str, ...]:
         """Answer for nothing from now on."""
@@ -126,9 +128,9 @@ class Holdings:
     def _give_up(
         self,
         address: str,
-        each: Held,
-        decision: Decision | None,
-        rivals: Mapping[str, Rival],
+        each: OwnedAddress,
+        decision: AddressElection | None,
+        rivals: Mapping[str, PeerClaims],
         now: float,
         standing_back: bool,
     ) -> str:
@@ -150,7 +152,7 @@ class Holdings:
             self._conflicts.pop(address, None)
         return ""
 
-    def _hand_over(self, each: Held, decision: Decision, holders: set[str], now: float) -> str:
+    def _hand_over(self, each: OwnedAddress, decision: AddressElection, holders: set[str], now: float) -> str:
         each.rivals = {}
         verdict = decision.verdict(self.node)
         why = verdict.text if verdict else "this node is not known any more"
@@ -166,7 +168,7 @@ class Holdings:
             return f"{why}; {decision.holder} has not taken it within {HANDOVER_SECONDS:g} s"
         return ""
 
-    def _better(self, decision: Decision, rivals: Mapping[str, Rival], standing_back: bool) -> set[str]:
+    def _better(self, decision: AddressElection, rivals: Mapping[str, PeerClaims], standing_back: bool) -> set[str]:
         """Peers that hold an address, do not give way, and come before this node by what both of them know."""
         own = (standing_back, rank(self.node, decision.first))
         return {

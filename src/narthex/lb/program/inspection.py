@@ -1,0 +1,302 @@
+"""One look at a cluster's load balancers, without writing: what a controller would do, and how its pools are used."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from immutables import Map
+
+from narthex.kube.access import Access
+from narthex.kube.client import Unreachable
+from narthex.kube.manifests import ManifestSource
+from narthex.kube.resources import (
+    ADDRESS_POOLS,
+    ALL_SERVICES,
+    L2_ADVERTISEMENTS,
+    LISTED_SLICES,
+    NAMESPACES,
+    NODES,
+    SERVICE_CIDRS,
+)
+from narthex.lb import why
+from narthex.lb.allocate import AllocationInput, allocate
+from narthex.lb.announce import AnnouncerState, ElectionInput, announced_addresses, elect
+from narthex.lb.heartbeat import PeerState
+from narthex.lb.pool_usage import (
+    PoolUse,
+    namespace_labels,
+    reserved_addresses,
+    usage,
+)
+from narthex.lb.pools import Pools, validate_pools
+from narthex.lb.program.announcer import PATH
+from narthex.lb.resources import LoadBalancerConfiguration, read
+from narthex.lb.service_status import (
+    LOAD_BALANCER,
+    AllocationDecision,
+    ServiceChanges,
+    required_changes,
+    status_addresses,
+)
+from narthex.model.names import NamespacedName
+from narthex.model.net import IPFamily, family_of
+from narthex.model.objects import Service
+from narthex.model.problem import Problem
+from narthex.model.store import Event, Snapshot, Store, Synced
+
+
+class InspectionError(ValueError):
+    """There is nothing to look at; the message says why."""
+
+
+class ClusterInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster at one moment, and what is decided of it."""
+
+    snapshot: Snapshot
+    """With the pools and advertisements that count."""
+    pools: Pools
+    uses: tuple[PoolUse, ...]
+    decisions: dict[NamespacedName, AllocationDecision]
+    problems: tuple[Problem, ...] = ()
+
+    def planned(self) -> list[tuple[Service, AllocationDecision, ServiceChanges]]:
+        """What would be written, by name."""
+        found = []
+        for key in sorted(self.decisions):
+            service, decision = self.snapshot.services[key], self.decisions[key]
+            found.append((service, decision, required_changes(service, decision)))
+        return found
+
+
+def inspect_cluster(
+    *,
+    manifests: Path | None = None,
+    access: Access | None = None,
+    config: Path | None = None,
+    balancer_class: str = "",
+    cluster_cidrs: tuple[str, ...] = (),
+    endpoints: bool = False,
+) -> ClusterInspection:
+    """Read manifests or an API server once, and decide. `endpoints`: EndpointSlices are wanted, too. Raises LookError."""
+    if manifests is not None:
+        events, problems = _read_manifests(manifests)
+    else:
+        events, problems = _read_api(access or Access(), pools=config is None, endpoints=endpoints)
+    store = Store()
+    for event in (*events, Synced()):
+        store.apply(event)
+    snapshot = store.snapshot
+    own = _configuration(config) if config is not None else LoadBalancerConfiguration()
+    objects = own.pools if config is not None else tuple(snapshot.address_pools.values())
+    advertisements = own.advertisements if config is not None else tuple(snapshot.l2_advertisements.values())
+    if config is not None:
+        snapshot = msgspec.structs.replace(
+            snapshot,
+            address_pools=Map((each.key, each) for each in objects),
+            l2_advertisements=Map((each.key, each) for each in advertisements),
+        )
+    pools = validate_pools(objects, reserved_addresses(snapshot, cluster_cidrs))
+    decisions = allocate(
+        AllocationInput(
+            services=snapshot.services.values(),
+            pools=pools,
+            namespaces=namespace_labels(snapshot),
+            balancer_class=balancer_class,
+        )
+    )
+    uses = usage(pools, snapshot.services.values(), decisions, advertisements)
+    return ClusterInspection(
+        snapshot=snapshot, pools=pools, uses=uses, decisions=decisions, problems=(*own.problems, *problems)
+    )
+
+
+def _read_manifests(manifests: Path) -> tuple[list[Event], tuple[Problem, ...]]:
+    source = ManifestSource(manifests)
+    events = source.scan()
+    if not any(isinstance(event, Synced) for event in events):
+        raise InspectionError(
+            "; ".join(problem.message for problem in source.problems) or f"{manifests} cannot be read"
+        )
+    return events, source.problems
+
+
+def _read_api(access: Access, *, pools: bool, endpoints: bool) -> tuple[list[Event], tuple[Problem, ...]]:
+    from narthex.kube.snapshot import read_once
+
+    kinds = [ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS, *([LISTED_SLICES] if endpoints else [])]
+    try:
+        return read_once(access, kinds + ([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else []))
+    except Unreachable as error:
+        raise InspectionError(str(error)) from error
+
+
+def _configuration(config: Path) -> LoadBalancerConfiguration:
+    try:
+        found = read(config.read_bytes(), str(config))
+    except OSError as error:
+        raise InspectionError(f"{config} cannot be read: {error.strerror or error}") from error
+    if found.failed:
+        raise InspectionError("\n".join(map(str, found.problems)))
+    return found
+
+
+def as_data(found: ClusterInspection) -> list[dict[str, Any]]:
+    """What would be written, for JSON."""
+    return [
+        {
+            "service": str(service.key),
+            "holds": status_addresses(service),
+            "addresses": decision.addresses,
+            "pool": decision.pool,
+            "refusal": decision.refusal.text if decision.refusal else "",
+            "advice": decision.refusal.advice if decision.refusal else "",
+            "cause": decision.cause,
+            "note": decision.note,
+            "foreign": decision.foreign,
+            "writesStatus": todo.status is not None,
+            "writesAnnotation": todo.pool is not None,
+        }
+        for service, decision, todo in found.planned()
+    ]
+
+
+_ASK_SECONDS = 1.0
+_AT_ONCE = 32
+_MOST_BYTES = 16 << 20
+STATUS_PORT = 10249
+
+States = Mapping[str, Mapping[str, Any]]
+"""What announcers say of themselves, by node."""
+
+
+class WhyError(ValueError):
+    """The question cannot be answered; the message says why and what to do."""
+
+
+def why_service(
+    text: str,
+    *,
+    manifests: Path | None = None,
+    access: Access | None = None,
+    config: Path | None = None,
+    status_port: int = STATUS_PORT,
+    states: States | None = None,
+) -> why.ServiceExplanation:
+    """Everything about a Service, named `NAMESPACE/NAME`, or `NAME` in the namespace `default`. `config`: pools of a file.
+    `status_port`: where nodes' announcers are asked; 0: they are not. `states`: what they have said, by node, where they
+    were asked already. Raises WhyError, LookError."""
+    found = inspect_cluster(manifests=manifests, access=access, config=config, endpoints=True)
+    snapshot = found.snapshot
+    key = _named(snapshot, text)
+    asked = states is not None or bool(status_port)
+    if states is None:
+        states = _states(snapshot, status_port) if status_port else {}
+    view = ElectionInput(snapshot=snapshot, announcers=announcers(snapshot, states))
+    decisions = [decision for decision in elect(view).values() if key in decision.services]
+    seen = {node: why.read_state(state) for node, state in states.items()}
+    said = why.explain(str(key), decisions, seen)
+    return msgspec.structs.replace(said, notes=tuple(_notes(found, key, states, asked=asked)))
+
+
+def read_status(data: bytes) -> Mapping[str, Any] | None:
+    """What an announcer's status port said (`docs/reference/announcer.md`); None when it is not that."""
+    try:
+        found: Mapping[str, Any] = msgspec.to_builtins(msgspec.json.decode(data, type=_State))
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    return found
+
+
+def announcers(snapshot: Snapshot, states: States) -> dict[str, AnnouncerState]:
+    """What is known of each node's announcer: by itself, else by another one, else nothing, and then it is taken to be
+    alive."""
+    told: dict[str, AnnouncerState] = {}
+    for state in states.values():
+        for peer in state.get("peers", ()):
+            told[peer["node"]] = AnnouncerState(
+                state=PeerState(peer["state"]),
+                leaving=peer["leaving"],
+                standing_back=peer["standingBack"],
+                links=tuple(peer["links"]) if peer["state"] == PeerState.ALIVE.value else None,
+            )
+    for node, state in states.items():
+        links = tuple(link["name"] for link in state.get("links", ()))
+        told[node] = AnnouncerState(links=links, leaving=state["leaving"], standing_back=state["standingBack"])
+    return {key.name: told.get(key.name, AnnouncerState()) for key in snapshot.nodes}
+
+
+def _named(snapshot: Snapshot, text: str) -> NamespacedName:
+    namespace, slash, name = text.rpartition("/")
+    key = NamespacedName(namespace if slash else "default", name)
+    if key in snapshot.services:
+        return key
+    same = sorted(str(each) for each in snapshot.services if each.name == name)
+    if not slash and len(same) == 1:
+        return next(each for each in snapshot.services if each.name == name)
+    hint = f"; there is {', '.join(same)}" if same else ""
+    raise WhyError(f"there is no Service {key}{hint}: name it as NAMESPACE/NAME")
+
+
+def _notes(found: ClusterInspection, key: NamespacedName, states: Mapping[str, Any], *, asked: bool) -> list[str]:
+    service = found.snapshot.services[key]
+    notes = []
+    if service.type != LOAD_BALANCER:
+        notes.append(f"it is of type {service.type}, so it has no address to announce")
+    elif not announced_addresses(service):
+        decision = found.decisions.get(key)
+        refusal = decision.refusal if decision else None
+        reason = (
+            f": {refusal.text}; {refusal.advice}" if refusal else ": does a controller run (narthex lb controller)?"
+        )
+        notes.append(f"its status has no address{reason}")
+    silent = [name.name for name in sorted(found.snapshot.nodes) if name.name not in states]
+    if asked and silent and notes == []:
+        notes.append(f"no announcer could be asked on {', '.join(silent)}: what others or the objects say is shown")
+    return notes
+
+
+def _states(snapshot: Snapshot, port: int) -> States:
+    """What the announcers say that answer, by node."""
+    ways = {key.name: (*node.internal_ips, *node.external_ips) for key, node in sorted(snapshot.nodes.items())}
+    reachable = {name: addresses[0] for name, addresses in ways.items() if addresses}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = pool.map(lambda address: _ask(address, port), reachable.values())
+        return {name: state for name, state in zip(reachable, answers, strict=True) if state is not None}
+
+
+def _ask(address: str, port: int) -> Mapping[str, Any] | None:
+    host = f"[{address}]" if family_of(address) is IPFamily.IPV6 else address
+    connection = http.client.HTTPConnection(host, port, timeout=_ASK_SECONDS)
+    try:
+        connection.request("GET", PATH)
+        answer = connection.getresponse()
+        data = answer.read(_MOST_BYTES)
+        return read_status(data) if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+class _Peer(msgspec.Struct, rename="camel"):
+    node: str
+    state: PeerState
+    leaving: bool
+    standing_back: bool
+    links: list[str]
+
+
+class _State(msgspec.Struct, rename="camel"):
+    """As much of an announcer's status as is looked at here; `why.read_state` reads the addresses."""
+
+    node: str
+    leaving: bool
+    standing_back: bool
+    links: list[dict[str, Any]]
+    peers: list[_Peer]
+    addresses: list[dict[str, Any]]
