@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from narthex.cli import main
 from narthex.node import process as node_process
-from narthex.proxy.program.start import StartError
 from narthex.runtime.configuration.values import NodeParts
+from narthex.runtime.process import StartError
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 OWN = "---\napiVersion: narthex/v1alpha1\nkind: NarthexConfiguration\n"

@@ -14,6 +14,7 @@ from narthex.cli.lb import command
 from narthex.kube.access import Access
 from narthex.kube.events import EventWriter
 from narthex.kube.leader_election import Leader
+from narthex.kube.origin import EventPoster
 from narthex.lab.api.reads import Abilities
 from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.lb.program.start import CONTROLLER
@@ -22,7 +23,6 @@ from narthex.model import documents
 from narthex.model.decode.objects import decode
 from narthex.model.objects import Object
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec, WireServiceAllocation
-from narthex.proxy.program.api_server import EventPoster
 from narthex.runtime.configuration.values import ClientConnection
 from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.build import node, service

@@ -16,11 +16,11 @@ from narthex.cli.node import command as node_command
 from narthex.cli.proxy.command import command as proxy_command
 from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
+from narthex.kube.origin import api_origin
 from narthex.lab.api.reads import Abilities
 from narthex.linux import privileges
 from narthex.model import documents
 from narthex.model.net import split_port
-from narthex.proxy.program.api_server import api_origin
 from narthex.runtime.configuration.file import read
 from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.build import node

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from narthex.cli.node import PARTS as FLAGS
+from narthex.kube.origin import Origin
 from narthex.node import table
 from narthex.node.parts import Part
 from narthex.node.process import NodeWork
 from narthex.proxy.program.settings import settings
-from narthex.proxy.program.start import Origin, StartError
+from narthex.runtime.process import StartError
 from narthex.testing.load import until
 
 TOLD = settings({"clusterCIDR": "10.64.0.0/12"}, None, "worker-a")

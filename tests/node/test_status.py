@@ -9,12 +9,12 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.node.parts import PartReport
-from narthex.node.status import NodeHealth, Status
 from narthex.proxy.program.health import Health
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.metrics import Metrics
 from narthex.proxy.program.schedule import Periods
 from narthex.proxy.program.settings import settings
+from narthex.proxy.program.status import NodeHealth, Status
 from narthex.runtime.configuration.values import NodeParts
 from narthex.testing.fakes import FakeClock, FakeInbox
 

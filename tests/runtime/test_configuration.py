@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from narthex.model.duration import duration, duration_text
 from narthex.proxy.plan.planner import NodeConfig
+from narthex.proxy.program.settings import node_config
 from narthex.runtime.configuration.file import (
     ConfigurationError,
     ProxyConfiguration,
-    node_config,
     parse,
     read,
 )

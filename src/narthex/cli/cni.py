@@ -64,7 +64,7 @@ def agent(socket: str, state_dir: str) -> None:
     Without it the plugins do the same work themselves, only slower. Rules that somebody removes are put back.
     """
     from narthex.cni.program.agent import Agent
-    from narthex.runtime.signals import ended_by_signal
+    from narthex.runtime.process import ended_by_signal
 
     service = Agent(socket, state_dir)
     try:

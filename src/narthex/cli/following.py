@@ -14,9 +14,9 @@ import click
 from narthex.cli.proxy.flags import with_flags
 
 if TYPE_CHECKING:
+    from narthex.kube.origin import Origin
     from narthex.proxy.program.reload import ConfigurationFile
     from narthex.proxy.program.settings import Settings
-    from narthex.proxy.program.start import Origin
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -79,15 +79,15 @@ def source(told: Settings, manifests: Path | None, master: str) -> Callable[[], 
 
 def _directory(manifests: Path) -> Origin:
     from narthex.kube.manifests import ManifestSource
-    from narthex.proxy.program.start import Origin
+    from narthex.kube.origin import Origin
 
     return Origin(ManifestSource(manifests))
 
 
 def _api_server(told: Settings, master: str) -> Origin:
     from narthex.kube.access import Access
+    from narthex.kube.origin import api_origin
     from narthex.linux.clock import SystemClock
-    from narthex.proxy.program.api_server import api_origin
 
     access = Access(connection=told.client, master=master)
     return api_origin(access, told.node.node_name, told.config_sync_period, SystemClock().wall)

@@ -84,9 +84,10 @@ def controller(
         return
     from narthex.kube.lease import Times
     from narthex.lb.program.controller import LoadBalancerSettings
-    from narthex.lb.program.start import CONTROLLER, ControllerOptions, ControllerStartError, serve
+    from narthex.lb.program.start import CONTROLLER, ControllerOptions, serve
     from narthex.runtime import logs
     from narthex.runtime.configuration.values import Logging
+    from narthex.runtime.process import StartError
 
     if not (has_source(where) or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
@@ -102,7 +103,7 @@ def controller(
     settings = LoadBalancerSettings(balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))
     try:
         serve(_access(where, quick=True), settings, place)
-    except ControllerStartError as error:
+    except StartError as error:
         raise click.ClickException(logs.printable(str(error))) from error
 
 

@@ -51,9 +51,9 @@ def command(
     `/healthz` says how each part is. On SIGTERM or SIGINT all end, the last started first; the rules stay.
     """
     from narthex.node.process import serve_node
-    from narthex.proxy.program.machine import StartError
     from narthex.proxy.program.settings import OWN, SettingsError
     from narthex.runtime import logs
+    from narthex.runtime.process import StartError
 
     switched = {name: on for name in PARTS if (on := flags.pop(name)) is not None}
     given = with_ports(fields(flags), healthz_port, metrics_port)

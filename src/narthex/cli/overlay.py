@@ -87,9 +87,9 @@ def command(
     from narthex.kube.access import Access
     from narthex.overlay.program.part import api_origin, directory_origin
     from narthex.overlay.program.serve import serve_overlay
-    from narthex.proxy.program.machine import StartError
     from narthex.runtime import logs
     from narthex.runtime.configuration.values import ClientConnection
+    from narthex.runtime.process import StartError
 
     if manifests is not None and (kubeconfig or master):
         raise click.UsageError("look in one place: --manifests, or an API server (--kubeconfig, --master)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import math
 import os
 import select
@@ -24,9 +25,12 @@ import msgspec
 from narthex.linux import namespaces as netns
 from narthex.linux import socket_filter as bpf
 from narthex.linux.background import beside
+from narthex.linux.iptables_variants import default_variant
 from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily
+
+_LOGGER = logging.getLogger("narthex")
 
 POLL_SECONDS = 0.5
 """How often what gives no notice is asked."""
@@ -293,3 +297,19 @@ class LegacySizes:
             raise OSError(number, f"table {table} of iptables-legacy: {os.strerror(number)}")
         # Behind the name: hooks, their entries and defaults (5 each), number of entries, size.
         return tuple(self._INFO.unpack(held.raw)[-2:])
+
+
+def watch_rules(concern: Concern, families: Sequence[IPFamily], *, iptables: bool) -> Foreign:
+    """Return the best available way to notice changes that others make to rules, for the calling thread's namespace.
+
+    `iptables` says that the rules are written with iptables, whose legacy variant sends no notifications.
+    """
+    try:
+        if iptables and default_variant(IPFamily.IPV4) == "legacy":
+            sizes = LegacySizes(families)
+            return Poll(sizes, families, sizes.close)
+        return Monitor(concern, families)
+    except OSError as error:
+        _LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked again and again instead", error)
+        netlink = NfNetlink()
+        return Poll(netlink.generation, families, netlink.close)

@@ -184,3 +184,24 @@ def network(text: str) -> str:
         return net.network(text)
     except ValueError:
         raise ValueError("is not a CIDR such as 10.0.0.0/8 or fd00::/64") from None
+
+
+_ANNOTATION_PREFIX = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9_-]+(?:/(?!-$)[a-z0-9_-]*)?")
+
+
+def annotation_prefix(text: str) -> str:
+    """Return `text` if annotation names can begin with it: a domain, `domain/`, or `domain/name`. Raises ValueError."""
+    if not _ANNOTATION_PREFIX.fullmatch(text):
+        raise ValueError("cannot begin an annotation: write a domain, perhaps with /NAME behind it")
+    return text
+
+
+_ZONE_LABEL = re.compile(r"[-A-Za-z0-9_*/+=:~^%&!?,|\[\]{}<>#'`]{1,63}")
+
+
+def dns_zone(text: str) -> str:
+    """Return a DNS zone in lower case with a dot at its end. Raises ValueError."""
+    zone = text.lower().removesuffix(".") + "."
+    if text != "." and not (len(zone) < 255 and all(map(_ZONE_LABEL.fullmatch, zone[:-1].split(".")))):
+        raise ValueError("is not the name of a DNS zone, such as cluster.local")
+    return "." if text == "." else zone

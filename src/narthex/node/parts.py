@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import msgspec
-
 from narthex.linux.clock import Clock, SystemClock
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.status import PartReport
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -58,18 +57,6 @@ class Counting(Protocol):
 
 Make = Callable[[], Part]
 """Makes a part for one run. What it raises is the part's failure."""
-
-
-class PartReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a part is."""
-
-    running: bool
-    """False: it rests after a failure, or has not been started yet."""
-    healthy: bool
-    failures: int
-    """Runs that ended without being told to."""
-    error: str
-    """Why the last of them ended; empty while the part is healthy."""
 
 
 class Keeper:

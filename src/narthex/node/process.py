@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from narthex.node.parts import Node, Part, PartReport
-from narthex.node.status import Status
+from narthex.kube.decoders import make_known
+from narthex.kube.origin import Origin
+from narthex.node.parts import Node, Part
 from narthex.node.table import PARTS, Adaptable, Entry, Given, switched_on
-from narthex.proxy.program.machine import StartError
 from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.settings import Settings
-from narthex.proxy.program.start import Origin, run_until_told
+from narthex.proxy.program.start import run_until_told
+from narthex.proxy.program.status import Status
+from narthex.runtime.process import StartError
+from narthex.runtime.status import PartReport
 
 
 def serve_node(settings: Settings, origin: Callable[[], Origin], file: ConfigurationFile | None = None) -> None:
@@ -43,9 +46,7 @@ class NodeWork:
     def run(self) -> None:
         """Run all parts until `stop`."""
         if len(self._entries) > 1:
-            from narthex.node import shapes
-
-            shapes.make_known()
+            make_known()
         self._node.run()
 
     def stop(self) -> None:

@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from narthex.kube.origin import Origin
 from narthex.node.parts import Part
-from narthex.node.status import PROXY, Status
-from narthex.proxy.program.metrics import Collector
 from narthex.proxy.program.settings import Settings
-from narthex.proxy.program.start import Origin, ProxyPart
+from narthex.proxy.program.start import ProxyPart
+from narthex.proxy.program.status import PROXY, Status
+from narthex.runtime.metrics import Collector
 
 
 class Given(NamedTuple):

@@ -9,13 +9,13 @@ from hashlib import sha256
 
 import msgspec
 
+from narthex.model import validate
 from narthex.model.net import IPFamily, address, family_of
 from narthex.model.objects import Node
 from narthex.model.problem import quoted
 from narthex.overlay.net_conf import VXLAN, Backend
 
 PREFIX = "flannel.alpha.coreos.com"
-_PREFIX = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9_-]+/(?:[a-z0-9_-]+-)?")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
@@ -24,10 +24,9 @@ class Keys:
 
     def __init__(self, prefix: str = PREFIX) -> None:
         """Raises ValueError for what cannot begin an annotation."""
+        validate.annotation_prefix(prefix)
         begin = prefix if "/" in prefix else f"{prefix}/"
         begin = begin if begin.endswith(("/", "-")) else f"{begin}-"
-        if not _PREFIX.fullmatch(begin):
-            raise ValueError("cannot begin an annotation: write a domain, perhaps with /NAME behind it")
         self.managed = f"{begin}kube-subnet-manager"
         self.type = f"{begin}backend-type"
         four, six = IPFamily.IPV4, IPFamily.IPV6

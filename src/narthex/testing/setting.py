@@ -9,7 +9,7 @@ from narthex.model.objects import AnyObject, EndpointSlice, Node, Service, Servi
 from narthex.model.packet import Host, Packet
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
-from narthex.runtime.configuration.file import LOCALHOST_MODES
+from narthex.proxy.program.settings import LOCALHOST_MODES
 from narthex.testing.scenario import Connection, Scenario
 
 

@@ -5,9 +5,9 @@ import pytest
 from narthex.dns.corefile.settings import Bind
 from narthex.dns.program import node_local
 from narthex.kube.manifests import ManifestSource
-from narthex.proxy.program.machine import StartError
-from narthex.proxy.program.start import Origin
+from narthex.kube.origin import Origin
 from narthex.runtime.configuration.values import DnsConfiguration
+from narthex.runtime.process import StartError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from narthex.dns.program.serve import DnsPart, DnsSettings
 from narthex.model.store import Synced, Upsert
-from narthex.proxy.program.programming import ANNOTATION
+from narthex.model.trigger_time import TRIGGER_TIME
 from narthex.testing.build import endpoint, endpoint_slice, service
 from narthex.testing.load import until
 
@@ -97,7 +97,7 @@ def changed(text, address, seconds):
     """A slice whose change happened so many seconds from now."""
     when = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
     one = endpoint_slice(text, endpoint(address))
-    return msgspec.structs.replace(one, annotations=((ANNOTATION, when),))
+    return msgspec.structs.replace(one, annotations=((TRIGGER_TIME, when),))
 
 
 @pytest.mark.row("S16")

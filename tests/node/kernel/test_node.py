@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.proxy.kernel.small_cluster import HERE, SOURCE, SmallCluster, service, slices
 
 from narthex.kube.manifests import ManifestSource
+from narthex.kube.origin import Origin
 from narthex.linux import namespaces as netns
 from narthex.node.process import NodeWork
 from narthex.proxy.program.settings import settings
-from narthex.proxy.program.start import Origin
 from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.build import node
 from narthex.testing.load import Line, until

@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 
+from narthex.kube.decoders import make_known
 from narthex.linux import namespaces as netns
 from narthex.linux.links import batch
 from narthex.linux.run import run
-from narthex.node.shapes import make_known
 from narthex.overlay.program.part import OverlayPart, directory_origin
 from narthex.overlay.program.settings import OverlaySettings
 from narthex.testing.load import until

@@ -9,7 +9,7 @@ from narthex.model.packet import agree
 from narthex.model.store import Store, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
-from narthex.runtime.configuration.file import LOCALHOST_MODES
+from narthex.proxy.program.settings import LOCALHOST_MODES
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
 from narthex.trace.evaluate import evaluate

@@ -8,7 +8,8 @@ from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.ipvs.kernel import NoIpvsError
 from narthex.proxy.program import machine as checks
-from narthex.proxy.program.machine import StartError, check_machine, working_modes
+from narthex.proxy.program.machine import check_machine, working_modes
+from narthex.runtime.process import StartError
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.proxy.program.programming import ANNOTATION, Programming, trigger_time
+from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
+from narthex.proxy.program.programming import Programming
 from narthex.testing.build import endpoint, endpoint_slice
 
 FOUR = IPFamily.IPV4
@@ -12,7 +13,7 @@ FOUR = IPFamily.IPV4
 
 def changed_at(text):
     made = endpoint_slice("shop/web", endpoint("10.64.1.5"))
-    return msgspec.structs.replace(made, annotations=((ANNOTATION, text),) if text is not None else ())
+    return msgspec.structs.replace(made, annotations=((TRIGGER_TIME, text),) if text is not None else ())
 
 
 @pytest.mark.parametrize(

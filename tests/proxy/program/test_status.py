@@ -17,9 +17,10 @@ from tests.free_ports import free_port
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.program.health import Health
 from narthex.proxy.program.metrics import Metrics
-from narthex.proxy.program.status import BindError, Listener, StatusServer, health_routes, metrics_routes
+from narthex.proxy.program.status import health_routes, metrics_routes
 from narthex.runtime import http as httpd
 from narthex.runtime.http import HttpServer, Reply, Slow
+from narthex.runtime.status import BindError, Listener, StatusServer
 from narthex.testing.fakes import FakeClock
 
 

@@ -44,10 +44,10 @@ def command(
 
         context.invoke(clean, output="text")
         return
-    from narthex.proxy.program.machine import StartError
     from narthex.proxy.program.settings import SettingsError, in_force
     from narthex.proxy.program.start import prepare, serve
     from narthex.runtime import logs
+    from narthex.runtime.process import StartError
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import narthex
 from narthex.dns.program.resolver_metrics import histogram_metric, resolver_metrics
 from narthex.dns.server.meter import ResolverCounts
 from narthex.dns.server.tally import DURATIONS, SIZES, Counts, Histogram, histogram
+from narthex.runtime.metrics import Collector, exposition
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -17,14 +18,6 @@ if TYPE_CHECKING:
 _FAMILIES = {1: "1", 2: "2"}
 PROGRAMMING = tuple(0.001 * 2**power for power in range(20))
 """Upper bounds of what it takes from a change of a Service to its names, CoreDNS's."""
-
-
-class Collector(Protocol):
-    """Anything with numbers."""
-
-    def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
-        ...
 
 
 class Programmed:
@@ -56,13 +49,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it as Prometheus reads it."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry()
-        registry.register(self)
-        for other in self._others:
-            registry.register(other)
-        return generate_latest(registry)
+        return exposition(self, *self._others)
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""

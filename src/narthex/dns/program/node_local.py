@@ -16,11 +16,11 @@ from narthex.dns.corefile.settings import DEFAULT_PORT, Bind, ServerBlock
 from narthex.dns.program.serve import DnsPart, DnsSettings
 from narthex.dns.program.start import Configuration, Flags, cluster_corefile, following
 from narthex.dns.server.own_link import OwnLink, OwnLinkError
+from narthex.kube.origin import Origin
 from narthex.linux.privileges import allow_many_files
-from narthex.proxy.program.machine import StartError
-from narthex.proxy.program.start import Origin
 from narthex.runtime.configuration.values import DnsConfiguration
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.process import StartError
 
 METRICS = ":9353"
 """Where node-local caches have their metrics (row S21)."""

@@ -17,7 +17,7 @@ from narthex.dns.corefile.settings import ServerBlock
 from narthex.dns.plugins.loop import Secrets
 from narthex.dns.program.elsewhere import PRIVATE
 from narthex.dns.program.listeners import ListenError, places, reached_at
-from narthex.dns.program.metrics import Collector, Metrics, Programmed
+from narthex.dns.program.metrics import Metrics, Programmed
 from narthex.dns.program.status import Ports, Readiness
 from narthex.dns.program.workers import Workers
 from narthex.dns.server.meter import ResolverCounts
@@ -28,9 +28,10 @@ from narthex.linux.clock import Clock, SystemClock
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice
 from narthex.model.store import Event, Snapshot, Store, Upsert
-from narthex.proxy.program.programming import ANNOTATION, trigger_time
+from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.runtime.feed import Feed, Watched
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.metrics import Collector
 from narthex.runtime.problems import Problems
 
 MOST_WORKERS = 4
@@ -259,7 +260,7 @@ class DnsPart:
             return
         held = self._store.snapshot.slices.get(after.service)
         before = held.get(after.name) if held is not None else None
-        if before is None or before.annotation(ANNOTATION) != after.annotation(ANNOTATION):
+        if before is None or before.annotation(TRIGGER_TIME) != after.annotation(TRIGGER_TIME):
             since[after.service] = when
 
     def _reload_after(self) -> float:

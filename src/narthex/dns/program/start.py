@@ -20,7 +20,7 @@ from narthex.model.net import network
 from narthex.model.problem import Problem
 from narthex.runtime import logs
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.signals import ended_by_signal
+from narthex.runtime.process import ended_by_signal
 
 if TYPE_CHECKING:
     from narthex.kube.access import Access

@@ -10,8 +10,8 @@ from narthex.dns.corefile.settings import Listen, ServerBlock
 from narthex.dns.program.listeners import EVERYWHERE, ListenError
 from narthex.dns.program.metrics import Metrics
 from narthex.runtime.http import Answer, HttpServer, Reply, Request, Seats, Slow, listening
+from narthex.runtime.metrics import metrics_reply
 
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _OK = Reply(200, b"OK")
 
 
@@ -62,7 +62,7 @@ class Ports:
         self._open.clear()
 
     def _scrape(self) -> Reply:
-        return Reply(200, self._metrics.text(), _PROMETHEUS)
+        return metrics_reply(self._metrics.text())
 
     def _ready(self) -> Reply:
         now = self._readiness()

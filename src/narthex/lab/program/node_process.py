@@ -25,10 +25,10 @@ NODE = "node"
 _LOADED = (
     "narthex.cli.node",
     "narthex.node.process",
-    "narthex.node.shapes",
+    "narthex.kube.decoders",
     "narthex.cni.program.agent",
     "narthex.dns.program.node_local",
-    "narthex.proxy.program.api_server",
+    "narthex.kube.origin",
     "narthex.kube.access",
     "narthex.kube.chunks",
     "narthex.kube.session",
@@ -69,7 +69,7 @@ def load() -> None:
     """Load what nodes need. Before the first one is forked."""
     for module in _LOADED:
         importlib.import_module(module)
-    importlib.import_module("narthex.node.shapes").make_known()
+    importlib.import_module("narthex.kube.decoders").make_known()
 
 
 def be_a_node(control: socket.socket, order: bytes, files: Sequence[int]) -> None:

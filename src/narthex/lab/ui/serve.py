@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from narthex.lab.ui.board import Board
 from narthex.lab.ui.path import Tracer
-from narthex.runtime.signals import ended_by_signal
+from narthex.runtime.process import ended_by_signal
 
 _SIMULTANEOUS = 64
 

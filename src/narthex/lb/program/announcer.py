@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from narthex.kube.origin import Origin
 from narthex.kube.resources import of_an_announcer
 from narthex.kube.source import KubeSource
 from narthex.lb.heartbeat import HeartbeatTimes, Membership
@@ -26,13 +27,12 @@ from narthex.lb.program.announcer_loop import RESCAN_SECONDS, AnnouncerLoop
 from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
-from narthex.node.status import Status
-from narthex.proxy.program.machine import StartError
-from narthex.proxy.program.start import Origin
 from narthex.runtime.configuration.values import AnnouncerConfiguration
 from narthex.runtime.feed import Feed
 from narthex.runtime.http import Reply
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.process import StartError
+from narthex.runtime.status import StatusPaths
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -59,7 +59,7 @@ class AnnouncerPart:
         node_name: str,
         told: AnnouncerConfiguration,
         origin: Origin,
-        status: Status | None = None,
+        status: StatusPaths | None = None,
         times: HeartbeatTimes | None = None,
     ) -> None:
         """`origin`: where Services, endpoints, Nodes and pools come from, and the API server that is told. `status`: the

@@ -13,13 +13,14 @@ from narthex.kube.access import Access
 from narthex.kube.events import EventWriter
 from narthex.kube.leader_election import Leader
 from narthex.kube.lease import TIMES, Times
+from narthex.kube.origin import EventPoster, SourceMetrics
 from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import Clock, SystemClock
-from narthex.proxy.program.api_server import EventPoster, Lists
-from narthex.proxy.program.status import BindError, Listener, StatusServer
-from narthex.runtime.http import HttpServer, Reply, Slow
+from narthex.runtime.http import Reply, Slow
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.signals import ended_by_signal
+from narthex.runtime.metrics import exposition, metrics_reply
+from narthex.runtime.process import run_until_signal
+from narthex.runtime.status import Listener
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -29,10 +30,6 @@ _STUCK_SECONDS = 120.0
 """A controller that has not looked for work for so long is stuck: each of its steps has a limit far below."""
 _MOST_EVENTS = 10_000
 """A first run may give thousands of addresses at once."""
-
-
-class ControllerStartError(RuntimeError):
-    """It cannot begin; the message says why."""
 
 
 class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,17 +51,9 @@ def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptio
     events = EventWriter(EventPoster(access), host, clock, CONTROLLER, _MOST_EVENTS)
     controller = LoadBalancerController(access, settings, leader, events, clock)
     metrics = ControllerMetrics(controller, leader, clock)
-    http = HttpServer()
-    status = StatusServer(http)
-    try:
-        status.serve(_listeners(controller, leader, metrics, clock, place), hard_fail=True)
-        with events.running(), ended_by_signal(controller.stop):
-            LOGGER.info("standing for election: Lease %s/%s", place.lease_namespace, place.lease_name)
-            controller.run()
-    except BindError as error:
-        raise ControllerStartError(str(error)) from error
-    finally:
-        http.stop()
+    with events.running():
+        LOGGER.info("standing for election: Lease %s/%s", place.lease_namespace, place.lease_name)
+        run_until_signal(controller, _listeners(controller, leader, metrics, clock, place))
     LOGGER.info("stopped; addresses stay as they are")
 
 
@@ -82,7 +71,7 @@ def _listeners(
         return Reply(200 if well else 503, msgspec.json.encode(body), "application/json")
 
     def exposition() -> Slow:
-        return Slow(lambda: Reply(200, metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8"))
+        return Slow(lambda: metrics_reply(metrics.exposition()))
 
     return (
         Listener("health", place.address, place.healthz_port, {"/healthz": healthz, "/livez": healthz}),
@@ -100,11 +89,7 @@ class ControllerMetrics:
 
     def exposition(self) -> bytes:
         """The text of a scrape."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry)
+        return exposition(self)
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
@@ -143,4 +128,4 @@ class ControllerMetrics:
         for result, number in sorted(dict(self._controller.results).items()):
             writes.add_metric([result], number)
         yield writes
-        yield from Lists(self._controller.followed, self._clock.wall).collect()
+        yield from SourceMetrics(self._controller.followed, self._clock.wall).collect()

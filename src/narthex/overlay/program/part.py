@@ -19,7 +19,7 @@ from narthex.kube.resources import NODES
 from narthex.kube.source import KubeSource
 from narthex.linux.clock import SystemClock
 from narthex.linux.iptables_variants import default_variant
-from narthex.linux.monitor import Concern, Foreign
+from narthex.linux.monitor import Concern, Foreign, watch_rules
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.overlay.kernel.kernel import OverlayKernel
@@ -30,9 +30,8 @@ from narthex.overlay.program.figures import Figures
 from narthex.overlay.program.loop import Overlay
 from narthex.overlay.program.selftest import SelfTest
 from narthex.overlay.program.settings import OverlaySettings
-from narthex.proxy.program.foreign import told_of
-from narthex.proxy.program.machine import StartError
 from narthex.runtime.feed import Feed, Watched
+from narthex.runtime.process import StartError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -147,9 +146,9 @@ class OverlayPart:
 
 def _listeners() -> list[Foreign]:
     """Who tells of changed rules: nf_tables hears of its own and of iptables-nft's; iptables-legacy must be asked."""
-    found = [told_of(_CONCERN, FAMILIES, iptables=False)]
+    found = [watch_rules(_CONCERN, FAMILIES, iptables=False)]
     if default_variant(IPFamily.IPV4) == "legacy":
-        found.append(told_of(_CONCERN, FAMILIES, iptables=True))
+        found.append(watch_rules(_CONCERN, FAMILIES, iptables=True))
     return found
 
 

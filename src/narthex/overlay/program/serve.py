@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.node.shapes import make_known
-from narthex.overlay.program.figures import Figures
+from narthex.kube.decoders import make_known
 from narthex.overlay.program.part import OverlayOrigin, OverlayPart
 from narthex.overlay.program.settings import OverlaySettings
-from narthex.proxy.program.machine import StartError
-from narthex.proxy.program.status import BindError, Listener, Routes, StatusServer
-from narthex.runtime.http import HttpServer, Reply, Slow
+from narthex.runtime.http import Reply, Slow
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.signals import ended_by_signal
+from narthex.runtime.metrics import exposition, metrics_reply
+from narthex.runtime.process import run_until_signal
+from narthex.runtime.status import Listener, Routes
 
 
 def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tuple[str, int] | None) -> None:
     """Keep the overlay up until SIGTERM or SIGINT. `healthz`: address and port. Raises StartError."""
     make_known()
     part = OverlayPart(settings, origin)
-    http = HttpServer()
-    try:
-        if healthz is not None:
-            StatusServer(http).serve([Listener("health", *healthz, routes(part))], hard_fail=True)
-        with ended_by_signal(part.stop):
-            part.run()
-    except BindError as error:
-        raise StartError(str(error)) from error
-    finally:
-        http.stop()
+    run_until_signal(part, [Listener("health", *healthz, routes(part))] if healthz is not None else ())
     LOGGER.info("overlay: stopped; what is in force stays")
 
 
@@ -42,16 +32,5 @@ def routes(part: OverlayPart) -> Routes:
     return {
         "/healthz": lambda: Reply(200, b"ok"),
         "/readyz": ready,
-        "/metrics": lambda: Slow(
-            lambda: Reply(200, exposition(part.figures), "text/plain; version=0.0.4; charset=utf-8")
-        ),
+        "/metrics": lambda: Slow(lambda: metrics_reply(exposition(part.figures))),
     }
-
-
-def exposition(figures: Figures) -> bytes:
-    """The figures in Prometheus' text."""
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    registry = CollectorRegistry()
-    registry.register(figures)
-    return generate_latest(registry)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from narthex.linux.iptables_variants import default_variant
-from narthex.linux.monitor import Concern, Foreign, LegacySizes, Monitor, Poll
-from narthex.linux.nfnetlink import NfNetlink
+from narthex.linux.monitor import Concern, Foreign, Monitor, watch_rules
 from narthex.model.net import IPFamily
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends.iptables.names import IPTABLES, OWN_TABLES, Ownership
@@ -18,7 +16,6 @@ from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.nftables.frame import TABLE
 from narthex.proxy.backends.userspace.names import USERSPACE
 from narthex.proxy.backends.userspace.rules import UserspaceChanges
-from narthex.runtime.logs import LOGGER
 
 FEW_ELEMENTS = 50
 """That the kernel tells of so many costs less than not to listen meanwhile."""
@@ -41,20 +38,7 @@ _CONCERNS = {
 
 def foreign_changes(mode: str, families: Sequence[IPFamily]) -> Foreign:
     """For the network namespace of the calling thread."""
-    return told_of(_CONCERNS[mode], families, iptables=mode in _KEPT_WITH_IPTABLES)
-
-
-def told_of(concern: Concern, families: Sequence[IPFamily], *, iptables: bool) -> Foreign:
-    """The same for any rules, those of iptables or those of nftables."""
-    try:
-        if iptables and default_variant(IPFamily.IPV4) == "legacy":
-            sizes = LegacySizes(families)
-            return Poll(sizes, families, sizes.close)
-        return Monitor(concern, families)
-    except OSError as error:
-        LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked again and again instead", error)
-        netlink = NfNetlink()
-        return Poll(netlink.generation, families, netlink.close)
+    return watch_rules(_CONCERNS[mode], families, iptables=mode in _KEPT_WITH_IPTABLES)
 
 
 def transactions(mode: str) -> Callable[[Any], int]:

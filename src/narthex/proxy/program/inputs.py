@@ -15,7 +15,8 @@ from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
-from narthex.runtime.configuration.file import ProxyConfiguration, node_config, read
+from narthex.proxy.program.settings import node_config
+from narthex.runtime.configuration.file import ProxyConfiguration, read
 
 
 class InputError(ValueError):

@@ -14,6 +14,7 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.ipvs.kernel import NoIpvsError, check_scheduler, connect, set_timeouts
 from narthex.proxy.program.settings import Settings
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.process import StartError
 
 OLDEST_KERNEL = (5, 13)
 OLDEST_NFT = (1, 0, 1)
@@ -21,10 +22,6 @@ OLDEST_NFT = (1, 0, 1)
 SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 _PACKAGES = {"nft": "nftables", "ipset": "ipset"}
 """That bring a program; all others are of iptables."""
-
-
-class StartError(RuntimeError):
-    """The proxy cannot start here; the message says why and what to do."""
 
 
 def check_machine(mode: str) -> tuple[IPFamily, ...]:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import narthex
 from narthex.model.net import FAMILIES, IPFamily
@@ -21,6 +21,7 @@ from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import Reason
 from narthex.proxy.program.sync import PHASES, FamilySync, Sync
 from narthex.proxy.program.written import rules_by_table
+from narthex.runtime.metrics import Collector
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -32,12 +33,6 @@ _LABEL = ["ip_family"]
 _PREFIX = "kubeproxy_"
 _GATES = ("AllowServiceExternalIPs",)
 """Feature gates that mean something here, with their defaults all on."""
-
-
-class Collector(Protocol):
-    """Who has numbers of its own."""
-
-    def collect(self) -> Iterable[Metric]: ...
 
 
 def indicators(alive: bool) -> bytes:

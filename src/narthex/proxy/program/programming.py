@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointSlice
-
-ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
-"""Written by the controller that makes slices: when the pod or Service changed that this change is for."""
+from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 
 _MOST_WAITING = 10_000
 """Times kept for one family while its syncs fail; the newest count."""
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
-
-
-def trigger_time(one: EndpointSlice) -> float | None:
-    """Seconds since the epoch; None without the annotation, or when it is no time of RFC 3339."""
-    text = one.annotation(ANNOTATION)
-    match = _TIME.fullmatch(text) if text else None
-    if match is None:
-        return None
-    try:
-        whole = datetime.fromisoformat(match[1] + (match[3] if match[3] != "Z" else "+00:00"))
-    except ValueError:
-        return None
-    return (whole + timedelta(seconds=float(f"0.{match[2] or 0}"))).timestamp()
 
 
 class Programming:
@@ -41,14 +24,14 @@ class Programming:
 
     def saw(self, before: EndpointSlice | None, after: EndpointSlice) -> None:
         """A slice was added or changed. The same time twice is the same change."""
-        text = after.annotation(ANNOTATION)
+        text = after.annotation(TRIGGER_TIME)
         # Nearly all slices of the first list; their times need not be worked out.
         if text is None or (text[-1:] == "Z" and text[:19] < self._start_text):
             return
         changed = trigger_time(after)
         if after.family is None or changed is None or changed <= self._start:
             return
-        if before is None or before.annotation(ANNOTATION) != text:
+        if before is None or before.annotation(TRIGGER_TIME) != text:
             self._waiting.setdefault(after.family, deque(maxlen=_MOST_WAITING)).append(changed)
 
     def written(self, family: IPFamily, now: float) -> list[float]:

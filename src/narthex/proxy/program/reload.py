@@ -7,8 +7,6 @@ arguments; the rules stay, and the new one writes only what differs. A file that
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -88,12 +86,6 @@ class ConfigurationFile:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def replace_process() -> None:
-    """Start this program anew with the arguments it was started with; it keeps the process id and the namespaces."""
-    sys.stderr.flush()
-    os.execv(sys.executable, sys.orig_argv)
 
 
 def in_place(before: Settings, after: Settings) -> bool:

@@ -23,7 +23,6 @@ from narthex.runtime.configuration.file import (
     PRIMARY,
     ConfigurationError,
     documents_of,
-    node_config,
     parse,
     read,
     relay_ports,
@@ -46,6 +45,8 @@ of a NarthexConfiguration."""
 OWN = "narthex"
 HEALTHZ, METRICS, NAME, LOGGING = "healthzBindAddress", "metricsBindAddress", "hostnameOverride", "logging"
 _OFF = ("", "0")
+LOCALHOST_MODES = ("iptables", "userspace")
+"""Where node ports can answer on 127.0.0.1 (row 9.9)."""
 
 
 class SettingsError(ValueError):
@@ -157,6 +158,32 @@ def _settings(
         configuration=written(configuration),
         own_configuration=own_written(configuration),
         warnings=warnings,
+    )
+
+
+def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
+    """What decisions depend on, with the defaults of the mode that runs ("" is the default mode).
+
+    `mode` need not be the configuration's own: commands can show what another mode would do.
+    """
+    mode = mode or configuration.mode
+    # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
+    section = configuration.nftables if mode == "nftables" else configuration.iptables
+    unset = (PRIMARY,) if mode == "nftables" else None
+    given = configuration.node_port_addresses
+    return NodeConfig(
+        node_name=node_name,
+        detect_local_mode=configuration.detect_local_mode,
+        cluster_cidrs=configuration.cluster_cidrs,
+        bridge_interface=configuration.bridge_interface,
+        interface_name_prefix=configuration.interface_name_prefix,
+        masquerade_all=section.masquerade_all,
+        masquerade_bit=section.masquerade_bit,
+        node_port_addresses=unset if given is None else given,
+        localhost_node_ports=mode in LOCALHOST_MODES and configuration.iptables.localhost_node_ports,
+        bind_address=configuration.bind_address,
+        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
+        strict_source_ranges=configuration.own.strict_source_ranges,
     )
 
 

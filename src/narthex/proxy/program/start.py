@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -21,6 +21,7 @@ from narthex.kube.events import (
     ipvs_deprecated,
     starting,
 )
+from narthex.kube.origin import Origin
 from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.linux.clock import Clock, SystemClock
 from narthex.linux.conntrack import Conntrack, load_module
@@ -29,7 +30,6 @@ from narthex.linux.privileges import allow_many_files
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot
-from narthex.node.status import Status
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.kernel.counters import invalid_dropped_for, reader_for
 from narthex.proxy.plan.ir import Deviation
@@ -44,36 +44,22 @@ from narthex.proxy.program.foreign import tells
 from narthex.proxy.program.health import Health
 from narthex.proxy.program.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.proxy.program.loop import Inbox, Proxy
-from narthex.proxy.program.machine import StartError, check_machine, make_ready
-from narthex.proxy.program.metrics import Collector, Metrics
+from narthex.proxy.program.machine import check_machine, make_ready
+from narthex.proxy.program.metrics import Metrics
 from narthex.proxy.program.own_node import OwnNode
-from narthex.proxy.program.reload import ConfigurationFile, replace_process
+from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.service_health import ServiceHealth
 from narthex.proxy.program.settings import Settings, family_warnings
-from narthex.proxy.program.status import BindError
+from narthex.proxy.program.status import Status
 from narthex.proxy.program.sync import FamilySync, Sync
 from narthex.proxy.program.unserved import Unserved
 from narthex.runtime import logs
-from narthex.runtime.feed import Feed, Watched
+from narthex.runtime.feed import Feed
 from narthex.runtime.http import HttpServer
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.signals import ended_by_signal
-
-if TYPE_CHECKING:
-    from narthex.kube.access import Access
-
-
-class Origin(NamedTuple):
-    """Where a proxy's objects come from, and whom it can tell of itself."""
-
-    source: Watched
-    creator: Creator | None = None
-    """An API server that takes Events; None: there is none, and nodes need not have a Node object."""
-    collectors: tuple[Collector, ...] = ()
-    """What the source counts."""
-    access: Access | None = None
-    """How to reach the API server behind it, for parts that follow other lists or write. None: there is none, and all
-    objects come from `source`."""
+from narthex.runtime.metrics import Collector
+from narthex.runtime.process import Runnable, StartError, ended_by_signal, replace_process
+from narthex.runtime.status import BindError
 
 
 class Parts(NamedTuple):
@@ -266,14 +252,8 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-class Work(Protocol):
-    """What a process does until it is told to end."""
-
-    def run(self) -> None: ...
-
-    def stop(self) -> None:
-        """End `run`. Safe in a signal handler and from any thread."""
-        ...
+class Work(Runnable, Protocol):
+    """The work of a process whose settings may change."""
 
     def take_over(self, fresh: Settings) -> None:
         """Go over to other settings while it runs."""

@@ -1,42 +1,22 @@
-"""The two status ports of a node proxy: health for balancers and kubelets, metrics and state for people."""
+"""The status ports of the proxy and of a node: `/healthz`, `/livez`, `/metrics`, `/proxyMode`, and `/configz`.
+
+A proxy that runs alone gives kube-proxy's answers. Those of a node also list the state of each part.
+"""
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
-from narthex.model.net import join_port
+from narthex.proxy.program.health import Health
+from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.metrics import Metrics, indicators
-from narthex.runtime.http import Answer, HttpServer, Reply, Request, Seats, Slow, listening
-from narthex.runtime.logs import LOGGER
-
-RETRY_SECONDS = 5.0
-"""A port that is taken is tried again this often (row 17.8)."""
-
-Routes = Mapping[str, Callable[[], Reply | Slow]]
-"""Path to answer."""
-
-
-class Listener(NamedTuple):
-    """One address to serve on."""
-
-    purpose: str
-    """Said when it fails: "health"."""
-    address: str
-    port: int
-    routes: Routes
-
-    @property
-    def place(self) -> tuple[str, str, int]:
-        """What makes it another listener."""
-        return self.purpose, self.address, self.port
-
-    def __str__(self) -> str:
-        return f"{self.purpose} server on {join_port(self.address, self.port)}"
+from narthex.proxy.program.settings import Settings
+from narthex.runtime.http import HttpServer, Reply, Slow
+from narthex.runtime.metrics import Collector
+from narthex.runtime.status import Listener, PartReport, RouteHandler, Routes, StatusServer
 
 
 class Judged(Protocol):
@@ -45,14 +25,6 @@ class Judged(Protocol):
     def healthz(self) -> tuple[int, dict[str, Any]]: ...
 
     def livez(self) -> tuple[int, dict[str, Any]]: ...
-
-
-class BindError(RuntimeError):
-    """An address cannot be listened on, and `bindAddressHardFail` says that this is fatal."""
-
-    def __init__(self, purpose: str, message: str) -> None:
-        super().__init__(message)
-        self.purpose = purpose
 
 
 def health_routes(health: Judged, metrics: Metrics) -> Routes:
@@ -88,89 +60,102 @@ def _json(body: Any, status: int = 200) -> Reply:
     return Reply(status, msgspec.json.encode(body), "application/json")
 
 
-class StatusServer:
-    """Keeps the listeners open. `serve` listens at once, so that a caller knows of a taken port."""
+PROXY = "proxy"
+"""The part that answers as kube-proxy does; balancers go by it."""
 
-    def __init__(self, http: HttpServer, *, retry_seconds: float = RETRY_SECONDS) -> None:
-        self._http = http
-        self._retry_seconds = retry_seconds
-        self._seats = Seats()
-        self._lock = threading.Lock()
-        self._wanted: tuple[Listener, ...] = ()
-        self._bound: dict[tuple[str, str, int], socket.socket] = {}
-        self._waiting = False
-        self.addresses: dict[str, tuple[str, int]] = {}
-        """Where each purpose is served now."""
-
-    def serve(self, listeners: Sequence[Listener], *, hard_fail: bool = False) -> None:
-        """Listen at these and at no others, in the network namespace of the calling thread; what is served already goes
-        on. Raises BindError when a taken port is fatal; the others are then served all the same."""
-        with self._lock:
-            self._wanted = tuple(listeners)
-            leaving = self._bound.keys() - {listener.place for listener in listeners}
-            closing = [(place, self._bound.pop(place)) for place in leaving]
-        for place, sock in closing:
-            self.addresses.pop(place[0], None)
-            self._http.close(sock)
-        failed = self._listen(first=True)
-        if failed and hard_fail:
-            listener, error = failed[0]
-            raise BindError(listener.purpose, f"{listener}: {error.strerror}; bindAddressHardFail is set")
-        self._retry_later(failed)
-
-    def _retry(self) -> None:
-        self._waiting = False
-        self._retry_later(self._listen(first=False))
-
-    def _listen(self, *, first: bool) -> list[tuple[Listener, OSError]]:
-        """Listen where it is wanted and not done yet; what cannot be had, and why."""
-        failed = []
-        with self._lock:
-            for listener in self._wanted:
-                if listener.place in self._bound:
-                    continue
-                try:
-                    sock = _listen(listener)
-                except OSError as error:
-                    failed.append((listener, error))
-                    continue
-                self._bound[listener.place] = sock
-                self._open(listener, sock)
-                if not first:
-                    LOGGER.info("%s: listening now", listener)
-        for listener, refused in failed if first else ():
-            LOGGER.error(
-                "%s: %s; it is tried again every %g s; stop what else listens there, or give another address",
-                listener,
-                refused.strerror,
-                self._retry_seconds,
-            )
-        return failed
-
-    def _retry_later(self, failed: Sequence[object]) -> None:
-        if failed and not self._waiting:
-            self._waiting = True
-            self._http.later(self._retry_seconds, self._retry)
-
-    def _open(self, listener: Listener, sock: socket.socket) -> None:
-        self.addresses[listener.purpose] = sock.getsockname()[:2]
-        self._http.open(sock, _answer(listener.routes), self._seats)
+Reports = Callable[[], Mapping[str, PartReport]]
 
 
-def _listen(listener: Listener) -> socket.socket:
-    """`::` takes IPv4 too, as it does for kube-proxy."""
-    return listening(listener.address, listener.port, both_families=listener.address == "::")
+class NodeHealth:
+    """`Health` of a process with several parts, of which the proxy may be one and may be down."""
+
+    def __init__(self, reports: Reports, proxy: Health | None = None) -> None:
+        """`reports` gives nothing where a proxy runs alone."""
+        self._reports = reports
+        self._proxy = proxy
+
+    def healthz(self) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body for `/healthz`. The status is the proxy's where there is to be one, since balancers send
+        traffic for Services by it; else all parts must be healthy."""
+        reports = self._reports()
+        if self._proxy is not None:
+            status, body = self._proxy.healthz()
+        else:
+            awaited = not reports or PROXY in reports
+            status, body = _answer(not awaited and all(report.healthy for report in reports.values()))
+        return status, {**body, **_parts(reports)}
+
+    def livez(self) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body for `/livez`: 503 when a new process could help, because a part runs and does not get
+        on. One that has ended is started again by this one."""
+        reports = self._reports()
+        if not reports and self._proxy is not None:
+            return self._proxy.livez()
+        stuck = any(report.running and not report.healthy for report in reports.values())
+        status, body = _answer(bool(reports) and not stuck)
+        return status, {**body, **_parts(reports)}
 
 
-def _answer(routes: Routes) -> Answer:
-    """GET and HEAD of fixed paths."""
+class Status:
+    """Listens where settings say. Safe from any thread."""
 
-    def answer(request: Request) -> Reply | Slow:
-        route = routes.get(request.path)
-        if request.method not in ("GET", "HEAD"):
-            return Reply(405, b"only GET and HEAD\n")
-        if route is None:
-            return Reply(404, f"not found; there is {', '.join(routes)}\n".encode())
-        return route()
+    def __init__(self, reports: Reports = dict, collectors: Iterable[Collector] = ()) -> None:
+        """`reports` tells of the parts of a node. `collectors`: what is counted besides while there is no proxy."""
+        self._reports = reports
+        self._collectors = tuple(collectors)
+        self._http = HttpServer()
+        self._server = StatusServer(self._http)
+        self._shown: dict[str, Any] = {}
+        # The ports look into these two at each request.
+        self._health: dict[str, RouteHandler] = {}
+        self._metrics: dict[str, RouteHandler] = {}
+        self.hide()
 
-    return answer
+    def serve(self, settings: Settings) -> None:
+        """Listen where the settings say and show them. Raises BindError."""
+        self._shown["kubeproxy.config.k8s.io"] = settings.configuration
+        self._shown["narthex"] = settings.own_configuration
+        self._server.serve(list(self._listeners(settings)), hard_fail=settings.bind_address_hard_fail)
+
+    def show(self, proxy: Proxy, mode: str) -> None:
+        """From now on answer for this proxy."""
+        health = NodeHealth(self._reports, proxy.health)
+        _replace(self._health, health_routes(health, proxy.metrics))
+        _replace(self._metrics, metrics_routes(proxy.metrics, health, mode, self._shown))
+
+    def hide(self) -> None:
+        """There is no proxy now."""
+        health, metrics = NodeHealth(self._reports), Metrics(more=self._collectors)
+        _replace(self._health, health_routes(health, metrics))
+        _replace(self._metrics, metrics_routes(metrics, health, "", self._shown))
+
+    def offer(self, path: str, answer: RouteHandler) -> None:
+        """Answer at one more path of the metrics port, until it is withdrawn."""
+        self._metrics[path] = answer
+
+    def withdraw(self, path: str) -> None:
+        """No longer answer there."""
+        self._metrics.pop(path, None)
+
+    def stop(self) -> None:
+        """Close the ports."""
+        self._http.stop()
+
+    def _listeners(self, settings: Settings) -> Iterator[Listener]:
+        if settings.healthz:
+            yield Listener("health", *settings.healthz, self._health)
+        if settings.metrics:
+            yield Listener("metrics", *settings.metrics, self._metrics)
+
+
+def _replace(present: dict[str, RouteHandler], routes: Routes) -> None:
+    """New answers under the same paths, in place and without a moment in which there is none."""
+    present.update(routes)
+
+
+def _answer(healthy: bool) -> tuple[int, dict[str, Any]]:
+    return 200 if healthy else 503, {"healthy": healthy}
+
+
+def _parts(reports: Mapping[str, PartReport]) -> dict[str, Any]:
+    return {"parts": msgspec.to_builtins(reports)} if reports else {}

@@ -19,7 +19,6 @@ from narthex.model import validate
 from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
-from narthex.proxy.plan.planner import NodeConfig
 from narthex.runtime.configuration.fields import Fields
 from narthex.runtime.configuration.sections import (
     announcer,
@@ -45,15 +44,13 @@ from narthex.runtime.configuration.values import (
 if TYPE_CHECKING:
     from narthex.model import documents
 
-__all__ = ["ConfigurationError", "ProxyConfiguration", "node_config", "parse", "read"]
+__all__ = ["ConfigurationError", "ProxyConfiguration", "parse", "read"]
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
 OWN_API_VERSION = "narthex/v1alpha1"
 OWN_KIND = "NarthexConfiguration"
 MODES = ("nftables", "iptables", "ipvs", "userspace")
-LOCALHOST_MODES = ("iptables", "userspace")
-"""Where node ports can answer on 127.0.0.1 (row 9.9)."""
 CONNECTION_METRICS = ("endpoints", "services", "off")
 PREVIOUS_MINOR = "1.35"
 """The release before the one whose behaviour this is (row 27.9)."""
@@ -71,32 +68,6 @@ class ConfigurationError(ValueError):
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
-
-
-def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
-    """What decisions depend on, with the defaults of the mode that runs ("" is the default mode).
-
-    `mode` need not be the configuration's own: commands can show what another mode would do.
-    """
-    mode = mode or configuration.mode
-    # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
-    section = configuration.nftables if mode == "nftables" else configuration.iptables
-    unset = (PRIMARY,) if mode == "nftables" else None
-    given = configuration.node_port_addresses
-    return NodeConfig(
-        node_name=node_name,
-        detect_local_mode=configuration.detect_local_mode,
-        cluster_cidrs=configuration.cluster_cidrs,
-        bridge_interface=configuration.bridge_interface,
-        interface_name_prefix=configuration.interface_name_prefix,
-        masquerade_all=section.masquerade_all,
-        masquerade_bit=section.masquerade_bit,
-        node_port_addresses=unset if given is None else given,
-        localhost_node_ports=mode in LOCALHOST_MODES and configuration.iptables.localhost_node_ports,
-        bind_address=configuration.bind_address,
-        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
-        strict_source_ranges=configuration.own.strict_source_ranges,
-    )
 
 
 def read(path: str | Path) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:

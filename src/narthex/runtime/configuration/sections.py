@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from narthex.dns.message import names
 from narthex.model import validate
 from narthex.model.problem import kind_of
-from narthex.overlay.annotations import Keys
 from narthex.runtime.configuration.fields import Fields
 from narthex.runtime.configuration.values import (
     IPVS,
@@ -124,7 +122,7 @@ def overlay(raw: Fields, path: Callable[[str], str]) -> OverlayConfiguration:
         public_ips=raw.texts("publicIPs", validate.any_address),
         masquerade=raw.flag("masquerade", True),
         forward_rules=raw.flag("forwardRules", True),
-        annotation_prefix=raw.read("annotationPrefix", _annotation_prefix, usual.annotation_prefix),
+        annotation_prefix=raw.read("annotationPrefix", validate.annotation_prefix, usual.annotation_prefix),
         network_condition=raw.flag("networkCondition", True),
         repair_checksums=raw.flag("repairChecksums", True),
     )
@@ -134,7 +132,7 @@ def dns(raw: Fields, path: Callable[[str], str]) -> DnsConfiguration:
     """`dns` of a NarthexConfiguration; `path` reads the name of a file."""
     usual = DnsConfiguration()
     addresses = raw.texts("addresses", validate.any_address)
-    zones = raw.texts("zones", _zone)
+    zones = raw.texts("zones", validate.dns_zone)
     made = DnsConfiguration(
         addresses=usual.addresses if raw.raw("addresses") is None else addresses,
         listen=raw.texts("listen", validate.any_address),
@@ -145,10 +143,6 @@ def dns(raw: Fields, path: Callable[[str], str]) -> DnsConfiguration:
     if made.corefile and (zones or made.upstreams != usual.upstreams):
         raw.report.warning("corefile", "says which zones and upstreams there are; those beside it are ignored")
     return made
-
-
-def _zone(text: str) -> str:
-    return names.text(names.wire(text)).lower()
 
 
 def _upstream(text: str) -> str:
@@ -181,11 +175,6 @@ def _pattern(text: str) -> str:
         re.compile(text)
     except re.error as error:
         raise ValueError(f"is not a regular expression: {error}") from None
-    return text
-
-
-def _annotation_prefix(text: str) -> str:
-    Keys(text)
     return text
 
 

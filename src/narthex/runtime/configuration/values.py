@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.dns.node_local import LINK_LOCAL
-
 DEFAULT_MODE = "nftables"
 HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
@@ -126,7 +124,7 @@ class OverlayConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 class DnsConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`dns` of a NarthexConfiguration: names answered on the node itself."""
 
-    addresses: tuple[str, ...] = (LINK_LOCAL,)
+    addresses: tuple[str, ...] = ("169.254.20.10",)
     """Where this node's pods ask: a link-local address, those of the DNS Service, or both. They are made; none: no link."""
     listen: tuple[str, ...] = ()
     """Addresses of the node to answer on besides, so that the DNS Service can lead here from others."""

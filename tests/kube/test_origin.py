@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
 from narthex.kube.exchange import Counts
+from narthex.kube.origin import EventPoster, SourceMetrics, api_origin
 from narthex.kube.source import Followed
-from narthex.proxy.program.api_server import EventPoster, Lists, api_origin
 from narthex.testing.apiserver.server import ApiServer
 
 
@@ -37,7 +37,7 @@ def test_how_fresh_the_lists_are():
         trouble=True,
     )
     nodes = Followed(kind="Node", counts=Counts())
-    seen = scrape(Lists([services, nodes], lambda: 100.0))
+    seen = scrape(SourceMetrics([services, nodes], lambda: 100.0))
     assert seen == {
         ("last_list_age_seconds", "Service"): 10.0,
         ("last_event_age_seconds", "Service"): 4.5,
@@ -61,7 +61,7 @@ def test_how_fresh_the_lists_are():
 
 def test_a_clock_that_went_back_gives_no_negative_age():
     followed = Followed(kind="Service", counts=Counts(), last_list=101.0)
-    assert scrape(Lists([followed], lambda: 100.0))["last_list_age_seconds", "Service"] == 0
+    assert scrape(SourceMetrics([followed], lambda: 100.0))["last_list_age_seconds", "Service"] == 0
 
 
 def test_an_origin_has_all_that_a_proxy_needs():

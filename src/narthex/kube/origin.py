@@ -1,20 +1,22 @@
-"""An API server as a proxy's origin: its lists, what is known of them, and where Events go."""
+"""Where a program gets its objects: an API server or another source, with the metrics of its lists and a way to post Events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from narthex.kube.access import Access
 from narthex.kube.client import Api, Unreachable
+from narthex.kube.events import Creator
 from narthex.kube.exchange import TIMES
 from narthex.kube.resources import of_a_proxy
 from narthex.kube.source import Followed, KubeSource
 from narthex.model.problem import quoted
-from narthex.proxy.program.start import Origin
+from narthex.runtime.feed import Watched
+from narthex.runtime.metrics import Collector
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -22,10 +24,23 @@ if TYPE_CHECKING:
 _EVENT_SECONDS = 10.0
 
 
+class Origin(NamedTuple):
+    """Where a proxy's objects come from, and whom it can tell of itself."""
+
+    source: Watched
+    creator: Creator | None = None
+    """An API server that takes Events; None: there is none, and nodes need not have a Node object."""
+    collectors: tuple[Collector, ...] = ()
+    """What the source counts."""
+    access: Access | None = None
+    """How to reach the API server behind it, for parts that follow other lists or write. None: there is none, and all
+    objects come from `source`."""
+
+
 def api_origin(access: Access, node_name: str, relist: float, wall: Callable[[], float]) -> Origin:
     """The lists that a node proxy needs, listed again every `relist` seconds. `wall` tells the time of day."""
     source = KubeSource(access, of_a_proxy(node_name), times=msgspec.structs.replace(TIMES, relist=relist))
-    return Origin(source, EventPoster(access), (Lists(source.followed, wall),), access)
+    return Origin(source, EventPoster(access), (SourceMetrics(source.followed, wall),), access)
 
 
 class EventPoster:
@@ -53,7 +68,7 @@ class EventPoster:
             await api.close()
 
 
-class Lists:
+class SourceMetrics:
     """How fresh the lists are, for a scrape."""
 
     def __init__(self, followed: Sequence[Followed], wall: Callable[[], float]) -> None:

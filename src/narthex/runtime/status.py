@@ -1,0 +1,161 @@
+"""The status ports of a process: which addresses it listens on, and what answers at each path."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from narthex.model.net import join_port
+from narthex.runtime.http import Answer, HttpServer, Reply, Request, Seats, Slow, listening
+from narthex.runtime.logs import LOGGER
+
+RETRY_SECONDS = 5.0
+"""A port that is taken is tried again this often (row 17.8)."""
+
+RouteHandler = Callable[[], Reply | Slow]
+"""Answers a GET request for one path."""
+
+Routes = Mapping[str, RouteHandler]
+"""Handlers by path."""
+
+
+class PartReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one part of a process."""
+
+    running: bool
+    """False before the first start and during the backoff after a failure."""
+    healthy: bool
+    failures: int
+    """Runs that ended without a call of `stop`."""
+    error: str
+    """Why the last failed run ended; empty while the part is healthy."""
+
+
+class StatusPaths(Protocol):
+    """The metrics port of a process, as a part of that process sees it."""
+
+    def offer(self, path: str, answer: RouteHandler) -> None:
+        """Answer requests for `path` until `withdraw`."""
+        ...
+
+    def withdraw(self, path: str) -> None:
+        """Stop answering requests for `path`."""
+        ...
+
+
+class Listener(NamedTuple):
+    """One address to serve on."""
+
+    purpose: str
+    """Said when it fails: "health"."""
+    address: str
+    port: int
+    routes: Routes
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What makes it another listener."""
+        return self.purpose, self.address, self.port
+
+    def __str__(self) -> str:
+        return f"{self.purpose} server on {join_port(self.address, self.port)}"
+
+
+class BindError(RuntimeError):
+    """An address cannot be listened on, and `bindAddressHardFail` says that this is fatal."""
+
+    def __init__(self, purpose: str, message: str) -> None:
+        super().__init__(message)
+        self.purpose = purpose
+
+
+class StatusServer:
+    """Keeps the listeners open. `serve` listens at once, so that a caller knows of a taken port."""
+
+    def __init__(self, http: HttpServer, *, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._http = http
+        self._retry_seconds = retry_seconds
+        self._seats = Seats()
+        self._lock = threading.Lock()
+        self._wanted: tuple[Listener, ...] = ()
+        self._bound: dict[tuple[str, str, int], socket.socket] = {}
+        self._waiting = False
+        self.addresses: dict[str, tuple[str, int]] = {}
+        """Where each purpose is served now."""
+
+    def serve(self, listeners: Sequence[Listener], *, hard_fail: bool = False) -> None:
+        """Listen at these and at no others, in the network namespace of the calling thread; what is served already goes
+        on. Raises BindError when a taken port is fatal; the others are then served all the same."""
+        with self._lock:
+            self._wanted = tuple(listeners)
+            leaving = self._bound.keys() - {listener.place for listener in listeners}
+            closing = [(place, self._bound.pop(place)) for place in leaving]
+        for place, sock in closing:
+            self.addresses.pop(place[0], None)
+            self._http.close(sock)
+        failed = self._listen(first=True)
+        if failed and hard_fail:
+            listener, error = failed[0]
+            raise BindError(listener.purpose, f"{listener}: {error.strerror}; bindAddressHardFail is set")
+        self._retry_later(failed)
+
+    def _retry(self) -> None:
+        self._waiting = False
+        self._retry_later(self._listen(first=False))
+
+    def _listen(self, *, first: bool) -> list[tuple[Listener, OSError]]:
+        """Listen where it is wanted and not done yet; what cannot be had, and why."""
+        failed = []
+        with self._lock:
+            for listener in self._wanted:
+                if listener.place in self._bound:
+                    continue
+                try:
+                    sock = _listen(listener)
+                except OSError as error:
+                    failed.append((listener, error))
+                    continue
+                self._bound[listener.place] = sock
+                self._open(listener, sock)
+                if not first:
+                    LOGGER.info("%s: listening now", listener)
+        for listener, refused in failed if first else ():
+            LOGGER.error(
+                "%s: %s; it is tried again every %g s; stop what else listens there, or give another address",
+                listener,
+                refused.strerror,
+                self._retry_seconds,
+            )
+        return failed
+
+    def _retry_later(self, failed: Sequence[object]) -> None:
+        if failed and not self._waiting:
+            self._waiting = True
+            self._http.later(self._retry_seconds, self._retry)
+
+    def _open(self, listener: Listener, sock: socket.socket) -> None:
+        self.addresses[listener.purpose] = sock.getsockname()[:2]
+        self._http.open(sock, _answer(listener.routes), self._seats)
+
+
+def _listen(listener: Listener) -> socket.socket:
+    """`::` takes IPv4 too, as it does for kube-proxy."""
+    return listening(listener.address, listener.port, both_families=listener.address == "::")
+
+
+def _answer(routes: Routes) -> Answer:
+    """GET and HEAD of fixed paths."""
+
+    def answer(request: Request) -> Reply | Slow:
+        route = routes.get(request.path)
+        if request.method not in ("GET", "HEAD"):
+            return Reply(405, b"only GET and HEAD\n")
+        if route is None:
+            return Reply(404, f"not found; there is {', '.join(routes)}\n".encode())
+        return route()
+
+    return answer
