@@ -25,6 +25,10 @@ SOCKET_KIND = {
     Protocol.SCTP: socket.SOCK_RAW,
 }
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)
+_TCP_REPAIR, _TCP_REPAIR_QUEUE, _TCP_QUEUE_SEQ = 19, 20, 21
+_TCP_SEND_QUEUE = 2
+_TCP_REPAIR_OFF_NO_WINDOW_PROBE = -1
+"""Linux 4.20."""
 
 
 class ProbeError(RuntimeError):
@@ -60,9 +64,12 @@ def sctp_packet(source_port: int, port: int, tag: int, chunk: int, init_tag: int
 
 
 def first_packet(data: bytes, protocol: Protocol) -> bytes | None:
-    """What tells one connection's first packet from another's; None for any packet that is not a first one."""
+    """Return the nonce of a connection's first packet, or None for any other packet.
+
+    The nonce is the initial sequence number (TCP), the payload (UDP), or the initiate tag (SCTP). NAT changes none of them.
+    """
     if protocol is Protocol.TCP:
-        return b"" if len(data) >= 20 and data[13] & 0x12 == 0x02 else None
+        return data[4:8] if len(data) >= 20 and data[13] & 0x12 == 0x02 else None
     if protocol is Protocol.UDP:
         return data[8:]
     return data[16:20] if len(data) >= 20 and data[12] == 1 else None
@@ -77,8 +84,8 @@ class Client:
         self.answered = False
         self.events = select.EPOLLERR | (select.EPOLLOUT if protocol is Protocol.TCP else select.EPOLLIN)
         self._to = destination, port
-        # Read backwards, as the answer brings it, it is another.
-        self._token = os.urandom(4) if protocol is Protocol.SCTP else b"?" + os.urandom(6) + b"!"
+        # UDP answers carry the payload reversed, so the payload must not be a palindrome.
+        self._token = b"?" + os.urandom(6) + b"!" if protocol is Protocol.UDP else os.urandom(4)
         family = family_of(source)
         kind = SOCKET_KIND[protocol]
         self.socket = socket.socket(ADDRESS_FAMILY[family], kind, protocol.number)
@@ -87,10 +94,18 @@ class Client:
             self.socket.setsockopt(*_RECVERR[family], 1)
             if protocol is Protocol.TCP:
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
+                self._set_initial_sequence_number()
             self.socket.bind((source, 0))
         except OSError as error:
             self.socket.close()
             raise ProbeError(f"cannot send from {source}: {error.strerror}") from None
+
+    def _set_initial_sequence_number(self) -> None:
+        """Make the nonce the sequence number of the SYN (tcp(7), TCP_REPAIR)."""
+        self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+        self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR_QUEUE, _TCP_SEND_QUEUE)
+        self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_QUEUE_SEQ, struct.pack("=I", int.from_bytes(self._token, "big")))
+        self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, _TCP_REPAIR_OFF_NO_WINDOW_PROBE)
 
     def send(self) -> None:
         """Let the first packet out."""
@@ -130,9 +145,9 @@ class Client:
         source_port = 32768 + int.from_bytes(self._token[:2], "big") % 28000
         return sctp_packet(source_port, port, 0, 1, int.from_bytes(self._token, "big"))
 
-    def sent(self, payload: bytes) -> bool:
-        """Whether a packet that arrived somewhere is this client's first."""
-        return self.protocol is Protocol.TCP or payload == self._token
+    def sent(self, nonce: bytes) -> bool:
+        """Return True if a packet with this nonce is from this client."""
+        return nonce == self._token
 
     def look(self) -> None:
         """Read what has come back."""
@@ -147,11 +162,16 @@ class Client:
         if number:
             self.refusal = self.refusal or ("refused" if number == errno.ECONNREFUSED else os.strerror(number))
             return
+        if self.answered:
+            return
         try:
             self.socket.getpeername()
-            self.answered = True
         except OSError:
             return
+        self.answered = True
+        # A relay makes a connection of its own, which only the data on it ties to this client.
+        with suppress(OSError):
+            self.socket.send(self._token)
 
     def _read_answers(self) -> None:
         while True:

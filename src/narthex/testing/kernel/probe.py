@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ _SETTLE = 0.002
 
 
 class Arrival(NamedTuple):
-    """A connection's first packet, where it ended."""
+    """The first packet of a connection, where it ended."""
 
     site: int
     source: str
@@ -65,7 +65,11 @@ class Ears:
         self._stack = ExitStack()
         self._epoll = self._stack.enter_context(select.epoll())
         self._on_event: dict[int, Callable[[], None]] = {}
-        self._heard: list[tuple[Arrival, bytes]] = []
+        self._heard: list[tuple[Arrival, int, bytes]] = []
+        """First packets: where each arrived, its source port, and its nonce."""
+        self._carried: dict[bytes, set[tuple[str, int, str, int]]] = {}
+        """Nonces that came as TCP data: source, source port, destination, and port of their connections."""
+        self._accepted: set[socket.socket] = set()
         self._calling = 0
         self._answering: set[tuple[str, int, Protocol]] = set()
         self.passed_by: frozenset[tuple[int, Protocol, int]] = frozenset()
@@ -77,6 +81,8 @@ class Ears:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for taken in self._accepted:
+            taken.close()
         self._stack.close()
 
     def open(self, site: int, namespace: str) -> None:
@@ -99,7 +105,7 @@ class Ears:
         server.bind((endpoint, 0 if protocol is Protocol.SCTP else port))
         if protocol is Protocol.TCP:
             server.listen(1024)
-            self._watch(server, lambda: _accept(server))
+            self._watch(server, lambda: self._accept(server))
         elif protocol is Protocol.UDP:
             self._watch(server, lambda: _echo(server))
         else:
@@ -159,6 +165,7 @@ class Ears:
         if not self._calling:
             self._listen(0)
             self._heard.clear()
+            self._carried.clear()
         with netns.entered(call.namespace):
             client = Client(call.source, call.destination, call.port, call.protocol)
         number = client.socket.fileno()
@@ -176,8 +183,20 @@ class Ears:
         return client
 
     def _result(self, client: Client) -> Result:
-        mine = [arrival for arrival, payload in self._heard if client.sent(payload)]
+        mine = [arrival for arrival, port, nonce in self._heard if client.sent(nonce) or self._relayed(client, arrival, port)]
         return Result(arrivals=mine, refusal=client.refusal, answered=client.answered)
+
+    def _relayed(self, client: Client, arrival: Arrival, source_port: int) -> bool:
+        """Return True if a relay made this connection for the client.
+
+        The client's nonce arrived on it. Where nobody answers, no data can arrive: then the first packet has to do.
+        """
+        if not self.passed_by or client.protocol is not Protocol.TCP:
+            return False
+        connection = (arrival.source, source_port, arrival.destination, arrival.port)
+        if any(client.sent(nonce) and connection in places for nonce, places in self._carried.items()):
+            return True
+        return not self.answers(arrival.destination, arrival.port, client.protocol)
 
     def _settled(self, client: Client, result: Result) -> bool:
         """Whether there is nothing more to wait for: it arrived, and the answer came or none can come."""
@@ -212,11 +231,36 @@ class Ears:
             else:
                 source = address(peer[0].partition("%")[0])
                 destination = address(socket.inet_ntop(socket.AF_INET6, ancillary[0][2][:16]))
-            payload = first_packet(data, protocol)
-            if payload is not None:
-                port = int.from_bytes(data[2:4], "big")
-                if (site, protocol, port) not in self.passed_by:
-                    self._heard.append((Arrival(site, source, destination, port), payload))
+            source_port, port = int.from_bytes(data[:2], "big"), int.from_bytes(data[2:4], "big")
+            if (site, protocol, port) in self.passed_by:
+                continue
+            nonce = first_packet(data, protocol)
+            if nonce is not None:
+                self._heard.append((Arrival(site, source, destination, port), source_port, nonce))
+            elif self.passed_by and protocol is Protocol.TCP and len(data) > 20:
+                carried = data[(data[12] >> 4) * 4 :]
+                if len(carried) == 4:
+                    self._carried.setdefault(carried, set()).add((source, source_port, destination, port))
+
+    def _accept(self, server: socket.socket) -> None:
+        """Take connections, and close each when its client has sent something or is gone."""
+        while True:
+            try:
+                taken, _ = server.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue
+            taken.setblocking(False)
+            self._accepted.add(taken)
+            self._watch(taken, lambda taken=taken: self._close(taken))  # type: ignore[misc]
+
+    def _close(self, taken: socket.socket) -> None:
+        with suppress(OSError):
+            taken.recv(64)
+        del self._on_event[taken.fileno()]
+        self._accepted.discard(taken)
+        taken.close()
 
 
 def _packets(ear: socket.socket) -> Iterable[tuple[bytes, list[tuple[int, int, bytes]], tuple[str, int]]]:
@@ -226,18 +270,6 @@ def _packets(ear: socket.socket) -> Iterable[tuple[bytes, list[tuple[int, int, b
         except BlockingIOError:
             return
         yield data, ancillary, peer
-
-
-def _accept(server: socket.socket) -> None:
-    while True:
-        try:
-            taken, _ = server.accept()
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            continue
-        # The client closes; whoever sends the first FIN is of no matter here.
-        taken.close()
 
 
 def _echo(server: socket.socket) -> None:

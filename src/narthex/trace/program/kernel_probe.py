@@ -29,8 +29,8 @@ from narthex.netfilter.dump.kernel_trace import KernelTrace, conversations, pars
 TABLE = "narthex-probe"
 DEADLINE = 30.0
 """Seconds to wait for what must come: the monitor's start, and the packet's first trace."""
-_QUIET = 0.25
-"""Seconds without a word of the packet after which its way on this node is over; a hook follows the other at once."""
+_READ_SECONDS = 0.25
+"""How long one read of the monitor's output waits."""
 _ANSWER = 3.0
 """Seconds to wait for an answer to the packet."""
 _SOCKETS = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
@@ -233,19 +233,30 @@ class _Monitor:
             self._program.stdout.close()
 
     def _until_listening(self) -> None:
-        end = time.monotonic() + self._deadline
+        self._held = b""
+        self._reach(time.monotonic() + self._deadline)
+
+    def _reach(self, end: float) -> None:
+        """Send packets to loopback until the monitor reports one of them.
+
+        The monitor reports packets in order, so it has then reported every earlier packet in full. Raises ProbeError if it
+        reports none before `end`.
+        """
         with netns.entered(self._namespace):
             knocker = socket.socket(_SOCKETS[self._family], socket.SOCK_DGRAM)
         with knocker:
-            while not self._held:
-                with suppress(PermissionError):  # what our own rule drops
+            knocker.bind((_LOOPBACK[self._family], 0))
+            # Packets of an earlier call may still be on their way.
+            mine = f"udp sport {knocker.getsockname()[1]} udp dport {_knock_port()} ".encode()
+            while mine not in self._held:
+                with suppress(PermissionError):  # The rule of the table drops it.
                     knocker.sendto(b"", (_LOOPBACK[self._family], _knock_port()))
                 self._read(0.02)
                 if self._program.poll() is not None:
                     said = self._held.decode(errors="replace").strip()
                     raise ProbeError(f"nft monitor trace ended: {said or 'without a word'}")
                 if time.monotonic() > end:
-                    raise ProbeError(f"nft monitor trace told nothing within {self._deadline:g} s: is loopback up?")
+                    raise ProbeError("nft monitor trace reported no packet in time: is loopback up?")
 
     def _read(self, seconds: float) -> bool:
         assert self._program.stdout is not None
@@ -257,16 +268,14 @@ class _Monitor:
         return False
 
     def first(self, deadline: float) -> KernelTrace | None:
-        """The way of the first packet that our table marked; None when none came in time."""
+        """Return the path of the first packet that the table marked, or None if there was none within `deadline` seconds."""
         end = time.monotonic() + deadline
-        while time.monotonic() < end:
-            came = self._read(_QUIET)
+        while True:
+            self._reach(time.monotonic() + self._deadline)
             found = self._traces()
-            if found is not None and not came:
+            if found is not None or time.monotonic() >= end:
                 return found
-            if not came and self._program.poll() is not None:
-                break
-        return self._traces()
+            self._read(_READ_SECONDS)
 
     def _traces(self) -> KernelTrace | None:
         whole = self._held[: self._held.rfind(b"\n") + 1].decode(errors="replace")
