@@ -21,7 +21,7 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 4 --maxschedchunk 24
 
-.PHONY: help setup system demo test lint unit kernel bench clean
+.PHONY: help setup system demo test fuzz lint unit kernel bench clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -55,7 +55,14 @@ test: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 test: setup  ## Pass all tests, the kernel's among them
 	@$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1; wait $$lint
-	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest $(SPREAD)
+	$(SUDO) $(KEEP_ENV) $(BIN)/python scripts/run_tests.py $(SPREAD)
+
+fuzz: SEED ?= $(shell $(PYTHON) -c 'import random; print(random.SystemRandom().randrange(10**9))')
+fuzz: PACKAGES += $(UML_PACKAGES)
+fuzz: setup  ## Run the randomized tests with new examples; SEED=N repeats a run
+	@seed=$(SEED); echo "Seed $$seed. To repeat this run: make fuzz SEED=$$seed"; \
+	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-seed=$$seed && \
+	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 tests/netfilter/kernel/test_drawn_rules.py
 
 lint: $(BIN)/.installed  ## Check style and types
 	$(BIN)/ruff check src tests scripts benchmarks

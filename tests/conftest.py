@@ -10,8 +10,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.coverage_table import note_rows, write
 
+SEED = os.environ.get("NARTHEX_SEED")
+"""Set by `make fuzz`. Without it, every run draws the same examples, so that no run fails by chance."""
 settings.register_profile(
-    "narthex", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "narthex",
+    deadline=None,
+    derandomize=SEED is None,
+    database=None,
+    print_blob=SEED is not None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("narthex")
 HERE = Path(__file__).parent
@@ -62,8 +69,17 @@ def _turn(item):
     return next((turn for folder, turn in _TURNS.items() if folder in folders), 3)
 
 
+def note_failed_tests(terminalreporter):
+    """Write the IDs of failed tests where scripts/run_tests.py looks for them."""
+    file = os.environ.get("NARTHEX_FAILED_TESTS")
+    failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
+    if file and failed:
+        Path(file).write_text("".join(f"{test}\n" for test in dict.fromkeys(failed)))
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Which rows of the behaviour list this run has shown, and what the second kernel (tests/uml) did not at once."""
+    """Print which behaviour rows this run covered, and which tests needed a second boot of the other kernel."""
+    note_failed_tests(terminalreporter)
     write(terminalreporter)
     again = [
         (report.nodeid, value)
