@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
-from narthex.overlay.links import Choice
-from narthex.overlay.program import serve
+from narthex.overlay.interfaces import InterfaceSelection
+from narthex.overlay.program import part
 from narthex.overlay.program.settings import OverlaySettings, settings_of
 from narthex.runtime import logs
 from narthex.runtime.configuration.values import OverlayConfiguration
@@ -18,7 +18,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     given = []
     monkeypatch.setattr(logs, "start", lambda *_: None)
-    monkeypatch.setattr(serve, "serve_overlay", lambda *told: given.append(told))
+    monkeypatch.setattr(part, "serve_overlay", lambda *told: given.append(told))
 
     def run(*arguments, manifests=True):
         source = ["--manifests", str(tmp_path)] if manifests else []
@@ -49,7 +49,7 @@ def test_flannels_options(run):
         node="a",
         net_conf="/etc/n.json",
         subnet_file="/run/s.env",
-        choice=Choice(names=("eth1", "eth2"), patterns=("10\\..*",), can_reach="192.0.2.9"),
+        choice=InterfaceSelection(names=("eth1", "eth2"), patterns=("10\\..*",), can_reach="192.0.2.9"),
         public_ips=("198.51.100.1", "fd00::1"),
         masquerade=False,
         forward_rules=False,

@@ -41,7 +41,7 @@ def drawn(config, count):
 def test_one_after_another_without_network_gateway_and_broadcast():
     config = configured(ranges(["10.0.0.0/29"]))
     assert drawn(config, 5) == [f"10.0.0.{number}/29" for number in (2, 3, 4, 5, 6)]
-    with pytest.raises(ipam.Exhausted) as caught:
+    with pytest.raises(ipam.RangeExhausted) as caught:
         drawn(config, 6)
     assert "10.0.0.1-10.0.0.6" in str(caught.value) and caught.value.code == 50
 

@@ -8,14 +8,14 @@ import pytest
 
 from narthex.cni import request, result
 from narthex.cni.errors import CniError
-from narthex.cni.plugins import bridge, flannel, portmap, ptp
+from narthex.cni.plugins import bridge, portmap, ptp
 from narthex.cni.plugins import iptables as chains
-from narthex.cni.program import run
-from narthex.cni.result import Ip, Result
+from narthex.cni.program import flannel, run
+from narthex.cni.result import CniResult, IPConfig
 from narthex.model import packed_addresses as address
 from narthex.model.links import AddAddress, AddRoute, DeleteAddress, SetHardwareAddress
 
-MADE = bridge.Made(
+MADE = bridge.VethIdentity(
     "veth01", bytes.fromhex("020000000001"), bytes.fromhex("020000000002"), bytes.fromhex("020000000003")
 )
 
@@ -29,8 +29,8 @@ def given(*cidrs, routes=()):
     ips = []
     for cidr in cidrs:
         network = address.network(cidr)
-        ips.append(Ip(network, (address.number(network.first) + 1).to_bytes(len(network.address), "big")))
-    return Result((), tuple(ips), routes)
+        ips.append(IPConfig(network, (address.number(network.first) + 1).to_bytes(len(network.address), "big")))
+    return CniResult((), tuple(ips), routes)
 
 
 def test_bridge_wishes():
@@ -38,7 +38,7 @@ def test_bridge_wishes():
     config = bridge.read(req)
     done = bridge.completed(config, given("10.0.0.5/24", "fd00::5/64"), req)
     assert [str(route.destination) for route in done.routes] == ["0.0.0.0/0", "::/0"]
-    wanted = bridge.wishes(config, done, bridge.BridgeState(), MADE, "eth0")
+    wanted = bridge.plan(config, done, bridge.BridgeState(), MADE, "eth0")
     assert [type(one).__name__ for one in wanted.node] == [
         "AddBridge",
         "AddVeth",
@@ -49,7 +49,7 @@ def test_bridge_wishes():
     assert [type(one).__name__ for one in wanted.pod] == ["AddAddress", "SetUp", "AddAddress", "AddRoute", "AddRoute"]
     assert {setting.path for setting in wanted.late_settings} >= {"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
     assert wanted.announce == (SetHardwareAddress("eth0", MADE.pod_mac),)
-    again = bridge.wishes(
+    again = bridge.plan(
         config,
         done,
         bridge.BridgeState(
@@ -68,7 +68,7 @@ def test_neighbours_by_the_node():
     req = asked("bridge", isDefaultGateway=True, throughNode=True, ipam={"type": "host-local"})
     config = bridge.read(req)
     done = bridge.completed(config, given("10.0.0.5/24", "fd00::5/64"), req)
-    wanted = bridge.wishes(config, done, bridge.BridgeState(), MADE, "eth0")
+    wanted = bridge.plan(config, done, bridge.BridgeState(), MADE, "eth0")
     assert not any(one.connected for one in wanted.pod if isinstance(one, AddAddress))
     routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, AddRoute)]
     four, six = address.packed("10.0.0.1"), address.packed("fd00::1")
@@ -84,7 +84,7 @@ def test_neighbours_by_the_node():
 
 def test_a_default_route_of_ipam_stays_the_only_one():
     req = asked("bridge", isDefaultGateway=True, ipam={"type": "host-local"})
-    route = result.Route(address.network("0.0.0.0/0"), address.packed("10.0.0.9"))
+    route = result.PodRoute(address.network("0.0.0.0/0"), address.packed("10.0.0.9"))
     done = bridge.completed(bridge.read(req), given("10.0.0.5/24", routes=(route,)), req)
     assert done.routes == (route,)
 
@@ -93,13 +93,13 @@ def test_another_address_on_the_bridge():
     req = asked("bridge", isGateway=True, ipam={"type": "host-local"})
     done = bridge.completed(bridge.read(req), given("10.0.0.5/24", "fd00::5/64"), req)
     near = bridge.BridgeState("bridge", b"123456", 1500, (address.network("fd01::1/64"),))
-    assert len(bridge.wishes(bridge.read(req), done, near, MADE, "eth0").node) == 5
+    assert len(bridge.plan(bridge.read(req), done, near, MADE, "eth0").node) == 5
     for has in ("10.1.0.1/24", "fd00::9/48"):
         state = bridge.BridgeState("bridge", b"123456", 1500, (address.network(has),))
-        with pytest.raises(bridge.AnotherAddress, match=has.partition("/")[0]):
-            bridge.wishes(bridge.read(req), done, state, MADE, "eth0")
+        with pytest.raises(bridge.AddressConflict, match=has.partition("/")[0]):
+            bridge.plan(bridge.read(req), done, state, MADE, "eth0")
         forced = bridge.read(asked("bridge", isGateway=True, forceAddress=True, ipam={"type": "host-local"}))
-        wanted = bridge.wishes(forced, done, state, MADE, "eth0").node
+        wanted = bridge.plan(forced, done, state, MADE, "eth0").node
         assert DeleteAddress("cni0", address.network(has)) in wanted
 
 
@@ -148,11 +148,11 @@ def test_the_work_of_each_plugin_is_there():
 def test_ptp_routes_all_by_the_gateway():
     req = asked("ptp")
     done = ptp.completed(given("10.0.0.5/24"), req)
-    wanted = ptp.wishes(ptp.read(req), done, MADE, "eth0")
+    wanted = ptp.plan(ptp.read(req), done, MADE, "eth0")
     routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, AddRoute)]
     assert routes == [("10.0.0.1/32", b""), ("10.0.0.0/24", address.packed("10.0.0.1"))]
     with pytest.raises(CniError, match="gateway"):
-        ptp.completed(Result((), (Ip(address.network("10.0.0.5/24")),)), req)
+        ptp.completed(CniResult((), (IPConfig(address.network("10.0.0.5/24")),)), req)
 
 
 def ports(*mappings, **config):
@@ -160,7 +160,9 @@ def ports(*mappings, **config):
 
 
 WEB = {"hostPort": 8080, "containerPort": 80}
-POD = portmap.Target((address.packed("10.0.0.5"), address.packed("fd00::5")), ("10.0.0.0/24", "fd00::/64"), ("cni0",))
+POD = portmap.PortmapTarget(
+    (address.packed("10.0.0.5"), address.packed("fd00::5")), ("10.0.0.0/24", "fd00::/64"), ("cni0",)
+)
 
 
 def test_elements_of_a_host_port():
@@ -235,7 +237,7 @@ ENV = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=
 
 def test_flannel_delegates():
     req = asked("flannel", delegate={"isDefaultGateway": True}, runtimeConfig={"mac": "02:00:00:00:00:01"})
-    made = flannel.as_request(req, flannel.delegate(req, flannel.read_subnet_env(ENV, "env")))
+    made = flannel.as_request(req, flannel.delegate_config(req, flannel.read_subnet_env(ENV, "env")))
     assert made.plugin == "bridge" and made.network == "net"
     assert made.config == {
         "name": "net",
@@ -252,7 +254,7 @@ def test_flannel_delegates():
 
 def test_flannel_keeps_what_the_delegate_says():
     req = asked("flannel", delegate={"type": "ptp", "mtu": 1300, "ipMasq": False})
-    made = flannel.delegate(req, flannel.read_subnet_env(ENV, "env"))
+    made = flannel.delegate_config(req, flannel.read_subnet_env(ENV, "env"))
     assert (made["type"], made["mtu"], made["ipMasq"], made.get("isGateway")) == ("ptp", 1300, False, None)
 
 
@@ -268,7 +270,7 @@ def test_flannel_keeps_what_the_delegate_says():
 def test_flannel_refuses(config):
     req = asked("flannel", **config)
     with pytest.raises(CniError):
-        flannel.as_request(req, flannel.delegate(req, flannel.read_subnet_env(ENV, "env")))
+        flannel.as_request(req, flannel.delegate_config(req, flannel.read_subnet_env(ENV, "env")))
 
 
 @pytest.mark.parametrize("line", ENV.splitlines())
@@ -281,10 +283,10 @@ def test_flannel_says_what_is_missing(line):
 def test_results_are_read_back_in_every_version(version):
     interfaces = () if version < "0.3" else (result.Interface("eth0", "02:00:00:00:00:01", "/n"),)
     where = 0 if interfaces else None
-    ips = tuple(Ip(ip.network, ip.gateway, where) for ip in given("10.0.0.5/24", "fd00::5/64").ips)
+    ips = tuple(IPConfig(ip.network, ip.gateway, where) for ip in given("10.0.0.5/24", "fd00::5/64").ips)
     routes = (
-        result.Route(address.network("0.0.0.0/0"), address.packed("10.0.0.1")),
-        result.Route(address.network("::/0")),
+        result.PodRoute(address.network("0.0.0.0/0"), address.packed("10.0.0.1")),
+        result.PodRoute(address.network("::/0")),
     )
-    one = Result(interfaces, ips, routes, result.Dns(("10.0.0.10",), "", ("a.example",), ("ndots:5",)))
+    one = CniResult(interfaces, ips, routes, result.DNSConfig(("10.0.0.10",), "", ("a.example",), ("ndots:5",)))
     assert result.read(json.loads(json.dumps(result.write(one, version))), "") == one

@@ -8,7 +8,7 @@ from narthex.cli.node import command
 from narthex.kube.access import Access
 from narthex.model import documents
 from narthex.overlay.net_conf import parse
-from narthex.overlay.program.announce import NodeWriter
+from narthex.overlay.program.annotate import NodeWriter
 from narthex.runtime.configuration.values import OverlayConfiguration
 from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.build import node

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.overlay.net_conf import Backend, NetConf, NetConfError, parse
+from narthex.overlay.net_conf import BackendConf, NetConf, NetConfError, parse
 
 NETWORK = {"Network": "10.244.0.0/16"}
 
@@ -20,7 +20,7 @@ def test_what_kubeadm_users_have():
         networks=("10.244.0.0/16",),
         subnet_min="10.244.1.0",
         subnet_max="10.244.255.0",
-        backend=Backend(type="vxlan", vni=1, port=8472),
+        backend=BackendConf(type="vxlan", vni=1, port=8472),
     )
     assert (conf.network(IPFamily.IPV4), conf.network(IPFamily.IPV6)) == ("10.244.0.0/16", "")
 
@@ -47,7 +47,7 @@ def test_all_fields():
     assert (conf.subnet_length, conf.subnet_min, conf.subnet_max) == (26, "10.1.0.64", "10.1.15.0")
     assert (conf.ipv6_subnet_length, conf.ipv6_subnet_min) == (64, "fd00:10:0:1::")
     assert conf.nftables
-    assert conf.backend == Backend(vni=4096, port=4789, mtu=9000, direct_routing=True, learning=True, gbp=True)
+    assert conf.backend == BackendConf(vni=4096, port=4789, mtu=9000, direct_routing=True, learning=True, gbp=True)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.overlay.desired import Route
+from narthex.overlay.desired import OverlayRoute
 from narthex.overlay.kernel import files
 
 
@@ -32,7 +32,9 @@ def test_routes_are_kept(tmp_path):
     assert files.read_routes(path) == frozenset()
     assert not files.write_routes(path, frozenset())
     assert not (tmp_path / "routes").exists()
-    routes = frozenset({Route("10.244.2.0/24", "192.0.2.2", "eth0"), Route("fd44:2::/64", "fd02::2", "eth0")})
+    routes = frozenset(
+        {OverlayRoute("10.244.2.0/24", "192.0.2.2", "eth0"), OverlayRoute("fd44:2::/64", "fd02::2", "eth0")}
+    )
     assert files.write_routes(path, routes)
     assert files.read_routes(path) == routes
     assert files.write_routes(path, frozenset())

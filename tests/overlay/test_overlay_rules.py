@@ -6,9 +6,14 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft, xtables
-from narthex.overlay.links import Choice, Link, NoLink, choose
-from narthex.overlay.masquerade import Wish, iptables_changes
-from narthex.overlay.probe import PAYLOAD, Verdict, datagram, verdict
+from narthex.overlay.interfaces import (
+    InterfaceNotFound,
+    InterfaceSelection,
+    NodeInterface,
+    select_interface,
+)
+from narthex.overlay.kernel.checksums import PAYLOAD, ChecksumVerdict, datagram, verdict
+from narthex.overlay.masquerade import MasqueradeRules, iptables_changes
 
 FOUR, SIX = IPFamily.IPV4, IPFamily.IPV6
 EMPTY = "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\nCOMMIT\n*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"
@@ -36,7 +41,7 @@ COMMIT
 
 
 def wish(family=FOUR, cluster="10.244.0.0/16", own="10.244.1.0/24", masquerade=True, forward=True):
-    return Wish(family, cluster, own, masquerade=masquerade, forward=forward)
+    return MasqueradeRules(family, cluster, own, masquerade=masquerade, forward=forward)
 
 
 def step(told, listed):
@@ -84,7 +89,7 @@ def test_what_is_not_wanted_any_more_goes():
         "-X FLANNEL-POSTRTG",
         "COMMIT",
     ]
-    nothing = Wish(FOUR, "", "", masquerade=False, forward=False)
+    nothing = MasqueradeRules(FOUR, "", "", masquerade=False, forward=False)
     assert step(nothing, EMPTY) == ""
     assert nothing.table() is None
 
@@ -108,14 +113,14 @@ def test_nftables_says_the_same(told, multicast):
 
 
 LINKS = (
-    Link(name="eth0", index=2, mtu=1500, addresses=("10.0.2.15", "fd00::15")),
-    Link(name="eth1", index=3, mtu=1500, addresses=("192.0.2.1", "192.0.2.2")),
-    Link(name="cni0", index=4, mtu=1450, addresses=()),
+    NodeInterface(name="eth0", index=2, mtu=1500, addresses=("10.0.2.15", "fd00::15")),
+    NodeInterface(name="eth1", index=3, mtu=1500, addresses=("192.0.2.1", "192.0.2.2")),
+    NodeInterface(name="cni0", index=4, mtu=1450, addresses=()),
 )
 
 
 def chosen(families=(FOUR,), default=2, towards="", **told):
-    return choose(Choice(**told), LINKS, families, lambda: default, lambda address: towards)  # noqa: ARG005
+    return select_interface(InterfaceSelection(**told), LINKS, families, lambda: default, lambda address: towards)  # noqa: ARG005
 
 
 @pytest.mark.parametrize(
@@ -148,25 +153,25 @@ def test_a_link_is_chosen(told, name):
     ],
 )
 def test_no_link(told, said):
-    with pytest.raises(NoLink, match=said):
+    with pytest.raises(InterfaceNotFound, match=said):
         chosen(**told)
 
 
 def test_a_pattern_that_is_none():
     with pytest.raises(ValueError, match=r"--iface-regex '.': missing"):
-        Choice(patterns=("(",))
+        InterfaceSelection(patterns=("(",))
 
 
 @pytest.mark.parametrize(
     ("attempts", "found"),
     [
-        ([(True, True)], Verdict.FINE),
-        ([(False, False), (False, True)], Verdict.FINE),
-        ([(True, False)] * 3, Verdict.BROKEN),
-        ([(True, False), (False, False), (True, False)], Verdict.BROKEN),
-        ([(True, False), (False, False), (False, False)], Verdict.UNCLEAR),
-        ([(False, False)] * 3, Verdict.UNCLEAR),
-        ([], Verdict.UNCLEAR),
+        ([(True, True)], ChecksumVerdict.FINE),
+        ([(False, False), (False, True)], ChecksumVerdict.FINE),
+        ([(True, False)] * 3, ChecksumVerdict.BROKEN),
+        ([(True, False), (False, False), (True, False)], ChecksumVerdict.BROKEN),
+        ([(True, False), (False, False), (False, False)], ChecksumVerdict.UNCLEAR),
+        ([(False, False)] * 3, ChecksumVerdict.UNCLEAR),
+        ([], ChecksumVerdict.UNCLEAR),
     ],
 )
 def test_verdicts(attempts, found):

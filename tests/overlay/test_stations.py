@@ -6,21 +6,21 @@ from narthex.model.decode.objects import load
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node
 from narthex.overlay.annotations import (
-    Keys,
-    Own,
-    announced,
+    AnnotationKeys,
+    LeaseAttributes,
+    changed_annotations,
     derived_mac,
-    differing,
     given_public_ip,
+    lease_annotations,
     vtep_mac,
 )
-from narthex.overlay.net_conf import Backend, NetConf
-from narthex.overlay.peers import OwnProblem, Station, own_subnets, stations, without_conflicts
+from narthex.overlay.net_conf import BackendConf, NetConf
+from narthex.overlay.peers import NodeNotReadyError, OverlayPeer, node_subnets, overlay_peers, without_conflicts
 
 FOUR, SIX = IPFamily.IPV4, IPFamily.IPV6
 CONF = NetConf(networks=("10.244.0.0/16",))
 DUAL = NetConf(networks=("10.244.0.0/16", "fd44::/16"))
-KEYS = Keys()
+KEYS = AnnotationKeys()
 P = "flannel.alpha.coreos.com/"
 
 FLANNELS = """
@@ -54,12 +54,12 @@ def managed(name="b", **annotations):
 
 
 def found(*nodes, conf=CONF, assumed=False, own="a"):
-    return stations(nodes, own, conf, KEYS, assumed=assumed)
+    return overlay_peers(nodes, own, conf, KEYS, assumed=assumed)
 
 
 def test_a_node_that_flannel_runs_on():
     (theirs,) = load(FLANNELS.encode(), "node.yaml").objects
-    station = Station(
+    station = OverlayPeer(
         node="worker-7", family=FOUR, subnet="10.244.7.0/24", public_ip="192.0.2.44", mac="8a:2b:1c:00:00:04"
     )
     assert found(theirs) == ((station,), ())
@@ -105,7 +105,9 @@ def test_pod_ranges_of_others():
 def test_without_an_api_server_a_node_needs_no_annotations():
     usable, problems = found(node(), node("c", cidrs=("10.244.3.0/24",), ips=()), assumed=True)
     assert usable == (
-        Station(node="b", family=FOUR, subnet="10.244.2.0/24", public_ip="192.0.2.2", mac=derived_mac("b", 1, FOUR)),
+        OverlayPeer(
+            node="b", family=FOUR, subnet="10.244.2.0/24", public_ip="192.0.2.2", mac=derived_mac("b", 1, FOUR)
+        ),
     )
     assert len(problems) == 1 and "node c" in problems[0]
     # What is told counts.
@@ -140,22 +142,22 @@ def test_two_families():
 
 
 def test_the_own_range_is_waited_for():
-    assert own_subnets(node("a"), "a", CONF) == {FOUR: "10.244.2.0/24"}
+    assert node_subnets(node("a"), "a", CONF) == {FOUR: "10.244.2.0/24"}
     for own, said in (
         (None, "node a: there is no such Node"),
         (node("a", cidrs=()), "pod cidr not assigned.*--cluster-cidr 10.244.0.0/16"),
         (node("a", cidrs=("10.9.0.0/24",)), "10.9.0.0/24 is not within 10.244.0.0/16"),
         (node("a", cidrs=("10.0.0.0/8",)), "10.0.0.0/8 is not within"),
     ):
-        with pytest.raises(OwnProblem, match=said):
-            own_subnets(own, "a", CONF)
-    with pytest.raises(OwnProblem, match="no network of IPv6"):
-        own_subnets(node("a"), "a", DUAL)
+        with pytest.raises(NodeNotReadyError, match=said):
+            node_subnets(own, "a", CONF)
+    with pytest.raises(NodeNotReadyError, match="no network of IPv6"):
+        node_subnets(node("a"), "a", DUAL)
 
 
 def station(name, number, **more):
     fields = {"subnet": f"10.244.{number}.0/24", "public_ip": f"192.0.2.{number}", "mac": f"02:00:00:00:00:0{number}"}
-    return Station(node=name, family=FOUR, **{**fields, **more})
+    return OverlayPeer(node=name, family=FOUR, **{**fields, **more})
 
 
 def conflicts(*theirs):
@@ -194,10 +196,10 @@ def test_nothing_is_wrong_with_neighbours():
 
 def test_the_own_annotations():
     own = {
-        FOUR: Own(public_ip="192.0.2.1", mac="02:00:00:00:00:01"),
-        SIX: Own(public_ip="fd02::1", mac="02:00:00:00:00:02"),
+        FOUR: LeaseAttributes(public_ip="192.0.2.1", mac="02:00:00:00:00:01"),
+        SIX: LeaseAttributes(public_ip="fd02::1", mac="02:00:00:00:00:02"),
     }
-    assert announced(KEYS, Backend(vni=7), own) == {
+    assert lease_annotations(KEYS, BackendConf(vni=7), own) == {
         f"{P}kube-subnet-manager": "true",
         f"{P}backend-type": "vxlan",
         f"{P}public-ip": "192.0.2.1",
@@ -205,7 +207,9 @@ def test_the_own_annotations():
         f"{P}public-ipv6": "fd02::1",
         f"{P}backend-v6-data": '{"VNI":7,"VtepMAC":"02:00:00:00:00:02"}',
     }
-    told = announced(Keys("my.example/net"), Backend(type="host-gw"), {FOUR: Own(public_ip="192.0.2.1")})
+    told = lease_annotations(
+        AnnotationKeys("my.example/net"), BackendConf(type="host-gw"), {FOUR: LeaseAttributes(public_ip="192.0.2.1")}
+    )
     assert told == {
         "my.example/net-kube-subnet-manager": "true",
         "my.example/net-backend-type": "host-gw",
@@ -213,8 +217,10 @@ def test_the_own_annotations():
         "my.example/net-backend-data": "null",
     }
     have = managed("a", public_ip="192.0.2.9")
-    wanted = announced(KEYS, Backend(), {FOUR: Own(public_ip="192.0.2.1", mac="02:00:00:00:00:02")})
-    assert differing(have, wanted) == {f"{P}public-ip": "192.0.2.1"}
+    wanted = lease_annotations(
+        KEYS, BackendConf(), {FOUR: LeaseAttributes(public_ip="192.0.2.1", mac="02:00:00:00:00:02")}
+    )
+    assert changed_annotations(have, wanted) == {f"{P}public-ip": "192.0.2.1"}
 
 
 def test_what_others_wrote_on_the_own_node():
@@ -231,4 +237,4 @@ def test_what_others_wrote_on_the_own_node():
 @pytest.mark.parametrize("prefix", ["", "a b", "nodots", "a.b/c/d", "A.b", "a.b/c\n"])
 def test_what_begins_no_annotation(prefix):
     with pytest.raises(ValueError, match="cannot begin an annotation"):
-        Keys(prefix)
+        AnnotationKeys(prefix)

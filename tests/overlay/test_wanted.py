@@ -7,51 +7,59 @@ from hypothesis import strategies as st
 
 from narthex.model.net import IPFamily
 from narthex.overlay.changes import (
-    AddAddress,
     AddDevice,
+    AddDeviceAddress,
     DeleteDevice,
-    Drop,
-    DropAddress,
-    Have,
-    HeldDevice,
-    Put,
+    ObservedDevice,
+    OverlayState,
+    PutEntry,
+    RemoveDeviceAddress,
+    RemoveEntry,
     SetDevice,
-    changes,
     incompatible,
+    plan_changes,
 )
-from narthex.overlay.desired import Forward, Neighbour, Outer, Route, Way, is_near, pods_mtu, wanted
-from narthex.overlay.net_conf import Backend, NetConf
-from narthex.overlay.peers import Station
-from narthex.overlay.subnet_env import subnet_env
+from narthex.overlay.desired import (
+    ExternalInterface,
+    FdbEntry,
+    KernelRoute,
+    NeighborEntry,
+    OverlayRoute,
+    desired_state,
+    is_on_link,
+    pod_mtu,
+)
+from narthex.overlay.net_conf import BackendConf, NetConf, subnet_env
+from narthex.overlay.peers import OverlayPeer
 
 FOUR, SIX = IPFamily.IPV4, IPFamily.IPV6
 POD_NETWORKS = ("10.244.0.0/16", "fd44::/16")
 OUTER = {
-    FOUR: Outer(link="eth0", index=2, address="192.0.2.1", mtu=1500),
-    SIX: Outer(link="eth0", index=2, address="fd02::1", mtu=1500),
+    FOUR: ExternalInterface(link="eth0", index=2, address="192.0.2.1", mtu=1500),
+    SIX: ExternalInterface(link="eth0", index=2, address="fd02::1", mtu=1500),
 }
 SUBNETS = {FOUR: "10.244.1.0/24", SIX: "fd44:1::/64"}
 MACS = {FOUR: "02:00:00:00:00:01", SIX: "02:00:00:00:00:11"}
-WAYS = (Way("0.0.0.0/0", "192.0.2.254", 2), Way("192.0.2.0/24", "", 2), Way("fd02::/64", "", 2))
+WAYS = (KernelRoute("0.0.0.0/0", "192.0.2.254", 2), KernelRoute("192.0.2.0/24", "", 2), KernelRoute("fd02::/64", "", 2))
 
 
 def conf(networks=POD_NETWORKS[:1], **backend):
-    return NetConf(networks=networks, backend=Backend(**backend))
+    return NetConf(networks=networks, backend=BackendConf(**backend))
 
 
 def peer(number, ip=""):
     ip = ip or f"192.0.2.{number}"
-    return Station(
+    return OverlayPeer(
         node=f"n{number}", family=FOUR, subnet=f"10.244.{number}.0/24", public_ip=ip, mac=f"02:00:00:00:00:{number:02x}"
     )
 
 
-SIXTH = Station(node="n6", family=SIX, subnet="fd44:6::/64", public_ip="fd09::6", mac="02:00:00:00:00:66")
+SIXTH = OverlayPeer(node="n6", family=SIX, subnet="fd44:6::/64", public_ip="fd09::6", mac="02:00:00:00:00:66")
 
 
 def of(told, *peers, families=(FOUR,)):
     outer = {family: OUTER[family] for family in families}
-    return wanted(told, SUBNETS, peers, outer, MACS, WAYS)
+    return desired_state(told, SUBNETS, peers, outer, MACS, WAYS)
 
 
 def test_vxlan():
@@ -62,16 +70,16 @@ def test_vxlan():
     assert (device.mac, device.mtu, device.address) == ("02:00:00:00:00:01", 1450, "10.244.1.0")
     assert not device.learning
     assert want.neighbours == {
-        Neighbour("flannel.1", "10.244.3.0", "02:00:00:00:00:03"),
-        Neighbour("flannel.1", "10.244.9.0", "02:00:00:00:00:09"),
+        NeighborEntry("flannel.1", "10.244.3.0", "02:00:00:00:00:03"),
+        NeighborEntry("flannel.1", "10.244.9.0", "02:00:00:00:00:09"),
     }
     assert want.forwards == {
-        Forward("flannel.1", "02:00:00:00:00:03", "192.0.2.3"),
-        Forward("flannel.1", "02:00:00:00:00:09", "198.51.100.9"),
+        FdbEntry("flannel.1", "02:00:00:00:00:03", "192.0.2.3"),
+        FdbEntry("flannel.1", "02:00:00:00:00:09", "198.51.100.9"),
     }
     assert want.routes == {
-        Route("10.244.3.0/24", "10.244.3.0", "flannel.1", onlink=True),
-        Route("10.244.9.0/24", "10.244.9.0", "flannel.1", onlink=True),
+        OverlayRoute("10.244.3.0/24", "10.244.3.0", "flannel.1", onlink=True),
+        OverlayRoute("10.244.9.0/24", "10.244.9.0", "flannel.1", onlink=True),
     }
     assert {(one.path, one.value) for one in want.settings} == {("net/ipv4/ip_forward", 1)}
 
@@ -79,15 +87,15 @@ def test_vxlan():
 def test_direct_routing_is_for_those_on_the_same_link():
     want, _ = of(conf(direct_routing=True), peer(3), peer(9, "198.51.100.9"))
     assert want.routes == {
-        Route("10.244.3.0/24", "192.0.2.3", "eth0"),
-        Route("10.244.9.0/24", "10.244.9.0", "flannel.1", onlink=True),
+        OverlayRoute("10.244.3.0/24", "192.0.2.3", "eth0"),
+        OverlayRoute("10.244.9.0/24", "10.244.9.0", "flannel.1", onlink=True),
     }
     assert len(want.neighbours) == len(want.forwards) == 1
 
 
 def test_host_gw():
     want, problems = of(conf(type="host-gw"), peer(3), peer(9, "198.51.100.9"))
-    assert want.routes == {Route("10.244.3.0/24", "192.0.2.3", "eth0")}
+    assert want.routes == {OverlayRoute("10.244.3.0/24", "192.0.2.3", "eth0")}
     assert not (want.devices or want.neighbours or want.forwards)
     assert len(problems) == 1
     assert problems[0].startswith("node n9: 198.51.100.9 is not reached straight over eth0")
@@ -99,7 +107,7 @@ def test_two_families_have_two_devices():
         ("flannel.5", "10.244.1.0", 1450, "192.0.2.1"),
         ("flannel-v6.5", "fd44:1::", 1430, "fd02::1"),
     ]
-    assert Route("fd44:6::/64", "fd44:6::", "flannel-v6.5", onlink=True) in want.routes
+    assert OverlayRoute("fd44:6::/64", "fd44:6::", "flannel-v6.5", onlink=True) in want.routes
     assert {one.path for one in want.settings} == {
         "net/ipv4/ip_forward",
         "net/ipv6/conf/all/forwarding",
@@ -118,20 +126,20 @@ def test_two_families_have_two_devices():
     ],
 )
 def test_mtu(told, families, mtu):
-    assert pods_mtu(told, {family: OUTER[family] for family in families}) == mtu
+    assert pod_mtu(told, {family: OUTER[family] for family in families}) == mtu
 
 
 def test_a_link_that_is_too_narrow():
     with pytest.raises(ValueError, match="eth0 takes packets of 1300 bytes: too few for IPv6"):
-        pods_mtu(conf(), {SIX: msgspec.structs.replace(OUTER[SIX], mtu=1300)})
+        pod_mtu(conf(), {SIX: msgspec.structs.replace(OUTER[SIX], mtu=1300)})
 
 
 def test_near():
-    ways = (*WAYS, Way("192.0.2.128/25", "192.0.2.7", 2), Way("192.0.2.200/32", "", 3))
+    ways = (*WAYS, KernelRoute("192.0.2.128/25", "192.0.2.7", 2), KernelRoute("192.0.2.200/32", "", 3))
     near = [
         address
         for address in ("192.0.2.3", "192.0.2.129", "192.0.2.200", "8.8.8.8", "fd02::9")
-        if is_near(address, ways, 2)
+        if is_on_link(address, ways, 2)
     ]
     assert near == ["192.0.2.3", "fd02::9"]
 
@@ -149,12 +157,12 @@ def test_subnet_env():
 WANT, _ = of(conf(POD_NETWORKS, direct_routing=True), peer(3), peer(9, "198.51.100.9"), SIXTH, families=(FOUR, SIX))
 FOREIGN = frozenset(
     {
-        Route("0.0.0.0/0", "192.0.2.254", "eth0"),
-        Route("192.0.2.0/24", "", "eth0"),
-        Route("10.244.1.0/24", "", "cni0"),
-        Route("10.244.77.0/24", "192.0.2.77", "eth0"),
-        Route("fd44:1::/128", "", "flannel-v6.1"),
-        Route("172.16.0.0/24", "10.244.9.0", "flannel.1", onlink=True),
+        OverlayRoute("0.0.0.0/0", "192.0.2.254", "eth0"),
+        OverlayRoute("192.0.2.0/24", "", "eth0"),
+        OverlayRoute("10.244.1.0/24", "", "cni0"),
+        OverlayRoute("10.244.77.0/24", "192.0.2.77", "eth0"),
+        OverlayRoute("fd44:1::/128", "", "flannel-v6.1"),
+        OverlayRoute("172.16.0.0/24", "10.244.9.0", "flannel.1", onlink=True),
     }
 )
 
@@ -165,10 +173,10 @@ def held(device, **more):
         for name in ("name", "vni", "port", "local", "link", "learning", "gbp", "mac", "mtu")
     }
     own = f"{device.address}/{device.family.host_bits}"
-    return HeldDevice(**{**fields, "index": 9, "kind": "vxlan", "up": True, "addresses": (own,), **more})
+    return ObservedDevice(**{**fields, "index": 9, "kind": "vxlan", "up": True, "addresses": (own,), **more})
 
 
-WHOLE = Have(
+WHOLE = OverlayState(
     devices={device.name: held(device) for device in WANT.devices},
     neighbours=WANT.neighbours,
     forwards=WANT.forwards,
@@ -177,7 +185,7 @@ WHOLE = Have(
 
 
 def steps(have, want=WANT, made=frozenset()):
-    return changes(want, have, POD_NETWORKS, made)
+    return plan_changes(want, have, POD_NETWORKS, made)
 
 
 def test_nothing_is_to_be_done_when_all_is_there():
@@ -185,9 +193,9 @@ def test_nothing_is_to_be_done_when_all_is_there():
 
 
 def test_from_nothing_the_route_comes_last():
-    made = steps(Have())
-    kinds = [type(step.entry) if isinstance(step, Put) else type(step) for step in made]
-    assert kinds == [AddDevice, AddAddress] * 2 + [Neighbour] * 2 + [Forward] * 2 + [Route] * 3
+    made = steps(OverlayState())
+    kinds = [type(step.entry) if isinstance(step, PutEntry) else type(step) for step in made]
+    assert kinds == [AddDevice, AddDeviceAddress] * 2 + [NeighborEntry] * 2 + [FdbEntry] * 2 + [OverlayRoute] * 3
 
 
 @pytest.mark.parametrize(
@@ -209,7 +217,7 @@ def test_an_incompatible_device_goes_and_all_on_it_comes_anew(more):
     assert isinstance(made[0], DeleteDevice)
     assert made[1] == AddDevice(device)
     on_it = [one for one in (*WANT.neighbours, *WANT.forwards, *WANT.routes) if one.device == device.name]
-    assert {step.entry for step in made if isinstance(step, Put)} == set(on_it)
+    assert {step.entry for step in made if isinstance(step, PutEntry)} == set(on_it)
     assert incompatible(device, held(device)) == ""
 
 
@@ -224,31 +232,34 @@ def test_addresses_of_an_earlier_subnet_go_and_others_stay():
     device = WANT.devices[0]
     other = held(device, addresses=("10.244.5.0/32", "203.0.113.5/32"))
     have = msgspec.structs.replace(WHOLE, devices={**WHOLE.devices, device.name: other})
-    assert steps(have) == (DropAddress("flannel.1", "10.244.5.0/32"), AddAddress("flannel.1", "10.244.1.0/32"))
+    assert steps(have) == (
+        RemoveDeviceAddress("flannel.1", "10.244.5.0/32"),
+        AddDeviceAddress("flannel.1", "10.244.1.0/32"),
+    )
 
 
 def test_what_departed_nodes_left_goes():
     gone, mac = "10.244.8.0", "02:00:00:00:00:08"
-    over = Route("10.244.8.0/24", gone, "flannel.1", onlink=True)
-    direct = Route("10.244.6.0/24", "192.0.2.6", "eth0")
+    over = OverlayRoute("10.244.8.0/24", gone, "flannel.1", onlink=True)
+    direct = OverlayRoute("10.244.6.0/24", "192.0.2.6", "eth0")
     have = msgspec.structs.replace(
         WHOLE,
-        neighbours=WHOLE.neighbours | {Neighbour("flannel.1", gone, mac)},
-        forwards=WHOLE.forwards | {Forward("flannel.1", mac, "192.0.2.8")},
+        neighbours=WHOLE.neighbours | {NeighborEntry("flannel.1", gone, mac)},
+        forwards=WHOLE.forwards | {FdbEntry("flannel.1", mac, "192.0.2.8")},
         routes=WHOLE.routes | {over, direct},
     )
-    entries = {over, Neighbour("flannel.1", gone, mac), Forward("flannel.1", mac, "192.0.2.8")}
-    assert set(steps(have)) == {Drop(entry) for entry in entries}
+    entries = {over, NeighborEntry("flannel.1", gone, mac), FdbEntry("flannel.1", mac, "192.0.2.8")}
+    assert set(steps(have)) == {RemoveEntry(entry) for entry in entries}
     # A route over another link only when it was ours, and still is.
-    assert Drop(direct) in steps(have, made=frozenset({direct}))
-    assert Drop(direct) not in steps(have, made=frozenset({Route("10.244.6.0/24", "192.0.2.66", "eth0")}))
+    assert RemoveEntry(direct) in steps(have, made=frozenset({direct}))
+    assert RemoveEntry(direct) not in steps(have, made=frozenset({OverlayRoute("10.244.6.0/24", "192.0.2.66", "eth0")}))
 
 
 def test_a_route_that_leads_elsewhere_is_replaced():
-    right = Route("10.244.9.0/24", "10.244.9.0", "flannel.1", onlink=True)
-    wrong = Route("10.244.9.0/24", "192.0.2.9", "eth0")
+    right = OverlayRoute("10.244.9.0/24", "10.244.9.0", "flannel.1", onlink=True)
+    wrong = OverlayRoute("10.244.9.0/24", "192.0.2.9", "eth0")
     have = msgspec.structs.replace(WHOLE, routes=WHOLE.routes - {right} | {wrong})
-    assert steps(have, made=frozenset({wrong})) == (Put(right),)
+    assert steps(have, made=frozenset({wrong})) == (PutEntry(right),)
 
 
 def done(have, made):
@@ -268,26 +279,26 @@ def done(have, made):
             case AddDevice(device) | SetDevice(device):
                 before = devices.get(device.name)
                 devices[device.name] = held(device, addresses=before.addresses if before else ())
-            case AddAddress(device=name, address=address):
+            case AddDeviceAddress(device=name, address=address):
                 old = devices[name]
                 devices[name] = msgspec.structs.replace(old, addresses=(*old.addresses, address))
-            case DropAddress(device=name, address=address):
+            case RemoveDeviceAddress(device=name, address=address):
                 old = devices[name]
                 devices[name] = msgspec.structs.replace(
                     old, addresses=tuple(one for one in old.addresses if one != address)
                 )
-            case Put(entry=Route() as route):
+            case PutEntry(entry=OverlayRoute() as route):
                 routes = {one for one in routes if one.destination != route.destination} | {route}
-            case Put(entry=Neighbour() as entry):
+            case PutEntry(entry=NeighborEntry() as entry):
                 neighbours = {
                     one for one in neighbours if (one.device, one.address) != (entry.device, entry.address)
                 } | {entry}
-            case Put(entry=entry):
+            case PutEntry(entry=entry):
                 forwards = {one for one in forwards if (one.device, one.mac) != (entry.device, entry.mac)} | {entry}
-            case Drop(entry=entry):
+            case RemoveEntry(entry=entry):
                 for entries in (neighbours, forwards, routes):
                     entries.discard(entry)
-    return Have(
+    return OverlayState(
         devices=devices, neighbours=frozenset(neighbours), forwards=frozenset(forwards), routes=frozenset(routes)
     )
 
@@ -295,10 +306,10 @@ def done(have, made):
 NUMBERS = st.integers(2, 9)
 NAMES = st.sampled_from(("flannel.1", "flannel-v6.1"))
 MAC = NUMBERS.map(lambda number: f"02:00:00:00:00:{number:02x}")
-NEIGHBOURS = st.builds(Neighbour, NAMES, NUMBERS.map(lambda number: f"10.244.{number}.0"), MAC)
-FORWARDS = st.builds(Forward, NAMES, MAC, NUMBERS.map(lambda number: f"192.0.2.{number}"))
+NEIGHBOURS = st.builds(NeighborEntry, NAMES, NUMBERS.map(lambda number: f"10.244.{number}.0"), MAC)
+FORWARDS = st.builds(FdbEntry, NAMES, MAC, NUMBERS.map(lambda number: f"192.0.2.{number}"))
 ROUTES = st.builds(
-    lambda number, onlink: Route(f"10.244.{number}.0/24", f"10.244.{number}.0", "flannel.1", onlink),
+    lambda number, onlink: OverlayRoute(f"10.244.{number}.0/24", f"10.244.{number}.0", "flannel.1", onlink),
     NUMBERS,
     st.booleans(),
 )
@@ -322,15 +333,15 @@ DEVICES = st.fixed_dictionaries(
 @given(DEVICES, st.frozensets(NEIGHBOURS), st.frozensets(FORWARDS), st.frozensets(ROUTES), st.frozensets(ROUTES))
 def test_from_anywhere_one_look_is_enough(devices, neighbours, forwards, routes, made):
     """The law: after the steps nothing is left to do, all that is wanted is there, and nothing foreign is touched."""
-    have = Have(
+    have = OverlayState(
         devices=devices,
         # A kernel has one neighbour for an address.
         neighbours=frozenset({(one.device, one.address): one for one in neighbours if one.device in devices}.values()),
         forwards=frozenset(one for one in forwards if one.device in devices),
         routes=frozenset(one for one in routes if one.device in devices) | FOREIGN - WANT.routes,
     )
-    after = done(have, changes(WANT, have, POD_NETWORKS, made))
-    assert changes(WANT, after, POD_NETWORKS, made) == ()
+    after = done(have, plan_changes(WANT, have, POD_NETWORKS, made))
+    assert plan_changes(WANT, after, POD_NETWORKS, made) == ()
     assert after.neighbours == WANT.neighbours and after.forwards == WANT.forwards
     assert WANT.routes <= after.routes
     assert {one for one in FOREIGN if not one.device.startswith("flannel")} <= after.routes

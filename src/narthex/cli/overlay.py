@@ -85,8 +85,7 @@ def command(
     What was put into the kernel stays when it ends, and traffic goes on.
     """
     from narthex.kube.access import Access
-    from narthex.overlay.program.part import api_origin, directory_origin
-    from narthex.overlay.program.serve import serve_overlay
+    from narthex.overlay.program.part import api_origin, directory_origin, serve_overlay
     from narthex.runtime import logs
     from narthex.runtime.configuration.values import ClientConnection
     from narthex.runtime.process import StartError
@@ -110,8 +109,8 @@ def command(
 def _settings(flags: dict[str, Any]) -> Any:
     """Raises ValueError."""
     from narthex.model.net import FAMILIES
-    from narthex.overlay.annotations import Keys
-    from narthex.overlay.links import Choice
+    from narthex.overlay.annotations import AnnotationKeys
+    from narthex.overlay.interfaces import InterfaceSelection
     from narthex.overlay.program.settings import OverlaySettings
 
     given = {
@@ -123,7 +122,7 @@ def _settings(flags: dict[str, Any]) -> Any:
     public = zip(("--public-ip", "--public-ipv6"), (flags["public_ip"], flags["public_ipv6"]), FAMILIES, strict=True)
     settings = OverlaySettings(
         node=flags["node"] or os.uname().nodename.lower(),
-        choice=Choice(
+        choice=InterfaceSelection(
             names=flags["iface"],
             patterns=flags["iface_regex"],
             can_reach=can_reach and _address("--iface-can-reach", can_reach),
@@ -136,7 +135,7 @@ def _settings(flags: dict[str, Any]) -> Any:
         **{name: value for name, value in given.items() if value is not None},
     )
     try:
-        Keys(settings.annotation_prefix)
+        AnnotationKeys(settings.annotation_prefix)
     except ValueError as error:
         raise ValueError(f"--kube-annotation-prefix {settings.annotation_prefix!r} {error}") from None
     return settings

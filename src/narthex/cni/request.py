@@ -37,7 +37,7 @@ _MOST_NAME = 160
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 
 
-class Request(Value):
+class CniRequest(Value):
     """One call of a plugin."""
 
     plugin: str
@@ -62,7 +62,7 @@ class Request(Value):
         return f"{self.network}:{self.container}:{self.interface}"
 
 
-def read(plugin: str, environment: Mapping[str, str], stdin: bytes) -> Request:
+def read(plugin: str, environment: Mapping[str, str], stdin: bytes) -> CniRequest:
     """Check a call and take it apart. Raises CniError. The command VERSION is not for this function."""
     command = environment.get("CNI_COMMAND", "")
     if command not in _SINCE:
@@ -85,7 +85,7 @@ def read(plugin: str, environment: Mapping[str, str], stdin: bytes) -> Request:
     container, interface = environment.get("CNI_CONTAINERID", ""), environment.get("CNI_IFNAME", "")
     if command in _NEEDED:
         _check_attachment(container, interface, network)
-    return Request(
+    return CniRequest(
         plugin,
         command,
         version,
@@ -171,7 +171,7 @@ def _arguments(text: str, command: str) -> Mapping[str, str]:
     return found
 
 
-def check_arguments(request: Request, known: tuple[str, ...]) -> None:
+def check_arguments(request: CniRequest, known: tuple[str, ...]) -> None:
     """Refuse keys of CNI_ARGS that nobody knows, unless the runtime says IgnoreUnknown. Raises CniError."""
     if request.args.get("IgnoreUnknown", "") in _TRUE:
         return
@@ -181,7 +181,7 @@ def check_arguments(request: Request, known: tuple[str, ...]) -> None:
         raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: unknown args {names}", "IgnoreUnknown=1 would allow them")
 
 
-def valid_attachments(request: Request) -> frozenset[tuple[str, str]]:
+def valid_attachments(request: CniRequest) -> frozenset[tuple[str, str]]:
     """Container and interface of each attachment that GC shall leave. Raises CniError.
 
     An entry that no attachment can be is an error: to clean up by a list that is half understood would cut off pods.

@@ -34,7 +34,7 @@ class Interface(Value):
     """mtu, socketPath, pciID of 1.1.0."""
 
 
-class Ip(Value):
+class IPConfig(Value):
     """An address of the pod."""
 
     network: Network
@@ -43,7 +43,7 @@ class Ip(Value):
     """Place in the result's list of interfaces."""
 
 
-class Route(Value):
+class PodRoute(Value):
     """A route of the pod."""
 
     destination: Network
@@ -52,7 +52,7 @@ class Route(Value):
     """mtu, advmss, priority, table, scope of 1.1.0, those that are given."""
 
 
-class Dns(Value):
+class DNSConfig(Value):
     """How the pod shall resolve names."""
 
     nameservers: tuple[str, ...] = ()
@@ -61,16 +61,16 @@ class Dns(Value):
     options: tuple[str, ...] = ()
 
 
-class Result(Value):
+class CniResult(Value):
     """What is there for an attachment."""
 
     interfaces: tuple[Interface, ...] = ()
-    ips: tuple[Ip, ...] = ()
-    routes: tuple[Route, ...] = ()
-    dns: Dns = Dns()
+    ips: tuple[IPConfig, ...] = ()
+    routes: tuple[PodRoute, ...] = ()
+    dns: DNSConfig = DNSConfig()
 
 
-def write(result: Result, version: str) -> dict[str, object]:
+def write(result: CniResult, version: str) -> dict[str, object]:
     """The result as an object of a version."""
     said: dict[str, object] = {"cniVersion": version}
     if version in _OLD:
@@ -93,7 +93,7 @@ def write(result: Result, version: str) -> dict[str, object]:
     return said
 
 
-def write_dns(dns: Dns) -> dict[str, object]:
+def write_dns(dns: DNSConfig) -> dict[str, object]:
     """The object for the names' resolution, without what is empty."""
     return _without_empty(
         {
@@ -109,7 +109,7 @@ def _interface(one: Interface) -> dict[str, object]:
     return _without_empty({"name": one.name, "mac": one.mac, "sandbox": one.sandbox}) | dict(one.extra)
 
 
-def _ip(one: Ip, version: str) -> dict[str, object]:
+def _ip(one: IPConfig, version: str) -> dict[str, object]:
     said: dict[str, object] = {}
     if version in _WITH_FAMILY:
         said["version"] = str(address.version(one.network.address))
@@ -121,7 +121,7 @@ def _ip(one: Ip, version: str) -> dict[str, object]:
     return said
 
 
-def _route(one: Route) -> dict[str, object]:
+def _route(one: PodRoute) -> dict[str, object]:
     return _without_empty({"dst": str(one.destination), "gw": _text(one.gateway)}) | dict(one.numbers)
 
 
@@ -133,26 +133,26 @@ def _without_empty(said: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in said.items() if value not in ("", [])}
 
 
-def previous(config: Mapping[str, object]) -> Result | None:
+def previous(config: Mapping[str, object]) -> CniResult | None:
     """The result of the plugins before in the chain; None when there is none. Raises CniError."""
     if config.get("prevResult") is None:
         return None
     return read(fields.part(config, "prevResult"), "prevResult.")
 
 
-def read(said: Fields, place: str) -> Result:
+def read(said: Fields, place: str) -> CniResult:
     """Read a result of any version. Raises CniError with the place."""
     version = fields.text(said, "cniVersion", place)
     if version and version not in VERSIONS:
         raise CniError(INVALID_CONFIG, f"{place}cniVersion: {version[:32]!r} is not a version of the specification")
     if "ip4" in said or "ip6" in said:
         ips, routes = _read_old(said, place)
-        return Result((), tuple(ips), tuple(routes), read_dns(said, place))
+        return CniResult((), tuple(ips), tuple(routes), read_dns(said, place))
     interfaces = tuple(
         _read_interface(one, f"{place}interfaces[{number}].")
         for number, one in enumerate(fields.objects(said, "interfaces", place))
     )
-    return Result(
+    return CniResult(
         interfaces,
         tuple(
             _read_ip(one, f"{place}ips[{number}].", len(interfaces))
@@ -163,14 +163,16 @@ def read(said: Fields, place: str) -> Result:
     )
 
 
-def _read_old(said: Fields, place: str) -> tuple[list[Ip], list[Route]]:
-    ips: list[Ip] = []
-    routes: list[Route] = []
+def _read_old(said: Fields, place: str) -> tuple[list[IPConfig], list[PodRoute]]:
+    ips: list[IPConfig] = []
+    routes: list[PodRoute] = []
     for name in ("ip4", "ip6"):
         one = fields.part(said, name, place)
         if one:
             here = f"{place}{name}."
-            ips.append(Ip(fields.network(fields.text(one, "ip", here), here + "ip"), _gateway(one, "gateway", here)))
+            ips.append(
+                IPConfig(fields.network(fields.text(one, "ip", here), here + "ip"), _gateway(one, "gateway", here))
+            )
             routes += read_routes(one, here)
     return ips, routes
 
@@ -181,15 +183,15 @@ def _read_interface(one: Fields, place: str) -> Interface:
     return Interface(name, mac, sandbox, extra)
 
 
-def _read_ip(one: Fields, place: str, interfaces: int) -> Ip:
+def _read_ip(one: Fields, place: str, interfaces: int) -> IPConfig:
     interface = fields.whole(one, "interface", 0, _MOST_NUMBER, place)
     if interface is not None and interface >= interfaces:
         raise fields.wrong(place + "interface", f"there are only {interfaces} interfaces")
     network = fields.network(fields.text(one, "address", place), place + "address")
-    return Ip(network, _gateway(one, "gateway", place), interface)
+    return IPConfig(network, _gateway(one, "gateway", place), interface)
 
 
-def read_routes(said: Fields, place: str) -> tuple[Route, ...]:
+def read_routes(said: Fields, place: str) -> tuple[PodRoute, ...]:
     """The routes of a result, or of an IPAM configuration. Raises CniError."""
     routes = []
     for number, one in enumerate(fields.objects(said, "routes", place)):
@@ -200,15 +202,15 @@ def read_routes(said: Fields, place: str) -> tuple[Route, ...]:
             value = fields.whole(one, name, 0, _MOST_NUMBER, here)
             if value is not None:
                 numbers.append((name, value))
-        routes.append(Route(destination, _gateway(one, "gw", here), tuple(numbers)))
+        routes.append(PodRoute(destination, _gateway(one, "gw", here), tuple(numbers)))
     return tuple(routes)
 
 
-def read_dns(said: Fields, place: str = "") -> Dns:
+def read_dns(said: Fields, place: str = "") -> DNSConfig:
     """The `dns` of a result or a configuration. Raises CniError."""
     one = fields.part(said, "dns", place)
     here = f"{place}dns."
-    return Dns(
+    return DNSConfig(
         fields.texts(one, "nameservers", here),
         fields.text(one, "domain", here),
         fields.texts(one, "search", here),

@@ -13,13 +13,13 @@ from narthex.model import validate
 from narthex.model.net import IPFamily, address, family_of
 from narthex.model.objects import Node
 from narthex.model.problem import quoted
-from narthex.overlay.net_conf import VXLAN, Backend
+from narthex.overlay.net_conf import VXLAN, BackendConf
 
 PREFIX = "flannel.alpha.coreos.com"
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
-class Keys:
+class AnnotationKeys:
     """The names of the annotations, which begin with a prefix of the cluster's choice."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
@@ -36,7 +36,7 @@ class Keys:
         self.node_public_ip = {four: f"{begin}node-public-ip", six: f"{begin}node-public-ipv6"}
 
 
-class Own(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseAttributes(msgspec.Struct, frozen=True, kw_only=True):
     """This node in one family, as others shall know it."""
 
     public_ip: str
@@ -44,7 +44,9 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
     """Of its vxlan device; empty with host-gw."""
 
 
-def announced(keys: Keys, backend: Backend, own: Mapping[IPFamily, Own]) -> dict[str, str]:
+def lease_annotations(
+    keys: AnnotationKeys, backend: BackendConf, own: Mapping[IPFamily, LeaseAttributes]
+) -> dict[str, str]:
     """The annotations of this node."""
     made = {keys.managed: "true", keys.type: backend.type}
     for family, one in own.items():
@@ -54,13 +56,13 @@ def announced(keys: Keys, backend: Backend, own: Mapping[IPFamily, Own]) -> dict
     return made
 
 
-def differing(node: Node, wanted: Mapping[str, str]) -> dict[str, str]:
+def changed_annotations(node: Node, wanted: Mapping[str, str]) -> dict[str, str]:
     """The annotations that a Node has not, or has otherwise."""
     have = dict(node.annotations)
     return {key: value for key, value in wanted.items() if have.get(key) != value}
 
 
-def given_public_ip(node: Node, keys: Keys, family: IPFamily) -> str:
+def given_public_ip(node: Node, keys: AnnotationKeys, family: IPFamily) -> str:
     """The address that somebody wrote on the Node for others to use; empty when nobody did. Raises ValueError."""
     for key in (keys.overwrite[family], keys.node_public_ip[family]):
         text = node.annotation(key)
@@ -69,14 +71,14 @@ def given_public_ip(node: Node, keys: Keys, family: IPFamily) -> str:
     return ""
 
 
-def public_ip(node: Node, keys: Keys, family: IPFamily) -> str:
+def public_ip(node: Node, keys: AnnotationKeys, family: IPFamily) -> str:
     """The address that the node itself announced; empty when it did not. Raises ValueError."""
     key = keys.public_ip[family]
     text = node.annotation(key)
     return _address(key, text, family) if text else ""
 
 
-def vtep_mac(node: Node, keys: Keys, family: IPFamily, vni: int) -> str:
+def vtep_mac(node: Node, keys: AnnotationKeys, family: IPFamily, vni: int) -> str:
     """The hardware address of the node's vxlan device; empty when it announced none. Raises ValueError."""
     key = keys.data[family]
     text = node.annotation(key)

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.model.net import contains, family_of
-from narthex.overlay.desired import Device, Forward, Neighbour, Route, Wanted
+from narthex.overlay.desired import DesiredState, FdbEntry, NeighborEntry, OverlayRoute, VxlanDevice
 
 
-class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A link that has the name of one of our devices, as the kernel has it."""
 
     name: str
@@ -33,16 +33,16 @@ class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
     """Global ones, with their prefix."""
 
 
-class Have(msgspec.Struct, frozen=True, kw_only=True):
+class OverlayState(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel has."""
 
-    devices: Mapping[str, HeldDevice] = {}
+    devices: Mapping[str, ObservedDevice] = {}
     """Links that have the names of our devices."""
-    neighbours: frozenset[Neighbour] = frozenset()
+    neighbours: frozenset[NeighborEntry] = frozenset()
     """Permanent ones on our devices."""
-    forwards: frozenset[Forward] = frozenset()
+    forwards: frozenset[FdbEntry] = frozenset()
     """Permanent ones of our devices that lead to another machine."""
-    routes: frozenset[Route] = frozenset()
+    routes: frozenset[OverlayRoute] = frozenset()
     """All of the main table that go to a link by name, those of other programs, too."""
 
 
@@ -56,47 +56,49 @@ class DeleteDevice(msgspec.Struct, frozen=True):
 class AddDevice(msgspec.Struct, frozen=True):
     """Make a vxlan device, up."""
 
-    device: Device
+    device: VxlanDevice
 
 
 class SetDevice(msgspec.Struct, frozen=True):
     """Give a device its hardware address and MTU, and set it up."""
 
-    device: Device
+    device: VxlanDevice
 
 
-class AddAddress(msgspec.Struct, frozen=True):
+class AddDeviceAddress(msgspec.Struct, frozen=True):
     """Give a device an address."""
 
     device: str
     address: str
 
 
-class DropAddress(msgspec.Struct, frozen=True):
+class RemoveDeviceAddress(msgspec.Struct, frozen=True):
     """Take an address off a device."""
 
     device: str
     address: str
 
 
-class Put(msgspec.Struct, frozen=True):
+class PutEntry(msgspec.Struct, frozen=True):
     """Add an entry, or replace the one in its place."""
 
-    entry: Neighbour | Forward | Route
+    entry: NeighborEntry | FdbEntry | OverlayRoute
 
 
-class Drop(msgspec.Struct, frozen=True):
+class RemoveEntry(msgspec.Struct, frozen=True):
     """Remove an entry."""
 
-    entry: Neighbour | Forward | Route
+    entry: NeighborEntry | FdbEntry | OverlayRoute
 
 
-Change = DeleteDevice | AddDevice | SetDevice | AddAddress | DropAddress | Put | Drop
+OverlayChange = DeleteDevice | AddDevice | SetDevice | AddDeviceAddress | RemoveDeviceAddress | PutEntry | RemoveEntry
 
 
-def changes(wanted: Wanted, have: Have, networks: Iterable[str], made: frozenset[Route]) -> tuple[Change, ...]:
+def plan_changes(
+    wanted: DesiredState, have: OverlayState, networks: Iterable[str], made: frozenset[OverlayRoute]
+) -> tuple[OverlayChange, ...]:
     """What is to be done, in order. `networks`: where all pods are; `made`: routes over other links that are ours."""
-    steps: list[Change] = []
+    steps: list[OverlayChange] = []
     fresh = set()
     for device in wanted.devices:
         held = have.devices.get(device.name)
@@ -109,7 +111,7 @@ def changes(wanted: Wanted, have: Have, networks: Iterable[str], made: frozenset
         if why:
             steps.append(DeleteDevice(device.name, why))
         fresh.add(device.name)
-        steps += [AddDevice(device), AddAddress(device.name, own_address(device))]
+        steps += [AddDevice(device), AddDeviceAddress(device.name, own_address(device))]
     ours = {device.name for device in wanted.devices}
     destinations = {route.destination for route in wanted.routes}
     stale_routes = [
@@ -119,22 +121,22 @@ def changes(wanted: Wanted, have: Have, networks: Iterable[str], made: frozenset
         and (route in made or (route.device in ours and route.onlink and _within_any(route.destination, networks)))
         and route.destination not in destinations
     ]
-    steps += map(Drop, sorted(stale_routes, key=str))
-    steps += map(Put, _missing(wanted.neighbours, have.neighbours, fresh))
-    steps += map(Put, _missing(wanted.forwards, have.forwards, fresh))
+    steps += map(RemoveEntry, sorted(stale_routes, key=str))
+    steps += map(PutEntry, _missing(wanted.neighbours, have.neighbours, fresh))
+    steps += map(PutEntry, _missing(wanted.forwards, have.forwards, fresh))
     # Last: a packet that finds the way shall find all of it.
-    steps += map(Put, _missing(wanted.routes, have.routes, fresh))
+    steps += map(PutEntry, _missing(wanted.routes, have.routes, fresh))
     places = {(one.device, one.address) for one in wanted.neighbours}
     macs = {(one.device, one.mac) for one in wanted.forwards}
-    stale: list[Neighbour | Forward] = [
+    stale: list[NeighborEntry | FdbEntry] = [
         one for one in have.neighbours if one.device in ours - fresh and (one.device, one.address) not in places
     ]
     stale += [one for one in have.forwards if one.device in ours - fresh and (one.device, one.mac) not in macs]
-    steps += map(Drop, sorted(stale, key=str))
+    steps += map(RemoveEntry, sorted(stale, key=str))
     return tuple(steps)
 
 
-def incompatible(device: Device, held: HeldDevice) -> str:
+def incompatible(device: VxlanDevice, held: ObservedDevice) -> str:
     """Why a link cannot be made into the device; empty when it can."""
     if held.kind != "vxlan":
         return f"it is of kind {held.kind or 'unknown'}, not vxlan"
@@ -151,24 +153,26 @@ def incompatible(device: Device, held: HeldDevice) -> str:
     return ""
 
 
-def own_address(device: Device) -> str:
+def own_address(device: VxlanDevice) -> str:
     """The address of a device with its prefix: alone in its network, so that no route comes with it."""
     return f"{device.address}/{device.family.host_bits}"
 
 
-def _addresses(device: Device, held: HeldDevice, networks: tuple[str, ...]) -> list[Change]:
+def _addresses(device: VxlanDevice, held: ObservedDevice, networks: tuple[str, ...]) -> list[OverlayChange]:
     own = own_address(device)
-    steps: list[Change] = [
-        DropAddress(device.name, one)
+    steps: list[OverlayChange] = [
+        RemoveDeviceAddress(device.name, one)
         for one in held.addresses
         if one != own and any(contains(network, one.partition("/")[0]) for network in networks)
     ]
-    return [*steps, *([] if own in held.addresses else [AddAddress(device.name, own)])]
+    return [*steps, *([] if own in held.addresses else [AddDeviceAddress(device.name, own)])]
 
 
 def _missing(
-    wanted: frozenset[Neighbour] | frozenset[Forward] | frozenset[Route], have: frozenset[object], fresh: set[str]
-) -> list[Neighbour | Forward | Route]:
+    wanted: frozenset[NeighborEntry] | frozenset[FdbEntry] | frozenset[OverlayRoute],
+    have: frozenset[object],
+    fresh: set[str],
+) -> list[NeighborEntry | FdbEntry | OverlayRoute]:
     return sorted((one for one in wanted if one not in have or one.device in fresh), key=str)
 
 

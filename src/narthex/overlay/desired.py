@@ -13,14 +13,14 @@ import msgspec
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily, contains, parsed_network
 from narthex.overlay.net_conf import VXLAN, NetConf
-from narthex.overlay.peers import Station
+from narthex.overlay.peers import OverlayPeer
 
 OVERHEAD = {IPFamily.IPV4: 50, IPFamily.IPV6: 70}
 """Bytes that vxlan puts around a pod's packet, by the family between the nodes: Ethernet 14, vxlan 8, UDP 8, IP 20 or 40.
 flannel counts 50 for both, which leaves IPv6 packets of full size too long for the link."""
 
 
-class Outer(msgspec.Struct, frozen=True, kw_only=True):
+class ExternalInterface(msgspec.Struct, frozen=True, kw_only=True):
     """The link between the nodes, in one family."""
 
     link: str
@@ -29,7 +29,7 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class VxlanDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A vxlan device."""
 
     name: str
@@ -47,7 +47,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The one of the pod networks that is on it, without a prefix."""
 
 
-class Neighbour(msgspec.Struct, frozen=True):
+class NeighborEntry(msgspec.Struct, frozen=True):
     """Who has an address behind a device."""
 
     device: str
@@ -55,7 +55,7 @@ class Neighbour(msgspec.Struct, frozen=True):
     mac: str
 
 
-class Forward(msgspec.Struct, frozen=True):
+class FdbEntry(msgspec.Struct, frozen=True):
     """Where a hardware address is: an entry of the device's forwarding table (FDB)."""
 
     device: str
@@ -63,7 +63,7 @@ class Forward(msgspec.Struct, frozen=True):
     via: str
 
 
-class Route(msgspec.Struct, frozen=True):
+class OverlayRoute(msgspec.Struct, frozen=True):
     """The way to a subnet."""
 
     destination: str
@@ -72,18 +72,18 @@ class Route(msgspec.Struct, frozen=True):
     onlink: bool = False
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
-    devices: tuple[Device, ...] = ()
-    neighbours: frozenset[Neighbour] = frozenset()
-    forwards: frozenset[Forward] = frozenset()
-    routes: frozenset[Route] = frozenset()
+    devices: tuple[VxlanDevice, ...] = ()
+    neighbours: frozenset[NeighborEntry] = frozenset()
+    forwards: frozenset[FdbEntry] = frozenset()
+    routes: frozenset[OverlayRoute] = frozenset()
     settings: tuple[KernelSetting, ...] = ()
     """Kernel settings."""
 
 
-class Way(msgspec.Struct, frozen=True):
+class KernelRoute(msgspec.Struct, frozen=True):
     """A route that is not the overlay's: where packets go, and whether straight."""
 
     destination: str
@@ -101,12 +101,12 @@ def gateway_of(subnet: str) -> str:
     return str(parsed_network(subnet).network_address)
 
 
-def pods_mtu(conf: NetConf, outers: Mapping[IPFamily, Outer]) -> int:
+def pod_mtu(conf: NetConf, outers: Mapping[IPFamily, ExternalInterface]) -> int:
     """The longest packet that pods may send, of any family. Raises ValueError when the link is too narrow."""
     return min(_inner_mtu(conf, family, outer) for family, outer in outers.items())
 
 
-def _inner_mtu(conf: NetConf, family: IPFamily, outer: Outer) -> int:
+def _inner_mtu(conf: NetConf, family: IPFamily, outer: ExternalInterface) -> int:
     if conf.backend.type != VXLAN:
         return outer.mtu
     found = (conf.backend.mtu or outer.mtu) - OVERHEAD[family]
@@ -118,27 +118,27 @@ def _inner_mtu(conf: NetConf, family: IPFamily, outer: Outer) -> int:
     return found
 
 
-def is_near(address: str, ways: Iterable[Way], link: int) -> bool:
+def is_on_link(address: str, ways: Iterable[KernelRoute], link: int) -> bool:
     """Whether an address is reached over the link without a router."""
-    best: Way | None = None
+    best: KernelRoute | None = None
     for way in ways:
         if contains(way.destination, address) and (best is None or _length(way) > _length(best)):
             best = way
     return best is not None and best.link == link and not best.via
 
 
-def _length(way: Way) -> int:
+def _length(way: KernelRoute) -> int:
     return int(way.destination.rpartition("/")[2])
 
 
-def wanted(
+def desired_state(
     conf: NetConf,
     subnets: Mapping[IPFamily, str],
-    peers: Iterable[Station],
-    outers: Mapping[IPFamily, Outer],
+    peers: Iterable[OverlayPeer],
+    outers: Mapping[IPFamily, ExternalInterface],
     macs: Mapping[IPFamily, str],
-    ways: Iterable[Way],
-) -> tuple[Wanted, tuple[str, ...]]:
+    ways: Iterable[KernelRoute],
+) -> tuple[DesiredState, tuple[str, ...]]:
     """What this node must have, and what is wrong with peers that cannot be reached. Raises ValueError when the link
     cannot carry the overlay.
 
@@ -149,7 +149,7 @@ def wanted(
     if backend.type == VXLAN:
         for family, outer in outers.items():
             devices.append(
-                Device(
+                VxlanDevice(
                     name=device_name(family, backend.vni),
                     family=family,
                     vni=backend.vni,
@@ -167,19 +167,19 @@ def wanted(
     for peer in peers:
         outer = outers[peer.family]
         direct = backend.type != VXLAN or backend.direct_routing
-        if direct and is_near(peer.public_ip, ways, outer.index):
-            routes.add(Route(peer.subnet, peer.public_ip, outer.link))
+        if direct and is_on_link(peer.public_ip, ways, outer.index):
+            routes.add(OverlayRoute(peer.subnet, peer.public_ip, outer.link))
         elif backend.type == VXLAN:
             name, gateway = device_name(peer.family, backend.vni), gateway_of(peer.subnet)
-            neighbours.add(Neighbour(name, gateway, peer.mac))
-            forwards.add(Forward(name, peer.mac, peer.public_ip))
-            routes.add(Route(peer.subnet, gateway, name, onlink=True))
+            neighbours.add(NeighborEntry(name, gateway, peer.mac))
+            forwards.add(FdbEntry(name, peer.mac, peer.public_ip))
+            routes.add(OverlayRoute(peer.subnet, gateway, name, onlink=True))
         else:
             problems.append(
                 f"node {peer.node}: {peer.public_ip} is not reached straight over {outer.link}: host-gw needs all nodes on "
                 "one link without a router or NAT between them; use the backend vxlan"
             )
-    made = Wanted(
+    made = DesiredState(
         devices=tuple(devices),
         neighbours=frozenset(neighbours),
         forwards=frozenset(forwards),
@@ -189,7 +189,7 @@ def wanted(
     return made, tuple(problems)
 
 
-def _settings(families: Iterable[IPFamily], devices: Iterable[Device]) -> Iterable[KernelSetting]:
+def _settings(families: Iterable[IPFamily], devices: Iterable[VxlanDevice]) -> Iterable[KernelSetting]:
     why = "the overlay"
     if IPFamily.IPV4 in families:
         yield KernelSetting("net/ipv4/ip_forward", 1, why)

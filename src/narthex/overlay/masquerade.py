@@ -63,7 +63,7 @@ def _forwarding(cluster: str) -> tuple[Rule, ...]:
     return tuple(Rule((Compare(side, (cluster,)), Accept()), _FORWARDED) for side in sides)
 
 
-class Wish:
+class MasqueradeRules:
     """Which rules are wanted in one family. Without a subnet none are."""
 
     def __init__(self, family: IPFamily, cluster: str, own: str, *, masquerade: bool, forward: bool) -> None:
@@ -87,7 +87,7 @@ class Wish:
         return Table(family=self.family, name=TABLES[self.family], chains=chains) if chains else None
 
 
-def iptables_changes(wish: Wish, have: Ruleset) -> str:
+def iptables_changes(wish: MasqueradeRules, have: Ruleset) -> str:
     """Input for `iptables-restore --noflush` that makes what is there into what is wanted; empty when it is. `have`: the
     tables nat and filter as they are listed."""
     tables = {table.name: table for table in have.tables}

@@ -7,6 +7,7 @@ and `SubnetMax` decide nothing, there as here.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +17,18 @@ from narthex.model.problem import kind_of, quoted
 
 VXLAN, HOST_GW = "vxlan", "host-gw"
 BACKENDS = (VXLAN, HOST_GW)
-NOT_BUILT = ("udp", "wireguard", "ipip", "ipsec", "extension", "alloc", "ali-vpc", "aws-vpc", "gce", "tencent-vpc")
+UNSUPPORTED_BACKENDS = (
+    "udp",
+    "wireguard",
+    "ipip",
+    "ipsec",
+    "extension",
+    "alloc",
+    "ali-vpc",
+    "aws-vpc",
+    "gce",
+    "tencent-vpc",
+)
 """flannel's other backends."""
 PORT = 8472
 """Of vxlan, where `Port` says nothing: the number of Linux, not IANA's 4789."""
@@ -29,7 +41,7 @@ class NetConfError(ValueError):
     """The configuration cannot be used; the message names the file, the field, its value and what is allowed."""
 
 
-class Backend(msgspec.Struct, frozen=True, kw_only=True):
+class BackendConf(msgspec.Struct, frozen=True, kw_only=True):
     """`Backend`: how packets travel."""
 
     type: str = VXLAN
@@ -54,7 +66,7 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True):
     ipv6_subnet_min: str = ""
     ipv6_subnet_max: str = ""
     nftables: bool = False
-    backend: Backend = Backend()
+    backend: BackendConf = BackendConf()
 
     def network(self, family: IPFamily) -> str:
         """The pods' network of a family; empty when the family is switched off."""
@@ -131,17 +143,17 @@ def _subnets(fields: _Fields, family: IPFamily, networks: list[str]) -> tuple[in
     return length, ends[0], ends[1]
 
 
-def _backend(fields: _Fields, networks: list[str]) -> Backend:
+def _backend(fields: _Fields, networks: list[str]) -> BackendConf:
     # flannel's text says that vxlan is the default, its code takes udp, which is long out of favour.
     type_ = fields.text("Type") or VXLAN
     if type_ not in BACKENDS:
-        why = "is a backend of flannel that is not built here" if type_ in NOT_BUILT else "is no backend"
+        why = "is a backend of flannel that is not built here" if type_ in UNSUPPORTED_BACKENDS else "is no backend"
         raise fields.wrong("Type", f"{quoted(type_)} {why}: choose {' or '.join(BACKENDS)}")
     least = max(_LEAST_MTU[family_of(one)] for one in networks)
     mtu = fields.whole("MTU", 0, 0, 65535)
     if mtu and type_ == VXLAN and mtu < least:
         raise fields.wrong("MTU", f"{mtu} leaves no room for pods' packets: at least {least}, or 0 for the link's own")
-    return Backend(
+    return BackendConf(
         type=type_,
         vni=fields.whole("VNI", 1, 1, _MOST_VNI),
         port=fields.whole("Port", 0, 0, 65535) or PORT,
@@ -198,3 +210,16 @@ class _Fields:
         if family_of(found) is not family:
             raise self.wrong(name, f"{quoted(text)} is not a network of {family.label}")
         return found
+
+
+def subnet_env(conf: NetConf, subnets: Mapping[IPFamily, str], mtu: int, masquerade: bool) -> str:
+    """The file's content."""
+    lines = []
+    for family in FAMILIES:
+        if family in subnets:
+            name = "" if family is IPFamily.IPV4 else "IPV6_"
+            net = parsed_network(subnets[family])
+            lines.append(f"FLANNEL_{name}NETWORK={conf.network(family)}")
+            lines.append(f"FLANNEL_{name}SUBNET={net.network_address + 1}/{net.prefixlen}")
+    lines += [f"FLANNEL_MTU={mtu}", f"FLANNEL_IPMASQ={'true' if masquerade else 'false'}"]
+    return "".join(line + "\n" for line in lines)

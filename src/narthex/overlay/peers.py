@@ -10,11 +10,11 @@ import msgspec
 
 from narthex.model.net import IPFamily, family_of, parsed_network
 from narthex.model.objects import Node
-from narthex.overlay.annotations import Keys, derived_mac, given_public_ip, public_ip, vtep_mac
+from narthex.overlay.annotations import AnnotationKeys, derived_mac, given_public_ip, public_ip, vtep_mac
 from narthex.overlay.net_conf import VXLAN, NetConf
 
 
-class Station(msgspec.Struct, frozen=True, kw_only=True):
+class OverlayPeer(msgspec.Struct, frozen=True, kw_only=True):
     """One node in one family."""
 
     node: str
@@ -26,21 +26,21 @@ class Station(msgspec.Struct, frozen=True, kw_only=True):
     """Of its vxlan device; empty with host-gw."""
 
 
-class Stations(NamedTuple):
+class PeerSelection(NamedTuple):
     """Those that can be used, and what is wrong with others, in words that name the nodes."""
 
-    usable: tuple[Station, ...]
+    usable: tuple[OverlayPeer, ...]
     problems: tuple[str, ...]
 
 
-class OwnProblem(ValueError):
+class NodeNotReadyError(ValueError):
     """This node cannot be in the overlay yet; the message says what it waits for."""
 
 
-def own_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, str]:
+def node_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, str]:
     """This node's subnet of each family. Raises OwnProblem."""
     if node is None:
-        raise OwnProblem(
+        raise NodeNotReadyError(
             f"node {name}: there is no such Node: check --node, or wait until its kubelet has registered it"
         )
     found = {}
@@ -48,12 +48,12 @@ def own_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, s
         family = family_of(network)
         subnet = next((cidr for cidr in node.pod_cidrs if family_of(cidr) is family), "")
         if not subnet:
-            raise OwnProblem(
+            raise NodeNotReadyError(
                 f"node {name}: spec.podCIDRs has no network of {family.label} (pod cidr not assigned): start the controller "
                 f"manager with --allocate-node-cidrs and --cluster-cidr {network}, or write spec.podCIDR yourself"
             )
         if not _within(subnet, network):
-            raise OwnProblem(
+            raise NodeNotReadyError(
                 f"node {name}: spec.podCIDR {subnet} is not within {network}, the Network of net-conf.json: "
                 "give the controller manager and net-conf.json the same network"
             )
@@ -61,10 +61,12 @@ def own_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, s
     return found
 
 
-def stations(nodes: Iterable[Node], own_name: str, conf: NetConf, keys: Keys, *, assumed: bool) -> Stations:
+def overlay_peers(
+    nodes: Iterable[Node], own_name: str, conf: NetConf, keys: AnnotationKeys, *, assumed: bool
+) -> PeerSelection:
     """All other nodes. `assumed`: a Node without annotations counts as one of ours, at its InternalIP and with the
     derived hardware address; for directories of manifests."""
-    usable: list[Station] = []
+    usable: list[OverlayPeer] = []
     problems: list[str] = []
     for node in nodes:
         managed = node.annotation(keys.managed) == "true"
@@ -81,10 +83,10 @@ def stations(nodes: Iterable[Node], own_name: str, conf: NetConf, keys: Keys, *,
                 usable.append(_station(node, network, conf, keys, assumed))
             except ValueError as error:
                 problems.append(f"node {node.name}: {error}")
-    return Stations(tuple(usable), tuple(problems))
+    return PeerSelection(tuple(usable), tuple(problems))
 
 
-def _station(node: Node, network: str, conf: NetConf, keys: Keys, assumed: bool) -> Station:
+def _station(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, assumed: bool) -> OverlayPeer:
     family = family_of(network)
     subnet = next((cidr for cidr in node.pod_cidrs if family_of(cidr) is family), "")
     if not subnet:
@@ -106,21 +108,21 @@ def _station(node: Node, network: str, conf: NetConf, keys: Keys, assumed: bool)
             mac = derived_mac(node.name, conf.backend.vni, family)
         if not mac:
             raise ValueError(f"it has announced no hardware address (annotation {keys.data[family]}): no way there")
-    return Station(node=node.name, family=family, subnet=subnet, public_ip=there, mac=mac)
+    return OverlayPeer(node=node.name, family=family, subnet=subnet, public_ip=there, mac=mac)
 
 
 def without_conflicts(
-    found: Iterable[Station], own_name: str, subnets: Mapping[IPFamily, str], own_ips: Mapping[IPFamily, str]
-) -> Stations:
+    found: Iterable[OverlayPeer], own_name: str, subnets: Mapping[IPFamily, str], own_ips: Mapping[IPFamily, str]
+) -> PeerSelection:
     """Those that get in nobody's way. Of nodes that claim the same, the first by name has it."""
-    usable: list[Station] = []
+    usable: list[OverlayPeer] = []
     problems: list[str] = []
     for family, group in itertools.groupby(
         sorted(found, key=lambda one: (one.family.value, one.node)), lambda one: one.family
     ):
         ips = {own_ips.get(family, ""): own_name}
         macs: dict[str, str] = {}
-        good: list[Station] = []
+        good: list[OverlayPeer] = []
         for one in group:
             holder = ips.setdefault(one.public_ip, one.node)
             if holder != one.node:
@@ -142,17 +144,17 @@ def without_conflicts(
         kept, overlaps = _apart(good, own_name, subnets.get(family, ""))
         usable += kept
         problems += overlaps
-    return Stations(tuple(usable), tuple(problems))
+    return PeerSelection(tuple(usable), tuple(problems))
 
 
-def _apart(found: list[Station], own_name: str, own_subnet: str) -> tuple[list[Station], list[str]]:
+def _apart(found: list[OverlayPeer], own_name: str, own_subnet: str) -> tuple[list[OverlayPeer], list[str]]:
     """Those whose subnets do not overlap."""
     claims = [(*_ends(one.subnet), one.node, one) for one in found]
     if own_subnet:
         # Its own comes first among equals.
         claims.append((*_ends(own_subnet), "", None))  # type: ignore[arg-type]
     claims.sort(key=lambda claim: claim[:3])
-    kept: list[Station] = []
+    kept: list[OverlayPeer] = []
     problems: list[str] = []
     last, holder, held = -1, "", ""
     for first, end, _, one in claims:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from narthex.cni.json import JsonError, parse, write
 from narthex.cni.plugins import host_local as ipam
-from narthex.cni.plugins.host_local import Ipam, Range
+from narthex.cni.plugins.host_local import IpamConfig, IpamRange
 from narthex.model import packed_addresses as address
 
 VALUES = st.recursive(
@@ -62,14 +62,14 @@ def test_no_address_is_given_twice(prefix, turns, chance):
     """Over any order of coming and going: never the gateway, never one that is held, and none is missed."""
     network = address.network(f"10.0.0.0/{prefix}")
     first, last = address.packed("10.0.0.1"), (address.number(network.last) - 1).to_bytes(4, "big")
-    config = Ipam(((Range(network, first, last, first),),), (), (), "", "/x/net")
+    config = IpamConfig(((IpamRange(network, first, last, first),),), (), (), "", "/x/net")
     held, before = [], {}
     for comes in turns:
         if not comes and held:
             held.remove(chance.choice(held))
             continue
         if len(held) == (1 << 32 - prefix) - 3:
-            with pytest.raises(ipam.Exhausted):
+            with pytest.raises(ipam.RangeExhausted):
                 ipam.choose(config, set(held), before)
             continue
         one = ipam.choose(config, set(held), before).ips[0].network.address

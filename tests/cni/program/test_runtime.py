@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from narthex.cni.errors import CniError
-from narthex.cni.program.runtime import Container, Runtime, read_network
+from narthex.cni.program.runtime import Runtime, RuntimeConf, read_network
 
 PLUGIN = """#!{python} -IS
 import json, os, sys
@@ -31,7 +31,7 @@ LIST = {
         {"type": "second", "capabilities": {"portMappings": True, "mac": False}},
     ],
 }
-POD = Container(
+POD = RuntimeConf(
     id="shop.web",
     namespace="/run/netns/x",
     args={"IgnoreUnknown": "1", "K8S_POD_NAME": "web"},
@@ -148,7 +148,7 @@ def test_every_plugin_is_asked_to_clear_up_and_those_that_refuse_are_asked_again
 def test_names_that_would_be_something_else(place, change, said):
     fields = {"id": POD.id, "namespace": POD.namespace, **change}
     with pytest.raises(CniError, match=said):
-        place.runtime.add(place.network, Container(**fields))
+        place.runtime.add(place.network, RuntimeConf(**fields))
     assert place.calls() == []
 
 

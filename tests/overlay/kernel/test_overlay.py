@@ -20,8 +20,7 @@ from narthex.linux.links import batch
 from narthex.linux.run import run
 from narthex.model.decode.objects import load
 from narthex.model.store import Synced, Upsert
-from narthex.overlay.kernel.checksums import offloaded
-from narthex.overlay.probe import Verdict
+from narthex.overlay.kernel.checksums import ChecksumVerdict, offloaded
 from narthex.overlay.program.part import OverlayOrigin, api_origin
 from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.load import until
@@ -495,7 +494,9 @@ def test_a_link_that_does_not_complete_checksums_is_found_and_worked_around(plac
     with a_link_that_forgets_checksums(place, "a"):
         place.start(repair_checksums=False)
         until(
-            lambda: [place.part(name).figures.checksums.get("flannel.1") for name in "ab"] == [Verdict.BROKEN] * 2,
+            lambda: (
+                [place.part(name).figures.checksums.get("flannel.1") for name in "ab"] == [ChecksumVerdict.BROKEN] * 2
+            ),
             "the finding",
             60.0,
         )
@@ -505,6 +506,6 @@ def test_a_link_that_does_not_complete_checksums_is_found_and_worked_around(plac
         place.start()
         until(lambda: all(place.part(name).figures.repaired for name in "ab"), "the repair", 60.0)
         assert place.reach() == set()
-        until(lambda: place.part("a").figures.checksums["flannel.1"] is Verdict.FINE, "the second test", 60.0)
+        until(lambda: place.part("a").figures.checksums["flannel.1"] is ChecksumVerdict.FINE, "the second test", 60.0)
         with netns.entered(place.ns("a")):
             assert not offloaded("flannel.1")

@@ -7,17 +7,18 @@ import pytest
 from narthex.kube.access import Access
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node
-from narthex.overlay.annotations import Keys, Own, announced
-from narthex.overlay.net_conf import Backend
-from narthex.overlay.program.announce import Announcer, NodeWriter
-from narthex.overlay.program.figures import Figures
-from narthex.overlay.program.part import OverlayPart, directory_origin
-from narthex.overlay.program.serve import exposition, routes
+from narthex.overlay.annotations import AnnotationKeys, LeaseAttributes, lease_annotations
+from narthex.overlay.net_conf import BackendConf
+from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
+from narthex.overlay.program.metrics import OverlayMetrics
+from narthex.overlay.program.part import OverlayPart, directory_origin, exposition, routes
 from narthex.overlay.program.settings import OverlaySettings
 from narthex.testing.apiserver.server import ApiServer
 from narthex.testing.load import until
 
-WANTED = announced(Keys(), Backend(), {IPFamily.IPV4: Own(public_ip="192.0.2.1", mac="02:00:00:00:00:01")})
+WANTED = lease_annotations(
+    AnnotationKeys(), BackendConf(), {IPFamily.IPV4: LeaseAttributes(public_ip="192.0.2.1", mac="02:00:00:00:00:01")}
+)
 
 
 def node(**annotations):
@@ -39,7 +40,7 @@ class Recorder:
 def test_annotations_and_condition_are_written_and_others_stay():
     with ApiServer() as server:
         server.put(node())
-        announcer = Announcer(NodeWriter(Access(master=server.url)), condition=True)
+        announcer = NodeAnnotator(NodeWriter(Access(master=server.url)), condition=True)
         with announcer.running():
             announcer.want(node(), WANTED)
 
@@ -60,18 +61,18 @@ def test_annotations_and_condition_are_written_and_others_stay():
 
 def test_only_what_differs_is_written():
     recorder = Recorder()
-    announcer = Announcer(recorder, condition=False)
+    announcer = NodeAnnotator(recorder, condition=False)
     with announcer.running():
         announcer.want(node(**WANTED), WANTED)
-        announcer.want(node(**{**WANTED, Keys().type: "host-gw"}), WANTED)
+        announcer.want(node(**{**WANTED, AnnotationKeys().type: "host-gw"}), WANTED)
         until(lambda: recorder.bodies, "a write")
         announcer.want(node(**WANTED), WANTED)
-    assert recorder.bodies == [("a", {"metadata": {"annotations": {Keys().type: "vxlan"}}})]
+    assert recorder.bodies == [("a", {"metadata": {"annotations": {AnnotationKeys().type: "vxlan"}}})]
 
 
 def test_a_server_that_is_away_is_asked_again(caplog):
     recorder = Recorder(failures=1)
-    announcer = Announcer(recorder, condition=False)
+    announcer = NodeAnnotator(recorder, condition=False)
     with caplog.at_level(logging.ERROR, "narthex"), announcer.running():
         announcer.want(node(), WANTED)
         until(lambda: len(recorder.bodies) > 1, "a second try")
@@ -79,7 +80,7 @@ def test_a_server_that_is_away_is_asked_again(caplog):
 
 
 def test_what_is_wrong_is_said_once(caplog):
-    figures = Figures()
+    figures = OverlayMetrics()
     with caplog.at_level(logging.INFO, "narthex"):
         for _ in range(3):
             figures.say("no default route", ("node b: no way there",))

@@ -6,15 +6,15 @@ from typing import Any, cast
 import pytest
 
 from narthex.model.problem import Problem
-from narthex.overlay.program.figures import Figures
 from narthex.overlay.program.loop import Overlay
+from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.settings import OverlaySettings
 from narthex.testing.fakes import FakeClock
 
 
-def look(*problems: Problem) -> Figures:
+def look(*problems: Problem) -> OverlayMetrics:
     """One look without any Node known."""
-    figures = Figures()
+    figures = OverlayMetrics()
     settings = OverlaySettings(node="a")
     kernel = cast(Any, None)
     Overlay(settings, lambda: (), kernel, FakeClock(), figures, None, lambda: False, lambda: problems).look()

@@ -19,7 +19,7 @@ _UNFINISHED = ".unfinished"
 """One is enough: whoever writes holds the lock."""
 
 
-class Owner(Value):
+class LeaseOwner(Value):
     """Who holds an address."""
 
     container: str
@@ -34,11 +34,11 @@ class Owner(Value):
 _FEW = 16
 
 
-class Taken:
+class ReservedAddressSet:
     """Addresses that have a reservation. The next one is nearly always free, so that to look for its file is enough; who
     asks for many gets the answer of a list, which is made once."""
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: IpamLeases) -> None:
         self._leases = leases
         self._asked = 0
         self._all: set[bytes] = set()
@@ -53,7 +53,7 @@ class Taken:
         return one in self._all
 
 
-class Leases:
+class IpamLeases:
     """The reservations of one network. All methods want the lock."""
 
     def __init__(self, directory: str) -> None:
@@ -64,9 +64,9 @@ class Leases:
         files.make_directory(self._directory)
         return files.Lock(f"{self._directory}/lock")
 
-    def taken(self) -> Taken:
+    def taken(self) -> ReservedAddressSet:
         """Addresses that have a reservation, whoever's, to be asked for single ones."""
-        return Taken(self)
+        return ReservedAddressSet(self)
 
     def all(self) -> set[bytes]:
         """Addresses that have a reservation. Raises OSError."""
@@ -78,18 +78,18 @@ class Leases:
                 continue
         return found
 
-    def held(self) -> dict[bytes, Owner]:
+    def held(self) -> dict[bytes, LeaseOwner]:
         """All reservations and whose they are. Raises OSError."""
         every = ((one, self.owner(one)) for one in self.all())
         return {one: owner for one, owner in every if owner is not None}
 
-    def owner(self, one: bytes) -> Owner | None:
+    def owner(self, one: bytes) -> LeaseOwner | None:
         """Who holds an address; None when nobody does. An empty file was never finished. Raises OSError."""
         data = files.read(f"{self._directory}/{address.text(one)}")
         if not data or not data.strip():
             return None
         container, _, interface = data.decode("utf-8", "replace").strip().partition("\r\n")
-        return Owner(container, interface)
+        return LeaseOwner(container, interface)
 
     def those_of(self, container: str, interface: str, among: Iterable[bytes] | None = None) -> list[bytes]:
         """The addresses of an attachment, looked for among some or among all. Raises OSError."""

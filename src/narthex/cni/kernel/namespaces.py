@@ -8,7 +8,10 @@ import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
+
+    from narthex.cni.plan import SysctlSetting
 
 _CLONE_NEWNET = 0x40000000
 _NS_GET_NSTYPE = 0xB703
@@ -17,7 +20,7 @@ _OWN = "/proc/thread-self/ns/net"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
-def opened(path: str) -> int:
+def open_namespace(path: str) -> int:
     """Open a namespace. What else is at the path does not keep us waiting. Raises OSError."""
     return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
 
@@ -48,7 +51,7 @@ def boot() -> str:
         return file.read().strip()
 
 
-class Inside:
+class EnteredNamespace:
     """`with Inside(descriptor):` moves the calling thread into a namespace and brings it back. Raises OSError."""
 
     def __init__(self, descriptor: int) -> None:
@@ -56,7 +59,7 @@ class Inside:
         self._own = -1
 
     def __enter__(self) -> None:
-        self._own = opened(_OWN)
+        self._own = open_namespace(_OWN)
         try:
             _enter(self._descriptor)
         except BaseException:
@@ -82,3 +85,26 @@ def _enter(descriptor: int) -> None:
     library = _ctypes.dlopen(None, _RTLD_NOW)  # type: ignore[arg-type]
     if _ctypes.call_function(_ctypes.dlsym(library, "setns"), (descriptor, _CLONE_NEWNET)) != 0:
         raise OSError(errno.EPERM, "cannot enter the network namespace: it takes CAP_SYS_ADMIN")
+
+
+TYPE_CHECKING = False
+
+
+def apply_settings(settings: Iterable[SysctlSetting]) -> None:
+    """Write settings. One that is not required may be missing or refused: without IPv6 there is none to make.
+
+    Raises OSError with the setting's path.
+    """
+    for setting in settings:
+        path = f"/proc/sys/{setting.path}"
+        try:
+            descriptor = posix.open(path, posix.O_RDWR | posix.O_CLOEXEC)
+            try:
+                # What is so already may not be writable, and costs others of the namespace nothing.
+                if posix.read(descriptor, 64).strip().decode() != setting.value:
+                    posix.pwrite(descriptor, setting.value.encode(), 0)
+            finally:
+                posix.close(descriptor)
+        except OSError as error:
+            if setting.required:
+                raise OSError(error.errno, f"cannot set {setting.path} to {setting.value}: {error.strerror}") from None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import sys
 
-from narthex.cni.desired import Element
 from narthex.cni.kernel import files
+from narthex.cni.plan import SetElement
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.nfnetlink import DELETE_ELEMENTS, INET, NEW_ELEMENTS, NEW_UNTAKEN_ELEMENTS, NfNetlink
@@ -27,20 +27,20 @@ _MOST_COMMENT = 120
 _ATTEMPTS = 10
 
 
-class Taken(Exception):
+class ElementExistsError(Exception):
     """An exclusive element is there already."""
 
-    def __init__(self, element: Element, owner: str) -> None:
+    def __init__(self, element: SetElement, owner: str) -> None:
         super().__init__(owner)
         self.element = element
         self.owner = owner
         """As `owner_of` made it."""
 
 
-class Held(Value):
+class InstalledElement(Value):
     """An element that is there."""
 
-    element: Element
+    element: SetElement
     owner: str
 
 
@@ -58,7 +58,7 @@ class PodTable:
         """Close the socket."""
         self._netlink.close()
 
-    def add(self, elements: Sequence[Element], owner: str, shared: Sequence[Element] = ()) -> None:
+    def add(self, elements: Sequence[SetElement], owner: str, shared: Sequence[SetElement] = ()) -> None:
         """Add elements in one transaction, all or none; `shared` ones have no owner and may be there.
 
         Raises Taken, and OSError when the kernel refuses.
@@ -76,7 +76,7 @@ class PodTable:
                 raise OSError(error.errno, f"table {self._name}: {error.strerror}") from None
             wanted = elements[error.message]
             there = self._netlink.element(INET, self._name, wanted.set, _encoded(wanted, "", key_only=True))
-            raise Taken(wanted, _owner(there) if there is not None else "") from None
+            raise ElementExistsError(wanted, _owner(there) if there is not None else "") from None
 
     def _commit(self, messages: Sequence[tuple[int, bytes]]) -> None:
         try:
@@ -113,7 +113,7 @@ class PodTable:
         self._make()
         return True
 
-    def remove(self, elements: Sequence[Element], owner: str) -> None:
+    def remove(self, elements: Sequence[SetElement], owner: str) -> None:
         """Remove elements that are there and the owner's, in one transaction. Raises OSError."""
         ours = []
         for one in elements:
@@ -128,7 +128,7 @@ class PodTable:
         if ours:
             self._netlink.commit(INET, [(DELETE_ELEMENTS, self._payload([one], "", key_only=True)) for one in ours])
 
-    def has(self, element: Element, owner: str) -> bool:
+    def has(self, element: SetElement, owner: str) -> bool:
         """Whether an element is there, leads where it shall, and is the owner's. Raises OSError."""
         try:
             there = self._netlink.element(INET, self._name, element.set, _encoded(element, "", key_only=True))
@@ -138,14 +138,14 @@ class PodTable:
             raise
         return there is not None and _owner(there) == owner and _read(element.set, there).data == element.data
 
-    def held(self, names: Iterable[str]) -> list[Held]:
+    def held(self, names: Iterable[str]) -> list[InstalledElement]:
         """All elements of some sets. Raises OSError."""
-        found: list[Held] = []
+        found: list[InstalledElement] = []
         for name in names:
             for _ in range(_ATTEMPTS):
                 try:
                     some = [
-                        Held(_read(name, one), _owner(one))
+                        InstalledElement(_read(name, one), _owner(one))
                         for data, start, end in self._netlink.dump_elements(INET, self._name, name)
                         for one in _split(data[start:end])
                     ]
@@ -159,7 +159,7 @@ class PodTable:
                 break
         return found
 
-    def _payload(self, elements: Sequence[Element], owner: str, key_only: bool = False) -> bytes:
+    def _payload(self, elements: Sequence[SetElement], owner: str, key_only: bool = False) -> bytes:
         head = attr(1, self._name.encode() + b"\0") + attr(2, elements[0].set.encode() + b"\0")
         return head + attr(3 | _NESTED, b"".join(_encoded(one, owner, key_only) for one in elements))
 
@@ -175,7 +175,7 @@ def owner_of(attachment: str) -> str:
     return f"{network[:40]}:sha256:{sha256(attachment.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
-def _encoded(one: Element, owner: str, key_only: bool = False) -> bytes:
+def _encoded(one: SetElement, owner: str, key_only: bool = False) -> bytes:
     parts = attr(_KEY | _NESTED, attr(_VALUE, one.key))
     if one.end:
         parts += attr(_KEY_END | _NESTED, attr(_VALUE, one.end))
@@ -203,13 +203,13 @@ def _attributes(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def _read(name: str, element: bytes) -> Element:
+def _read(name: str, element: bytes) -> SetElement:
     """An element of a NFTA_LIST_ELEM attribute."""
     values = {}
     for kind, start, end in _attributes(element, 4, len(element)):
         inner = _attributes(element, start, end) if kind in (_KEY, _DATA, _KEY_END) else ()
         values[kind] = next((element[first:last] for which, first, last in inner if which == _VALUE), b"")
-    return Element(name, values.get(_KEY, b""), values.get(_DATA, b""), values.get(_KEY_END, b""))
+    return SetElement(name, values.get(_KEY, b""), values.get(_DATA, b""), values.get(_KEY_END, b""))
 
 
 def _owner(element: bytes) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from narthex.cni import fields
-from narthex.cni.desired import Setting, Wishes
 from narthex.cni.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
+from narthex.cni.plan import AttachmentPlan, SysctlSetting
 from narthex.cni.plugins import pod
 from narthex.cni.request import is_interface
-from narthex.cni.result import Interface, Ip, Result, Route, read_dns
+from narthex.cni.result import CniResult, Interface, IPConfig, PodRoute, read_dns
 from narthex.model import packed_addresses as address
 from narthex.model.links import (
     AddAddress,
@@ -24,7 +24,7 @@ from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.request import Request
+    from narthex.cni.request import CniRequest
     from narthex.model.links import LinkChange
 
 _MOST_MTU = 65535
@@ -61,7 +61,7 @@ class BridgeState(Value):
     addresses: tuple[Network, ...] = ()
 
 
-class Made(Value):
+class VethIdentity(Value):
     """Names and hardware addresses that the plugin chooses for an attachment."""
 
     veth: str
@@ -70,7 +70,7 @@ class Made(Value):
     bridge_mac: bytes = b""
 
 
-def read(request: Request) -> BridgeConfig:
+def read(request: CniRequest) -> BridgeConfig:
     """Raises CniError with the field."""
     config = request.config
     if any(config.get(name) for name in ("vlan", "vlanTrunk")):
@@ -108,12 +108,12 @@ def read(request: Request) -> BridgeConfig:
     )
 
 
-def has_ipam(request: Request) -> bool:
+def has_ipam(request: CniRequest) -> bool:
     """Whether the attachment gets addresses."""
     return bool(fields.text(fields.part(request.config, "ipam"), "type", "ipam."))
 
 
-def masquerade_of(request: Request) -> str:
+def masquerade_of(request: CniRequest) -> str:
     """How pods' packets to elsewhere get the node's address: `nftables`, `iptables`, or empty."""
     backend = fields.text(request.config, "ipMasqBackend") or "nftables"
     if backend not in ("nftables", "iptables"):
@@ -121,7 +121,7 @@ def masquerade_of(request: Request) -> str:
     return backend if fields.flag(request.config, "ipMasq") else ""
 
 
-def mac_of(request: Request) -> bytes | None:
+def mac_of(request: CniRequest) -> bytes | None:
     """The hardware address that the attachment asks for: runtimeConfig, then args, then CNI_ARGS."""
     config = request.config
     cni = fields.part(fields.part(config, "args"), "cni", "args.")
@@ -146,25 +146,25 @@ def _mac(text: str) -> bytes:
     return mac
 
 
-def completed(config: BridgeConfig, given: Result, dns_of: Request) -> Result:
+def completed(config: BridgeConfig, given: CniResult, dns_of: CniRequest) -> CniResult:
     """What IPAM gave, with gateways, default routes and the configuration's DNS."""
     ips = []
     routes = list(given.routes)
     for ip in given.ips:
         gateway = ip.gateway or (_first_host(ip.network) if config.is_gateway else b"")
-        ips.append(Ip(ip.network, gateway, 2))
+        ips.append(IPConfig(ip.network, gateway, 2))
         default = pod.DEFAULTS[address.version(ip.network.address)]
         if config.is_default_gateway and not any(route.destination == default for route in routes):
-            routes.append(Route(default, gateway))
+            routes.append(PodRoute(default, gateway))
     dns = read_dns(dns_of.config) if dns_of.config.get("dns") else given.dns
-    return Result((), tuple(ips), tuple(routes), dns)
+    return CniResult((), tuple(ips), tuple(routes), dns)
 
 
 def _first_host(network: Network) -> bytes:
     return (address.number(network.first) + 1).to_bytes(len(network.address), "big")
 
 
-class AnotherAddress(CniError):
+class AddressConflict(CniError):
     """The bridge has an address of another network."""
 
     def __init__(self, bridge: str, has: Network, wanted: Network) -> None:
@@ -172,7 +172,9 @@ class AnotherAddress(CniError):
         super().__init__(INVALID_CONFIG, message, "forceAddress would replace it")
 
 
-def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made, interface: str) -> Wishes:
+def plan(
+    config: BridgeConfig, result: CniResult, state: BridgeState, made: VethIdentity, interface: str
+) -> AttachmentPlan:
     """What is to be made. Raises CniError, AnotherAddress for one that `forceAddress` could help.
 
     `result` is that of `completed`, `interface` the pod's.
@@ -198,10 +200,10 @@ def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made,
     if config.through_node:
         inside += pod.by_gateway(interface, result.ips)
         pod_settings += pod.without_redirects(interface)
-    return Wishes(
+    return AttachmentPlan(
         node=tuple(node),
         late_settings=(
-            Setting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"),
+            SysctlSetting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"),
             *(pod.forwarding(result.ips) if config.is_gateway else ()),
         ),
         pod_settings=pod_settings,
@@ -210,7 +212,7 @@ def wishes(config: BridgeConfig, result: Result, state: BridgeState, made: Made,
     )
 
 
-def _gateway(config: BridgeConfig, ip: Ip, state: BridgeState) -> list[LinkChange]:
+def _gateway(config: BridgeConfig, ip: IPConfig, state: BridgeState) -> list[LinkChange]:
     """The gateway's address on the bridge, in the place of others where that is allowed."""
     wanted = Network(ip.gateway, ip.network.prefix)
     if wanted in state.addresses:
@@ -222,15 +224,17 @@ def _gateway(config: BridgeConfig, ip: Ip, state: BridgeState) -> list[LinkChang
         if len(has.address) == 16 and not has.overlaps(wanted):
             continue
         if not config.force_address:
-            raise AnotherAddress(config.bridge, has, wanted)
+            raise AddressConflict(config.bridge, has, wanted)
         changes.append(DeleteAddress(config.bridge, has))
     return [*changes, AddAddress(config.bridge, wanted)]
 
 
-def answer(config: BridgeConfig, result: Result, state: BridgeState, made: Made, request: Request) -> Result:
+def answer(
+    config: BridgeConfig, result: CniResult, state: BridgeState, made: VethIdentity, request: CniRequest
+) -> CniResult:
     """The result of an ADD: `result` with the three interfaces."""
     bridge_mac = state.mac or made.bridge_mac
-    return Result(
+    return CniResult(
         (
             Interface(config.bridge, bridge_mac.hex(":")),
             Interface(made.veth, made.mac.hex(":")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, TAKEN, CniError
-from narthex.cni.result import Ip, read_routes
+from narthex.cni.result import IPConfig, read_routes
 from narthex.model import packed_addresses as address
 from narthex.model.packed_addresses import Network
 from narthex.model.values import Value
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
     from narthex.cni.fields import Fields
-    from narthex.cni.request import Request
-    from narthex.cni.result import Route
+    from narthex.cni.request import CniRequest
+    from narthex.cni.result import PodRoute
 
 DATA_DIR = "/var/lib/cni/networks"
 _ONE_PER_FAMILY = ("0.1.0", "0.2.0")
 
 
-class Range(Value):
+class IpamRange(Value):
     """Addresses of one subnet, from `start` to `end`, both included."""
 
     subnet: Network
@@ -38,14 +38,14 @@ class Range(Value):
         return len(one) == len(self.start) and self.start <= one <= self.end
 
 
-class Ipam(Value):
+class IpamConfig(Value):
     """A configuration of host-local."""
 
-    sets: tuple[tuple[Range, ...], ...]
+    sets: tuple[tuple[IpamRange, ...], ...]
     """Each range set gives one address."""
     wanted: tuple[bytes, ...]
     """Addresses that the attachment asks for."""
-    routes: tuple[Route, ...]
+    routes: tuple[PodRoute, ...]
     resolv_conf: str
     directory: str
     """Where reservations are kept, a folder for each network in it."""
@@ -60,7 +60,7 @@ def directory_of(config: Mapping[str, object]) -> str:
     return f"{data_dir.rstrip('/')}/{fields.text(config, 'name')}"
 
 
-def read(request: Request) -> Ipam:
+def read(request: CniRequest) -> IpamConfig:
     """The configuration of an ADD or CHECK. Raises CniError with the field."""
     ipam = fields.part(request.config, "ipam")
     runtime = fields.part(request.config, "runtimeConfig")
@@ -76,12 +76,12 @@ def read(request: Request) -> Ipam:
     if request.version in _ONE_PER_FAMILY and len(families) != len(set(families)):
         raise fields.wrong("ipam.ranges", f"CNI version {request.version} does not support more than 1 per family")
     resolv_conf = fields.text(ipam, "resolvConf", "ipam.")
-    return Ipam(
+    return IpamConfig(
         tuple(sets), _wanted(request, runtime), read_routes(ipam, "ipam."), resolv_conf, directory_of(request.config)
     )
 
 
-def _range_sets(said: Fields, name: str, place: str) -> list[tuple[Range, ...]]:
+def _range_sets(said: Fields, name: str, place: str) -> list[tuple[IpamRange, ...]]:
     sets = []
     for number, one in enumerate(fields.items(said, name, place)):
         here = f"{place}{name}[{number}]"
@@ -98,7 +98,7 @@ def _range_sets(said: Fields, name: str, place: str) -> list[tuple[Range, ...]]:
     return sets
 
 
-def _range(said: Fields, place: str) -> Range:
+def _range(said: Fields, place: str) -> IpamRange:
     subnet = fields.network(fields.text(said, "subnet", place), place + "subnet")
     bits = 8 * len(subnet.address)
     if subnet.address != subnet.first:
@@ -116,7 +116,7 @@ def _range(said: Fields, place: str) -> Range:
         raise fields.wrong(place + "gateway", f"is not of the family of {subnet}")
     if start and end and start > end:
         raise fields.wrong(place + "rangeStart", f"{address.text(start)} is behind rangeEnd {address.text(end)}")
-    return Range(subnet, start or first, end or last, gateway or first)
+    return IpamRange(subnet, start or first, end or last, gateway or first)
 
 
 def _optional_ip(said: Fields, name: str, place: str) -> bytes:
@@ -124,7 +124,7 @@ def _optional_ip(said: Fields, name: str, place: str) -> bytes:
     return fields.ip(value, place + name) if value else b""
 
 
-def _refuse_overlap(sets: list[tuple[Range, ...]]) -> None:
+def _refuse_overlap(sets: list[tuple[IpamRange, ...]]) -> None:
     ranges = [one for each in sets for one in each]
     for number, one in enumerate(ranges):
         for other in ranges[:number]:
@@ -132,7 +132,7 @@ def _refuse_overlap(sets: list[tuple[Range, ...]]) -> None:
                 raise fields.wrong("ipam.ranges", f"the ranges of {other.subnet} and {one.subnet} overlap")
 
 
-def _wanted(request: Request, runtime: Fields) -> tuple[bytes, ...]:
+def _wanted(request: CniRequest, runtime: Fields) -> tuple[bytes, ...]:
     """Addresses asked for: CNI_ARGS, then args.cni.ips, then runtimeConfig.ips; a prefix length is ignored."""
     cni = fields.part(fields.part(request.config, "args"), "cni", "args.")
     texts = (
@@ -143,13 +143,13 @@ def _wanted(request: Request, runtime: Fields) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(fields.ip(text.partition("/")[0], "the address asked for") for text in texts))
 
 
-class Choice(Value):
+class AllocatedAddresses(Value):
     """The addresses for an attachment: the i-th is of the i-th range set."""
 
-    ips: tuple[Ip, ...]
+    ips: tuple[IPConfig, ...]
 
 
-def choose(ipam: Ipam, taken: Container[bytes], last: Mapping[int, bytes]) -> Choice:
+def choose(ipam: IpamConfig, taken: Container[bytes], last: Mapping[int, bytes]) -> AllocatedAddresses:
     """Choose an address of each range set. Raises CniError, in which case nothing is to be kept.
 
     `taken` are addresses that somebody holds, `last` those that were given last, by number of the range set.
@@ -166,19 +166,19 @@ def choose(ipam: Ipam, taken: Container[bytes], last: Mapping[int, bytes]) -> Ch
     if left:
         names = ", ".join(map(address.text, left))
         raise CniError(INVALID_CONFIG, f"failed to allocate all requested IPs: {names} is in no range")
-    return Choice(tuple(ips))
+    return AllocatedAddresses(tuple(ips))
 
 
-def _asked(one: bytes, ranges: tuple[Range, ...], taken: Container[bytes]) -> Ip:
+def _asked(one: bytes, ranges: tuple[IpamRange, ...], taken: Container[bytes]) -> IPConfig:
     home = next(each for each in ranges if each.holds(one))
     if one == home.gateway:
         raise CniError(INVALID_CONFIG, f"requested IP {address.text(one)} is the gateway of {home.subnet}")
     if one in taken:
         raise CniError(TAKEN, f"requested IP address {address.text(one)} is not available in {_described(ranges)}")
-    return Ip(Network(one, home.subnet.prefix), home.gateway)
+    return IPConfig(Network(one, home.subnet.prefix), home.gateway)
 
 
-def _free(number: int, ranges: tuple[Range, ...], taken: Container[bytes], last: bytes | None) -> Ip:
+def _free(number: int, ranges: tuple[IpamRange, ...], taken: Container[bytes], last: bytes | None) -> IPConfig:
     """The first free address behind the last one, through all ranges and round again."""
     at = next((place for place, each in enumerate(ranges) if last is not None and each.holds(last)), None)
     begin = 0 if at is None else at
@@ -195,8 +195,8 @@ def _free(number: int, ranges: tuple[Range, ...], taken: Container[bytes], last:
             final = last
         found = _first_free(first, final, home.gateway, taken)
         if found is not None:
-            return Ip(Network(found, home.subnet.prefix), home.gateway)
-    raise Exhausted(number, _described(ranges))
+            return IPConfig(Network(found, home.subnet.prefix), home.gateway)
+    raise RangeExhausted(number, _described(ranges))
 
 
 def _first_free(first: bytes, final: bytes, gateway: bytes, taken: Container[bytes]) -> bytes | None:
@@ -208,7 +208,7 @@ def _first_free(first: bytes, final: bytes, gateway: bytes, taken: Container[byt
     return None
 
 
-class Exhausted(CniError):
+class RangeExhausted(CniError):
     """No address of a range set is free."""
 
     def __init__(self, number: int, ranges: str) -> None:
@@ -216,7 +216,7 @@ class Exhausted(CniError):
         super().__init__(CANNOT_ADD, message, "every address is reserved; GC, or DEL of pods that are gone, frees some")
 
 
-def _described(ranges: tuple[Range, ...]) -> str:
+def _described(ranges: tuple[IpamRange, ...]) -> str:
     return ",".join(f"{address.text(one.start)}-{address.text(one.end)}" for one in ranges)
 
 

@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from narthex.cni.plugins.portmap import PortmapConfig, Target
-    from narthex.cni.result import Ip
+    from narthex.cni.plugins.portmap import PortmapConfig, PortmapTarget
+    from narthex.cni.result import IPConfig
 
 _LONGEST = 28
 _DNAT, _SET_MARK, _MASQUERADE = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
@@ -35,7 +35,7 @@ def _chain(prefix: str, network: str, container: str) -> str:
     return (prefix + sha512(f"{network}{container}".encode()).hexdigest())[:_LONGEST]
 
 
-def masquerade(network: str, container: str, ips: Iterable[Ip], family: int) -> str:
+def masquerade(network: str, container: str, ips: Iterable[IPConfig], family: int) -> str:
     """What masquerades a pod's addresses of a family; empty when it has none."""
     mine = [ip for ip in ips if address.version(ip.network.address) == family]
     if not mine:
@@ -53,7 +53,7 @@ def masquerade(network: str, container: str, ips: Iterable[Ip], family: int) -> 
     return _table(lines)
 
 
-def ports(network: str, container: str, config: PortmapConfig, pod: Target, family: int, there: str) -> str:
+def ports(network: str, container: str, config: PortmapConfig, pod: PortmapTarget, family: int, there: str) -> str:
     """What puts a pod's host ports of a family into force; `there` is the table as listed. Empty when it has none."""
     ip = next((one for one in pod.ips if address.version(one) == family), b"")
     mappings = [one for one in config.mappings if portmap.applies(one, ip)] if ip else []
@@ -141,7 +141,7 @@ def container_of(chain: str, listed: str) -> str:
     return chain
 
 
-def _subnet(ip: Ip) -> str:
+def _subnet(ip: IPConfig) -> str:
     return f"{address.text(ip.network.first)}/{ip.network.prefix}"
 
 

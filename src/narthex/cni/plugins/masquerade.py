@@ -3,25 +3,25 @@ of pods."""
 
 from __future__ import annotations
 
-from narthex.cni.desired import Element
+from narthex.cni.plan import SetElement
 from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.result import Ip
+    from narthex.cni.result import IPConfig
 
 TABLE = "narthex-masquerade"
 
 
-def elements(ips: tuple[Ip, ...]) -> tuple[Element, ...]:
+def elements(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
     """What the table holds for a pod."""
-    return tuple(Element(f"pods{address.version(ip.network.address)}", ip.network.address) for ip in ips)
+    return tuple(SetElement(f"pods{address.version(ip.network.address)}", ip.network.address) for ip in ips)
 
 
-def subnets(ips: tuple[Ip, ...]) -> tuple[Element, ...]:
+def subnets(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
     """What the table holds for the pod's networks, shared by all their pods: from there to there."""
     return tuple(
-        Element(f"near{address.version(ip.network.address)}", 2 * ip.network.first, end=2 * ip.network.last)
+        SetElement(f"near{address.version(ip.network.address)}", 2 * ip.network.first, end=2 * ip.network.last)
         for ip in ips
     )
 

@@ -7,15 +7,15 @@ any number of pods. The key of a mapping can be there once: whoever comes second
 from __future__ import annotations
 
 from narthex.cni import fields
-from narthex.cni.desired import Element
 from narthex.cni.errors import UNSUPPORTED_FIELD, CniError
+from narthex.cni.plan import SetElement
 from narthex.model import packed_addresses as address
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.request import Request
-    from narthex.cni.result import Result
+    from narthex.cni.request import CniRequest
+    from narthex.cni.result import CniResult
 
 TABLE = "narthex-hostport"
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
@@ -23,7 +23,7 @@ _MASK_BITS = 31
 _DEFAULT_MASQ_BIT = 13
 
 
-class Mapping(Value):
+class PortMapping(Value):
     """One port of the node and where it leads."""
 
     protocol: str
@@ -40,7 +40,7 @@ class Mapping(Value):
 class PortmapConfig(Value):
     """A configuration of `portmap`."""
 
-    mappings: tuple[Mapping, ...]
+    mappings: tuple[PortMapping, ...]
     snat: bool
     """Masquerade what would otherwise be answered past the node: loopback, and the pod itself."""
     masquerade_all: bool
@@ -52,7 +52,7 @@ class PortmapConfig(Value):
     """Somebody else's chain that marks for masquerading; empty for ours."""
 
 
-class Target(Value):
+class PortmapTarget(Value):
     """The pod that mappings lead to."""
 
     ips: tuple[bytes, ...]
@@ -63,7 +63,7 @@ class Target(Value):
     """The node's interfaces towards it."""
 
 
-def read(request: Request) -> PortmapConfig:
+def read(request: CniRequest) -> PortmapConfig:
     """Raises CniError with the field."""
     config = request.config
     conditions = fields.texts(config, "conditionsV4"), fields.texts(config, "conditionsV6")
@@ -105,7 +105,7 @@ def _check_condition(name: str, words: tuple[str, ...]) -> None:
             raise fields.wrong(name, f"{word!r} is no match")
 
 
-def _mappings(request: Request) -> tuple[Mapping, ...]:
+def _mappings(request: CniRequest) -> tuple[PortMapping, ...]:
     runtime = fields.part(request.config, "runtimeConfig")
     found = []
     for number, one in enumerate(fields.objects(runtime, "portMappings", "runtimeConfig.")):
@@ -122,13 +122,13 @@ def _mappings(request: Request) -> tuple[Mapping, ...]:
         host_ip = fields.text(one, "hostIP", place)
         bound = fields.ip(host_ip, place + "hostIP") if host_ip else b""
         if any(bound):
-            found.append(Mapping(protocol, ports[0], ports[1], bound))
+            found.append(PortMapping(protocol, ports[0], ports[1], bound))
         else:
-            found.append(Mapping(protocol, ports[0], ports[1], b"" if not bound else bytes(len(bound))))
+            found.append(PortMapping(protocol, ports[0], ports[1], b"" if not bound else bytes(len(bound))))
     return tuple(dict.fromkeys(found))
 
 
-def target(result: Result) -> Target:
+def portmap_target(result: CniResult) -> PortmapTarget:
     """The pod of a result: its first address of each family, and the node's interfaces on the way to it."""
     ips: dict[int, bytes] = {}
     subnets: dict[int, str] = {}
@@ -140,52 +140,52 @@ def target(result: Result) -> Target:
             subnets[size] = f"{address.text(ip.network.first)}/{ip.network.prefix}"
     # The first is the one that routes lead to: a bridge stands before its port.
     links = tuple(one.name for one in result.interfaces if not one.sandbox and one.name)[:1]
-    return Target(tuple(ips.values()), tuple(subnets.values()), links)
+    return PortmapTarget(tuple(ips.values()), tuple(subnets.values()), links)
 
 
-def elements(config: PortmapConfig, pod: Target) -> tuple[Element, ...]:
+def elements(config: PortmapConfig, pod: PortmapTarget) -> tuple[SetElement, ...]:
     """What the table holds for a pod. A mapping for an address of a family that the pod lacks is nothing."""
     every = (one for mapping in config.mappings for ip in pod.ips for one in _elements(config, pod, mapping, ip))
     # Two host ports may lead to one port of the pod.
     return tuple(dict.fromkeys(every))
 
 
-def applies(mapping: Mapping, ip: bytes) -> bool:
+def applies(mapping: PortMapping, ip: bytes) -> bool:
     """Whether a mapping leads to an address: one of an unspecified address is of that family."""
     return not mapping.host_ip or len(mapping.host_ip) == len(ip)
 
 
-def loopback_links(config: PortmapConfig, pod: Target) -> tuple[str, ...]:
+def loopback_links(config: PortmapConfig, pod: PortmapTarget) -> tuple[str, ...]:
     """Links over which the node's loopback reaches the pod, and which have to be told that this is right."""
     ipv4 = any(len(ip) == 4 and any(applies(one, ip) for one in config.mappings) for ip in pod.ips)
     return pod.links if ipv4 and config.snat else ()
 
 
-def guard(links: tuple[str, ...]) -> tuple[Element, ...]:
+def guard(links: tuple[str, ...]) -> tuple[SetElement, ...]:
     """What keeps neighbours on these links from addresses of the node's loopback. Stays as long as the links do."""
-    return tuple(Element("links", _name(link)) for link in links)
+    return tuple(SetElement("links", _name(link)) for link in links)
 
 
-def _elements(config: PortmapConfig, pod: Target, mapping: Mapping, ip: bytes) -> list[Element]:
+def _elements(config: PortmapConfig, pod: PortmapTarget, mapping: PortMapping, ip: bytes) -> list[SetElement]:
     if not applies(mapping, ip):
         return []
     family = address.version(ip)
     protocol, host_port = bytes((PROTOCOLS[mapping.protocol], 0, 0, 0)), _port(mapping.host_port)
     aim = ip + _port(mapping.port)
     if any(mapping.host_ip):
-        held = [Element(f"bound{family}", mapping.host_ip + protocol + host_port, aim, exclusive=True)]
+        held = [SetElement(f"bound{family}", mapping.host_ip + protocol + host_port, aim, exclusive=True)]
     else:
-        held = [Element(f"ports{family}", protocol + host_port, aim, exclusive=True)]
+        held = [SetElement(f"ports{family}", protocol + host_port, aim, exclusive=True)]
     connection = ip + protocol + _port(mapping.port)
     if config.masquerade_all:
-        held.append(Element(f"all{family}", connection))
+        held.append(SetElement(f"all{family}", connection))
     elif config.snat:
         if family == 4:
-            held.append(Element("loopback4", connection))
+            held.append(SetElement("loopback4", connection))
         # In and out by one link: the answer would go to the pod past the node. Where br_netfilter shows bridged packets
         # to us, one that is sent back into its own bridge is bridged, and came in by nothing.
         pairs = [first + _name(link) for link in pod.links for first in (_name(link), _name(""))]
-        held += [Element(f"hairpin{family}", pair + connection) for pair in pairs]
+        held += [SetElement(f"hairpin{family}", pair + connection) for pair in pairs]
     return held
 
 
@@ -197,7 +197,7 @@ def _name(link: str) -> bytes:
     return link.encode().ljust(16, b"\0")
 
 
-def host_ports(config: PortmapConfig, pod: Target) -> tuple[tuple[str, int], ...]:
+def host_ports(config: PortmapConfig, pod: PortmapTarget) -> tuple[tuple[str, int], ...]:
     """Protocol and port of each mapping in force, for looking up connections of the time before."""
     used = [mapping for mapping in config.mappings if any(applies(mapping, ip) for ip in pod.ips)]
     return tuple((mapping.protocol, mapping.host_port) for mapping in used)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from narthex.cni import fields
-from narthex.cni.desired import Setting, Wishes
 from narthex.cni.errors import INVALID_CONFIG, CniError
+from narthex.cni.plan import AttachmentPlan, SysctlSetting
 from narthex.cni.plugins import pod
-from narthex.cni.plugins.bridge import Made, masquerade_of
-from narthex.cni.result import Interface, Ip, Result, read_dns
+from narthex.cni.plugins.bridge import VethIdentity, masquerade_of
+from narthex.cni.result import CniResult, Interface, IPConfig, read_dns
 from narthex.model.links import AddAddress, AddRoute, AddVeth
 from narthex.model.packed_addresses import Network
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.request import Request
+    from narthex.cni.request import CniRequest
     from narthex.model.links import LinkChange
 
 
@@ -25,21 +25,21 @@ class PtpConfig(Value):
     mtu: int | None
 
 
-def read(request: Request) -> PtpConfig:
+def read(request: CniRequest) -> PtpConfig:
     """Raises CniError with the field."""
     return PtpConfig(masquerade_of(request), fields.whole(request.config, "mtu", 0, 65535) or None)
 
 
-def completed(given: Result, request: Request) -> Result:
+def completed(given: CniResult, request: CniRequest) -> CniResult:
     """What IPAM gave, bound to the pod's interface. Raises CniError for an address without a gateway."""
     for ip in given.ips:
         if not ip.gateway:
             raise CniError(INVALID_CONFIG, f"ipam: {ip.network} has no gateway, and ptp needs one for each address")
     dns = read_dns(request.config) if request.config.get("dns") else given.dns
-    return Result((), tuple(Ip(ip.network, ip.gateway, 1) for ip in given.ips), given.routes, dns)
+    return CniResult((), tuple(IPConfig(ip.network, ip.gateway, 1) for ip in given.ips), given.routes, dns)
 
 
-def wishes(config: PtpConfig, result: Result, made: Made, interface: str) -> Wishes:
+def plan(config: PtpConfig, result: CniResult, made: VethIdentity, interface: str) -> AttachmentPlan:
     """What is to be made. `result` is that of `completed`."""
     node: list[LinkChange] = [AddVeth(made.veth, made.mac, interface, made.pod_mac, config.mtu)]
     inside = pod.addressed(interface, result.ips, False, False)
@@ -47,18 +47,18 @@ def wishes(config: PtpConfig, result: Result, made: Made, interface: str) -> Wis
         whole = 8 * len(ip.network.address)
         gateway, own = Network(ip.gateway, whole), Network(ip.network.address, whole)
         node += [AddAddress(made.veth, gateway, False), AddRoute(made.veth, own, replace=True)]
-    return Wishes(
+    return AttachmentPlan(
         node=tuple(node),
-        late_settings=(Setting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"), *pod.forwarding(result.ips)),
+        late_settings=(SysctlSetting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"), *pod.forwarding(result.ips)),
         pod_settings=pod.settings(interface, result.ips, False),
         pod=(*inside, *pod.by_gateway(interface, result.ips), *pod.routed(interface, result.ips, result.routes)),
     )
 
 
-def answer(result: Result, made: Made, request: Request) -> Result:
+def answer(result: CniResult, made: VethIdentity, request: CniRequest) -> CniResult:
     """The result of an ADD: `result` with the two interfaces."""
     interfaces = (
         Interface(made.veth, made.mac.hex(":")),
         Interface(request.interface, made.pod_mac.hex(":"), request.namespace),
     )
-    return Result(interfaces, result.ips, result.routes, result.dns)
+    return CniResult(interfaces, result.ips, result.routes, result.dns)

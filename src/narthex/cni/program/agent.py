@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from narthex.cni import request as requests
-from narthex.cni.kernel import namespaces
+from narthex.cni.kernel import namespaces, records
 from narthex.cni.kernel.records import STATE
+from narthex.cni.kernel.tables import owner_of
+from narthex.cni.plugins.masquerade import subnets
 from narthex.cni.program import ipam as addresses
-from narthex.cni.program import pods, ports, resync, run
-from narthex.cni.program.node import Node
+from narthex.cni.program import pods, ports, run
+from narthex.cni.program.masquerade import ips_of, put, take
+from narthex.cni.program.node import NodeContext
 from narthex.linux.nfnetlink import NfNetlink
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ class Agent:
         that somebody has removed."""
         self._requests = 0
         self._mending = False
-        self._idle: list[Node] = []
+        self._idle: list[NodeContext] = []
         """Those that no request uses now; a list's `append` and `pop` are safe among threads."""
         self._answers: Counter[tuple[str, str, str]] = Counter()
         """By plugin, command and outcome."""
@@ -149,7 +152,7 @@ class Agent:
             try:
                 if netlink.generation() == self._seen:
                     return 0
-                mended = resync.resync(self._state)
+                mended = resync(self._state)
                 self._seen = netlink.generation()
             finally:
                 netlink.close()
@@ -221,11 +224,11 @@ class Agent:
         with self._turns:
             self._answers[*known, "error" if status else "ok"] += 1
 
-    def _node(self) -> Node:
+    def _node(self) -> NodeContext:
         try:
             return self._idle.pop()
         except IndexError:
-            return Node(self._state)
+            return NodeContext(self._state)
 
 
 def _refuse_second(path: str) -> None:
@@ -257,3 +260,52 @@ def _received(connection: socket.socket, files: list[int]) -> list[bytes]:
     if len(parts) < 2 or at != len(data):
         raise ValueError("a request in an unknown form")
     return parts
+
+
+def resync(state: str) -> int:
+    """Compare tables and records; how many elements were missing or too many. Raises OSError."""
+    node = NodeContext(state)
+    try:
+        return ports.resync(node) + _masquerade(node)
+    finally:
+        node.close()
+
+
+def _masquerade(node: NodeContext) -> int:
+    names = node.names()
+    wanted = {}
+    for attachment, record in list(node.records.all(records.MASQUERADE)):
+        pod = node.records.get(records.PODS, attachment)
+        if record.get("backend") != "nftables":
+            continue
+        if pod is not None and records.is_gone(pod, names):
+            take(node, attachment, record)
+            node.records.drop(records.MASQUERADE, attachment)
+            continue
+        wanted[attachment] = ips_of(record)
+    if not wanted and not node.masquerade.is_whole():
+        return 0
+    node.masquerade.mend()
+    changed = 0
+    there = {held.element.key for held in node.masquerade.held(("pods4", "pods6"))}
+    for attachment, ips in wanted.items():
+        if any(ip.network.address not in there for ip in ips):
+            put(node, attachment, ips)
+            changed += len(ips)
+    owners = {owner_of(attachment) for attachment, _ in node.records.all(records.MASQUERADE)}
+    for held in node.masquerade.held(("pods4", "pods6")):
+        if held.owner not in owners:
+            node.masquerade.remove([held.element], held.owner)
+            changed += 1
+    used = {one for ips in wanted.values() for one in subnets(ips)}
+    for held in node.masquerade.held(("near4", "near6")):
+        if held.element not in used and not _is_used(node, held.element.key):
+            node.masquerade.remove([held.element], "")
+            changed += 1
+    return changed
+
+
+def _is_used(node: NodeContext, key: bytes) -> bool:
+    """Whether an attachment of just now has brought its network."""
+    first = key[: len(key) // 2]
+    return any(ip.network.first == first for _, record in node.records.all(records.MASQUERADE) for ip in ips_of(record))

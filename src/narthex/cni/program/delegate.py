@@ -13,13 +13,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from narthex.cni.request import Request
-    from narthex.cni.result import Result
+    from narthex.cni.request import CniRequest
+    from narthex.cni.result import CniResult
 
 _PATIENCE_SECONDS = 60.0
 
 
-def run(request: Request, plugin: str) -> bytes:
+def run(request: CniRequest, plugin: str) -> bytes:
     """Run a plugin with the request as it came; what it answered. Raises CniError, with its own code if it fails."""
     return execute(plugin, _environment(request), request.stdin)
 
@@ -43,7 +43,7 @@ def execute(plugin: str, environment: Mapping[str, str], stdin: bytes) -> bytes:
     return done.stdout
 
 
-def addresses(request: Request) -> Result:
+def addresses(request: CniRequest) -> CniResult:
     """Run an IPAM plugin's ADD, and its DEL when that fails. Raises CniError."""
     plugin = fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
     try:
@@ -53,7 +53,7 @@ def addresses(request: Request) -> Result:
         raise
 
 
-def undo(request: Request, plugin: str) -> None:
+def undo(request: CniRequest, plugin: str) -> None:
     """Run a plugin's DEL after its ADD failed; that it fails as well is no news."""
     named: dict[str, object] = {name: getattr(request, name) for name in request._fields} | {"command": "DEL"}
     try:
@@ -62,7 +62,7 @@ def undo(request: Request, plugin: str) -> None:
         return
 
 
-def result_of(answer: bytes, plugin: str) -> Result:
+def result_of(answer: bytes, plugin: str) -> CniResult:
     """Read what a plugin's ADD answered. Raises CniError."""
     try:
         said = parse(answer)
@@ -83,7 +83,7 @@ def _found(path: str, plugin: str) -> str:
     raise CniError(INVALID_CONFIG, f"failed to find plugin {plugin[:64]!r} in path {path[:256]!r}")
 
 
-def _environment(request: Request) -> dict[str, str]:
+def _environment(request: CniRequest) -> dict[str, str]:
     args = ";".join(f"{key}={value}" for key, value in request.args.items())
     return {
         "CNI_COMMAND": request.command,

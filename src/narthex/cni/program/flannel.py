@@ -1,38 +1,142 @@
-"""The plugin `flannel`: reads what the overlay's daemon says of this node, and hands over to another plugin."""
+"""The plugin `flannel`: turns what the overlay daemon wrote for this node into another plugin's configuration."""
 
 from __future__ import annotations
 
+from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, CniError
 from narthex.cni.json import JsonError, parse, write
 from narthex.cni.kernel import files
-from narthex.cni.plugins import flannel
 from narthex.cni.request import valid_attachments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.request import Request
+    from collections.abc import Mapping
+
+    from narthex.cni.request import CniRequest
+
+SUBNET_FILE = "/run/flannel/subnet.env"
+DATA_DIR = "/var/lib/cni/flannel"
+PASSED_ON = ("runtimeConfig", "args", "prevResult", "cni.dev/valid-attachments")
+"""What a runtime adds to a configuration is for the delegate as well."""
 
 
-def delegate(request: Request) -> Request:
+def subnet_file_of(request: CniRequest) -> str:
+    """The file that says which addresses this node has. Raises CniError."""
+    return _path(request, "subnetFile", SUBNET_FILE)
+
+
+def saved_file_of(request: CniRequest) -> str:
+    """Where the delegate's configuration is kept for DEL. Raises CniError."""
+    return f"{data_dir_of(request)}/{request.container}"
+
+
+def data_dir_of(request: CniRequest) -> str:
+    """The folder of saved configurations, one for each container. Raises CniError."""
+    return _path(request, "dataDir", DATA_DIR)
+
+
+def _path(request: CniRequest, name: str, default: str) -> str:
+    path = fields.text(request.config, name) or default
+    if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise fields.wrong(name, "must be an absolute path without '..'")
+    return path.rstrip("/")
+
+
+class SubnetEnv(dict[str, str]):
+    """What `subnet.env` says, by name."""
+
+
+def read_subnet_env(text: str, path: str) -> SubnetEnv:
+    """Read `NAME=VALUE` lines. Raises CniError when what the plugin needs is missing."""
+    found = SubnetEnv()
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals:
+            found[name] = value
+    networks = found.get("FLANNEL_NETWORK") or found.get("FLANNEL_IPV6_NETWORK")
+    subnets = found.get("FLANNEL_SUBNET") or found.get("FLANNEL_IPV6_SUBNET")
+    missing = [name for name in ("FLANNEL_MTU", "FLANNEL_IPMASQ") if not found.get(name)]
+    missing += [] if networks else ["FLANNEL_NETWORK"]
+    missing += [] if subnets else ["FLANNEL_SUBNET"]
+    if missing:
+        message = f"{path} is missing {', '.join(missing)}"
+        raise CniError(CANNOT_ADD, message, "the overlay's daemon has not finished its start")
+    return found
+
+
+def delegate_config(request: CniRequest, env: SubnetEnv) -> dict[str, object]:
+    """The delegate's configuration. What the configuration's own `delegate` says wins. Raises CniError."""
+    config = request.config
+    made = dict(fields.part(config, "delegate"))
+    for name in ("name", "ipam"):
+        if name in made:
+            raise fields.wrong(f"delegate.{name}", "must not be there: the plugin sets it")
+    made["name"] = request.network
+    made.setdefault("type", "bridge")
+    made.setdefault("cniVersion", request.version)
+    masquerade = env["FLANNEL_IPMASQ"] == "true"
+    if "ipMasq" not in made:
+        # Where the overlay's daemon masquerades, the plugin must not.
+        made["ipMasq"] = not masquerade
+    if "mtu" not in made:
+        if not (env["FLANNEL_MTU"].isascii() and env["FLANNEL_MTU"].isdigit()):
+            raise CniError(CANNOT_ADD, f"FLANNEL_MTU is {env['FLANNEL_MTU'][:16]!r}, not a number")
+        made["mtu"] = int(env["FLANNEL_MTU"])
+    if made["type"] == "bridge" and "isGateway" not in made:
+        made["isGateway"] = True
+    for name in PASSED_ON:
+        if name in config:
+            made[name] = config[name]
+    made["ipam"] = _ipam(config, env)
+    return made
+
+
+def _ipam(config: Mapping[str, object], env: SubnetEnv) -> dict[str, object]:
+    ipam = dict(fields.part(config, "ipam"))
+    ipam.setdefault("type", "host-local")
+    subnets = [env[name] for name in ("FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET") if env.get(name)]
+    ranges = []
+    for subnet in subnets:
+        network = fields.network(subnet, "FLANNEL_SUBNET")
+        ranges.append([{"subnet": str(type(network)(network.first, network.prefix))}])
+    ipam["ranges"] = ranges
+    names = ("FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK")
+    networks = [one for name in names for one in env.get(name, "").split(",") if one]
+    given = list(fields.objects(ipam, "routes", "ipam."))
+    ipam["routes"] = given + [{"dst": one} for one in networks if not any(each.get("dst") == one for each in given)]
+    return ipam
+
+
+def as_request(request: CniRequest, config: Mapping[str, object]) -> CniRequest:
+    """The same call with a delegate's configuration. Raises CniError."""
+    plugin = fields.text(config, "type")
+    if not plugin or "/" in plugin or "\0" in plugin or plugin in (".", "..", "flannel"):
+        raise fields.wrong("delegate.type", f"{plugin[:64]!r} is not a plugin to delegate to")
+    named: dict[str, object] = {name: getattr(request, name) for name in request._fields}
+    named.update(plugin=plugin, config=config, stdin=write(config).encode())
+    return type(request)(**named)  # type: ignore[arg-type]
+
+
+def delegate_request(request: CniRequest) -> CniRequest:
     """The call that an ADD, CHECK or STATUS becomes. Raises CniError, also while the daemon has not said anything."""
-    path = flannel.subnet_file_of(request)
+    path = subnet_file_of(request)
     data = files.read(path)
     if data is None:
         message = f"loadFlannelSubnetEnv failed: open {path}: no such file or directory"
         raise CniError(CANNOT_ADD, message, "the overlay's daemon is not running here, or has not finished its start")
-    env = flannel.read_subnet_env(data.decode("utf-8", "replace"), path)
-    return flannel.as_request(request, flannel.delegate(request, env))
+    env = read_subnet_env(data.decode("utf-8", "replace"), path)
+    return as_request(request, delegate_config(request, env))
 
 
-def save(request: Request, made: Request) -> None:
+def save(request: CniRequest, made: CniRequest) -> None:
     """Keep the delegate's configuration, for a DEL when the daemon is gone. Raises OSError."""
-    directory, _, name = flannel.saved_file_of(request).rpartition("/")
+    directory, _, name = saved_file_of(request).rpartition("/")
     files.write(directory, name, write(dict(made.config)).encode())
 
 
-def saved(request: Request) -> Request | None:
+def saved(request: CniRequest) -> CniRequest | None:
     """The call that a DEL becomes, by the saved configuration; None when there is none. Raises CniError."""
-    data = files.read(flannel.saved_file_of(request))
+    data = files.read(saved_file_of(request))
     if not data:
         return None
     try:
@@ -41,22 +145,22 @@ def saved(request: Request) -> Request | None:
         return None
     if not isinstance(config, dict):
         return None
-    for name in flannel.PASSED_ON:
+    for name in PASSED_ON:
         if name in request.config:
             config[name] = request.config[name]
-    return flannel.as_request(request, config)
+    return as_request(request, config)
 
 
-def forget(request: Request) -> None:
+def forget(request: CniRequest) -> None:
     """Drop the saved configuration. Raises CniError, OSError."""
-    files.remove(flannel.saved_file_of(request))
+    files.remove(saved_file_of(request))
 
 
-def collect(request: Request) -> None:
+def collect(request: CniRequest) -> None:
     """GC: drop the saved configurations of this network's containers that no valid attachment names. Raises CniError,
     OSError."""
     valid = {container for container, _ in valid_attachments(request)}
-    directory = flannel.data_dir_of(request)
+    directory = data_dir_of(request)
     for container in files.names(directory):
         if container in valid:
             continue

@@ -5,37 +5,37 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
 from narthex.cni.kernel import files, records
-from narthex.cni.kernel.leases import Leases
+from narthex.cni.kernel.leases import IpamLeases
 from narthex.cni.plugins import host_local as ipam
 from narthex.cni.request import valid_attachments
-from narthex.cni.result import Dns, Result
+from narthex.cni.result import CniResult, DNSConfig
 from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from narthex.cni.kernel.leases import Owner
-    from narthex.cni.plugins.host_local import Choice, Ipam
-    from narthex.cni.program.node import Node
-    from narthex.cni.request import Request
+    from narthex.cni.kernel.leases import LeaseOwner
+    from narthex.cni.plugins.host_local import AllocatedAddresses, IpamConfig
+    from narthex.cni.program.node import NodeContext
+    from narthex.cni.request import CniRequest
 
 
-def kind_of(request: Request) -> str:
+def kind_of(request: CniRequest) -> str:
     """The IPAM plugin that is configured; empty for none."""
     return fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
 
 
-def add(node: Node, request: Request, link: str = "") -> Result:
+def add(node: NodeContext, request: CniRequest, link: str = "") -> CniResult:
     """Addresses for an attachment. `link` is the node's end of the pair that is to have them. Raises CniError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
         return delegate.addresses(request)
     config = ipam.read(request)
-    dns = _resolv_conf(config.resolv_conf) if config.resolv_conf else Dns()
+    dns = _resolv_conf(config.resolv_conf) if config.resolv_conf else DNSConfig()
     pod = records.of_namespace(node.pod(request), request.namespace, link)
-    leases = Leases(config.directory)
+    leases = IpamLeases(config.directory)
     with leases.lock():
         _make_way(node, request, leases, everywhere=not link)
         choice = _choice(node, request, config, leases)
@@ -49,10 +49,10 @@ def add(node: Node, request: Request, link: str = "") -> Result:
             leases.free(given)
             node.records.drop(records.PODS, request.attachment)
             raise
-    return Result((), choice.ips, config.routes, dns)
+    return CniResult((), choice.ips, config.routes, dns)
 
 
-def _make_way(node: Node, request: Request, leases: Leases, everywhere: bool) -> None:
+def _make_way(node: NodeContext, request: CniRequest, leases: IpamLeases, everywhere: bool) -> None:
     """An attachment has its addresses once; what it holds from before the machine's last start is of the past.
 
     `everywhere`: look at every reservation. A pod of another plugin is told by its interface, which is there.
@@ -80,18 +80,18 @@ def _addresses_of(record: Mapping[str, object] | None) -> list[bytes]:
     return found
 
 
-def _choice(node: Node, request: Request, config: Ipam, leases: Leases) -> Choice:
+def _choice(node: NodeContext, request: CniRequest, config: IpamConfig, leases: IpamLeases) -> AllocatedAddresses:
     last = leases.last(len(config.sets))
     try:
         return ipam.choose(config, leases.taken(), last)
-    except ipam.Exhausted:
+    except ipam.RangeExhausted:
         held = leases.held()
         _reclaim(node, request.network, leases, held)
         # What is taken and held by nobody was never finished.
         return ipam.choose(config, held.keys(), last)
 
 
-def _reclaim(node: Node, network: str, leases: Leases, held: dict[bytes, Owner]) -> None:
+def _reclaim(node: NodeContext, network: str, leases: IpamLeases, held: dict[bytes, LeaseOwner]) -> None:
     """Free the addresses of namespaces that are gone: their runtime was killed, or forgot."""
     names = node.names()
     gone = []
@@ -106,14 +106,14 @@ def _reclaim(node: Node, network: str, leases: Leases, held: dict[bytes, Owner])
         del held[one]
 
 
-def remove(node: Node, request: Request) -> None:
+def remove(node: NodeContext, request: CniRequest) -> None:
     """Take an attachment's addresses back. They may be free. Raises CniError, OSError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
         delegate.run(request, kind_of(request))
         return
-    leases = Leases(ipam.directory_of(request.config))
+    leases = IpamLeases(ipam.directory_of(request.config))
     if leases.exists():
         with leases.lock():
             record = node.records.get(records.PODS, request.attachment)
@@ -122,14 +122,14 @@ def remove(node: Node, request: Request) -> None:
     node.records.drop(records.PODS, request.attachment)
 
 
-def check(node: Node, request: Request) -> None:  # noqa: ARG001 - as all of its kind
+def check(node: NodeContext, request: CniRequest) -> None:  # noqa: ARG001 - as all of its kind
     """Raises CniError when the attachment has no address."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
         delegate.run(request, kind_of(request))
         return
-    leases = Leases(ipam.read(request).directory)
+    leases = IpamLeases(ipam.read(request).directory)
     if leases.exists():
         with leases.lock():
             if leases.those_of(request.container, request.interface):
@@ -137,7 +137,7 @@ def check(node: Node, request: Request) -> None:  # noqa: ARG001 - as all of its
     raise CniError(NOT_AS_ADDED, f"host-local: no address is reserved for {request.container}:{request.interface}")
 
 
-def collect(node: Node, request: Request) -> None:
+def collect(node: NodeContext, request: CniRequest) -> None:
     """Free the addresses of all attachments that are not valid. Raises CniError, OSError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
@@ -145,7 +145,7 @@ def collect(node: Node, request: Request) -> None:
         delegate.run(request, kind_of(request))
         return
     valid = valid_attachments(request)
-    leases = Leases(ipam.directory_of(request.config))
+    leases = IpamLeases(ipam.directory_of(request.config))
     if leases.exists():
         with leases.lock():
             held = leases.held().items()
@@ -153,14 +153,14 @@ def collect(node: Node, request: Request) -> None:
     drop_invalid(node, request, records.PODS, valid)
 
 
-def drop_invalid(node: Node, request: Request, kind: str, valid: frozenset[tuple[str, str]]) -> None:
+def drop_invalid(node: NodeContext, request: CniRequest, kind: str, valid: frozenset[tuple[str, str]]) -> None:
     """Remove the records of a kind that are of none of the valid attachments of the network."""
     for attachment, _ in node.records.all(kind, request.network):
         if tuple(attachment.split(":")[1:]) not in valid:
             node.records.drop(kind, attachment)
 
 
-def status(node: Node, request: Request) -> None:
+def status(node: NodeContext, request: CniRequest) -> None:
     """Raises CniError when an ADD would get no address."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
@@ -168,17 +168,17 @@ def status(node: Node, request: Request) -> None:
         delegate.run(request, kind_of(request))
         return
     config = ipam.read(request)
-    leases = Leases(config.directory)
+    leases = IpamLeases(config.directory)
     if not leases.exists():
         return
     with leases.lock():
         try:
             _choice(node, request, config, leases)
-        except ipam.Exhausted as error:
+        except ipam.RangeExhausted as error:
             raise CniError(CANNOT_ADD, error.message, error.details) from None
 
 
-def _resolv_conf(path: str) -> Dns:
+def _resolv_conf(path: str) -> DNSConfig:
     data = files.read(path) if path.startswith("/") else None
     if data is None:
         raise CniError(INVALID_CONFIG, f"ipam.resolvConf: {path[:256]!r} cannot be read")
@@ -199,4 +199,4 @@ def _resolv_conf(path: str) -> Dns:
                 search += words[1:]
             case "options":
                 options += words[1:]
-    return Dns(tuple(servers), domain, tuple(search), tuple(options))
+    return DNSConfig(tuple(servers), domain, tuple(search), tuple(options))

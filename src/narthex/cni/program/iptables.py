@@ -10,20 +10,20 @@ from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.plugins.portmap import PortmapConfig, Target
-    from narthex.cni.request import Request
-    from narthex.cni.result import Ip
+    from narthex.cni.plugins.portmap import PortmapConfig, PortmapTarget
+    from narthex.cni.request import CniRequest
+    from narthex.cni.result import IPConfig
 
 _PROGRAMS = {4: "iptables", 6: "ip6tables"}
 
 
-def masquerade(request: Request, ips: tuple[Ip, ...]) -> None:
+def masquerade(request: CniRequest, ips: tuple[IPConfig, ...]) -> None:
     """Masquerade a pod. Raises CniError."""
     for family in _PROGRAMS:
         _load(family, chains.masquerade(request.network, request.container, ips, family))
 
 
-def masquerades(request: Request, ips: tuple[Ip, ...]) -> bool:
+def masquerades(request: CniRequest, ips: tuple[IPConfig, ...]) -> bool:
     """Whether a pod's rules are there."""
     chain = chains.masquerade_chain(request.network, request.container)
     families = {address.version(ip.network.address) for ip in ips}
@@ -35,7 +35,7 @@ def unmasquerade(network: str, container: str) -> None:
     _remove(chains.masquerade_chain(network, container))
 
 
-def open_ports(request: Request, config: PortmapConfig, pod: Target) -> None:
+def open_ports(request: CniRequest, config: PortmapConfig, pod: PortmapTarget) -> None:
     """Put host ports into force. Raises CniError when another pod has one of them."""
     own = chains.ports_chain(request.network, request.container)
     for ip in pod.ips:
@@ -49,7 +49,7 @@ def open_ports(request: Request, config: PortmapConfig, pod: Target) -> None:
         _load(family, chains.ports(request.network, request.container, config, pod, family, there))
 
 
-def has_ports(request: Request, pod: Target) -> bool:
+def has_ports(request: CniRequest, pod: PortmapTarget) -> bool:
     """Whether a pod's rules are there."""
     chain = chains.ports_chain(request.network, request.container)
     return all(chains.has_rule(chain, _listed(address.version(ip))) for ip in pod.ips)

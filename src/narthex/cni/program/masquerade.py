@@ -7,18 +7,18 @@ from narthex.cni.errors import NOT_AS_ADDED, CniError
 from narthex.cni.kernel import records
 from narthex.cni.kernel.tables import owner_of
 from narthex.cni.plugins import masquerade
-from narthex.cni.result import Ip
+from narthex.cni.result import IPConfig
 from narthex.model import packed_addresses as address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from narthex.cni.program.node import Node
-    from narthex.cni.request import Request
+    from narthex.cni.program.node import NodeContext
+    from narthex.cni.request import CniRequest
 
 
-def add(node: Node, request: Request, backend: str, ips: tuple[Ip, ...]) -> None:
+def add(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPConfig, ...]) -> None:
     """Masquerade a pod. Raises OSError, CniError."""
     record = {"backend": backend, "ips": [str(ip.network) for ip in ips]}
     node.records.put(records.MASQUERADE, request.attachment, record)
@@ -30,12 +30,12 @@ def add(node: Node, request: Request, backend: str, ips: tuple[Ip, ...]) -> None
         chains.masquerade(request, ips)
 
 
-def put(node: Node, attachment: str, ips: tuple[Ip, ...]) -> None:
+def put(node: NodeContext, attachment: str, ips: tuple[IPConfig, ...]) -> None:
     """Put the elements of a pod into the table; they may be there. Raises OSError."""
     node.masquerade.add(masquerade.elements(ips), owner_of(attachment), masquerade.subnets(ips))
 
 
-def remove(node: Node, request: Request, configured: bool) -> None:
+def remove(node: NodeContext, request: CniRequest, configured: bool) -> None:
     """Masquerade a pod no more. `configured`: whether one without a record may have the reference's chains."""
     record = node.records.get(records.MASQUERADE, request.attachment)
     if record is not None and record.get("backend") == "nftables":
@@ -47,23 +47,23 @@ def remove(node: Node, request: Request, configured: bool) -> None:
     node.records.drop(records.MASQUERADE, request.attachment)
 
 
-def take(node: Node, attachment: str, record: Mapping[str, object]) -> None:
+def take(node: NodeContext, attachment: str, record: Mapping[str, object]) -> None:
     """Take the elements of a record out of the table. Raises OSError."""
     node.masquerade.remove(masquerade.elements(ips_of(record)), owner_of(attachment))
 
 
-def ips_of(record: Mapping[str, object]) -> tuple[Ip, ...]:
+def ips_of(record: Mapping[str, object]) -> tuple[IPConfig, ...]:
     """The addresses of a record."""
     found = []
     for text in fields.items(record, "ips"):
         try:
-            found.append(Ip(address.network(str(text))))
+            found.append(IPConfig(address.network(str(text))))
         except ValueError:
             continue
     return tuple(found)
 
 
-def check(node: Node, request: Request, backend: str, ips: tuple[Ip, ...]) -> None:
+def check(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPConfig, ...]) -> None:
     """Raises CniError when a pod is not masqueraded."""
     if backend == "nftables":
         owner = owner_of(request.attachment)
@@ -76,7 +76,7 @@ def check(node: Node, request: Request, backend: str, ips: tuple[Ip, ...]) -> No
         raise CniError(NOT_AS_ADDED, f"container {request.container} is not masqueraded any more ({backend})")
 
 
-def collect(node: Node, request: Request, valid: frozenset[tuple[str, str]]) -> None:
+def collect(node: NodeContext, request: CniRequest, valid: frozenset[tuple[str, str]]) -> None:
     """Remove the rules of all attachments that are not valid."""
     for attachment, record in list(node.records.all(records.MASQUERADE, request.network)):
         network, container, interface = attachment.split(":")

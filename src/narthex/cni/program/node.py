@@ -11,11 +11,11 @@ from narthex.cni.kernel.records import STATE, Records
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from narthex.cni.kernel.tables import PodTable
-    from narthex.cni.request import Request
+    from narthex.cni.request import CniRequest
     from narthex.linux.rtnetlink import RtNetlink
 
 
-class Node:
+class NodeContext:
     """One request's view of the node, of one request after another. Sockets are opened when they are first used, and
     stay: to close one of netfilter's waits for what the kernel still has to free. Not for several threads at once."""
 
@@ -56,11 +56,11 @@ class Node:
             self._ports = PodTable(portmap.TABLE, portmap.frame, self._lock)
         return self._ports
 
-    def pod(self, request: Request) -> int:
+    def pod(self, request: CniRequest) -> int:
         """The open file of the pod's namespace. Raises CniError when it cannot be opened or is the node's own."""
         if self._pod is None:
             try:
-                self._pod = namespaces.opened(request.namespace)
+                self._pod = namespaces.open_namespace(request.namespace)
             except FileNotFoundError:
                 message = f"there is no network namespace {request.namespace[:256]}"
                 raise CniError(UNKNOWN_CONTAINER, message) from None
@@ -74,9 +74,9 @@ class Node:
             raise CniError(INVALID_NAMESPACE, message)
         return self._pod
 
-    def inside(self, request: Request) -> namespaces.Inside:
+    def inside(self, request: CniRequest) -> namespaces.EnteredNamespace:
         """The pod's namespace, to be entered. Raises CniError."""
-        return namespaces.Inside(self.pod(request))
+        return namespaces.EnteredNamespace(self.pod(request))
 
     def names(self) -> frozenset[str]:
         """Names of all interfaces of the node."""

@@ -6,29 +6,29 @@ import posix
 import time
 
 from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, OTHER, CniError
-from narthex.cni.kernel import namespaces, records, settings
+from narthex.cni.kernel import namespaces, records
 from narthex.cni.plugins import bridge, pod, ptp
 from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade
 from narthex.cni.request import check_arguments, valid_attachments
-from narthex.cni.result import Interface, Ip, Result, previous
+from narthex.cni.result import CniResult, Interface, IPConfig, previous
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import AddRoute, DeleteLink, SetDown, SetUp
 from narthex.model.packed_addresses import Network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.cni.desired import Wishes
-    from narthex.cni.plugins.bridge import BridgeConfig, BridgeState, Made
-    from narthex.cni.program.node import Node
-    from narthex.cni.request import Request
+    from narthex.cni.plan import AttachmentPlan
+    from narthex.cni.plugins.bridge import BridgeConfig, BridgeState, VethIdentity
+    from narthex.cni.program.node import NodeContext
+    from narthex.cni.request import CniRequest
     from narthex.linux.rtnetlink import Link
 
 _PORT_SECONDS, _PORT_PAUSE = 2.5, 0.0002
 KNOWN_ARGUMENTS = ("IP", "MAC")
 
 
-def add_bridge(node: Node, request: Request) -> Result:
+def add_bridge(node: NodeContext, request: CniRequest) -> CniResult:
     """ADD of `bridge`. Raises CniError, OSError."""
     config = bridge.read(request)
     check_arguments(request, KNOWN_ARGUMENTS)
@@ -47,7 +47,7 @@ def add_bridge(node: Node, request: Request) -> Result:
         raise
 
 
-def add_ptp(node: Node, request: Request) -> Result:
+def add_ptp(node: NodeContext, request: CniRequest) -> CniResult:
     """ADD of `ptp`. Raises CniError, OSError."""
     config = ptp.read(request)
     check_arguments(request, KNOWN_ARGUMENTS)
@@ -55,7 +55,7 @@ def add_ptp(node: Node, request: Request) -> Result:
     given = _given(node, request, made)
     try:
         result = ptp.completed(given, request)
-        _fulfil(node, request, ptp.wishes(config, result, made, request.interface), made)
+        _fulfil(node, request, ptp.plan(config, result, made, request.interface), made)
         if config.masquerade:
             masquerade.add(node, request, config.masquerade, result.ips)
         return ptp.answer(result, made, request)
@@ -64,7 +64,7 @@ def add_ptp(node: Node, request: Request) -> Result:
         raise
 
 
-def add_loopback(node: Node, request: Request) -> Result:
+def add_loopback(node: NodeContext, request: CniRequest) -> CniResult:
     """ADD of `loopback`: whatever the interface is called, it is `lo`. Raises CniError, OSError."""
     with node.inside(request):
         links = RtNetlink()
@@ -72,27 +72,27 @@ def add_loopback(node: Node, request: Request) -> Result:
         found = links.link("lo")
         links.close()
     mac = found.mac.hex(":") if found is not None else ""
-    ips = [Ip(Network(bytes((127, 0, 0, 1)), 8), b"", 0), Ip(Network(bytes(15) + b"\1", 128), b"", 0)]
-    return Result((Interface("lo", mac, request.namespace),), tuple(ips))
+    ips = [IPConfig(Network(bytes((127, 0, 0, 1)), 8), b"", 0), IPConfig(Network(bytes(15) + b"\1", 128), b"", 0)]
+    return CniResult((Interface("lo", mac, request.namespace),), tuple(ips))
 
 
-def _made(mac: bytes | None) -> Made:
+def _made(mac: bytes | None) -> VethIdentity:
     """Names and hardware addresses by chance; locally administered, for one interface."""
     some = posix.urandom(22)
     macs = [bytes((some[at] & 0xFC | 2, *some[at + 1 : at + 6])) for at in (4, 10, 16)]
-    return bridge.Made(f"veth{some[:4].hex()}", macs[0], mac or macs[1], macs[2])
+    return bridge.VethIdentity(f"veth{some[:4].hex()}", macs[0], mac or macs[1], macs[2])
 
 
-def _given(node: Node, request: Request, made: Made) -> Result:
+def _given(node: NodeContext, request: CniRequest, made: VethIdentity) -> CniResult:
     if bridge.has_ipam(request):
         return addresses.add(node, request, made.veth)
     record = records.of_namespace(node.pod(request), request.namespace, made.veth)
     if node.records.get(records.PODS, request.attachment) is None:
         node.records.put(records.PODS, request.attachment, record)
-    return Result()
+    return CniResult()
 
 
-def _bridge_state(node: Node, config: BridgeConfig) -> BridgeState:
+def _bridge_state(node: NodeContext, config: BridgeConfig) -> BridgeState:
     found = node.links.link(config.bridge)
     if found is None:
         return bridge.BridgeState()
@@ -101,26 +101,31 @@ def _bridge_state(node: Node, config: BridgeConfig) -> BridgeState:
 
 
 def _bridge_wishes(
-    node: Node, config: BridgeConfig, result: Result, state: BridgeState, made: Made, request: Request
-) -> Wishes:
+    node: NodeContext,
+    config: BridgeConfig,
+    result: CniResult,
+    state: BridgeState,
+    made: VethIdentity,
+    request: CniRequest,
+) -> AttachmentPlan:
     try:
-        return bridge.wishes(config, result, state, made, request.interface)
-    except bridge.AnotherAddress:
+        return bridge.plan(config, result, state, made, request.interface)
+    except bridge.AddressConflict:
         found = node.links.link(config.bridge)
         if found is None or node.links.links(master=found.index):
             raise
     # A bridge without ports serves nobody: its address is left over from another range of the node.
     named: dict[str, object] = {name: getattr(config, name) for name in config._fields} | {"force_address": True}
-    return bridge.wishes(type(config)(**named), result, state, made, request.interface)  # type: ignore[arg-type]
+    return bridge.plan(type(config)(**named), result, state, made, request.interface)  # type: ignore[arg-type]
 
 
-def _fulfil(node: Node, request: Request, wanted: Wishes, made: Made) -> None:
+def _fulfil(node: NodeContext, request: CniRequest, wanted: AttachmentPlan, made: VethIdentity) -> None:
     """Node first, for the pod's interface comes with the node's end."""
-    settings.apply(wanted.node_settings)
+    namespaces.apply_settings(wanted.node_settings)
     node.links.fulfil(wanted.node, node.pod(request))
-    settings.apply(wanted.late_settings)
+    namespaces.apply_settings(wanted.late_settings)
     with node.inside(request):
-        settings.apply(wanted.pod_settings)
+        namespaces.apply_settings(wanted.pod_settings)
         links = RtNetlink()
         links.fulfil(wanted.pod)
         if wanted.announce:
@@ -129,7 +134,7 @@ def _fulfil(node: Node, request: Request, wanted: Wishes, made: Made) -> None:
         links.close()
 
 
-def _await_port(node: Node, veth: str) -> None:
+def _await_port(node: NodeContext, veth: str) -> None:
     """Wait until the bridge passes packets of a port: a moment after both ends are up, by a work queue of the kernel."""
     end = time.monotonic() + _PORT_SECONDS
     while True:
@@ -141,7 +146,7 @@ def _await_port(node: Node, veth: str) -> None:
         time.sleep(_PORT_PAUSE)
 
 
-def _undo(node: Node, request: Request, made: Made, masqueraded: bool) -> None:
+def _undo(node: NodeContext, request: CniRequest, made: VethIdentity, masqueraded: bool) -> None:
     """Take back what an ADD has made. The pair's name is of this ADD alone, so nobody else loses a link."""
     node.links.fulfil([DeleteLink(made.veth)])
     record = node.records.get(records.PODS, request.attachment)
@@ -157,7 +162,7 @@ def _undo(node: Node, request: Request, made: Made, masqueraded: bool) -> None:
         node.records.drop(records.PODS, request.attachment)
 
 
-def remove(node: Node, request: Request) -> None:
+def remove(node: NodeContext, request: CniRequest) -> None:
     """DEL of bridge and ptp. Whatever is gone already is as it shall be. Raises CniError, OSError."""
     record = node.records.get(records.PODS, request.attachment)
     try:
@@ -172,7 +177,7 @@ def remove(node: Node, request: Request) -> None:
         node.records.drop(records.PODS, request.attachment)
 
 
-def _remove_inside(node: Node, request: Request) -> None:
+def _remove_inside(node: NodeContext, request: CniRequest) -> None:
     """Remove the pod's interface of an attachment that another plugin has made."""
     if not request.namespace:
         return
@@ -186,7 +191,7 @@ def _remove_inside(node: Node, request: Request) -> None:
         return
 
 
-def remove_loopback(node: Node, request: Request) -> None:
+def remove_loopback(node: NodeContext, request: CniRequest) -> None:
     """DEL of `loopback`. Raises OSError."""
     if not request.namespace:
         return
@@ -199,7 +204,7 @@ def remove_loopback(node: Node, request: Request) -> None:
         return
 
 
-def check(node: Node, request: Request) -> None:
+def check(node: NodeContext, request: CniRequest) -> None:
     """CHECK of bridge and ptp. Raises CniError with the first difference."""
     before = previous(request.config)
     if before is None:
@@ -215,7 +220,7 @@ def check(node: Node, request: Request) -> None:
         masquerade.check(node, request, masked_by, before.ips)
 
 
-def _check_node(node: Node, request: Request, before: Result) -> dict[int, Link]:
+def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> dict[int, Link]:
     """The node's ends of the attachment by index, after a look at them."""
     found: dict[int, Link] = {}
     master = 0
@@ -243,7 +248,7 @@ def _check_node(node: Node, request: Request, before: Result) -> dict[int, Link]
     return found
 
 
-def _check_pod(request: Request, before: Result, ends: dict[int, Link]) -> None:
+def _check_pod(request: CniRequest, before: CniResult, ends: dict[int, Link]) -> None:
     links = RtNetlink()
     try:
         inner = links.link(request.interface)
@@ -261,7 +266,7 @@ def _check_pod(request: Request, before: Result, ends: dict[int, Link]) -> None:
         links.close()
 
 
-def _check_routes(links: RtNetlink, before: Result, inner: Link) -> None:
+def _check_routes(links: RtNetlink, before: CniResult, inner: Link) -> None:
     for wanted in pod.routed("", before.ips, before.routes):
         assert isinstance(wanted, AddRoute)
         if "table" in dict(wanted.numbers):
@@ -274,7 +279,7 @@ def _check_routes(links: RtNetlink, before: Result, inner: Link) -> None:
             raise _differs(f"the route to {network} is missing")
 
 
-def check_loopback(node: Node, request: Request) -> None:
+def check_loopback(node: NodeContext, request: CniRequest) -> None:
     """CHECK of `loopback`. Raises CniError."""
     with node.inside(request):
         links = RtNetlink()
@@ -288,7 +293,7 @@ def _differs(what: str) -> CniError:
     return CniError(NOT_AS_ADDED, what)
 
 
-def collect(node: Node, request: Request) -> None:
+def collect(node: NodeContext, request: CniRequest) -> None:
     """GC of bridge and ptp: links, rules and addresses of all attachments that are not valid. Raises CniError."""
     valid = valid_attachments(request)
     names = node.names()
@@ -303,7 +308,7 @@ def collect(node: Node, request: Request) -> None:
         addresses.drop_invalid(node, request, records.PODS, valid)
 
 
-def status(node: Node, request: Request) -> None:
+def status(node: NodeContext, request: CniRequest) -> None:
     """STATUS of bridge and ptp. Raises CniError when an ADD would fail."""
     masked_by = (bridge.read(request) if request.plugin == "bridge" else ptp.read(request)).masquerade
     if masked_by == "nftables":

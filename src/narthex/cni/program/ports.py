@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from narthex.cni import fields
-from narthex.cni.desired import Setting
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
-from narthex.cni.kernel import records, settings
-from narthex.cni.kernel.tables import Taken, owner_of
+from narthex.cni.kernel import namespaces, records
+from narthex.cni.kernel.tables import ElementExistsError, owner_of
+from narthex.cni.plan import SysctlSetting
 from narthex.cni.plugins import portmap
-from narthex.cni.plugins.portmap import Mapping, PortmapConfig, Target
+from narthex.cni.plugins.portmap import PortmapConfig, PortMapping, PortmapTarget
 from narthex.cni.request import valid_attachments
 from narthex.cni.result import previous
 from narthex.model import packed_addresses as address
@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping as Fields
 
-    from narthex.cni.program.node import Node
-    from narthex.cni.request import Request
+    from narthex.cni.program.node import NodeContext
+    from narthex.cni.request import CniRequest
 
 _SETS = ("ports4", "ports6", "bound4", "bound6", "hairpin4", "hairpin6", "loopback4", "all4", "all6")
 
 
-def add(node: Node, request: Request) -> None:
+def add(node: NodeContext, request: CniRequest) -> None:
     """ADD: all of the pod's host ports or none. Raises CniError, OSError."""
     config, pod = portmap.read(request), _target(request)
     if not config.mappings:
@@ -38,24 +38,22 @@ def add(node: Node, request: Request) -> None:
         else:
             _open(node, request.attachment, config, pod)
         for link in portmap.loopback_links(config, pod):
-            settings.apply([Setting(f"net/ipv4/conf/{link}/route_localnet", "1", required=True)])
+            namespaces.apply_settings([SysctlSetting(f"net/ipv4/conf/{link}/route_localnet", "1", required=True)])
         if any(mapping.protocol == "udp" for mapping in config.mappings):
-            from narthex.cni.program import flows
-
-            flows.forget(config, pod)
+            _forget_flows(config, pod)
     except BaseException:
         remove(node, request)
         raise
 
 
-def _target(request: Request) -> Target:
+def _target(request: CniRequest) -> PortmapTarget:
     before = previous(request.config)
     if before is None:
         raise CniError(INVALID_CONFIG, "prevResult: portmap must be called as a chained plugin")
-    return portmap.target(before)
+    return portmap.portmap_target(before)
 
 
-def _refuse_second(node: Node, request: Request) -> None:
+def _refuse_second(node: NodeContext, request: CniRequest) -> None:
     record = node.records.get(records.PORTS, request.attachment)
     if record is None:
         return
@@ -65,14 +63,14 @@ def _refuse_second(node: Node, request: Request) -> None:
         raise CniError(TAKEN, f"{request.container} has its host ports already", "DEL comes before a second ADD")
 
 
-def _open(node: Node, attachment: str, config: PortmapConfig, pod: Target) -> None:
+def _open(node: NodeContext, attachment: str, config: PortmapConfig, pod: PortmapTarget) -> None:
     """Add the elements; a holder that is certainly gone makes way. Raises CniError, OSError."""
     elements, guard = portmap.elements(config, pod), portmap.guard(portmap.loopback_links(config, pod))
     for _ in range(len(elements) + 1):
         try:
             node.ports.add(elements, owner_of(attachment), guard)
             return
-        except Taken as taken:
+        except ElementExistsError as taken:
             if not _makes_way(node, taken.owner):
                 holder = _named(node, taken.owner)
                 port = _port_of(taken.element.key, taken.element.set)
@@ -80,7 +78,7 @@ def _open(node: Node, attachment: str, config: PortmapConfig, pod: Target) -> No
     raise CniError(TAKEN, "other pods keep taking the host ports")
 
 
-def _makes_way(node: Node, owner: str) -> bool:
+def _makes_way(node: NodeContext, owner: str) -> bool:
     """Remove the host ports of an attachment whose namespace is gone; whether it was."""
     for attachment, record in node.records.all(records.PORTS):
         if owner_of(attachment) == owner:
@@ -94,7 +92,7 @@ def _makes_way(node: Node, owner: str) -> bool:
     return True
 
 
-def _named(node: Node, owner: str) -> str:
+def _named(node: NodeContext, owner: str) -> str:
     for attachment, _ in node.records.all(records.PORTS):
         if owner_of(attachment) == owner:
             network, container, interface = attachment.split(":")
@@ -109,7 +107,7 @@ def _port_of(key: bytes, name: str) -> str:
     return f"{bound}{numbers.get(key[-8], key[-8])} {int.from_bytes(key[-4:-2], 'big')}"
 
 
-def remove(node: Node, request: Request) -> None:
+def remove(node: NodeContext, request: CniRequest) -> None:
     """DEL: without a record, rules of the reference plugin may be there. Raises CniError, OSError."""
     record = node.records.get(records.PORTS, request.attachment)
     if record is not None:
@@ -122,7 +120,7 @@ def remove(node: Node, request: Request) -> None:
         chains.close_ports(request.network, request.container)
 
 
-def _close(node: Node, attachment: str, record: Fields[str, object]) -> None:
+def _close(node: NodeContext, attachment: str, record: Fields[str, object]) -> None:
     if record.get("backend") == "iptables":
         from narthex.cni.program import iptables as chains
 
@@ -132,13 +130,11 @@ def _close(node: Node, attachment: str, record: Fields[str, object]) -> None:
         config, pod = of_record(record)
         node.ports.remove(portmap.elements(config, pod), owner_of(attachment))
         if any(mapping.protocol == "udp" for mapping in config.mappings):
-            from narthex.cni.program import flows
-
-            flows.forget(config, pod, only_to_pod=True)
+            _forget_flows(config, pod, only_to_pod=True)
     node.records.drop(records.PORTS, attachment)
 
 
-def check(node: Node, request: Request) -> None:
+def check(node: NodeContext, request: CniRequest) -> None:
     """CHECK. Raises CniError when a mapping is missing."""
     config, pod = portmap.read(request), _target(request)
     if not config.mappings:
@@ -154,7 +150,7 @@ def check(node: Node, request: Request) -> None:
         raise CniError(NOT_AS_ADDED, f"host ports of container {request.container} are missing ({config.backend})")
 
 
-def collect(node: Node, request: Request) -> None:
+def collect(node: NodeContext, request: CniRequest) -> None:
     """GC: the host ports of all attachments that are not valid. Raises CniError, OSError."""
     valid = valid_attachments(request)
     for attachment, record in list(node.records.all(records.PORTS, request.network)):
@@ -166,7 +162,7 @@ def collect(node: Node, request: Request) -> None:
             node.ports.remove([held.element], held.owner)
 
 
-def status(node: Node, request: Request) -> None:
+def status(node: NodeContext, request: CniRequest) -> None:
     """STATUS. Raises CniError when an ADD would fail."""
     backend = portmap.read(request).backend
     try:
@@ -180,7 +176,7 @@ def status(node: Node, request: Request) -> None:
         raise CniError(CANNOT_ADD, f"portmap: {backend} cannot be used: {error}") from None
 
 
-def resync(node: Node) -> int:
+def resync(node: NodeContext) -> int:
     """Put back what somebody removed from the table, and remove what is nobody's; how many elements that were.
 
     Raises OSError.
@@ -213,7 +209,38 @@ def resync(node: Node) -> int:
     return changed
 
 
-def _record(config: PortmapConfig, pod: Target) -> dict[str, object]:
+def _forget_flows(config: PortmapConfig, pod: PortmapTarget, only_to_pod: bool = False) -> int:
+    """Remove entries of UDP host ports on this node's addresses; how many there were. `only_to_pod`: those that the
+    pod answers, else those that it does not. Raises OSError."""
+    # Imported here: only UDP ports need them, and they take longer to load than the rest of the plugin.
+    from narthex.linux.addresses import own_addresses
+    from narthex.linux.conntrack import Conntrack
+    from narthex.model.net import IPFamily, Protocol
+
+    removed = 0
+    conntrack = Conntrack()
+    own = {one.address for one in own_addresses()}
+    for ip in pod.ips:
+        family = IPFamily.IPV4 if len(ip) == 4 else IPFamily.IPV6
+        towards = {
+            (Protocol.UDP, one.host_port)
+            for one in config.mappings
+            if one.protocol == "udp" and portmap.applies(one, ip)
+        }
+        if not towards:
+            continue
+        text = address.text(ip)
+        stale = [
+            entry
+            for entry in conntrack.entries(family, towards)
+            if (entry.flow.destination in own or entry.flow.destination.startswith("127."))
+            and (entry.flow.reply_source == text) is only_to_pod
+        ]
+        removed += sum(conntrack.remove(family, stale))
+    return removed
+
+
+def _record(config: PortmapConfig, pod: PortmapTarget) -> dict[str, object]:
     mappings = [
         {
             "protocol": one.protocol,
@@ -234,10 +261,10 @@ def _record(config: PortmapConfig, pod: Target) -> dict[str, object]:
     }
 
 
-def of_record(record: Fields[str, object]) -> tuple[PortmapConfig, Target]:
+def of_record(record: Fields[str, object]) -> tuple[PortmapConfig, PortmapTarget]:
     """The configuration and the pod of a record. Raises CniError for one that we have not written."""
     mappings = tuple(
-        Mapping(
+        PortMapping(
             fields.text(one, "protocol"),
             fields.whole(one, "hostPort", 1, 65535) or 0,
             fields.whole(one, "containerPort", 1, 65535) or 0,
@@ -255,4 +282,4 @@ def of_record(record: Fields[str, object]) -> tuple[PortmapConfig, Target]:
         "",
     )
     ips = tuple(fields.ip(one, "ips") for one in fields.texts(record, "ips"))
-    return config, Target(ips, fields.texts(record, "subnets"), fields.texts(record, "links"))
+    return config, PortmapTarget(ips, fields.texts(record, "subnets"), fields.texts(record, "links"))

@@ -7,26 +7,26 @@ from narthex.cni import result as results
 from narthex.cni.errors import INVALID_ENVIRONMENT, OTHER, CniError
 from narthex.cni.json import write
 from narthex.cni.kernel.records import STATE
-from narthex.cni.program.node import Node
-from narthex.cni.request import NEWEST, VERSIONS, Request
+from narthex.cni.program.node import NodeContext
+from narthex.cni.request import NEWEST, VERSIONS, CniRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from narthex.cni.result import Result
+    from narthex.cni.result import CniResult
 
 PLUGINS = ("bridge", "flannel", "host-local", "loopback", "portmap", "ptp")
 
 
 def answer(
-    plugin: str, environment: Mapping[str, str], stdin: bytes, state: str = STATE, node: Node | None = None
+    plugin: str, environment: Mapping[str, str], stdin: bytes, state: str = STATE, node: NodeContext | None = None
 ) -> tuple[str, int]:
     """Do what a runtime asks: what to print, and the exit status. Never raises for anything that is asked.
 
     `node` is one that begins this request, to be used for others as well; without it there is one for this call.
     """
-    used = node or Node(state)
+    used = node or NodeContext(state)
     version = NEWEST
     try:
         if plugin not in PLUGINS:
@@ -57,14 +57,14 @@ def _version_for_errors(stdin: bytes, version: str) -> str:
         return version
 
 
-def _done(node: Node, asked: Request) -> str:
+def _done(node: NodeContext, asked: CniRequest) -> str:
     if asked.command == "ADD":
         return write(_add(node, asked))
     _work(node, asked)
     return ""
 
 
-def _add(node: Node, asked: Request) -> Mapping[str, object]:
+def _add(node: NodeContext, asked: CniRequest) -> Mapping[str, object]:
     """The result of an ADD, as the object to print."""
     if asked.plugin == "flannel":
         return _add_flannel(node, asked)
@@ -86,22 +86,22 @@ def _add(node: Node, asked: Request) -> Mapping[str, object]:
     return results.write(_add_pod(node, asked), asked.version)
 
 
-def _add_pod(node: Node, asked: Request) -> Result:
+def _add_pod(node: NodeContext, asked: CniRequest) -> CniResult:
     from narthex.cni.program import pods
 
     return pods.add_bridge(node, asked) if asked.plugin == "bridge" else pods.add_ptp(node, asked)
 
 
-def _passed_on(asked: Request) -> Mapping[str, object]:
+def _passed_on(asked: CniRequest) -> Mapping[str, object]:
     """The result of the plugins before, as it came."""
     before = asked.config.get("prevResult")
     return {"cniVersion": asked.version, **before} if isinstance(before, dict) else {"cniVersion": asked.version}
 
 
-def _add_flannel(node: Node, asked: Request) -> Mapping[str, object]:
+def _add_flannel(node: NodeContext, asked: CniRequest) -> Mapping[str, object]:
     from narthex.cni.program import flannel
 
-    made = flannel.delegate(asked)
+    made = flannel.delegate_request(asked)
     flannel.save(asked, made)
     if made.plugin in PLUGINS:
         return _add(node, made)
@@ -126,7 +126,7 @@ WORK = {
 a command without a function has nothing to do."""
 
 
-def _work(node: Node, asked: Request) -> None:
+def _work(node: NodeContext, asked: CniRequest) -> None:
     """DEL, CHECK, GC and STATUS."""
     if asked.plugin == "flannel":
         _work_flannel(node, asked)
@@ -138,14 +138,14 @@ def _work(node: Node, asked: Request) -> None:
         getattr(__import__(f"narthex.cni.program.{module}", None, None, (name,)), name)(node, asked)
 
 
-def _work_flannel(node: Node, asked: Request) -> None:
+def _work_flannel(node: NodeContext, asked: CniRequest) -> None:
     """The same as asked of whom flannel delegates to."""
     from narthex.cni.program import flannel
 
     if asked.command == "CHECK":
         # The delegate's result is not ours to compare: as with the original, nothing is looked at.
         return
-    made = flannel.saved(asked) if asked.command == "DEL" else flannel.delegate(asked)
+    made = flannel.saved(asked) if asked.command == "DEL" else flannel.delegate_request(asked)
     if made is not None and made.plugin in PLUGINS:
         _work(node, made)
     elif made is not None:

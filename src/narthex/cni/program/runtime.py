@@ -18,13 +18,13 @@ from narthex.cni.errors import DECODING_FAILURE, OTHER, CniError
 from narthex.cni.kernel import files
 from narthex.cni.program import delegate
 from narthex.cni.request import is_interface, is_name
-from narthex.cni.result import Result
+from narthex.cni.result import CniResult
 from narthex.linux import namespaces as netns
 
 _NO_VERSION = "0.1.0"
 
 
-class NetworkList(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkConfigList(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a network: a list of plugins (`*.conflist`)."""
 
     name: str
@@ -33,7 +33,7 @@ class NetworkList(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[Mapping[str, Any], ...]
 
 
-class Container(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeConf(msgspec.Struct, frozen=True, kw_only=True):
     """What is put on a network."""
 
     id: str
@@ -49,13 +49,13 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 class _Added(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of an ADD."""
 
-    network: NetworkList
-    container: Container
+    network: NetworkConfigList
+    container: RuntimeConf
     result: dict[str, Any] | None = None
     """None: the ADD has begun and is not over."""
 
 
-def read_network(data: bytes) -> NetworkList:
+def read_network(data: bytes) -> NetworkConfigList:
     """A `*.conflist`. Raises CniError."""
     try:
         config = msgspec.json.decode(data)
@@ -72,7 +72,7 @@ def read_network(data: bytes) -> NetworkList:
     for number, plugin in enumerate(plugins):
         if not fields.text(plugin, "type", f"plugins[{number}]."):
             raise fields.wrong(f"plugins[{number}].type", "must name a plugin")
-    return NetworkList(name=name, version=fields.text(config, "cniVersion") or _NO_VERSION, plugins=plugins)
+    return NetworkConfigList(name=name, version=fields.text(config, "cniVersion") or _NO_VERSION, plugins=plugins)
 
 
 class Runtime:
@@ -85,7 +85,7 @@ class Runtime:
         self._kept = str(kept)
         self._namespace = namespace
 
-    def add(self, network: NetworkList, container: Container) -> Result:
+    def add(self, network: NetworkConfigList, container: RuntimeConf) -> CniResult:
         """Put a container on a network; what it has there. Raises CniError; then it is not on it."""
         if not is_name(container.id) or not is_interface(container.interface):
             raise fields.wrong(
@@ -105,7 +105,7 @@ class Runtime:
                 self.delete(network.name, container)
             raise
 
-    def delete(self, network: str, container: Container) -> None:
+    def delete(self, network: str, container: RuntimeConf) -> None:
         """Take a container off a network; it may be off it. Every plugin is asked, whatever the others say. Raises
         CniError with the first complaint; then `delete` is to be called again."""
         added = self._added(network, container)
@@ -141,14 +141,14 @@ class Runtime:
         with netns.entered(self._namespace):
             return delegate.execute(str(plugin["type"]), environment, msgspec.json.encode(config))
 
-    def _file(self, network: str, container: Container) -> str:
+    def _file(self, network: str, container: RuntimeConf) -> str:
         return f"{self._kept}/{network}:{container.id}:{container.interface}"
 
     def _keep(self, added: _Added) -> None:
         directory, _, name = self._file(added.network.name, added.container).rpartition("/")
         files.write(directory, name, msgspec.json.encode(added))
 
-    def _added(self, network: str, container: Container) -> _Added | None:
+    def _added(self, network: str, container: RuntimeConf) -> _Added | None:
         data = files.read(self._file(network, container))
         return None if data is None else msgspec.json.decode(data, type=_Added)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from narthex.cni.program.install import install
-from narthex.cni.program.runtime import Container, NetworkList, Runtime, read_network
+from narthex.cni.program.runtime import NetworkConfigList, Runtime, RuntimeConf, read_network
 from narthex.lab import topology
 from narthex.lab.pod_network import NETWORK
 from narthex.lab.program.state import StateDirectory
@@ -45,7 +45,7 @@ class PodNetwork:
     def __init__(self, directory: StateDirectory, nodes: tuple[LabNode, ...]) -> None:
         self._directory = directory
         self._nodes = {node.name: node for node in nodes}
-        self._networks: dict[str, NetworkList] = {}
+        self._networks: dict[str, NetworkConfigList] = {}
 
     def install(self) -> None:
         """Put each node's plugins in place. Raises OSError."""
@@ -87,16 +87,16 @@ class PodNetwork:
         places = self._directory.node(node)
         return Runtime([places.programs], places.attached, self._nodes[node].namespace)
 
-    def _network(self, node: str) -> NetworkList:
+    def _network(self, node: str) -> NetworkConfigList:
         if node not in self._networks:
             self._networks[node] = read_network(self._directory.node(node).network.read_bytes())
         return self._networks[node]
 
-    def _container(self, pod: Mapping[str, Any]) -> Container:
+    def _container(self, pod: Mapping[str, Any]) -> RuntimeConf:
         key = _key(pod)
         name = topology.container_id(key)
         told = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": key.namespace, "K8S_POD_NAME": key.name}
-        return Container(
+        return RuntimeConf(
             id=name,
             namespace=str(netns.path_of(self.namespace(pod))),
             args={**told, "K8S_POD_INFRA_CONTAINER_ID": name},

@@ -1,4 +1,4 @@
-"""Transmit checksums of a device: the self-test of `narthex.overlay.probe`, and switching their offload off.
+"""Transmit checksums of a device: the self-test of `narthex.overlay.kernel.checksums`, and switching their offload off.
 
 In the calling thread's network namespace. Numbers are those of linux/ethtool.h and linux/sockios.h.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import fcntl
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from narthex.overlay.probe import PAYLOAD, PORT, Verdict, datagram, verdict
+from narthex.model.net import parsed_network
 
 MARK = 0x4000
 """What kube-proxy marks before it masquerades: such packets meet rules on their way out that others do not."""
@@ -25,7 +26,7 @@ _SIOCETHTOOL = 0x8946
 _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x16, 0x17
 
 
-def test(device: str, own: str, peer: str, give_up: Callable[[], bool]) -> Verdict:
+def test(device: str, own: str, peer: str, give_up: Callable[[], bool]) -> ChecksumVerdict:
     """Whether what a device leaves to the link below is done there, on the way to a peer's address. Takes up to two
     seconds, less when it is to `give_up`. Raises OSError when the datagrams cannot be sent."""
     attempts: list[tuple[bool, bool]] = []
@@ -87,3 +88,51 @@ def _ethtool(device: str, command: int, value: int) -> int:
         except OSError as error:
             raise OSError(error.errno, f"ethtool on {device}: {os.strerror(error.errno or 0)}") from None
     return int(struct.unpack("=II", held.raw)[1])
+
+
+PORT = 33434
+"""Where nobody listens: traceroute's first."""
+PAYLOAD = b"narthex: does the checksum of this packet survive its way?\n"
+_UDP = 17
+
+
+class ChecksumVerdict(enum.Enum):
+    """What is known of a way."""
+
+    FINE = "fine"
+    BROKEN = "broken"
+    UNCLEAR = "unclear"
+    """Neither datagram is answered: the peer is away, or a firewall drops them or the answers."""
+
+
+def verdict(attempts: Iterable[tuple[bool, bool]]) -> ChecksumVerdict:
+    """Of attempts, each with whether the datagram with a complete checksum was answered, and the one without."""
+    attempts = tuple(attempts)
+    if any(left for _, left in attempts):
+        return ChecksumVerdict.FINE
+    # One answer and one silence may be chance.
+    return ChecksumVerdict.BROKEN if sum(complete for complete, _ in attempts) > 1 else ChecksumVerdict.UNCLEAR
+
+
+def datagram(source: str, destination: str, source_port: int) -> bytes:
+    """A UDP datagram from its header on, with its checksum."""
+    length = 8 + len(PAYLOAD)
+    head = struct.pack(">HHHH", source_port, PORT, length, 0)
+    ends = b"".join(parsed_network(_host(one)).network_address.packed for one in (source, destination))
+    pseudo = ends + struct.pack(
+        ">II" if ":" in source else ">HH", *((length, _UDP) if ":" in source else (_UDP, length))
+    )
+    checksum = _checksum(pseudo + head + PAYLOAD) or 0xFFFF
+    return struct.pack(">HHHH", source_port, PORT, length, checksum) + PAYLOAD
+
+
+def _host(address: str) -> str:
+    return f"{address}/{128 if ':' in address else 32}"
+
+
+def _checksum(data: bytes) -> int:
+    data += bytes(len(data) % 2)
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF

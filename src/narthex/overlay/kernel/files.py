@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.overlay.desired import Route
+from narthex.overlay.desired import OverlayRoute
 
-_ROUTES = msgspec.json.Decoder(list[Route])
+_ROUTES = msgspec.json.Decoder(list[OverlayRoute])
 
 
 def read(path: str) -> str | None:
@@ -39,7 +39,7 @@ def write(path: str, text: str) -> bool:
     return True
 
 
-def read_routes(path: str) -> frozenset[Route]:
+def read_routes(path: str) -> frozenset[OverlayRoute]:
     """The routes that were written down; none when the file is not there or not readable as such. Raises OSError."""
     text = read(path)
     if text is None:
@@ -51,7 +51,7 @@ def read_routes(path: str) -> frozenset[Route]:
         return frozenset()
 
 
-def write_routes(path: str, routes: frozenset[Route]) -> bool:
+def write_routes(path: str, routes: frozenset[OverlayRoute]) -> bool:
     """Write routes down; False when they are so already. Raises OSError."""
     text = msgspec.json.encode(sorted(routes, key=str)).decode() + "\n"
     return bool(routes or Path(path).exists()) and write(path, text)

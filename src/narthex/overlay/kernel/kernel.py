@@ -18,19 +18,19 @@ from narthex.linux.netlink import attribute as attr
 from narthex.linux.rtnetlink import RtNetlink, attributes
 from narthex.model.net import IPFamily
 from narthex.overlay.changes import (
-    AddAddress,
     AddDevice,
-    Change,
+    AddDeviceAddress,
     DeleteDevice,
-    Drop,
-    DropAddress,
-    Have,
-    HeldDevice,
-    Put,
+    ObservedDevice,
+    OverlayChange,
+    OverlayState,
+    PutEntry,
+    RemoveDeviceAddress,
+    RemoveEntry,
     SetDevice,
 )
-from narthex.overlay.desired import Device, Forward, Neighbour, Route, Way
-from narthex.overlay.links import Link
+from narthex.overlay.desired import FdbEntry, KernelRoute, NeighborEntry, OverlayRoute, VxlanDevice
+from narthex.overlay.interfaces import NodeInterface
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
@@ -62,10 +62,10 @@ Message = tuple[int, int, bytes]
 """Type, flags, body."""
 
 
-class Refused(OSError):
+class ChangeRejected(OSError):
     """The kernel refused a change; the message says which."""
 
-    def __init__(self, change: Change, error: OSError) -> None:
+    def __init__(self, change: OverlayChange, error: OSError) -> None:
         super().__init__(error.errno, f"{described(change)}: {error.strerror}")
         self.change = change
 
@@ -82,7 +82,7 @@ class OverlayKernel:
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[NodeInterface]:
         """All interfaces that are up and no loopback, with their addresses. Raises OSError."""
         found: dict[int, list[str]] = {}
         for data in self._dump(_GETADDR, _IFA.pack(0, 0, 0, 0, 0)):
@@ -91,7 +91,7 @@ class OverlayKernel:
                 values = attributes(data, _IFA.size)
                 found.setdefault(index, []).append(_text(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]))
         return [
-            Link(name=link.name, index=link.index, mtu=link.mtu, addresses=tuple(found.get(link.index, ())))
+            NodeInterface(name=link.name, index=link.index, mtu=link.mtu, addresses=tuple(found.get(link.index, ())))
             for link in self._again(self._netlink.links)
             if link.up and link.name != "lo"
         ]
@@ -108,33 +108,33 @@ class OverlayKernel:
                 return best[1]
         return 0
 
-    def read(self, names: Iterable[str], families: Sequence[IPFamily]) -> tuple[Have, tuple[Way, ...]]:
+    def read(self, names: Iterable[str], families: Sequence[IPFamily]) -> tuple[OverlayState, tuple[KernelRoute, ...]]:
         """What there is of ours and where ours would be, and all routes of the main table. Raises OSError."""
         devices = {name: held for name in names if (held := self._device(name)) is not None}
         indexes = {held.index: held.name for held in devices.values()}
-        neighbours: set[Neighbour] = set()
-        forwards: set[Forward] = set()
+        neighbours: set[NeighborEntry] = set()
+        forwards: set[FdbEntry] = set()
         for held in devices.values():
             if held.kind == "vxlan":
                 neighbours.update(self._neighbours(held.name, held.index))
                 forwards.update(self._forwards(held.name, held.index))
-        routes: set[Route] = set()
+        routes: set[OverlayRoute] = set()
         ways = []
         linked = {link.index: link.name for link in self._again(self._netlink.links)}
         for family in families:
             for destination, values, head in self._routes(family):
                 index = _number(values.get(_RTA_OIF, b""))
                 via = _text(values[_RTA_GATEWAY]) if _RTA_GATEWAY in values else ""
-                ways.append(Way(destination, via, index))
+                ways.append(KernelRoute(destination, via, index))
                 if index in linked:
                     name = indexes.get(index, linked[index])
-                    routes.add(Route(destination, via, name, bool(head[8] & _RTNH_F_ONLINK)))
-        have = Have(
+                    routes.add(OverlayRoute(destination, via, name, bool(head[8] & _RTNH_F_ONLINK)))
+        have = OverlayState(
             devices=devices, neighbours=frozenset(neighbours), forwards=frozenset(forwards), routes=frozenset(routes)
         )
         return have, tuple(ways)
 
-    def _device(self, name: str) -> HeldDevice | None:
+    def _device(self, name: str) -> ObservedDevice | None:
         body = _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, name.encode() + b"\0")
         body += attr(_IFLA_EXT_MASK, struct.pack("=I", _SKIP_STATS))
         try:
@@ -149,7 +149,7 @@ class OverlayKernel:
         data = attributes(info.get(_INFO_DATA, b""), 0)
         local = data.get(_VXLAN_LOCAL) or data.get(_VXLAN_LOCAL6) or b""
         addresses = self._again(lambda: self._netlink.addresses(index))
-        return HeldDevice(
+        return ObservedDevice(
             name=name,
             index=index,
             kind=info.get(_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace"),
@@ -165,16 +165,16 @@ class OverlayKernel:
             addresses=tuple(f"{_text(one.address)}/{one.prefix}" for one in addresses),
         )
 
-    def _neighbours(self, name: str, index: int) -> Iterator[Neighbour]:
+    def _neighbours(self, name: str, index: int) -> Iterator[NeighborEntry]:
         for family in (socket.AF_INET, socket.AF_INET6):
             for state, values in self._entries(family, index):
                 if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
-                    yield Neighbour(name, _text(values[_NDA_DST]), values[_NDA_LLADDR].hex(":"))
+                    yield NeighborEntry(name, _text(values[_NDA_DST]), values[_NDA_LLADDR].hex(":"))
 
-    def _forwards(self, name: str, index: int) -> Iterator[Forward]:
+    def _forwards(self, name: str, index: int) -> Iterator[FdbEntry]:
         for state, values in self._entries(socket.AF_BRIDGE, index):
             if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
-                yield Forward(name, values[_NDA_LLADDR].hex(":"), _text(values[_NDA_DST]))
+                yield FdbEntry(name, values[_NDA_LLADDR].hex(":"), _text(values[_NDA_DST]))
 
     def _entries(self, family: int, index: int) -> Iterator[tuple[int, Mapping[int, bytes]]]:
         """State and attributes of a link's neighbours or, for AF_BRIDGE, of its forwarding table."""
@@ -213,7 +213,7 @@ class OverlayKernel:
 
     # ---- changing --------------------------------------------------------------------------------------------------
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[OverlayChange]) -> None:
         """Make changes, in order. Raises Refused with the first that the kernel refused, when all of its kind have been
         tried."""
         indexes: dict[str, int] = {}
@@ -233,27 +233,27 @@ class OverlayKernel:
                 try:
                     messages.append(_message(change, index))
                 except OSError as error:
-                    raise Refused(change, error) from error
+                    raise ChangeRejected(change, error) from error
             kind, flags, _ = messages[0]
             said = self._netlink.each(kind, [body for _, _, body in messages], flags)
             if isinstance(some[0], AddDevice | DeleteDevice):
                 indexes.clear()
             for change, answer in zip(some, said, strict=True):
                 if answer is not None and answer.errno not in _HARMLESS.get(type(change), ()):
-                    raise Refused(change, answer)
+                    raise ChangeRejected(change, answer)
 
 
 _HARMLESS: Mapping[type, tuple[int, ...]] = {
-    AddAddress: (errno.EEXIST,),
-    DropAddress: (errno.EADDRNOTAVAIL,),
+    AddDeviceAddress: (errno.EEXIST,),
+    RemoveDeviceAddress: (errno.EADDRNOTAVAIL,),
     DeleteDevice: (errno.ENODEV,),
     # ESRCH: there is no such route.
-    Drop: (errno.ENOENT, errno.ESRCH),
+    RemoveEntry: (errno.ENOENT, errno.ESRCH),
 }
 """Answers that say no more than that it is so already."""
 
 
-def described(change: Change) -> str:
+def described(change: OverlayChange) -> str:
     """A change in words."""
     match change:
         case DeleteDevice(name, why):
@@ -262,27 +262,27 @@ def described(change: Change) -> str:
             return f"add {device.name}"
         case SetDevice(device):
             return f"set {device.name} up with address {device.mac} and MTU {device.mtu}"
-        case AddAddress(device=name, address=address):
+        case AddDeviceAddress(device=name, address=address):
             return f"add {address} to {name}"
-        case DropAddress(device=name, address=address):
+        case RemoveDeviceAddress(device=name, address=address):
             return f"remove {address} from {name}"
-        case Put(entry):
+        case PutEntry(entry):
             return f"put {_entry(entry)}"
-        case Drop(entry):
+        case RemoveEntry(entry):
             return f"remove {_entry(entry)}"
 
 
-def _entry(entry: Neighbour | Forward | Route) -> str:
+def _entry(entry: NeighborEntry | FdbEntry | OverlayRoute) -> str:
     match entry:
-        case Neighbour():
+        case NeighborEntry():
             return f"neighbour {entry.address} lladdr {entry.mac} on {entry.device}"
-        case Forward():
+        case FdbEntry():
             return f"FDB entry {entry.mac} to {entry.via} on {entry.device}"
-        case Route():
+        case OverlayRoute():
             return f"route {entry.destination}{f' via {entry.via}' if entry.via else ''} on {entry.device}"
 
 
-def _message(change: Change, index: Callable[[str], int]) -> Message:
+def _message(change: OverlayChange, index: Callable[[str], int]) -> Message:
     match change:
         case DeleteDevice(name=name):
             return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, name.encode() + b"\0")
@@ -290,27 +290,27 @@ def _message(change: Change, index: Callable[[str], int]) -> Message:
             return _NEWLINK, _CREATE | _EXCL, _link(device) + _vxlan(device)
         case SetDevice(device=device):
             return _NEWLINK, 0, _link(device)
-        case AddAddress(device=name, address=address):
+        case AddDeviceAddress(device=name, address=address):
             return _NEWADDR, _CREATE | _EXCL, _address(address, index(name))
-        case DropAddress(device=name, address=address):
+        case RemoveDeviceAddress(device=name, address=address):
             return _DELADDR, 0, _address(address, index(name))
-        case Put(entry=Route() as route):
+        case PutEntry(entry=OverlayRoute() as route):
             return _NEWROUTE, _CREATE | _REPLACE, _route(route, index(route.device))
-        case Drop(entry=Route() as route):
+        case RemoveEntry(entry=OverlayRoute() as route):
             return _DELROUTE, 0, _route(route, index(route.device))
-        case Put(entry=entry) if not isinstance(entry, Route):
+        case PutEntry(entry=entry) if not isinstance(entry, OverlayRoute):
             return _NEWNEIGH, _CREATE | _REPLACE, _neighbour(entry, index(entry.device))
-        case Drop(entry=entry) if not isinstance(entry, Route):
+        case RemoveEntry(entry=entry) if not isinstance(entry, OverlayRoute):
             return _DELNEIGH, 0, _neighbour(entry, index(entry.device))
     raise TypeError(f"{change!r} is not a change")
 
 
-def _link(device: Device) -> bytes:
+def _link(device: VxlanDevice) -> bytes:
     head = _IFINFO.pack(0, 0, 0, _UP, _UP) + attr(_IFLA_IFNAME, device.name.encode() + b"\0")
     return head + attr(_IFLA_ADDRESS, bytes.fromhex(device.mac.replace(":", ""))) + attr(_IFLA_MTU, _word(device.mtu))
 
 
-def _vxlan(device: Device) -> bytes:
+def _vxlan(device: VxlanDevice) -> bytes:
     data = attr(_VXLAN_ID, _word(device.vni)) + attr(_VXLAN_LINK, _word(device.link))
     data += attr(_VXLAN_LOCAL if device.family is IPFamily.IPV4 else _VXLAN_LOCAL6, _packed(device.local))
     data += attr(_VXLAN_PORT, struct.pack(">H", device.port)) + attr(_VXLAN_LEARNING, bytes([device.learning]))
@@ -327,7 +327,7 @@ def _address(address: str, index: int) -> bytes:
     return body + attr(_IFA_FLAGS, _word(_IFA_F_NODAD)) if len(raw) == 16 else body
 
 
-def _route(route: Route, index: int) -> bytes:
+def _route(route: OverlayRoute, index: int) -> bytes:
     text, _, prefix = route.destination.partition("/")
     raw = _packed(text)
     flags = _RTNH_F_ONLINK if route.onlink else 0
@@ -336,9 +336,9 @@ def _route(route: Route, index: int) -> bytes:
     return body + (attr(_RTA_GATEWAY, _packed(route.via)) if route.via else b"")
 
 
-def _neighbour(entry: Neighbour | Forward, index: int) -> bytes:
+def _neighbour(entry: NeighborEntry | FdbEntry, index: int) -> bytes:
     mac = attr(_NDA_LLADDR, bytes.fromhex(entry.mac.replace(":", "")))
-    if isinstance(entry, Forward):
+    if isinstance(entry, FdbEntry):
         head = _ND.pack(socket.AF_BRIDGE, index, _NUD_PERMANENT, _NTF_SELF, 0)
         return head + attr(_NDA_DST, _packed(entry.via)) + mac
     raw = _packed(entry.address)

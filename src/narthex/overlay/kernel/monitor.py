@@ -34,7 +34,7 @@ _TABLE_MAIN = 254
 _CLONED = 0x200
 
 
-class Notices:
+class RouteMonitor:
     """Hears one network namespace, that of the calling thread, from its making on."""
 
     def __init__(self, concerns: Callable[[int], bool]) -> None:

@@ -8,31 +8,31 @@ from narthex.linux.libnftables import NftError, NftMissing, run_nft
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.netfilter import nft, xtables
 from narthex.netfilter.ast.nodes import Table
-from narthex.overlay.masquerade import TABLES, Wish, iptables_changes
+from narthex.overlay.masquerade import TABLES, MasqueradeRules, iptables_changes
 
 _LOCK_SECONDS = "5"
 _SECONDS = 60.0
 
 
-class Rules:
+class MasqueradeWriter:
     """Keeps rules in one of the two tools, and the other free of them."""
 
     def __init__(self, *, nftables: bool) -> None:
         self.nftables = nftables
         self._other_is_clean: set[object] = set()
 
-    def keep(self, wish: Wish) -> bool:
+    def keep(self, wish: MasqueradeRules) -> bool:
         """Make the rules of a family what they are wished to be; whether anything was to be done. Raises ApplyError."""
         needed = any(wish.chains().values())
         changed = self._keep_nftables(wish) if self.nftables else self._keep_iptables(wish, needed=needed)
         if wish.family not in self._other_is_clean:
             # What an earlier run, or flannel, left in the other tool would masquerade as well.
-            nothing = Wish(wish.family, "", "", masquerade=False, forward=False)
+            nothing = MasqueradeRules(wish.family, "", "", masquerade=False, forward=False)
             changed |= self._keep_iptables(nothing, needed=False) if self.nftables else self._keep_nftables(nothing)
             self._other_is_clean.add(wish.family)
         return changed
 
-    def _keep_iptables(self, wish: Wish, *, needed: bool) -> bool:
+    def _keep_iptables(self, wish: MasqueradeRules, *, needed: bool) -> bool:
         command = plain_command(wish.family)
         try:
             text = "".join(run([f"{command}-save", "-t", table], timeout=_SECONDS) for table in ("nat", "filter"))
@@ -51,7 +51,7 @@ class Rules:
             raise ApplyError(f"masquerading rules of {wish.family.label}: {error}") from error
         return bool(script)
 
-    def _keep_nftables(self, wish: Wish) -> bool:
+    def _keep_nftables(self, wish: MasqueradeRules) -> bool:
         where = f"{wish.family.nft} {TABLES[wish.family]}"
         wanted = wish.table()
         try:

@@ -15,34 +15,33 @@ from narthex.linux.errors import ApplyError
 from narthex.model.net import FAMILIES, IPFamily, contains
 from narthex.model.objects import Node
 from narthex.model.store import Delete, Event, Synced, Upsert
-from narthex.overlay.annotations import Keys, Own, announced
-from narthex.overlay.changes import AddAddress, AddDevice, Change, Put, changes, own_address
+from narthex.overlay.annotations import AnnotationKeys, LeaseAttributes, lease_annotations
+from narthex.overlay.changes import AddDevice, AddDeviceAddress, OverlayChange, PutEntry, own_address, plan_changes
 from narthex.overlay.desired import (
-    Forward,
-    Neighbour,
-    Outer,
-    Route,
-    Wanted,
-    Way,
+    DesiredState,
+    ExternalInterface,
+    FdbEntry,
+    KernelRoute,
+    NeighborEntry,
+    OverlayRoute,
+    desired_state,
     device_name,
-    pods_mtu,
-    wanted,
+    pod_mtu,
 )
 from narthex.overlay.kernel import files
 from narthex.overlay.kernel.kernel import OverlayKernel, described
-from narthex.overlay.kernel.rules import Rules
-from narthex.overlay.masquerade import Wish
-from narthex.overlay.net_conf import VXLAN, NetConf
-from narthex.overlay.peers import Station, own_subnets, stations, without_conflicts
-from narthex.overlay.program.figures import Figures
+from narthex.overlay.kernel.rules import MasqueradeWriter
+from narthex.overlay.masquerade import MasqueradeRules
+from narthex.overlay.net_conf import VXLAN, NetConf, subnet_env
+from narthex.overlay.peers import OverlayPeer, node_subnets, overlay_peers, without_conflicts
+from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.own import ConfFile, hardware_address, outers, public_ips
 from narthex.overlay.program.settings import OverlaySettings
-from narthex.overlay.subnet_env import subnet_env
 from narthex.runtime.logs import LOGGER
 
 _MOST_LINES = 20
 """Of the log, for the steps of one look."""
-_KINDS = {Neighbour: "neighbour", Forward: "fdb", Route: "route"}
+_KINDS = {NeighborEntry: "neighbour", FdbEntry: "fdb", OverlayRoute: "route"}
 
 Announce = Callable[[Node, Mapping[str, str]], None]
 
@@ -56,7 +55,7 @@ class Overlay:
         take: Callable[[], Iterable[Event]],
         kernel: OverlayKernel,
         clock: Clock,
-        figures: Figures,
+        figures: OverlayMetrics,
         announce: Announce | None,
         look_at_rules: Callable[[], bool],
         problems: Callable[[], Iterable[Any]],
@@ -72,14 +71,14 @@ class Overlay:
         self._announce = announce
         self._look_at_rules = look_at_rules
         self._problems = problems
-        self._keys = Keys(settings.annotation_prefix)
+        self._keys = AnnotationKeys(settings.annotation_prefix)
         self._conf_file = ConfFile(settings.net_conf)
         self._nodes: dict[str, Node] = {}
         self._synced = False
         self._macs: dict[str, str] = {}
-        self._made: frozenset[Route] | None = None
-        self._in_force = Wanted()
-        self._rules: Rules | None = None
+        self._made: frozenset[OverlayRoute] | None = None
+        self._in_force = DesiredState()
+        self._rules: MasqueradeWriter | None = None
         self._rules_in_force: dict[IPFamily, object] = {}
         self._refused: tuple[str, ...] = ()
         """Kernel settings that could not be made at the last full look."""
@@ -133,13 +132,13 @@ class Overlay:
         name = self._settings.node
         conf = self._conf_file.read()
         node = self._nodes.get(name)
-        subnets = own_subnets(node, name, conf)
+        subnets = node_subnets(node, name, conf)
         assert node is not None
         families = [family for family in FAMILIES if family in subnets]
         outer = outers(self._kernel, self._settings, families)
         own_ips = public_ips(node, self._keys, self._settings, outer)
-        mtu = pods_mtu(conf, outer)
-        found = stations(self._nodes.values(), name, conf, self._keys, assumed=self._announce is None)
+        mtu = pod_mtu(conf, outer)
+        found = overlay_peers(self._nodes.values(), name, conf, self._keys, assumed=self._announce is None)
         peers = without_conflicts(found.usable, name, subnets, own_ips)
         problems = (*found.problems, *peers.problems)
         want, more = self._mend(conf, node, subnets, outer, peers.usable)
@@ -164,9 +163,9 @@ class Overlay:
         conf: NetConf,
         node: Node,
         subnets: Mapping[IPFamily, str],
-        outer: Mapping[IPFamily, Outer],
-        peers: tuple[Station, ...],
-    ) -> tuple[Wanted, tuple[str, ...]]:
+        outer: Mapping[IPFamily, ExternalInterface],
+        peers: tuple[OverlayPeer, ...],
+    ) -> tuple[DesiredState, tuple[str, ...]]:
         """Make the kernel have what it must have."""
         names = [device_name(family, conf.backend.vni) for family in outer] if conf.backend.type == VXLAN else []
         have, ways = self._kernel.read(names, tuple(outer))
@@ -177,12 +176,12 @@ class Overlay:
                 self._macs[key] = hardware_address(node, self._keys, conf, family, have, derived=self._announce is None)
             macs[family] = self._macs[key]
         outside = [way for way in ways if not _within(way, conf.networks)]
-        want, problems = wanted(conf, subnets, peers, outer, macs, outside)
+        want, problems = desired_state(conf, subnets, peers, outer, macs, outside)
         routes_file = self._settings.routes_file
         if self._made is None:
             self._made = files.read_routes(routes_file)
         direct = frozenset(route for route in want.routes if not route.onlink)
-        steps = changes(want, have, conf.networks, self._made)
+        steps = plan_changes(want, have, conf.networks, self._made)
         if not direct <= self._made:
             # Before they are made: whoever ends between the two must know them afterwards.
             self._made |= direct
@@ -199,7 +198,7 @@ class Overlay:
         self.links = frozenset([*(one.index for one in outer.values()), *(one.index for one in have.devices.values())])
         return want, problems
 
-    def _note(self, steps: Sequence[Change]) -> None:
+    def _note(self, steps: Sequence[OverlayChange]) -> None:
         """Count and log what was done."""
         before, healed = self._in_force, []
         devices = {device.name for device in before.devices}
@@ -209,9 +208,11 @@ class Overlay:
             match step:
                 case AddDevice(device) if device.name in devices:
                     healed.append("device")
-                case AddAddress(device=name, address=address) if name not in fresh and (name, address) in addresses:
+                case AddDeviceAddress(device=name, address=address) if (
+                    name not in fresh and (name, address) in addresses
+                ):
                     healed.append("address")
-                case Put(entry) if entry.device not in fresh and (
+                case PutEntry(entry) if entry.device not in fresh and (
                     entry in before.neighbours or entry in before.forwards or entry in before.routes
                 ):
                     healed.append(_KINDS[type(entry)])
@@ -224,10 +225,12 @@ class Overlay:
     def _keep_rules(self, conf: NetConf, subnets: Mapping[IPFamily, str]) -> None:
         settings = self._settings
         if self._rules is None or self._rules.nftables is not conf.nftables:
-            self._rules = Rules(nftables=conf.nftables)
+            self._rules = MasqueradeWriter(nftables=conf.nftables)
         for family, subnet in subnets.items():
             cluster = conf.network(family)
-            wish = Wish(family, cluster, subnet, masquerade=settings.masquerade, forward=settings.forward_rules)
+            wish = MasqueradeRules(
+                family, cluster, subnet, masquerade=settings.masquerade, forward=settings.forward_rules
+            )
             what = (conf.nftables, cluster, subnet)
             if self._rules.keep(wish):
                 if self._rules_in_force.get(family) == what:
@@ -239,10 +242,10 @@ class Overlay:
         if self._announce is None:
             return
         own = {
-            family: Own(public_ip=ip, mac=self._macs.get(device_name(family, conf.backend.vni), ""))
+            family: LeaseAttributes(public_ip=ip, mac=self._macs.get(device_name(family, conf.backend.vni), ""))
             for family, ip in own_ips.items()
         }
-        self._announce(node, announced(self._keys, conf.backend, own))
+        self._announce(node, lease_annotations(self._keys, conf.backend, own))
 
 
 def _of_nodes(problem: Any) -> bool:
@@ -251,13 +254,13 @@ def _of_nodes(problem: Any) -> bool:
     return getattr(problem, "severity", "error") == "error" and (not whose or whose.startswith(("Node ", "API server")))
 
 
-def _within(way: Way, networks: Iterable[str]) -> bool:
+def _within(way: KernelRoute, networks: Iterable[str]) -> bool:
     """Whether a route is one into the pods' networks."""
     address = way.destination.partition("/")[0]
     return not way.destination.endswith("/0") and any(contains(network, address) for network in networks)
 
 
-def _tunnels(want: Wanted) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+def _tunnels(want: DesiredState) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     return tuple(
         (
             device.name,

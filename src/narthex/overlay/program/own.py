@@ -9,11 +9,11 @@ from pathlib import Path
 
 from narthex.model.net import IPFamily, family_of
 from narthex.model.objects import Node
-from narthex.overlay.annotations import Keys, derived_mac, given_public_ip, vtep_mac
-from narthex.overlay.changes import Have
-from narthex.overlay.desired import Outer, device_name
+from narthex.overlay.annotations import AnnotationKeys, derived_mac, given_public_ip, vtep_mac
+from narthex.overlay.changes import OverlayState
+from narthex.overlay.desired import ExternalInterface, device_name
+from narthex.overlay.interfaces import select_interface
 from narthex.overlay.kernel.kernel import OverlayKernel
-from narthex.overlay.links import choose
 from narthex.overlay.net_conf import NetConf, NetConfError, parse
 from narthex.overlay.program.settings import OverlaySettings
 
@@ -49,11 +49,15 @@ class ConfFile:
         self._data, self.problem = None, f"{error}; what was read before stays in force"
 
 
-def outers(kernel: OverlayKernel, settings: OverlaySettings, families: Sequence[IPFamily]) -> dict[IPFamily, Outer]:
+def outers(
+    kernel: OverlayKernel, settings: OverlaySettings, families: Sequence[IPFamily]
+) -> dict[IPFamily, ExternalInterface]:
     """The link between the nodes, by family. Raises NoLink, OSError."""
-    link = choose(settings.choice, kernel.links(), families, lambda: kernel.default_link(families), _source_towards)
+    link = select_interface(
+        settings.choice, kernel.links(), families, lambda: kernel.default_link(families), _source_towards
+    )
     return {
-        family: Outer(link=link.name, index=link.index, address=link.address(family), mtu=link.mtu)
+        family: ExternalInterface(link=link.name, index=link.index, address=link.address(family), mtu=link.mtu)
         for family in families
     }
 
@@ -69,7 +73,7 @@ def _source_towards(address: str) -> str:
 
 
 def public_ips(
-    node: Node, keys: Keys, settings: OverlaySettings, outer: Mapping[IPFamily, Outer]
+    node: Node, keys: AnnotationKeys, settings: OverlaySettings, outer: Mapping[IPFamily, ExternalInterface]
 ) -> dict[IPFamily, str]:
     """What others shall send to. Raises ValueError for an annotation that is none."""
     given = {family_of(one): one for one in settings.public_ips}
@@ -78,7 +82,9 @@ def public_ips(
     }
 
 
-def hardware_address(node: Node, keys: Keys, conf: NetConf, family: IPFamily, have: Have, *, derived: bool) -> str:
+def hardware_address(
+    node: Node, keys: AnnotationKeys, conf: NetConf, family: IPFamily, have: OverlayState, *, derived: bool
+) -> str:
     """That of the vxlan device: as the Node announces it, as the device has it, or a new one. `derived`: others work it
     out from the node's name when the Node does not say."""
     vni = conf.backend.vni

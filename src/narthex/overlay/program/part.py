@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from narthex.kube.access import Access
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.resources import NODES
@@ -22,16 +24,21 @@ from narthex.linux.iptables_variants import default_variant
 from narthex.linux.monitor import Concern, Foreign, watch_rules
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
+from narthex.kube.decoders import make_known
 from narthex.overlay.kernel.kernel import OverlayKernel
-from narthex.overlay.kernel.monitor import Notices
+from narthex.overlay.kernel.monitor import RouteMonitor
 from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
-from narthex.overlay.program.announce import Announcer, NodeWriter, Writes
-from narthex.overlay.program.figures import Figures
+from narthex.overlay.program.annotate import NodeAnnotator, NodePatcher, NodeWriter
 from narthex.overlay.program.loop import Overlay
+from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.selftest import SelfTest
 from narthex.overlay.program.settings import OverlaySettings
 from narthex.runtime.feed import Feed, Watched
-from narthex.runtime.process import StartError
+from narthex.runtime.http import Reply, Slow
+from narthex.runtime.logs import LOGGER
+from narthex.runtime.metrics import exposition, metrics_reply
+from narthex.runtime.process import StartError, run_until_signal
+from narthex.runtime.status import Listener, Routes
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -51,7 +58,7 @@ class OverlayOrigin(NamedTuple):
     """Where Nodes come from, and where this one is written to."""
 
     source: Watched
-    writes: Writes | None
+    writes: NodePatcher | None
     """None: nobody can be told of this node. The others then take its InternalIP, and work out the hardware address of
     its vxlan device from its name."""
 
@@ -72,7 +79,7 @@ class OverlayPart:
     def __init__(self, settings: OverlaySettings, origin: OverlayOrigin) -> None:
         self._settings = settings
         self._origin = origin
-        self.figures = Figures()
+        self.figures = OverlayMetrics()
         self._clock = SystemClock()
         self._stopping = False
 
@@ -104,7 +111,7 @@ class OverlayPart:
         with ExitStack() as stack:
             kernel = OverlayKernel()
             stack.callback(kernel.close)
-            notices = Notices(lambda index: index in overlay.links)
+            notices = RouteMonitor(lambda index: index in overlay.links)
             stack.callback(notices.close)
             rules = _listeners()
             for each in rules:
@@ -112,7 +119,7 @@ class OverlayPart:
             feed = Feed(self._origin.source)
             announcer = None
             if self._origin.writes is not None:
-                announcer = Announcer(self._origin.writes, self._settings.set_condition)
+                announcer = NodeAnnotator(self._origin.writes, self._settings.set_condition)
             overlay = Overlay(
                 self._settings,
                 feed.take,
@@ -155,3 +162,25 @@ def _listeners() -> list[Foreign]:
 def _changed(rules: list[Foreign]) -> bool:
     """All are asked, so that none tells of the same change again."""
     return sum(sum(each.look().values()) for each in rules) > 0
+
+
+def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tuple[str, int] | None) -> None:
+    """Keep the overlay up until SIGTERM or SIGINT. `healthz`: address and port. Raises StartError."""
+    make_known()
+    part = OverlayPart(settings, origin)
+    run_until_signal(part, [Listener("health", *healthz, routes(part))] if healthz is not None else ())
+    LOGGER.info("overlay: stopped; what is in force stays")
+
+
+def routes(part: OverlayPart) -> Routes:
+    """What the port answers: `/healthz` as long as the process is there, `/readyz` by the last look, `/metrics`."""
+
+    def ready() -> Reply:
+        body = msgspec.json.encode(part.figures.state())
+        return Reply(200 if part.ready else 503, body, "application/json")
+
+    return {
+        "/healthz": lambda: Reply(200, b"ok"),
+        "/readyz": ready,
+        "/metrics": lambda: Slow(lambda: metrics_reply(exposition(part.figures))),
+    }

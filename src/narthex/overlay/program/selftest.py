@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from narthex.linux.background import beside
 from narthex.linux.clock import Clock, SystemClock
 from narthex.overlay.kernel import checksums
-from narthex.overlay.probe import Verdict
-from narthex.overlay.program.figures import Figures
+from narthex.overlay.kernel.checksums import ChecksumVerdict
+from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.runtime.logs import LOGGER
 
 FIRST, UNCLEAR, CLEAR = 1.0, 30.0, 600.0
@@ -26,7 +26,7 @@ class SelfTest:
     """Tests each vxlan device now and then, and switches the offload off where it is broken."""
 
     def __init__(
-        self, tunnels: Callable[[], Tunnels], figures: Figures, repair: bool, clock: Clock | None = None
+        self, tunnels: Callable[[], Tunnels], figures: OverlayMetrics, repair: bool, clock: Clock | None = None
     ) -> None:
         """`tunnels` gives devices, the own address on each, and its peers' addresses; asked from another thread."""
         self._tunnels = tunnels
@@ -54,17 +54,17 @@ class SelfTest:
             if not verdicts:
                 rest = FIRST
             else:
-                rest = UNCLEAR if Verdict.UNCLEAR in verdicts else CLEAR
+                rest = UNCLEAR if ChecksumVerdict.UNCLEAR in verdicts else CLEAR
 
-    def test(self, device: str, own: str, peers: tuple[str, ...]) -> Verdict:
+    def test(self, device: str, own: str, peers: tuple[str, ...]) -> ChecksumVerdict:
         """Test one device, and repair it."""
-        found = Verdict.UNCLEAR
+        found = ChecksumVerdict.UNCLEAR
         try:
             for peer in peers[:_MOST_PEERS]:
                 found = checksums.test(device, own, peer, self._is_stopping)
-                if found is not Verdict.UNCLEAR:
+                if found is not ChecksumVerdict.UNCLEAR:
                     break
-            if found is Verdict.BROKEN and checksums.offloaded(device):
+            if found is ChecksumVerdict.BROKEN and checksums.offloaded(device):
                 found = self._broken(device, own, peer)
         except PermissionError as error:
             if not self._refused:
@@ -81,11 +81,11 @@ class SelfTest:
     def _is_stopping(self) -> bool:
         return self._stopping
 
-    def _broken(self, device: str, own: str, peer: str) -> Verdict:
+    def _broken(self, device: str, own: str, peer: str) -> ChecksumVerdict:
         said = f"overlay: packets that leave {device} for {peer} have wrong checksums, which their receivers drop"
         if not self._repair:
             LOGGER.error("%s: run `ethtool -K %s tx-checksum-ip-generic off`", said, device)
-            return Verdict.BROKEN
+            return ChecksumVerdict.BROKEN
         checksums.switch_off(device)
         self._figures.repaired += 1
         found = checksums.test(device, own, peer, self._is_stopping)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.overlay.links import Choice
+from narthex.overlay.interfaces import InterfaceSelection
 from narthex.runtime.configuration.values import OverlayConfiguration
 
 _USUAL = OverlayConfiguration()
@@ -20,7 +20,7 @@ class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
     subnet_file: str = _USUAL.subnet_file
     routes_file: str = ""
     """Where the routes over the link between the nodes are written down that are ours; empty: beside `subnet_file`."""
-    choice: Choice = Choice()
+    choice: InterfaceSelection = InterfaceSelection()
     """Which link leads to the other nodes."""
     public_ips: tuple[str, ...] = ()
     """What others shall send to, one address of each family at most; else the link's own."""
@@ -45,7 +45,9 @@ def settings_of(told: OverlayConfiguration, node: str) -> OverlaySettings:
         node=node,
         net_conf=told.net_conf,
         subnet_file=told.subnet_file,
-        choice=Choice(names=told.interfaces, patterns=told.interface_patterns, can_reach=told.interface_can_reach),
+        choice=InterfaceSelection(
+            names=told.interfaces, patterns=told.interface_patterns, can_reach=told.interface_can_reach
+        ),
         public_ips=told.public_ips,
         masquerade=told.masquerade,
         forward_rules=told.forward_rules,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from narthex.overlay.probe import Verdict
+from narthex.overlay.kernel.checksums import ChecksumVerdict
 from narthex.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KINDS = ("device", "address", "neighbour", "fdb", "route", "rules")
 
 
-class Figures:
+class OverlayMetrics:
     """Written by one thread, read by any."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Figures:
         """When one came to its end, as a date."""
         self.syncs = 0
         self.healed: Counter[str] = Counter()
-        self.checksums: dict[str, Verdict] = {}
+        self.checksums: dict[str, ChecksumVerdict] = {}
         """By device: what the self-test said last."""
         self.repaired = 0
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class Figures:
             labels=["device", "verdict"],
         )
         for device, found in list(self.checksums.items()):
-            for one in Verdict:
+            for one in ChecksumVerdict:
                 checksums.add_metric([device, one.value], float(one is found))
         yield checksums
         yield CounterMetricFamily(

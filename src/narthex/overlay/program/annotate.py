@@ -14,7 +14,7 @@ from narthex.kube.writes import ApiError, writing
 from narthex.linux.background import beside
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model.objects import Node
-from narthex.overlay.annotations import differing
+from narthex.overlay.annotations import changed_annotations
 from narthex.runtime.logs import LOGGER
 
 _FIRST_REST, _LONGEST_REST = 1.0, 30.0
@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 """For a write that is under way when it ends; the thread ends with the process."""
 
 
-class Writes(Protocol):
+class NodePatcher(Protocol):
     """Changes one Node."""
 
     def patch(self, node: str, body: dict[str, Any]) -> None:
@@ -49,10 +49,10 @@ class NodeWriter:
             await writer.patch(path, body, kind="strategic", subresource="status")
 
 
-class Announcer:
+class NodeAnnotator:
     """Writes in a thread of its own: a server that does not answer must not keep routes from being mended."""
 
-    def __init__(self, writes: Writes, condition: bool, clock: Clock | None = None) -> None:
+    def __init__(self, writes: NodePatcher, condition: bool, clock: Clock | None = None) -> None:
         """`condition`: NetworkUnavailable is to be False."""
         self._writes = writes
         self._condition = condition
@@ -106,7 +106,7 @@ class Announcer:
         if node is None:
             return None
         body: dict[str, Any] = {}
-        annotations = differing(node, wanted)
+        annotations = changed_annotations(node, wanted)
         if annotations:
             body["metadata"] = {"annotations": annotations}
         if self._condition and (node.network_unavailable or self._told != node.uid):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from narthex.model.links import LinkChange
 
 
-class Setting(Value):
+class SysctlSetting(Value):
     """A kernel setting, by its path below /proc/sys."""
 
     path: str
@@ -21,7 +21,7 @@ class Setting(Value):
     """Whether the plugin fails where the kernel does not have it or refuses."""
 
 
-class Element(Value):
+class SetElement(Value):
     """An element of a set of our rules, in the kernel's bytes: parts one behind the other, each padded to four."""
 
     set: str
@@ -34,14 +34,14 @@ class Element(Value):
     """Whether an element with this key may belong to one attachment only."""
 
 
-class Wishes(Value):
+class AttachmentPlan(Value):
     """All that a plugin wants for an attachment."""
 
-    node_settings: tuple[Setting, ...] = ()
+    node_settings: tuple[SysctlSetting, ...] = ()
     node: tuple[LinkChange, ...] = ()
-    pod_settings: tuple[Setting, ...] = ()
+    pod_settings: tuple[SysctlSetting, ...] = ()
     pod: tuple[LinkChange, ...] = ()
     announce: tuple[LinkChange, ...] = ()
     """In the pod, as soon as the bridge passes its packets: what tells the neighbours of the addresses' new holder."""
-    late_settings: tuple[Setting, ...] = ()
+    late_settings: tuple[SysctlSetting, ...] = ()
     """Of the node, for links that are not there before."""

@@ -11,11 +11,11 @@ from narthex.model.net import IPFamily, family_of
 from narthex.model.problem import quoted
 
 
-class NoLink(ValueError):
+class InterfaceNotFound(ValueError):
     """No interface is as it was asked for; the message says what there is."""
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class NodeInterface(msgspec.Struct, frozen=True, kw_only=True):
     """An interface that is up."""
 
     name: str
@@ -29,7 +29,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in self.addresses if family_of(one) is family), "")
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class InterfaceSelection(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for; the first that is found counts, in this order."""
 
     names: tuple[str, ...] = ()
@@ -47,26 +47,31 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"--iface-regex {quoted(pattern)}: {error}") from None
 
 
-def choose(
-    choice: Choice,
-    links: Sequence[Link],
+def select_interface(
+    choice: InterfaceSelection,
+    links: Sequence[NodeInterface],
     families: Iterable[IPFamily],
     default: Callable[[], int],
     towards: Callable[[str], str],
-) -> Link:
+) -> NodeInterface:
     """The link. `default` gives the index of the default route's interface (0: there is none), `towards` the own address
     that packets to another leave with. Raises NoLink."""
     families = tuple(families)
     found = _wanted(choice, links, default, towards)
     missing = [family.label for family in families if not found.address(family)]
     if missing:
-        raise NoLink(
+        raise InterfaceNotFound(
             f"interface {found.name} has no address of {' and '.join(missing)}: give it one, or choose with --iface"
         )
     return found
 
 
-def _wanted(choice: Choice, links: Sequence[Link], default: Callable[[], int], towards: Callable[[str], str]) -> Link:
+def _wanted(
+    choice: InterfaceSelection,
+    links: Sequence[NodeInterface],
+    default: Callable[[], int],
+    towards: Callable[[str], str],
+) -> NodeInterface:
     there = ", ".join(f"{link.name} ({', '.join(link.addresses) or 'no address'})" for link in links) or "none"
     if choice.names or choice.patterns:
         for name in choice.names:
@@ -79,15 +84,17 @@ def _wanted(choice: Choice, links: Sequence[Link], default: Callable[[], int], t
                 if any(re.search(pattern, text) for text in (*link.addresses, link.name)):
                     return link
         asked = ", ".join([*map(quoted, choice.names), *map(quoted, choice.patterns)])
-        raise NoLink(f"no interface is or has {asked}; there is {there}")
+        raise InterfaceNotFound(f"no interface is or has {asked}; there is {there}")
     if choice.can_reach:
         own = towards(choice.can_reach)
         for link in links:
             if own and own in link.addresses:
                 return link
-        raise NoLink(f"no interface leads to {choice.can_reach} (--iface-can-reach); there is {there}")
+        raise InterfaceNotFound(f"no interface leads to {choice.can_reach} (--iface-can-reach); there is {there}")
     index = default()
     for link in links:
         if link.index == index:
             return link
-    raise NoLink(f"there is no default route to choose an interface by: choose one with --iface; there is {there}")
+    raise InterfaceNotFound(
+        f"there is no default route to choose an interface by: choose one with --iface; there is {there}"
+    )
