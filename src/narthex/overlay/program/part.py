@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from narthex.kube.access import Access
+from narthex.kube.decoders import make_known
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.resources import NODES
 from narthex.kube.source import KubeSource
@@ -24,7 +25,6 @@ from narthex.linux.iptables_variants import default_variant
 from narthex.linux.monitor import Concern, Foreign, watch_rules
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.kube.decoders import make_known
 from narthex.overlay.kernel.kernel import OverlayKernel
 from narthex.overlay.kernel.monitor import RouteMonitor
 from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
