@@ -104,7 +104,9 @@ class Client:
         """Make the nonce the sequence number of the SYN (tcp(7), TCP_REPAIR)."""
         self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
         self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR_QUEUE, _TCP_SEND_QUEUE)
-        self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_QUEUE_SEQ, struct.pack("=I", int.from_bytes(self._token, "big")))
+        self.socket.setsockopt(
+            socket.IPPROTO_TCP, _TCP_QUEUE_SEQ, struct.pack("=I", int.from_bytes(self._token, "big"))
+        )
         self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, _TCP_REPAIR_OFF_NO_WINDOW_PROBE)
 
     def send(self) -> None:

@@ -183,7 +183,11 @@ class Ears:
         return client
 
     def _result(self, client: Client) -> Result:
-        mine = [arrival for arrival, port, nonce in self._heard if client.sent(nonce) or self._relayed(client, arrival, port)]
+        mine = [
+            arrival
+            for arrival, port, nonce in self._heard
+            if client.sent(nonce) or self._relayed(client, arrival, port)
+        ]
         return Result(arrivals=mine, refusal=client.refusal, answered=client.answered)
 
     def _relayed(self, client: Client, arrival: Arrival, source_port: int) -> bool:
