@@ -505,7 +505,7 @@ def test_rests_grow_up_to_a_limit():
         rests.append(table.rest)
         table(Due(), after=table.rest)
     assert rests[:3] == pytest.approx([0.4, 0.8, 1.6])
-    assert rests[-1] == TIMES.longest_rest
+    assert rests[-1] == TIMES.backoff.longest
 
 
 @pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (1.0, 1.5)])
@@ -513,7 +513,7 @@ def test_rests_differ_by_chance(chance, share):
     watch = Watch(SERVICE_CIDRS, lambda: chance, streaming=False)
     watch.take(Start(), 0.0)
     watch.take(LOST, 0.0)
-    assert watch.wake_at == pytest.approx(TIMES.first_rest * share)
+    assert watch.wake_at == pytest.approx(TIMES.backoff.first * share)
 
 
 def test_a_watch_that_lives_ends_the_counting_of_failures():
@@ -522,7 +522,7 @@ def test_a_watch_that_lives_ends_the_counting_of_failures():
         table(LOST)
         table(Due(), Opened(), after=table.rest)
     table(LOST, after=TIMES.steady)
-    assert table.rest == pytest.approx(TIMES.first_rest)
+    assert table.rest == pytest.approx(TIMES.backoff.first)
 
 
 def test_an_outage_changes_nothing_that_is_known_and_is_told_once():

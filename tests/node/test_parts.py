@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from narthex.model.backoff import Backoff
 from narthex.node import parts as node
 from narthex.node.parts import Keeper, Node
 from narthex.testing.fakes import FakeClock
@@ -171,7 +172,7 @@ class Running:
 
 
 def test_one_parts_failure_is_never_anothers(monkeypatch):
-    monkeypatch.setattr(node, "FIRST_REST", 0.01)
+    monkeypatch.setattr(node, "RESTART_BACKOFF", Backoff(0.01, 60.0))
     good, made = Lasting(), []
 
     def make_bad():

@@ -7,6 +7,7 @@ import pytest
 
 from narthex.cli.node import PARTS as FLAGS
 from narthex.kube.origin import Origin
+from narthex.model.backoff import Backoff
 from narthex.node import table
 from narthex.node.parts import Part
 from narthex.node.process import NodeWork
@@ -48,7 +49,7 @@ class StandIn:
 @pytest.fixture
 def work(monkeypatch):
     monkeypatch.setattr(table, "ProxyPart", StandIn)
-    monkeypatch.setattr("narthex.node.parts.FIRST_REST", 0.01)
+    monkeypatch.setattr("narthex.node.parts.RESTART_BACKOFF", Backoff(0.01, 60.0))
     monkeypatch.setattr(StandIn, "made", [])
     made = NodeWork(TOLD, lambda: Origin(Source(), collectors=("the source's",)))
     thread = threading.Thread(target=made.run)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from narthex.model.backoff import Backoff
 from narthex.model.store import Event
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
 
-    first_rest: float = 0.4
-    """After one failure; twice as long after each further one, and a random share more or less."""
-    longest_rest: float = 30.0
+    backoff: Backoff = Backoff(0.4, 30.0, jitter=1.0)
+    """Between a failure and the next request."""
     steady: float = 10.0
     """A watch that lived this long ends the counting of failures."""
     list_silence: float = 60.0

@@ -14,12 +14,13 @@ from narthex.kube.exchange import TIMES
 from narthex.kube.resources import Resource
 from narthex.kube.session import follow
 from narthex.kube.watch import Watch
+from narthex.model.backoff import Backoff
 from narthex.model.problem import Problem
 from narthex.model.store import Event
 
 PATIENCE_SECONDS = 30.0
 _ATTEMPTS = 3
-_TIMES = msgspec.structs.replace(TIMES, first_rest=0.2, longest_rest=2.0, list_silence=PATIENCE_SECONDS)
+_TIMES = msgspec.structs.replace(TIMES, backoff=Backoff(0.2, 2.0, jitter=1.0), list_silence=PATIENCE_SECONDS)
 
 
 def read_once(

@@ -404,9 +404,8 @@ class Watch:
         if self._phase is _Phase.STREAMING and kind != "429":
             # Better a list than none, whatever is wrong with the stream (client-go does so, too).
             self._stream_failed = True
-        rest = min(self._times.longest_rest, self._times.first_rest * 2 ** min(self._failures, 30))
-        rest *= 0.5 + self._chance()
         self._failures += 1
+        rest = self._times.backoff.delay(self._failures, self._chance())
         # One lost watch is nothing to speak of: they all go when a server is restarted.
         if self._failures > 1 or not self.synced:
             self.trouble = self.trouble or self._problem(what, "error")

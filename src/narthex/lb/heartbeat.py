@@ -205,8 +205,8 @@ class Membership:
     def stand_back_until(self) -> float:
         """When it ends to stand back."""
         losses = max((peer.reported_losses for peer in self.alive.values()), default=0)
-        penalty: float = self.times.stand_back * 2 ** min(max(0, losses - 1), 16)
-        return self._steady_since + min(penalty, self.times.most_stand_back)
+        penalty = Backoff(self.times.stand_back, self.times.most_stand_back).delay(max(1, losses))
+        return self._steady_since + penalty
 
     def know(self, addresses: Mapping[str, str]) -> None:
         """Which nodes there are, and where; those that are gone from it are forgotten."""

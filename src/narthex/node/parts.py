@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from narthex.linux.clock import Clock, SystemClock
+from narthex.model.backoff import Backoff
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.status import PartReport
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-FIRST_REST = 1.0
-"""Seconds until a part that has ended is started again; doubled each time."""
-LONGEST_REST = 60.0
+RESTART_BACKOFF = Backoff(1.0, 60.0)
+"""Between the failure of a part and its next start."""
 STEADY = 120.0
-"""After a run of so many seconds the rests begin anew."""
+"""A run of so many seconds resets the backoff."""
 PATIENCE = 10.0
 """Seconds that a part has to end in when it is told to."""
 _LOOK = 1.0
@@ -75,7 +75,7 @@ class Keeper:
 
     def keep(self) -> None:
         """Run the part, again and again, until `stop`."""
-        rest = FIRST_REST
+        in_a_row = 0
         while not self._stopping:
             # Whoever asks for a new one from here on has it made by what is so now.
             self._renewed = False
@@ -87,14 +87,15 @@ class Keeper:
                 LOGGER.info("part %s begins anew, for other settings", self.name)
                 continue
             if self._clock.now() - begun >= STEADY:
-                rest = FIRST_REST
+                in_a_row = 0
             self._failures += 1
+            in_a_row += 1
+            rest = RESTART_BACKOFF.delay(in_a_row)
             self._error = error
             LOGGER.error(
                 "part %s ended: %s; it is started again in %g s, the other parts go on", self.name, error, rest
             )
             self._sleep(rest)
-            rest = min(2 * rest, LONGEST_REST)
 
     def _sleep(self, seconds: float) -> None:
         end = self._clock.now() + seconds

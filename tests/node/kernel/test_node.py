@@ -18,6 +18,7 @@ from tests.proxy.kernel.small_cluster import HERE, SOURCE, SmallCluster, service
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.origin import Origin
 from narthex.linux import namespaces as netns
+from narthex.model.backoff import Backoff
 from narthex.node.process import NodeWork
 from narthex.proxy.program.settings import settings
 from narthex.testing.apiserver.server import ApiServer
@@ -135,7 +136,7 @@ class Poisoned(ManifestSource):
 
 
 def test_a_proxy_that_fails_while_it_runs_begins_anew_and_frees_what_it_had(cluster, monkeypatch):
-    monkeypatch.setattr("narthex.node.parts.FIRST_REST", 0.05)
+    monkeypatch.setattr("narthex.node.parts.RESTART_BACKOFF", Backoff(0.05, 60.0))
     balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000}
     cluster.put("web", service(**balanced), *slices({HERE[4][0]: "ready", HERE[6][0]: "ready"}))
     cluster.serve(HERE[4][0], HERE[6][0])

@@ -19,9 +19,9 @@ import msgspec
 
 from narthex.lab.controllers.present import Present, Seen
 from narthex.lab.controllers.view import Again, Answer, Key, View, Work, Write, named
+from narthex.model.backoff import Backoff
 
-_FIRST_PAUSE = timedelta(seconds=0.25)
-_LONGEST_PAUSE = timedelta(seconds=30)
+_BACKOFF = Backoff(0.25, 30.0)
 _MADE_OTHERWISE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What reading an object of another shape than Kubernetes' ends in."""
 
@@ -97,7 +97,7 @@ class Control:
         except _MADE_OTHERWISE as error:
             # One object that nobody understands must not stop the others.
             self.problems[work] = f"{controller.name} cannot make out {key}: {type(error).__name__}: {error}"
-            self._wait(work, now + _LONGEST_PAUSE)
+            self._wait(work, now + timedelta(seconds=_BACKOFF.longest))
             return []
         self.problems.pop(work, None)
         return writes
@@ -113,7 +113,7 @@ class Control:
             return
         self.problems[write.by] = f"{write.by.controller} could not write {named(write)}: {why}"
         count = self._refusals[write.by] = self._refusals.get(write.by, 0) + 1
-        self._wait(write.by, now + min(_FIRST_PAUSE * 2 ** min(count - 1, 10), _LONGEST_PAUSE))
+        self._wait(write.by, now + timedelta(seconds=_BACKOFF.delay(count)))
 
     def done(self, write: Write) -> None:
         """Tell that a write was done, so that the next refusal of its kind counts as the first."""

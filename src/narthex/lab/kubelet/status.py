@@ -221,10 +221,13 @@ def _filled(**values: Any) -> Object:
     return {name: value for name, value in values.items() if value}
 
 
+_RESTART_BACKOFF = Backoff(10.0, 300.0)
+
+
 def back_off(restarts: int) -> float:
     """Seconds until a container that has ended so many times is started again: none the first time, then 10 s, doubled
     each time, at most 5 minutes (kuberuntime_manager.go, backOffPeriod)."""
-    return 0.0 if restarts < 1 else min(10.0 * 2 ** (restarts - 1), 300.0)
+    return _RESTART_BACKOFF.delay(restarts)
 
 
 def wants_restart(policy: str, ended: Iterable[Terminated]) -> bool:

@@ -17,13 +17,14 @@ from narthex.kube.resources import ALL_SERVICES
 from narthex.kube.writes import ApiError, Conflict, Missing, NoAnswer, Object, Writer, writing
 from narthex.lb.service_status import ServiceChanges, pool_patch, service_path
 from narthex.linux.clock import Clock
+from narthex.model.backoff import Backoff
 from narthex.model.names import NamespacedName
 from narthex.model.net import address
 from narthex.model.objects import Service
 from narthex.runtime.logs import LOGGER, printable
 
 _REQUEST_SECONDS = 10.0
-_FIRST_REST, _LONGEST_REST = 0.5, 60.0
+_BACKOFF = Backoff(0.5, 60.0)
 _AGAIN_SECONDS = 60.0
 """Writes that are closer together are a quarrel."""
 _STALE_SECONDS = 30.0
@@ -37,12 +38,12 @@ class _Attempt(msgspec.Struct):
     """The one that was decided from; as long as it is the one that is known, nothing new can be decided..."""
     until: float
     """...until then: a watch may be lost. Empty version: the write failed, and until then it rests."""
-    rest: float = _FIRST_REST
-    """How long it rested the last time."""
+    failures: int = 0
+    """Writes in a row that failed."""
     at: float = -1e9
     """When a write was done."""
-    pause: float = 0.0
-    """After which the next may be made, though there is a new version: another writer is not fought at full speed."""
+    quarrels: int = 0
+    """Writes that came soon after another one: they back off too, so that no other writer is fought at full speed."""
 
 
 class WriteOutcome(enum.Enum):
@@ -81,7 +82,7 @@ class StatusWriter:
         if attempt is None:
             return 0.0
         if attempt.version and attempt.version != service.resource_version:
-            return max(0.0, attempt.at + attempt.pause - now)
+            return max(0.0, attempt.at + _BACKOFF.delay(attempt.quarrels) - now)
         return max(0.0, attempt.until - now)
 
     def forget(self, there: Callable[[NamespacedName], bool]) -> None:
@@ -119,7 +120,7 @@ class StatusWriter:
         before, now = self._attempts.get(service.key), self._clock.now()
         self._await_news(service)
         if before is not None and now - before.at < _AGAIN_SECONDS:
-            self._attempts[service.key].pause = min(_LONGEST_REST, max(_FIRST_REST, before.pause * 2))
+            self._attempts[service.key].quarrels += 1
         self._attempts[service.key].at = now
         return WriteOutcome.DONE
 
@@ -127,7 +128,7 @@ class StatusWriter:
         before = self._attempts.get(service.key)
         made = _Attempt(service.resource_version, self._clock.now() + _STALE_SECONDS)
         if before is not None:
-            made.at, made.pause = before.at, before.pause
+            made.at, made.quarrels = before.at, before.quarrels
         self._attempts[service.key] = made
 
     def _patch(self, path: str, body: Object, subresource: str, allowance: Callable[[], float]) -> Object:
@@ -145,8 +146,8 @@ class StatusWriter:
 
     def _put_off(self, service: Service) -> None:
         before = self._attempts.get(service.key)
-        rest = min(_LONGEST_REST, before.rest * 2) if before is not None and not before.version else _FIRST_REST
-        self._attempts[service.key] = _Attempt("", self._clock.now() + rest, rest)
+        failures = 1 + (before.failures if before is not None else 0)
+        self._attempts[service.key] = _Attempt("", self._clock.now() + _BACKOFF.delay(failures), failures)
 
 
 _SECONDS = 30.0

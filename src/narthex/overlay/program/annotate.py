@@ -13,11 +13,12 @@ from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, writing
 from narthex.linux.background import beside
 from narthex.linux.clock import Clock, SystemClock
+from narthex.model.backoff import Backoff
 from narthex.model.objects import Node
 from narthex.overlay.annotations import changed_annotations
 from narthex.runtime.logs import LOGGER
 
-_FIRST_REST, _LONGEST_REST = 1.0, 30.0
+_BACKOFF = Backoff(1.0, 30.0)
 _SECONDS = 15.0
 _PATIENCE = 5.0
 """For a write that is under way when it ends; the thread ends with the process."""
@@ -80,24 +81,25 @@ class NodeAnnotator:
         self._clock.wake()
 
     def _run(self) -> None:
-        rest, not_before = 0.0, 0.0
+        failures, not_before = 0, 0.0
         while not self._stopping:
             ahead = not_before - self._clock.now()
             body, node = self._body(), self._node
             if ahead > 0 or body is None or node is None:
-                self._clock.sleep(ahead if ahead > 0 else _LONGEST_REST)
+                self._clock.sleep(ahead if ahead > 0 else _BACKOFF.longest)
                 continue
             try:
                 self._writes.patch(node.name, body)
             except RuntimeError as error:
-                rest = min(max(2 * rest, _FIRST_REST), _LONGEST_REST)
+                failures += 1
+                rest = _BACKOFF.delay(failures)
                 LOGGER.error("overlay: node %s cannot be told of: %s; again in %g s", node.name, error, rest)
             else:
                 LOGGER.info("overlay: node %s announces itself", node.name)
                 self._told = node.uid
                 # Until the watch shows what was written, there is nothing new to say.
-                rest = 0.0
-            not_before = self._clock.now() + max(rest, _FIRST_REST)
+                failures = 0
+            not_before = self._clock.now() + _BACKOFF.delay(max(failures, 1))
 
     def _body(self) -> dict[str, Any] | None:
         """The patch that is needed now."""
