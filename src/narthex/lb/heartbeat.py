@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from narthex.model.backoff import Backoff
+
 MAGIC = b"NXH1"
 _MAC_BYTES = 32
 MAX_BYTES = 60_000

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from narthex.model.backoff import Backoff
+
 Object = dict[str, Any]
 
 IMAGE_ID = "narthex://"
