@@ -47,7 +47,7 @@ def measure(path: Path, destination: str) -> Measured:
     dump = read(path.read_bytes(), path.name)
     rules = dump.of(IPFamily.IPV4)
     packet = Packet(source="192.0.2.1", destination=destination, port=80, iif="eth0")
-    trace = walk(rules.ruleset, packet, Host(addresses=("192.0.2.9",)), beside=rules.beside)
+    trace = walk(rules.ruleset, packet, Host(addresses=("192.0.2.9",)), objects=rules.objects)
     seconds = time.process_time() - begin
     if dump.problems or len(trace.ends()) != _ENDPOINTS or {end[0] for end in trace.ends()} != {Disposition.DELIVERED}:
         raise RuntimeError(f"{path.name} was not read: {dump.problems[:1]} {trace.ends()}")

@@ -8,8 +8,8 @@ from narthex.linux import conntrack
 from narthex.linux.conntrack import Conntrack
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
-from narthex.netfilter.binary import conntrack as ctnetlink
-from narthex.netfilter.binary.conntrack import Entry
+from narthex.netfilter.netlink import conntrack as ctnetlink
+from narthex.netfilter.netlink.conntrack import Entry
 
 ENTRIES = [
     Entry(ConntrackFlow(Protocol.UDP, "10.64.1.200", port, "10.110.0.1", 80, "10.64.1.5", 80), str(port).encode())

@@ -5,9 +5,9 @@ import struct
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Accept, Chain, DnatMap, Field, InSet, Rule, Slot, Unprintable
-from narthex.netfilter.binary.elements import attributes
-from narthex.netfilter.binary.rules import chain_payload, needs_bytecode, rule_payload
+from narthex.netfilter.ast import Accept, Chain, DnatMap, Field, InSet, Rule, Slot, Unprintable
+from narthex.netfilter.netlink.elements import attributes
+from narthex.netfilter.netlink.rules import chain_payload, needs_bytecode, rule_payload
 
 FRONTEND = (Field.DADDR, Field.L4PROTO, Field.DPORT)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.model.net import ConntrackFlow, Protocol
-from narthex.netfilter.binary.conntrack import read
+from narthex.netfilter.netlink.conntrack import read
 
 TAIL = (
     "0800030000000008080008000000000008000c00abecf0f908000b0000000001080007000000025"

@@ -6,7 +6,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast.nodes import Chain, Chance, Goto, Hook, Jump, Rule, Ruleset, Table
+from narthex.netfilter.ast import Chain, Chance, Goto, Hook, Jump, Rule, Ruleset, Table
 from narthex.netfilter.dump.read import DumpError, Flavour, read, read_all
 from narthex.netfilter.walk.walk import walk
 from narthex.testing import big_dump
@@ -24,7 +24,7 @@ COMMIT
 def goes_to(text):
     rules = read(text).of(V4)
     packet = Packet(source="198.51.100.7", destination="10.0.0.1", port=80, iif="eth0")
-    return [end[1] for end in walk(rules.ruleset, packet, Host(), beside=rules.beside).ends()]
+    return [end[1] for end in walk(rules.ruleset, packet, Host(), objects=rules.objects).ends()]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast.nodes import Ruleset
+from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.read import Flavour, read, together
-from narthex.netfilter.walk.walk import HookWalk, Place, walk
+from narthex.netfilter.walk.walk import HookPoint, HookWalk, walk
 
 DUMPS = Path(__file__).parents[1] / "dumps"
 V4 = IPFamily.IPV4
@@ -32,7 +32,7 @@ def trace(names, destination, port, source="198.51.100.7", protocol=Protocol.TCP
         only = tuple(each for each in rules.ruleset.tables if each.name == table)
         rules = msgspec.structs.replace(rules, ruleset=Ruleset(only))
     packet = Packet(source=source, destination=destination, port=port, protocol=protocol, iif=iif)
-    return walk(rules.ruleset, packet, NODE, beside=rules.beside)
+    return walk(rules.ruleset, packet, NODE, objects=rules.objects)
 
 
 def ends(*asked, **said):
@@ -208,7 +208,7 @@ def test_calico_is_walked_with_what_is_not_understood():
     def forward(iif, oif):
         packet = Packet(source="10.65.0.3", destination="10.65.1.9", port=80, iif=iif)
         hooks = HookWalk(rules.ruleset, packet, NODE)
-        passed, ended = hooks.hook(Place("forward", iif=iif, oif=oif), [hooks.start()])
+        passed, ended = hooks.hook(HookPoint("forward", iif=iif, oif=oif), [hooks.start()])
         return {branch.doubt and "may pass" for branch in passed}, {end.disposition for _, end in ended}
 
     assert forward("eth0", "eth1") == ({""}, set())

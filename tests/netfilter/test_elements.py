@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.model.net import IPFamily, address, network
-from narthex.netfilter.ast.nodes import DropPacket, Field, Goto, Return, Set, Slot, Unprintable
-from narthex.netfilter.binary.elements import (
+from narthex.netfilter.ast import DropPacket, Field, Goto, Return, Set, Slot, Unprintable
+from narthex.netfilter.netlink.elements import (
     attribute,
     attributes,
+    decode_list,
     encoder,
     is_config_set,
     key_encoder,
     networks_between,
 )
-from narthex.netfilter.binary.elements_read import decode_list
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 FRONTEND = (Field.DADDR, Field.L4PROTO, Field.DPORT)

@@ -3,16 +3,15 @@
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Field, Unprintable
-from narthex.netfilter.ipset.sets import (
+from narthex.netfilter.ast import Field, Unprintable
+from narthex.netfilter.ipset import (
     IpSet,
     IpsetTextError,
-    elements_of,
     entry_line,
-    key_fields,
     parse,
     save_text,
 )
+from narthex.netfilter.walk.lookup import ipset_fields, ipset_index
 
 V4, V6 = IPFamily
 BOTH = ("dst", "dst")
@@ -46,8 +45,8 @@ def test_what_kernels_of_all_ages_print():
     ("text", "line"),
     [
         ("add A 10.0.0.1", "line 1: 'add A 10.0.0.1': the set A was not created before"),
-        ("create A hash:ip\nflush A", "line 2: 'flush A' is no line of `ipset save`"),
-        ("create A", "line 1: 'create A' is no line"),
+        ("create A hash:ip\nflush A", "line 2: 'flush A' is not a line of `ipset save`"),
+        ("create A", "line 1: 'create A' is not a line"),
     ],
 )
 def test_errors_name_the_line(text, line):
@@ -67,7 +66,7 @@ def test_errors_name_the_line(text, line):
 )
 def test_what_is_not_understood_is_kept_and_says_so(text, why):
     with pytest.raises(ValueError, match="is not understood") as caught:
-        key_fields(parse(text)["A"], BOTH)
+        ipset_fields(parse(text)["A"], BOTH)
     assert why in str(caught.value)
 
 
@@ -99,17 +98,17 @@ def test_no_name_becomes_syntax(name):
     ],
 )
 def test_looking_up(kind, entries, key, found):
-    assert (elements_of(IpSet("A", kind, V4, frozenset(entries))).find(key) is not None) is found
+    assert (ipset_index(IpSet("A", kind, V4, frozenset(entries))).find(key) is not None) is found
 
 
 def test_what_of_a_packet_is_looked_up():
-    assert key_fields(IpSet("A", "hash:ip,port,ip", V4), ("dst", "dst", "src")) == (
+    assert ipset_fields(IpSet("A", "hash:ip,port,ip", V4), ("dst", "dst", "src")) == (
         Field.DADDR,
         Field.L4PROTO,
         Field.DPORT,
         Field.SADDR,
     )
     # The kernel does not look at sides that the set has no dimension for.
-    assert key_fields(IpSet("A", "hash:ip", V4), BOTH) == (Field.DADDR,)
+    assert ipset_fields(IpSet("A", "hash:ip", V4), BOTH) == (Field.DADDR,)
     with pytest.raises(ValueError, match="has 2 dimensions, and the rule names 1"):
-        key_fields(IpSet("A", "hash:ip,port", V4), ("dst",))
+        ipset_fields(IpSet("A", "hash:ip,port", V4), ("dst",))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.model.net import Protocol
-from narthex.netfilter.binary import ipvs as wire
-from narthex.netfilter.binary.ipvs import HeldReal, HeldServer, Timeouts
-from narthex.netfilter.ipvs.servers import RealServer, VirtualServer
+from narthex.netfilter.ipvs import RealServer, VirtualServer
+from narthex.netfilter.netlink import ipvs as wire
+from narthex.netfilter.netlink.ipvs import HeldReal, HeldServer, Timeouts
 
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 PORTS = st.integers(0, 65535)

@@ -3,9 +3,8 @@
 import pytest
 
 from narthex.model.net import Protocol
-from narthex.netfilter.ast.nodes import Unprintable
-from narthex.netfilter.ipvs.save import IpvsadmTextError, parse, save_text
-from narthex.netfilter.ipvs.servers import RealServer, VirtualServer
+from narthex.netfilter.ast import Unprintable
+from narthex.netfilter.ipvs import IpvsadmTextError, RealServer, VirtualServer, parse, save_text
 
 WEB = VirtualServer(
     address="10.110.0.5",
@@ -61,7 +60,7 @@ def test_other_peoples_virtual_servers():
     [
         ("-a -t 10.0.0.1:80 -r 10.0.0.2:80 -m", "line 1: '-a -t 10.0.0.1:80 -r 10.0.0.2:80 -m': the virtual server"),
         ("\n-A -t web:http -s rr", "line 2: '-A -t web:http -s rr'"),
-        ("-A -x 10.0.0.1:80 -s rr", "-x is no protocol"),
+        ("-A -x 10.0.0.1:80 -s rr", "-x does not name the protocol"),
         ("-D -t 10.0.0.1:80", "neither -A nor -a"),
         ("-A -t", "line 1"),
         ("IP Virtual Server version 1.2.1 (size=4096)", "neither -A nor -a"),

@@ -4,7 +4,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Chain,
     Chance,

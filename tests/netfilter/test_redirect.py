@@ -4,8 +4,8 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast.nodes import Compare, Field, Redirect, RedirectRange, Rule, Unprintable
-from narthex.netfilter.brief import brief
+from narthex.netfilter.ast import Compare, Field, Redirect, RedirectRange, Rule, Unprintable
+from narthex.netfilter.describe import brief
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import parse
 from narthex.netfilter.xtables.print import rule_text

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Field, Set, Slot, Unprintable
-from narthex.netfilter.binary.elements import encoder
-from narthex.netfilter.binary.slotted import Slotted, encode
+from narthex.netfilter.ast import Field, Set, Slot, Unprintable
+from narthex.netfilter.netlink.elements import encoder
+from narthex.netfilter.netlink.slot_map import Slotted, encode
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 SLOT = Slot(4294967295)

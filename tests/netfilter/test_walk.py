@@ -9,7 +9,7 @@ import pytest
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Chain,
     Chance,

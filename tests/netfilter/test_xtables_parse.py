@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     AddressType,
     AnyOf,

@@ -8,7 +8,7 @@ from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily, Protocol, split_port
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast.nodes import Chance, Unknown
+from narthex.netfilter.ast import Chance, Unknown
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import kernel_probability, parse, parse_rules
 from narthex.proxy.backends.iptables.backend import IptablesBackend

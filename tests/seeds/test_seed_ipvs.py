@@ -6,9 +6,9 @@ import pytest
 
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast.nodes import Accept, Compare, Field, IsLocal, Jump, MatchSet
+from narthex.netfilter.ast import Accept, Compare, Field, IsLocal, Jump, MatchSet
 from narthex.netfilter.dump.read import read_all
-from narthex.netfilter.ipvs.save import save_text
+from narthex.netfilter.ipvs import save_text
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.plan.ir import IPFamily
@@ -108,6 +108,6 @@ def test_the_walk_of_the_text(rules, source, iif, from_host, masquerade):
     servers = save_text(each for each in rules.servers.values() if each.port == 50051)
     dump = read_all([("iptables-save", DUMP), ("ipset", SETS), ("ipvsadm", servers)], IPFamily.IPV4).of(IPFamily.IPV4)
     asked = Packet(source=source, destination="172.31.12.98", port=50051, iif=iif, from_host=from_host)
-    ends = walk(dump.ruleset, asked, NODE, beside=dump.beside).ends()
+    ends = walk(dump.ruleset, asked, NODE, objects=dump.objects).ends()
     quarter = Fraction(1, 4)
     assert ends == {(Disposition.DELIVERED, (real, 50051), masquerade): quarter for real in REALS}

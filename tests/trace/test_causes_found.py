@@ -3,8 +3,8 @@
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Accept, Chain, DropPacket, Hook, Rule, Ruleset, Table
-from narthex.netfilter.ipvs.servers import Beside
+from narthex.netfilter.ast import Accept, Chain, DropPacket, Hook, Rule, Ruleset, Table
+from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.find import find
 from narthex.trace.causes.finding import Finding
@@ -117,7 +117,7 @@ def test_what_is_not_known_is_not_missing() -> None:
 class Rules:
     def __init__(self, *tables: Table) -> None:
         self.ruleset = Ruleset(tables)
-        self.beside = Beside()
+        self.objects = KernelObjects()
         self.unread = ()
 
 

@@ -41,7 +41,7 @@ def test_only_what_does_not_arrive_has_a_cause(mode: str, scenario: Scenario) ->
     for flow in as_declared(scenario.flows_in(mode), BACKENDS[mode].deviations):
         packet, host = packet_of(scenario, flow), host_of(scenario, flow)
         # IPVS mode puts the Services' addresses on a link of its own.
-        bound = rules[family_of(flow.destination)].beside.bound
+        bound = rules[family_of(flow.destination)].objects.bound
         own = tuple(Address(each, 128 if ":" in each else 32, "eth0") for each in (*host.addresses, *sorted(bound)))
         view = NodeView(name=scenario.node_name, rules=rules, addresses=own)
         wish = Wish(

@@ -8,7 +8,7 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node, Pod, PodSpec
 from narthex.model.packet import Disposition, Packet, WalkStep, single
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Chain,
     Compare,
     CtState,

@@ -24,7 +24,7 @@ from narthex.linux import ipset
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
 from narthex.model.net import Protocol
-from narthex.netfilter.ipvs import save as ipvsadm
+from narthex.netfilter import ipvs as ipvsadm
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
 from narthex.proxy.kernel.ipvs import link as ipvs_link

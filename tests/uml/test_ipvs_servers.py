@@ -9,9 +9,9 @@ from narthex.linux import namespaces as netns
 from narthex.linux.errors import ApplyError
 from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter.binary.ipvs import Timeouts
-from narthex.netfilter.ipvs import save as ipvsadm
-from narthex.netfilter.ipvs.servers import RealServer, VirtualServer
+from narthex.netfilter import ipvs as ipvsadm
+from narthex.netfilter.ipvs import RealServer, VirtualServer
+from narthex.netfilter.netlink.ipvs import Timeouts
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
 from narthex.proxy.kernel.ipvs.servers import IpvsServers

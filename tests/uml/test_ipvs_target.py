@@ -13,7 +13,7 @@ from narthex.linux.privileges import kernel_release
 from narthex.linux.run import run as command
 from narthex.model.net import IPFamily
 from narthex.model.objects import ServicePort
-from narthex.netfilter.ipvs import save as ipvsadm
+from narthex.netfilter import ipvs as ipvsadm
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel.ipvs import link as ipvs_link

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from narthex.linux.netlink import Interrupted
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter.binary import conntrack as ctnetlink
-from narthex.netfilter.binary.conntrack import Entry
+from narthex.netfilter.netlink import conntrack as ctnetlink
+from narthex.netfilter.netlink.conntrack import Entry
 
 _FEW = 8
 """So many listings that the kernel narrows are quicker than a whole one that is narrowed here."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from narthex.linux.errors import ApplyError
 from narthex.linux.run import CommandError, TimeoutExpired, run
-from narthex.netfilter.ast.nodes import Unprintable
-from narthex.netfilter.ipset import sets as ipset
-from narthex.netfilter.ipset.sets import IpSet
+from narthex.netfilter import ipset
+from narthex.netfilter.ast import Unprintable
+from narthex.netfilter.ipset import IpSet
 
 _IN_USE = "in use by a kernel component"
 _DESTROY_ATTEMPTS = 20

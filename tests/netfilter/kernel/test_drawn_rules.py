@@ -17,7 +17,7 @@ from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol, contains
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.dump.read import read, together
-from narthex.netfilter.walk.walk import HookWalk, Place
+from narthex.netfilter.walk.walk import HookPoint, HookWalk
 
 pytestmark = pytest.mark.kernel
 
@@ -49,7 +49,7 @@ def predicted(rules, shot):
         source_port=shot.source_port,
         iif=IIF,
     )
-    hooks = HookWalk(rules.ruleset, packet, Host(addresses=OWN), beside=rules.beside)
+    hooks = HookWalk(rules.ruleset, packet, Host(addresses=OWN), objects=rules.objects)
     ends = {}
 
     def through(place, branches):
@@ -59,16 +59,16 @@ def predicted(rules, shot):
                 ends[_ENDS[end.disposition]] = f"{end.note} {branch.probability}"
         return [branch for branch in passed if not branch.doubt]
 
-    arrived = through(Place("prerouting", iif=IIF), [hooks.start()])
+    arrived = through(HookPoint("prerouting", iif=IIF), [hooks.start()])
     here = [branch for branch in arrived if hooks.local(branch.daddr)]
-    for branch in through(Place("input", iif=IIF), here):
+    for branch in through(HookPoint("input", iif=IIF), here):
         ends["here", branch.daddr, branch.dport, branch.saddr or shot.source] = ""
     for branch in arrived:
         if hooks.local(branch.daddr):
             continue
         oif = IIF if contains(SENDERS, branch.daddr) else OIF
-        for sent in through(Place("forward", iif=IIF, oif=oif), [branch]):
-            for out in through(Place("postrouting", iif=IIF, oif=oif), [sent]):
+        for sent in through(HookPoint("forward", iif=IIF, oif=oif), [branch]):
+            for out in through(HookPoint("postrouting", iif=IIF, oif=oif), [sent]):
                 own = OWN[1] if oif == OIF else OWN[0]
                 seen = [out.saddr] if out.saddr else [shot.source]
                 if out.masquerade and not out.saddr:

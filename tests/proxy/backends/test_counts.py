@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.netfilter.ast.nodes import Set
+from narthex.netfilter.ast import Set
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.counts import Counted
 from narthex.proxy.backends.iptables import counts as iptables_counts

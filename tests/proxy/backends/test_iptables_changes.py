@@ -7,7 +7,7 @@ from immutables import Map
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
 from narthex.model.store import Store, Synced, Upsert
-from narthex.netfilter.ast.nodes import Accept, Rule
+from narthex.netfilter.ast import Accept, Rule
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.names import sep
 from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter.ast.nodes import Compare, Field, Jump, Rule, Unprintable
+from narthex.netfilter.ast import Compare, Field, Jump, Rule, Unprintable
 from narthex.netfilter.xtables import parse
 from narthex.netfilter.xtables.print import chain_lines
 from narthex.proxy.backends.iptables.lazy import DrawRules, EndpointRules

@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Goto, Jump
+from narthex.netfilter.ast import Goto, Jump
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.pieces import MOST_CHAINS, pieces
 from narthex.proxy.backends.iptables.script import Found, restore_inputs

@@ -7,7 +7,7 @@ from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import ServicePort
 from narthex.model.packet import Disposition
-from narthex.netfilter.ast.nodes import Accept, CtState
+from narthex.netfilter.ast import Accept, CtState
 from narthex.proxy.backends.iptables.backend import LARGE, SMALL_AGAIN, IptablesBackend
 from narthex.proxy.backends.iptables.names import chain_hash, is_ours, sep, svc, svl
 from narthex.proxy.plan.ir import (

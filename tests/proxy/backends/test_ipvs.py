@@ -6,7 +6,7 @@ import pytest
 from narthex.model.net import FAMILIES, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.store import Delete, Store, Upsert
-from narthex.netfilter.ipset.sets import MAX_NAME
+from narthex.netfilter.ipset import MAX_NAME
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.rules import RealChanges, RealServer, SetChanges

@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter.ipset import sets as ipset
+from narthex.netfilter import ipset
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.leftovers import (
     find,

@@ -27,7 +27,7 @@ from tests.proxy.backends.nft_plans import (
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import nft
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Compare,
     DnatMap,

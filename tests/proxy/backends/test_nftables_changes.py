@@ -15,7 +15,7 @@ from tests.proxy.backends.nft_plans import (
 
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft
-from narthex.netfilter.ast.nodes import DropPacket
+from narthex.netfilter.ast import DropPacket
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.plan.ir import Lineage
 

@@ -28,7 +28,7 @@ from narthex.linux.run import run
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import nft
-from narthex.netfilter.ast.nodes import Goto, Return
+from narthex.netfilter.ast import Goto, Return
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.kernel.nftables import NftablesTarget

@@ -10,7 +10,7 @@ from narthex.linux.errors import ApplyError
 from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
-from narthex.netfilter.ast.nodes import Jump, Rule
+from narthex.netfilter.ast import Jump, Rule
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.kernel.iptables import IptablesTarget

@@ -44,11 +44,11 @@ def test_what_is_printed_is_read_back(config, family, turns, scheduler):
     for plan in plans(config, family, turns):
         rules = backend.render(plan)
         dump = read_all([("text", backend.text(rules))], family).of(family)
-        assert dump.beside.sets == rules.sets
-        assert dump.beside.servers == dict(rules.servers)
+        assert dump.objects.sets == rules.sets
+        assert dump.objects.servers == dict(rules.servers)
         assert dump.ruleset == rules.tables.ruleset
         # No dump says which of the addresses are the node's own; those never need to be bound.
-        assert dump.beside.bound - set(HOST.addresses) == rules.bound
+        assert dump.objects.bound - set(HOST.addresses) == rules.bound
 
 
 @pytest.mark.row("24.2", "24.14")
@@ -60,5 +60,5 @@ def test_a_dump_tells_the_same_story(config, family, turns, data):
     rules = backend.render(plan)
     dump = read_all([("text", backend.text(rules))], family).of(family)
     for packet in data.draw(st.lists(some.packets(family), min_size=1, max_size=4)):
-        walked = walk(dump.ruleset, packet, HOST, beside=dump.beside)
+        walked = walk(dump.ruleset, packet, HOST, objects=dump.objects)
         assert agree(walked, backend.walk(rules, packet, HOST)), packet

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
-from narthex.netfilter.binary.conntrack import Entry
+from narthex.netfilter.netlink.conntrack import Entry
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.flows import Flows
 from narthex.proxy.program.loop import Proxy

@@ -16,8 +16,8 @@ from narthex.kube.watch import Watch
 from narthex.lab.encode import encode
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.store import Synced, Upsert
-from narthex.netfilter.binary.conntrack import Entry
-from narthex.netfilter.binary.elements import encoder, key_encoder
+from narthex.netfilter.netlink.conntrack import Entry
+from narthex.netfilter.netlink.elements import encoder, key_encoder
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.iptables.script import restore_inputs
 from narthex.proxy.plan.planner import Planner

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from narthex.model.net import IPFamily
+from narthex.netfilter import ipset
+from narthex.netfilter import ipvs as ipvsadm
 from narthex.netfilter.dump.read import Dump, Flavour, Held, Problem
 from narthex.netfilter.dump.transcript import Command, command_of, plain
-from narthex.netfilter.ipset import listing as ipset_list
-from narthex.netfilter.ipset import sets as ipset
-from narthex.netfilter.ipvs import listing as ipvsadm_list
-from narthex.netfilter.ipvs import save as ipvsadm
 from narthex.netfilter.nft import index as nft_index
 from narthex.netfilter.nft import json as nft_json
 from narthex.netfilter.xtables import index as xtables_index
@@ -62,8 +60,8 @@ class _Reader:
         self._fragment = Fragment(lines)
         self._set_lines: dict[int, str] = {}
         self._server_lines: dict[int, str] = {}
-        self._listed_sets = ipset_list.Lists()
-        self._listed_servers = ipvsadm_list.Lists()
+        self._listed_sets = ipset.IpsetListParser()
+        self._listed_servers = ipvsadm.IpvsadmListParser()
 
     def read(self) -> Dump:
         number = 0
@@ -90,7 +88,7 @@ class _Reader:
             self._set_lines[number] = line
         elif CHAIN_OR_RULE.match(line):
             self._fragment.take(line, number, self._command)
-        elif self._listed_sets.take(line) or self._listed_servers.take(line):
+        elif self._listed_sets.feed(line) or self._listed_servers.feed(line):
             pass
         elif (command := command_of(line)) is not None:
             self._command = command
@@ -153,7 +151,7 @@ class _Reader:
             self._notes += (Problem(self._origin, line, said) for line, said in notes)
         sets = dict(self._tried(ipset.parse, self._set_lines) or {})
         sets.update(self._listed_sets.sets())
-        servers = self._tried(ipvsadm.parse, self._server_lines) or ipvsadm.Dump()
+        servers = self._tried(ipvsadm.parse, self._server_lines) or ipvsadm.IpvsadmRules()
         listed = self._listed_servers.servers()
         if not (self._held or sets or servers.servers or servers.marks or listed or self._problems):
             said = "is not what iptables-save, iptables -S or -L, nft list ruleset, ipset or ipvsadm print"

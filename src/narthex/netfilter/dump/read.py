@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.model.net import IPFamily, family_of
-from narthex.netfilter.ast.nodes import AnyOf, Expression, Ruleset, Switch, Table, Unknown
-from narthex.netfilter.dump.lazy import LazyChains
-from narthex.netfilter.ipset.sets import IpSet
-from narthex.netfilter.ipvs.servers import Beside, ServerKey, VirtualServer
+from narthex.netfilter.ast import AnyOf, Expression, Ruleset, Switch, Table, Unknown
+from narthex.netfilter.ipset import IpSet
+from narthex.netfilter.ipvs import ServerKey, VirtualServer
+from narthex.netfilter.lazy import LazyChains
+from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.xtables.values import TABLES, builtin_chains
 
 _BOUND = ("KUBE-IPVS-IPS", "KUBE-6-IPVS-IPS")
@@ -63,10 +64,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules of one family, and what acts beside them."""
+    """Rules of one family, and what acts objects them."""
 
     ruleset: Ruleset = Ruleset()
-    beside: Beside = Beside()
+    objects: KernelObjects = KernelObjects()
     comments: tuple[str, ...] = ()
     """Lines that tools pass over."""
 
@@ -97,9 +98,9 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         servers = {key: server for key, server in self.servers.items() if family_of(server.address) is family}
         named = (entry for name in _BOUND if name in self.sets for entry in self.sets[name].entries)
         bound = frozenset(ip for ip in (*named, *(key[0] for key in servers)) if family_of(ip) is family)
-        beside = Beside(sets=self.sets, servers=servers, bound=bound, marks=self.marks)
+        objects = KernelObjects(sets=self.sets, servers=servers, bound=bound, marks=self.marks)
         ruleset = Ruleset(tuple(each.table for each in _without_twins(self.tables(family))))
-        return Rules(ruleset=ruleset, beside=beside, comments=self.comments)
+        return Rules(ruleset=ruleset, objects=objects, comments=self.comments)
 
     def place(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
         """Origin, line and text of a rule, counted from 0 in its chain; the line is 0 when it is not known."""

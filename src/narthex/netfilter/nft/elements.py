@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Atom,
     DropPacket,

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from narthex.netfilter.ast.nodes import Chain, Set, Table
-from narthex.netfilter.dump.lazy import Lazy, LazyChains
+from narthex.netfilter.ast import Chain, Set, Table
+from narthex.netfilter.lazy import Lazy, LazyChains
 from narthex.netfilter.nft.elements import plain_elements
 from narthex.netfilter.nft.parse import FAMILIES, parse, read_chain, read_set
 from narthex.netfilter.xtables.index import Trouble

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.netfilter.ast.nodes import Chain, Set, Table
-from narthex.netfilter.dump.lazy import Lazy, LazyChains
+from narthex.netfilter.ast import Chain, Set, Table
+from narthex.netfilter.lazy import Lazy, LazyChains
 from narthex.netfilter.nft.json_words import rule_words, set_words
 from narthex.netfilter.nft.parse import FAMILIES, read_chain, read_set
 

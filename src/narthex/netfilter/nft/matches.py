@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     AddressType,
     AnyOf,
     Chance,

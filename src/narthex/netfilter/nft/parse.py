@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Atom,
     Chain,
@@ -32,7 +32,7 @@ from narthex.netfilter.ast.nodes import (
     Table,
     Verdict,
 )
-from narthex.netfilter.binary.elements import networks_between
+from narthex.netfilter.netlink.elements import networks_between
 from narthex.netfilter.nft.print import priority_number
 from narthex.netfilter.nft.rule import parse_rule
 from narthex.netfilter.nft.words import NotUnderstood, Words, canonical, duration

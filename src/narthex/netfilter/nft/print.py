@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from narthex.model.net import IPFamily, family_of
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Atom,
     Chain,

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable
 
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     AnyOf,
     Aside,
     Atom,
@@ -26,7 +26,7 @@ from narthex.netfilter.ast.nodes import (
     Verdict,
     VerdictMap,
 )
-from narthex.netfilter.binary.elements import networks_between
+from narthex.netfilter.netlink.elements import networks_between
 from narthex.netfilter.nft import matches as nft_matches
 from narthex.netfilter.nft import statements as nft_statements
 from narthex.netfilter.nft.matches import Many, negation
@@ -231,7 +231,7 @@ def _state_switch(words: Words) -> Many:
     words.expect("vmap")
 
     def ways() -> list[Many]:
-        from narthex.netfilter.ast.nodes import CtState
+        from narthex.netfilter.ast import CtState
 
         states = [words.take()]
         while words.peek() == "," and words.peek(1) in _STATES and words.peek(2) in (",", ":"):

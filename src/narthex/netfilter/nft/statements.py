@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable
 
 from narthex.model.net import split_port
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Aside,
     Counter,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from narthex.netfilter.ast.nodes import Field, Key, KeyPart, Slot
+from narthex.netfilter.ast import Field, Key, KeyPart, Slot
 
 
 class NotUnderstood(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from narthex.model.packet import WalkNearMiss
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Aside,
     Chain,
@@ -29,13 +29,13 @@ from narthex.netfilter.ast.nodes import (
     Table,
     Unshown,
 )
-from narthex.netfilter.brief import brief, brief_rule
-from narthex.netfilter.walk.index import IndexedRuleset
+from narthex.netfilter.describe import brief, brief_rule
+from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.state import RETURN, Branch, Place, Way, grafted, merge, merged_ways
+from narthex.netfilter.walk.state import RETURN, Branch, Continuation, HookPoint, graft, merge, merge_results
 from narthex.netfilter.walk.statements import LEAVES_BEHIND, Actor, unsupported
 
-Ways = list[tuple[Way, Branch]]
+ChainResults = list[tuple[Continuation, Branch]]
 
 _NFT_JUMPS = 16
 """NFT_JUMP_STACK_SIZE of nf_tables, for iptables-nft too."""
@@ -49,22 +49,22 @@ _SILENT = (Counter, Aside)
 class At:
     """Where in the rules a branch is."""
 
-    __slots__ = ("chain", "depth", "path", "place", "table", "where")
+    __slots__ = ("chain", "depth", "path", "point", "table", "where")
 
-    def __init__(self, place: Place, table: Table, chain: Chain, path: tuple[str, ...], depth: int) -> None:
-        self.place, self.table, self.chain, self.path, self.depth = place, table, chain, path, depth
-        self.where = f"{place.hook} {table.name} {chain.name}"
+    def __init__(self, point: HookPoint, table: Table, chain: Chain, path: tuple[str, ...], depth: int) -> None:
+        self.point, self.table, self.chain, self.path, self.depth = point, table, chain, path, depth
+        self.where = f"{point.hook} {table.name} {chain.name}"
 
 
 class ChainWalk:
     """Walks chains for one packet."""
 
-    def __init__(self, matcher: Matcher, actor: Actor, index: IndexedRuleset) -> None:
+    def __init__(self, matcher: Matcher, actor: Actor, index: RulesetIndex) -> None:
         self._matcher = matcher
         self._index = index
         self._actor = actor
         self._answers = matcher.answers
-        self._known: dict[tuple[object, ...], Ways] = {}
+        self._known: dict[tuple[object, ...], ChainResults] = {}
         self._rules_left = _MAX_RULES
         self._near: dict[tuple[str, str, str, int], WalkNearMiss] = {}
         self._near_addresses: dict[tuple[str, str, str, int], WalkNearMiss] = {}
@@ -74,21 +74,21 @@ class ChainWalk:
         """The rules that nearly matched so far; those for another destination come last."""
         return (*self._near.values(), *self._near_addresses.values())
 
-    def base(self, place: Place, table: Table, chain: Chain, branch: Branch) -> Ways:
+    def base(self, point: HookPoint, table: Table, chain: Chain, branch: Branch) -> ChainResults:
         """All ways out of a base chain. Whatever is no end is let through, as far as this chain goes."""
         assert chain.hook is not None
-        ways: Ways = []
-        for way, out in self._chain(place, table, chain, branch, (), 0):
+        ways: ChainResults = []
+        for way, out in self._chain(point, table, chain, branch, (), 0):
             if (way is None or way == RETURN) and chain.hook.policy == "drop":
-                out.note(At(place, table, chain, (), 0).where, "policy drop")
+                out.note(At(point, table, chain, (), 0).where, "policy drop")
                 ways += self._actor.verdict(DropPacket(), out)
             else:
                 ways.append((way, out))
         return ways
 
     def _chain(
-        self, place: Place, table: Table, chain: Chain, branch: Branch, path: tuple[str, ...], depth: int
-    ) -> Ways:
+        self, point: HookPoint, table: Table, chain: Chain, branch: Branch, path: tuple[str, ...], depth: int
+    ) -> ChainResults:
         """All ways out of a chain. "Return" and the chain's end both come back as None."""
         if chain.name in path:
             loop = " -> ".join((*path[path.index(chain.name) :], chain.name))
@@ -97,15 +97,15 @@ class ChainWalk:
         if depth > limit:
             note = f"table {table.name}: {chain.name} is called through more than {limit} jumps, which no kernel allows"
             return [(unsupported(note), branch)]
-        key = place, id(table), chain.name, depth, branch.state
+        key = point, id(table), chain.name, depth, branch.state
         known = self._known.get(key)
         if known is None:
-            at = At(place, table, chain, (*path, chain.name), depth)
-            known = self._known[key] = merged_ways(self._rules(at, branch.fresh()))
-        return grafted(branch, known)
+            at = At(point, table, chain, (*path, chain.name), depth)
+            known = self._known[key] = merge_results(self._rules(at, branch.fresh()))
+        return graft(branch, known)
 
-    def _rules(self, at: At, branch: Branch) -> Ways:
-        left: Ways = []
+    def _rules(self, at: At, branch: Branch) -> ChainResults:
+        left: ChainResults = []
         present = [branch]
         rules = at.chain.rules
         for number in self._index.numbers(at.chain, branch.daddr, branch.dport):
@@ -133,9 +133,9 @@ class ChainWalk:
 
     # ---- one rule --------------------------------------------------------------------------------------------------
 
-    def _rule(self, at: At, number: int, rule: Rule, branch: Branch, start: int = 0) -> Ways:
+    def _rule(self, at: At, number: int, rule: Rule, branch: Branch, start: int = 0) -> ChainResults:
         """All ways out of one rule, from one of its expressions on."""
-        ways: Ways = []
+        ways: ChainResults = []
         doubt = ""
         supposing = ""
         noted = start > 0
@@ -145,7 +145,7 @@ class ChainWalk:
             kind = type(expression)
             answerer = self._answers.get(kind)
             if answerer is not None:
-                answer = answerer(expression, branch, at.place, at.table)
+                answer = answerer(expression, branch, at.point, at.table)
                 if answer is False:
                     if not doubt:
                         self._missed(at, number, rule, position, branch)
@@ -176,25 +176,25 @@ class ChainWalk:
                 branch.suppose(supposing)
                 supposing = ""
             if not noted and kind not in Actor.TELLS_ITSELF:
-                told = self._matcher.told(rule, branch, at.place, at.table)
+                told = self._matcher.told(rule, branch, at.point, at.table)
                 self._note(at, number, rule, branch, told)
                 noted = True
             if kind in LEAVES_BEHIND:
-                doubt = self._actor.leave_behind(expression, branch, at.place)
+                doubt = self._actor.leave_behind(expression, branch, at.point)
                 continue
             return ways + self._act(at, number, rule, position, branch)
         if doubt:
             return ways + self._in_doubt(at, number, rule, branch, len(expressions), doubt)
         return [*ways, (None, branch)]
 
-    def _in_doubt(self, at: At, number: int, rule: Rule, branch: Branch, position: int, doubt: str) -> Ways:
+    def _in_doubt(self, at: At, number: int, rule: Rule, branch: Branch, position: int, doubt: str) -> ChainResults:
         """A rule of which nobody can say whether it matches, read as far as `position`."""
         rest = rule.expressions[position:]
         if rest and all(isinstance(each, _SILENT) for each in rest):
             return [(None, branch)]
         note = f"{at.where}: {doubt}"
-        self._note(at, number, rule, branch, self._matcher.told(rule, branch, at.place, at.table))
-        ways: Ways = []
+        self._note(at, number, rule, branch, self._matcher.told(rule, branch, at.point, at.table))
+        ways: ChainResults = []
         if not branch.doubt:
             ways.append((unsupported(note), branch.copy()))
             branch.doubt = note
@@ -206,10 +206,10 @@ class ChainWalk:
         why = rule.comment or why or self._why(rule)
         branch.note(at.where, told, why, (at.table.name, at.chain.name, number))
 
-    def _act(self, at: At, number: int, rule: Rule, position: int, branch: Branch) -> Ways:
+    def _act(self, at: At, number: int, rule: Rule, position: int, branch: Branch) -> ChainResults:
         """A statement that decides where the packet goes."""
-        ways: Ways = []
-        for decision in self._actor.act(rule.expressions[position], branch, at.place, at.table, at.where):
+        ways: ChainResults = []
+        for decision in self._actor.act(rule.expressions[position], branch, at.point, at.table, at.where):
             out = decision.branch
             if decision.told:
                 self._note(at, number, rule, out, decision.told, decision.why)
@@ -222,13 +222,13 @@ class ChainWalk:
                 ways.append((decision.way, out))
         return ways
 
-    def _call(self, at: At, verdict: Jump | Goto, branch: Branch) -> Ways:
+    def _call(self, at: At, verdict: Jump | Goto, branch: Branch) -> ChainResults:
         target = at.table.chains.get(verdict.chain)
         if target is None:
             return [(unsupported(f"the chain {verdict.chain} of table {at.table.name} is not there"), branch)]
         if isinstance(verdict, Jump):
-            return self._chain(at.place, at.table, target, branch, at.path, at.depth + 1)
-        ways = self._chain(at.place, at.table, target, branch, at.path, at.depth)
+            return self._chain(at.point, at.table, target, branch, at.path, at.depth + 1)
+        ways = self._chain(at.point, at.table, target, branch, at.path, at.depth)
         return [(RETURN if way is None else way, out) for way, out in ways]
 
     def _why(self, rule: Rule) -> str:
@@ -250,9 +250,9 @@ class ChainWalk:
             if answerer is None or other is failed:
                 continue
             matches += 1
-            if answerer(other, branch, at.place, at.table) is False:
+            if answerer(other, branch, at.point, at.table) is False:
                 return
-        key = at.place.hook, at.table.name, at.chain.name, number
+        key = at.point.hook, at.table.name, at.chain.name, number
         if not matches or key in kept:
             return
         kept[key] = WalkNearMiss(

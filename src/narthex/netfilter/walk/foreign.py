@@ -10,7 +10,7 @@ from typing import Any
 
 from narthex.model.net import IPFamily, contains
 from narthex.model.packet import Packet
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     AddressType,
     Circumstance,
     ConnMarkIs,
@@ -20,14 +20,14 @@ from narthex.netfilter.ast.nodes import (
     Table,
     TcpFlags,
 )
-from narthex.netfilter.walk.state import Branch, Place
+from narthex.netfilter.walk.state import Branch, HookPoint
 
 _SYN = 2
 _ECHO = {IPFamily.IPV4: 8, IPFamily.IPV6: 128}
 _MULTICAST = {IPFamily.IPV4: "224.0.0.0/4", IPFamily.IPV6: "ff00::/8"}
 _TOLD_TYPES = frozenset(("local", "unicast", "broadcast", "multicast"))
 
-Answers = dict[type, Callable[[Any, Branch, Place, Table], "bool | str"]]
+Answers = dict[type, Callable[[Any, Branch, HookPoint, Table], "bool | str"]]
 
 
 def foreign_answers(packet: Packet, family: IPFamily, local: Callable[[str], bool]) -> Answers:
@@ -49,7 +49,7 @@ class _Foreign:
         self._family = family
         self._local = local
 
-    def address_type(self, e: AddressType, branch: Branch, _place: Place, _table: Table) -> bool | str:
+    def address_type(self, e: AddressType, branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """The type of the route to an address, as far as the address alone tells."""
         address = branch.daddr if e.field is Field.DADDR else branch.saddr or self._packet.source
         if (e.field is Field.SADDR and branch.masquerade and not branch.saddr) or self._local(address):
@@ -75,7 +75,7 @@ class _Foreign:
             return f"whether the route to {address} is of type {strange[0]} depends on the routes"
         return e.negate
 
-    def tcp_flags(self, e: TcpFlags, _branch: Branch, _place: Place, _table: Table) -> bool | str:
+    def tcp_flags(self, e: TcpFlags, _branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """A connection begins with SYN alone; the bits for congestion (ECE, CWR) may be set too."""
         if self._packet.protocol.value != "TCP":
             return False
@@ -83,22 +83,22 @@ class _Foreign:
             return "whether the first packet asks for congestion notification is the client's choice"
         return (_SYN & e.mask == e.value) is not e.negate
 
-    def icmp_type(self, e: IcmpType, _branch: Branch, _place: Place, _table: Table) -> bool | str:
+    def icmp_type(self, e: IcmpType, _branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """The packet asks for an echo."""
         if self._packet.protocol.value != "ICMP":
             return False
         found = _ECHO[self._family] in e.types and (e.codes is None or e.codes[0] <= 0 <= e.codes[1])
         return found is not e.negate
 
-    def connection_mark(self, e: ConnMarkIs, branch: Branch, _place: Place, _table: Table) -> bool | str:
+    def connection_mark(self, e: ConnMarkIs, branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """A new connection's mark is 0 until somebody sets it. What is not tracked has none to compare."""
         return branch.tracked and (branch.connection_mark & e.mask == e.value) is not e.negate
 
-    def direction(self, e: CtDirection, branch: Branch, _place: Place, _table: Table) -> bool | str:
+    def direction(self, e: CtDirection, branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """The first packet goes the connection's own way."""
         return branch.tracked and e.original
 
-    def circumstance(self, e: Circumstance, _branch: Branch, _place: Place, _table: Table) -> bool | str:
+    def circumstance(self, e: Circumstance, _branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """Nobody knows, but for packets that cannot have it."""
         if not (e.made_here if self._packet.from_host else e.forwarded):
             return False

@@ -11,26 +11,26 @@ from fractions import Fraction
 
 from narthex.model.net import join_port
 from narthex.model.packet import Disposition
-from narthex.netfilter.ipvs.servers import Beside, RealServer, ServerKey, VirtualServer
-from narthex.netfilter.walk.index import Span
+from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
+from narthex.netfilter.walk.lookup import PriorityRange
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.state import Branch, End
+from narthex.netfilter.walk.state import Branch, BranchEnd, KernelObjects
 
 _IN_INPUT, _IN_OUTPUT = 99, -98
 """NF_IP_PRI_NAT_SRC - 1 and NF_IP_PRI_NAT_DST + 2."""
-BEFORE_INPUT: Span = (float("-inf"), _IN_INPUT)
-AFTER_INPUT: Span = (_IN_INPUT + 1, float("inf"))
-BEFORE_OUTPUT: Span = (float("-inf"), _IN_OUTPUT)
-AFTER_OUTPUT: Span = (_IN_OUTPUT + 1, float("inf"))
+BEFORE_INPUT: PriorityRange = (float("-inf"), _IN_INPUT)
+AFTER_INPUT: PriorityRange = (_IN_INPUT + 1, float("inf"))
+BEFORE_OUTPUT: PriorityRange = (float("-inf"), _IN_OUTPUT)
+AFTER_OUTPUT: PriorityRange = (_IN_OUTPUT + 1, float("inf"))
 
-Ended = list[tuple[Branch, End]]
+Ended = list[tuple[Branch, BranchEnd]]
 
 
 class Balancer:
     """IPVS for one packet."""
 
-    def __init__(self, beside: Beside, matcher: Matcher, name_of: Callable[[str], str]) -> None:
-        self._beside = beside
+    def __init__(self, objects: KernelObjects, matcher: Matcher, name_of: Callable[[str], str]) -> None:
+        self._objects = objects
         self._matcher = matcher
         self._name_of = name_of
 
@@ -38,7 +38,7 @@ class Balancer:
         """The branches that go on here, whether or not IPVS has rewritten them, those that go to another machine, and
         those that end."""
         ended: Ended = []
-        if not self._beside.servers and not self._beside.marks:
+        if not self._objects.servers and not self._objects.marks:
             return branches, [], ended
         stay: list[Branch] = []
         away: list[Branch] = []
@@ -47,9 +47,9 @@ class Balancer:
             if server is not None:
                 for out in self._drawn(f"{hook} IPVS", server, branch, ended):
                     (stay if self._matcher.local(out.daddr) else away).append(out)
-            elif branch.mark and branch.mark in self._beside.marks:
+            elif branch.mark and branch.mark in self._objects.marks:
                 note = f"a virtual server for the packet mark {branch.mark:#x} takes it, which is not followed"
-                ended.append((branch, End(Disposition.UNSUPPORTED, note)))
+                ended.append((branch, BranchEnd(Disposition.UNSUPPORTED, note)))
             else:
                 stay.append(branch)
         return stay, away, ended
@@ -57,7 +57,7 @@ class Balancer:
     def _server(self, branch: Branch) -> VirtualServer | None:
         """The virtual server for exactly this port, else one for all ports."""
         protocol = self._matcher.packet.protocol
-        servers = self._beside.servers
+        servers = self._objects.servers
         return servers.get((branch.daddr, protocol, branch.dport)) or servers.get((branch.daddr, protocol, 0))
 
     def _drawn(self, where: str, server: VirtualServer, branch: Branch, ended: Ended) -> list[Branch]:
@@ -66,7 +66,7 @@ class Balancer:
         title = f"virtual server {server.protocol.value} {join_port(server.address, server.port)} {server.scheduler}"
         if not shares:
             branch.note(where, f"{title}: no real server, reject")
-            ended.append((branch, End(Disposition.REJECTED)))
+            ended.append((branch, BranchEnd(Disposition.REJECTED)))
             return []
         seconds = server.persistence_seconds
         known = [(real, Fraction(1)) for real, _ in shares if seconds and self._remembered(server, real, branch)]
@@ -81,7 +81,7 @@ class Balancer:
                 where, f"{title}: {how}, {join_port(real.address, real.port or out.dport)}", self._name_of(real.address)
             )
             if real.forward != "masquerade":
-                ended.append((out, End(Disposition.UNSUPPORTED, f"{title}: {real.forward} to {real.address}")))
+                ended.append((out, BranchEnd(Disposition.UNSUPPORTED, f"{title}: {real.forward} to {real.address}")))
                 continue
             if seconds:
                 out.remembers = (*out.remembers, (record(server.key, real), (self._matcher.packet.source,)))

@@ -13,7 +13,7 @@ from typing import Any
 
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host, Memory, Packet
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     AnyOf,
     Atom,
     ByIpvs,
@@ -35,12 +35,10 @@ from narthex.netfilter.ast.nodes import (
     TcpReset,
     Unknown,
 )
-from narthex.netfilter.brief import brief, brief_rule
-from narthex.netfilter.ipset.sets import elements_of, key_fields
-from narthex.netfilter.ipvs.servers import Beside
+from narthex.netfilter.describe import brief, brief_rule
 from narthex.netfilter.walk.foreign import foreign_answers
-from narthex.netfilter.walk.index import Elements, IndexedRuleset
-from narthex.netfilter.walk.state import Branch, Place
+from narthex.netfilter.walk.lookup import ElementIndex, RulesetIndex, ipset_fields, ipset_index
+from narthex.netfilter.walk.state import Branch, HookPoint, KernelObjects
 from narthex.netfilter.xtables.values import TABLES
 
 Answer = bool | str
@@ -55,7 +53,7 @@ _NEVER_ON_FIRST_PACKET = {"seen-reply", "assured", "expected", "dying", "confirm
 _MAX_DRAW = 100_000
 
 
-class NotKnown(Exception):
+class ValueNotKnown(Exception):
     """The value of a field cannot be known; the message says why."""
 
 
@@ -66,10 +64,10 @@ class Matcher:
         self,
         packet: Packet,
         host: Host,
-        index: IndexedRuleset,
+        index: RulesetIndex,
         memory: Memory | None,
         now: float,
-        beside: Beside,
+        objects: KernelObjects,
         state: str = "new",
     ) -> None:
         self.packet = packet
@@ -79,14 +77,14 @@ class Matcher:
         self._index = index
         self._memory = memory
         self._now = now
-        self._beside = beside
+        self._objects = objects
         self._state = state
         ports = packet.protocol.value != "ICMP"
         self._protocol: tuple[Atom, ...] = (
             (packet.protocol.lower, packet.protocol.number) if ports else _ICMP[self.family]
         )
         self._has_ports = ports
-        self.answers: dict[type, Callable[[Any, Branch, Place, Table], Answer]] = {
+        self.answers: dict[type, Callable[[Any, Branch, HookPoint, Table], Answer]] = {
             Compare: self._compare,
             PortRange: self._port_range,
             IsLocal: self._is_local,
@@ -104,11 +102,11 @@ class Matcher:
         }
         """By type of match; every other expression is a statement or a draw."""
 
-    def all_of(self, matches: tuple[Expression, ...], branch: Branch, place: Place, table: Table) -> Answer:
+    def all_of(self, matches: tuple[Expression, ...], branch: Branch, point: HookPoint, table: Table) -> Answer:
         """Whether all of the matches match."""
         doubt = ""
         for each in matches:
-            answer = self.answers[type(each)](each, branch, place, table)
+            answer = self.answers[type(each)](each, branch, point, table)
             if answer is False:
                 return False
             if answer is not True:
@@ -117,7 +115,7 @@ class Matcher:
 
     def local(self, address: str) -> bool:
         """Whether the address is one of the host's own, loopback included."""
-        return address in self._own or address in self._beside.bound or contains(self.family.loopback, address)
+        return address in self._own or address in self._objects.bound or contains(self.family.loopback, address)
 
     def own_address(self, hook: str) -> str:
         """Where a redirected packet goes: any of the host's own addresses, since rules cannot tell which one the input
@@ -126,21 +124,21 @@ class Matcher:
         loopback = "127.0.0.1" if self.family is IPFamily.IPV4 else "::1"
         return loopback if hook == "output" else next(known, loopback)
 
-    def key(self, key: Key, branch: Branch, place: Place) -> tuple[Atom, ...] | None:
-        """A key without random parts, None when the packet has no such field. Raises NotKnown."""
-        return next(self.draws(key, branch, place), (Fraction(1), None))[1]
+    def key(self, key: Key, branch: Branch, point: HookPoint) -> tuple[Atom, ...] | None:
+        """A key without random parts, None when the packet has no such field. Raises ValueNotKnown."""
+        return next(self.draws(key, branch, point), (Fraction(1), None))[1]
 
-    def draws(self, key: Key, branch: Branch, place: Place) -> Iterator[tuple[Fraction, tuple[Atom, ...]]]:
+    def draws(self, key: Key, branch: Branch, point: HookPoint) -> Iterator[tuple[Fraction, tuple[Atom, ...]]]:
         """All values that a key can have, each with its probability; none when the packet lacks a field. Raises
-        NotKnown."""
+        ValueNotKnown."""
         if not self._has_ports and Field.L4PROTO in key:
-            # What stands in the ports' place of other protocols is no element of a set that names the protocol.
+            # What stands in the ports' point of other protocols is no element of a set that names the protocol.
             values: list[Atom | None] = [
-                None if isinstance(part, Slot) else -1 if part in _PORTS else self._value(part, branch, place)
+                None if isinstance(part, Slot) else -1 if part in _PORTS else self._value(part, branch, point)
                 for part in key
             ]
         else:
-            values = [None if isinstance(part, Slot) else self._value(part, branch, place) for part in key]
+            values = [None if isinstance(part, Slot) else self._value(part, branch, point) for part in key]
         slots = [(position, part.mod) for position, part in enumerate(key) if isinstance(part, Slot)]
         if sum(value is None for value in values) > len(slots):
             return
@@ -148,7 +146,7 @@ class Matcher:
         for _, mod in slots:
             total *= mod
         if total > _MAX_DRAW:
-            raise NotKnown(f"a draw of 1 in {total} is too wide to follow")
+            raise ValueNotKnown(f"a draw of 1 in {total} is too wide to follow")
         for number in range(total):
             rest = number
             for position, mod in slots:
@@ -156,33 +154,33 @@ class Matcher:
                 rest //= mod
             yield Fraction(1, total), tuple(value for value in values if value is not None)
 
-    def told(self, rule: Rule, branch: Branch, place: Place, table: Table) -> str:
+    def told(self, rule: Rule, branch: Branch, point: HookPoint, table: Table) -> str:
         """The rule in brief, with the elements of sets that the packet met. To be asked before the rule acts."""
-        texts = (self._told(expression, branch, place, table) for expression in rule.expressions)
+        texts = (self._told(expression, branch, point, table) for expression in rule.expressions)
         return ", ".join(filter(None, texts)) or brief_rule(rule)
 
-    def _told(self, expression: Expression, branch: Branch, place: Place, table: Table) -> str:
+    def _told(self, expression: Expression, branch: Branch, point: HookPoint, table: Table) -> str:
         text = brief(expression)
         if isinstance(expression, (InSet, MatchSet)) and not expression.negate:
-            with contextlib.suppress(NotKnown):
+            with contextlib.suppress(ValueNotKnown):
                 elements, fields = self._looked_up(expression, table)
-                key = self.key(fields, branch, place)
+                key = self.key(fields, branch, point)
                 met = elements.find(key) if elements is not None and key is not None else None
                 if met is not None:
                     return f"{text} {{ {' . '.join(map(str, met))} }}"
         return text
 
-    def _looked_up(self, e: InSet | MatchSet, table: Table) -> tuple[Elements | None, Key]:
-        """The set that is asked, None when it is not there, and what is looked up in it. Raises NotKnown."""
+    def _looked_up(self, e: InSet | MatchSet, table: Table) -> tuple[ElementIndex | None, Key]:
+        """The set that is asked, None when it is not there, and what is looked up in it. Raises ValueNotKnown."""
         if isinstance(e, InSet):
             return self._index.elements(table, e.name), e.key
-        held = self._beside.sets.get(e.name)
+        held = self._objects.sets.get(e.name)
         if held is None:
             return None, ()
         try:
-            return elements_of(held), key_fields(held, e.sides)
+            return ipset_index(held), ipset_fields(held, e.sides)
         except ValueError as error:
-            raise NotKnown(str(error)) from None
+            raise ValueNotKnown(str(error)) from None
 
     def remembered(self, name: str, key: tuple[Atom, ...], branch: Branch, seconds: float) -> bool:
         """Whether an earlier packet, or this one further up, left the key in a list."""
@@ -190,7 +188,7 @@ class Matcher:
             return True
         return self._memory is not None and self._memory.seen(name, key, self._now, seconds)
 
-    def _value(self, field: Field, branch: Branch, place: Place) -> Atom | None:
+    def _value(self, field: Field, branch: Branch, point: HookPoint) -> Atom | None:
         if field is Field.DADDR:
             return branch.daddr
         if field is Field.DPORT:
@@ -201,14 +199,14 @@ class Matcher:
             if branch.saddr:
                 return branch.saddr
             if branch.masquerade:
-                raise NotKnown("the source after masquerading depends on the outgoing link")
+                raise ValueNotKnown("the source after masquerading depends on the outgoing link")
             return self.packet.source
         if field is Field.IIFNAME:
-            return place.iif
+            return point.iif
         if field is Field.OIFNAME:
-            if place.oif is None:
-                raise NotKnown("the outgoing interface is decided by routing")
-            return place.oif
+            if point.oif is None:
+                raise ValueNotKnown("the outgoing interface is decided by routing")
+            return point.oif
         packet = self.packet
         if field is Field.NFPROTO:
             return "ipv4" if self.family is IPFamily.IPV4 else "ipv6"
@@ -224,15 +222,15 @@ class Matcher:
             return packet.port
         if packet.source_port and (field is Field.ORIG_SPORT or not branch.masquerade):
             return packet.source_port
-        raise NotKnown("the client's own port is drawn by the client")
+        raise ValueNotKnown("the client's own port is drawn by the client")
 
-    def _compare(self, e: Compare, branch: Branch, place: Place, _table: Table) -> Answer:
+    def _compare(self, e: Compare, branch: Branch, point: HookPoint, _table: Table) -> Answer:
         field = e.field
         if field is Field.L4PROTO:
             return any(value in self._protocol for value in e.values) is not e.negate
         try:
-            value = self._value(field, branch, place)
-        except NotKnown as error:
+            value = self._value(field, branch, point)
+        except ValueNotKnown as error:
             # Routing never sends a packet for elsewhere out over loopback.
             return e.negate if field is Field.OIFNAME and e.values == ("lo",) else str(error)
         if value is None:
@@ -257,25 +255,25 @@ class Matcher:
         # In an inet table `ip saddr != …` asks for an IPv4 packet first.
         return not foreign and found is not e.negate
 
-    def _port_range(self, e: PortRange, branch: Branch, place: Place, _table: Table) -> Answer:
+    def _port_range(self, e: PortRange, branch: Branch, point: HookPoint, _table: Table) -> Answer:
         try:
-            value = self._value(e.field, branch, place)
-        except NotKnown as error:
+            value = self._value(e.field, branch, point)
+        except ValueNotKnown as error:
             return str(error)
         if not isinstance(value, int):
             return _NO_PORTS if e.field in _PORTS else False
         return (e.first <= value <= e.last) is not e.negate
 
-    def _is_local(self, e: IsLocal, branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _is_local(self, e: IsLocal, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         if e.field is Field.SADDR:
             own = self.local(branch.saddr or self.packet.source) or (branch.masquerade and not branch.saddr)
             return own is not e.negate
         return self.local(branch.daddr) is not e.negate
 
-    def _ct_state(self, e: CtState, branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _ct_state(self, e: CtState, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return ((self._state if branch.tracked else "untracked") in e.states) is not e.negate
 
-    def _ct_status(self, e: CtStatus, branch: Branch, _place: Place, table: Table) -> Answer:
+    def _ct_status(self, e: CtStatus, branch: Branch, _place: HookPoint, table: Table) -> Answer:
         if not branch.tracked:
             # For iptables these are states, which an untracked packet does not have; nft has nothing to look at.
             return e.negate and table.family is not None and table.name in TABLES
@@ -286,13 +284,13 @@ class Matcher:
         found = ("dnat" in e.bits and branch.rewritten) or ("snat" in e.bits and source)
         return found is not e.negate
 
-    def _tcp_reset(self, _e: TcpReset, _branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _tcp_reset(self, _e: TcpReset, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return False  # a packet that begins a connection does not end one
 
-    def _mark_is(self, e: MarkIs, branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _mark_is(self, e: MarkIs, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return (branch.mark & e.mask == e.value) is not e.negate
 
-    def _in_set(self, e: InSet, branch: Branch, place: Place, table: Table) -> Answer:
+    def _in_set(self, e: InSet, branch: Branch, point: HookPoint, table: Table) -> Answer:
         elements = self._index.elements(table, e.name)
         if elements is None:
             return f"the set {e.name} is not there"
@@ -301,8 +299,8 @@ class Matcher:
         if any(isinstance(part, Slot) for part in e.key):
             return f"a random number is looked up in the set {e.name}"
         try:
-            key = self.key(e.key, branch, place)
-        except NotKnown as error:
+            key = self.key(e.key, branch, point)
+        except ValueNotKnown as error:
             return str(error)
         if key is None:
             return False
@@ -311,18 +309,18 @@ class Matcher:
             found = self.remembered(e.name, key, branch, elements.set.timeout or float("inf"))
         return found is not e.negate
 
-    def _match_set(self, e: MatchSet, branch: Branch, place: Place, table: Table) -> Answer:
+    def _match_set(self, e: MatchSet, branch: Branch, point: HookPoint, table: Table) -> Answer:
         try:
             elements, fields = self._looked_up(e, table)
             if elements is None:
                 return f"the ipset {e.name} is not there"
-            key = self.key(fields, branch, place)
-        except NotKnown as error:
+            key = self.key(fields, branch, point)
+        except ValueNotKnown as error:
             return str(error)
         # The kernel's sets with ports hold no packet that has none, and such a packet is in none of them.
         return (key is not None and elements.find(key) is not None) is not e.negate
 
-    def _by_ipvs(self, e: ByIpvs, branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _by_ipvs(self, e: ByIpvs, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         if branch.served is None:
             # What is asked of a virtual server no other packet has; "not touched" every other packet is.
             return e.negate
@@ -333,20 +331,20 @@ class Matcher:
             and e.port in (None, port)
         ) is not e.negate
 
-    def _recent(self, e: Recent, branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _recent(self, e: Recent, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return self.remembered(e.name, (self.packet.source,), branch, e.seconds)
 
-    def _any_of(self, e: AnyOf, branch: Branch, place: Place, table: Table) -> Answer:
+    def _any_of(self, e: AnyOf, branch: Branch, point: HookPoint, table: Table) -> Answer:
         doubt = ""
         for way in e.ways:
-            answer = self.all_of(way, branch, place, table)
+            answer = self.all_of(way, branch, point, table)
             if answer is True:
                 return not e.negate
             if answer is not False:
                 doubt = doubt or answer
         return doubt or e.negate
 
-    def _unknown(self, e: Unknown, _branch: Branch, _place: Place, _table: Table) -> Answer:
+    def _unknown(self, e: Unknown, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return f"not understood: {e.text}"
 
 

@@ -1,34 +1,47 @@
-"""What a walk carries along: one branch per way that chance has opened, and the place where it is."""
+"""The state of a walk: kernel objects, the current hook, and one branch for each random outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 import msgspec
 
 from narthex.model.packet import Disposition, WalkStep
-from narthex.netfilter.ipvs.servers import ServerKey
+from narthex.netfilter.ipset import IpSet
+from narthex.netfilter.ipvs import ServerKey, VirtualServer
 
 _ONE = Fraction(1)
 _MAX_BITS = 512
 _GRID = 1 << 128
 
 Remembered = tuple[tuple[str, tuple[str | int, ...]], ...]
+"""Keys that the packet added to dynamic sets and lists: (list name, key)."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where in the kernel a rule is asked, and what is known of the interfaces there."""
+class KernelObjects(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernel objects other than rules that the path of a packet depends on: ipsets, and the state of IPVS."""
+
+    sets: Mapping[str, IpSet] = {}
+    servers: Mapping[ServerKey, VirtualServer] = {}
+    bound: frozenset[str] = frozenset()
+    """Local addresses that the node has only for its Services (interface kube-ipvs0)."""
+    marks: frozenset[int] = frozenset()
+    """Packet marks for which a foreign virtual server exists."""
+
+
+class HookPoint(msgspec.Struct, frozen=True):
+    """A netfilter hook, and the packet's interfaces at that hook."""
 
     hook: str
     iif: str = ""
-    """Empty where the kernel has no input interface."""
+    """Input interface. Empty where the kernel has none."""
     oif: str | None = ""
-    """Empty where the kernel has no output interface yet; None where it has one that nobody told us."""
+    """Output interface. Empty where the kernel has none yet, None if it is not known."""
 
 
-class End(msgspec.Struct, frozen=True):
-    """How a branch ends."""
+class BranchEnd(msgspec.Struct, frozen=True):
+    """The end of a branch."""
 
     disposition: Disposition
     note: str = ""
@@ -36,28 +49,32 @@ class End(msgspec.Struct, frozen=True):
 
 ACCEPT = "accept"
 RETURN = "return"
-Way = None | str | End
-"""None: go on with the next rule; "return": leave the chain; "accept": leave the base chain; or the end."""
+Continuation = None | str | BranchEnd
+"""How a branch continues: None with the next rule, RETURN in the calling chain, ACCEPT after the base chain, or not."""
+
+ChainResults = list[tuple[Continuation, "Branch"]]
+"""All branches that a rule or chain produces."""
 
 
 class Trail:
-    """Steps so far, newest first: one step, or the whole trail of a chain that was walked before. Branches share the
-    part of the way that they have in common."""
+    """A linked list of steps, newest first. Branches share the part that they have in common.
 
-    __slots__ = ("before", "chance", "part")
+    `part` is one step, or the whole trail of a chain that was walked before. `factor` multiplies the probability of the
+    first step of such a trail.
+    """
 
-    def __init__(self, part: WalkStep | Trail, before: Trail | None, chance: Fraction = _ONE) -> None:
+    __slots__ = ("before", "factor", "part")
+
+    def __init__(self, part: WalkStep | Trail, before: Trail | None, factor: Fraction = _ONE) -> None:
         self.part = part
         self.before = before
-        self.chance = chance
-        """What the first step of a chain's trail has to be multiplied with."""
+        self.factor = factor
 
 
 class Branch:
-    """One way that the packet may go, up to now."""
+    """One possible path of the packet up to the current rule."""
 
     __slots__ = (
-        "chance",
         "connection_mark",
         "daddr",
         "dnat",
@@ -70,6 +87,7 @@ class Branch:
         "rewritten",
         "saddr",
         "served",
+        "step_probability",
         "supposing",
         "tracked",
         "trail",
@@ -81,70 +99,62 @@ class Branch:
         self.mark = 0
         self.connection_mark = 0
         self.dnat = False
-        """A rule has settled where it goes; no other rule for that is asked."""
+        """A rule has set up destination NAT, so no other NAT rule is evaluated for it."""
         self.rewritten = False
-        """The destination is another than before, which the kernel remembers of the connection (IPS_DST_NAT)."""
+        """The destination differs from the original one, as conntrack records it (IPS_DST_NAT)."""
         self.masquerade = False
         self.saddr = ""
-        """The new source, when a rule names it."""
+        """The new source address, if a rule names it."""
         self.tracked = True
-        """The kernel keeps a connection for it."""
+        """The packet belongs to a tracked connection."""
         self.served: ServerKey | None = None
-        """The virtual server for which IPVS has sent it on."""
+        """The virtual server for which IPVS has forwarded the packet."""
         self.doubt = ""
-        """Not empty: the packet may come this way, or may not, for this reason; its probability means nothing."""
+        """The reason why the packet may or may not take this path. If set, `probability` has no meaning."""
         self.supposing: tuple[str, ...] = ()
         self.probability = _ONE
-        self.chance = _ONE
-        """Probability of this way since its last step."""
+        self.step_probability = _ONE
+        """Probability of this path since its last step."""
         self.remembers: Remembered = ()
         self.trail: Trail | None = None
 
     def copy(self) -> Branch:
-        """The same once more, the probability too."""
+        """Return a copy with the same state, probability, and trail."""
         made = Branch.__new__(Branch)
-        made.daddr, made.dport, made.mark, made.connection_mark = (
-            self.daddr,
-            self.dport,
-            self.mark,
-            self.connection_mark,
-        )
+        made.daddr, made.dport, made.mark = self.daddr, self.dport, self.mark
+        made.connection_mark, made.rewritten = self.connection_mark, self.rewritten
         made.dnat, made.masquerade, made.saddr, made.tracked = self.dnat, self.masquerade, self.saddr, self.tracked
-        made.rewritten = self.rewritten
-        made.served, made.doubt, made.supposing, made.remembers = (
-            self.served,
-            self.doubt,
-            self.supposing,
-            self.remembers,
-        )
-        made.probability, made.chance, made.trail = self.probability, self.chance, self.trail
+        made.served, made.doubt, made.supposing = self.served, self.doubt, self.supposing
+        made.remembers, made.trail = self.remembers, self.trail
+        made.probability, made.step_probability = self.probability, self.step_probability
         return made
 
     def take(self, share: Fraction) -> Branch:
-        """Split off a part of this branch's probability; what is left stays here."""
+        """Split off a share of this branch's probability. The rest remains here."""
         part = self.copy()
         if share != 1:
-            part.probability = _manageable(self.probability * share)
-            part.chance = _manageable(self.chance * share)
+            part.probability = _rounded(self.probability * share)
+            part.step_probability = _rounded(self.step_probability * share)
         self.probability -= part.probability
-        self.chance -= part.chance
+        self.step_probability -= part.step_probability
         return part
 
     def suppose(self, text: str) -> None:
-        """Note what the way depends on that the rules' text leaves out."""
+        """Record an assumption about something that the text of the rules omits."""
         if text not in self.supposing:
             self.supposing = (*self.supposing, text)
 
     def note(self, where: str, what: str, why: str = "", rule: tuple[str, str, int] | None = None) -> None:
-        """Record a step; `rule` is its table, chain and number there."""
+        """Record a step. `rule` is its table, its chain, and its number in the chain."""
         table, chain, number = rule or ("", "", None)
-        step = WalkStep(where=where, what=what, why=why, chance=self.chance, table=table, chain=chain, rule=number)
+        chance = self.step_probability
+        step = WalkStep(where=where, what=what, why=why, chance=chance, table=table, chain=chain, rule=number)
         self.trail = Trail(step, self.trail)
-        self.chance = _ONE
+        self.step_probability = _ONE
 
     @property
     def state(self) -> tuple[object, ...]:
-        """All that decides how this branch goes on."""
+        """Everything that determines how this branch continues."""
         return (
             self.daddr,
             self.dport,
@@ -162,62 +172,65 @@ class Branch:
         )
 
     def fresh(self) -> Branch:
-        """A branch in the same state, as if the way began here."""
+        """Return a branch in the same state that starts here with probability 1."""
         made = self.copy()
-        made.probability = made.chance = _ONE
+        made.probability = made.step_probability = _ONE
         made.trail = None
         return made
 
     def steps(self) -> tuple[WalkStep, ...]:
-        """The way, first step first."""
+        """Return the steps of the path, first step first."""
         return tuple(_steps(self.trail, _ONE))
 
 
-def _steps(trail: Trail | None, chance: Fraction) -> Iterator[WalkStep]:
+def _steps(trail: Trail | None, factor: Fraction) -> Iterator[WalkStep]:
     parts: list[Trail] = []
     while trail is not None:
         parts.append(trail)
         trail = trail.before
     for part in reversed(parts):
         if isinstance(part.part, Trail):
-            yield from _steps(part.part, part.chance * chance)
+            yield from _steps(part.part, part.factor * factor)
         else:
-            yield part.part if chance == 1 else msgspec.structs.replace(part.part, chance=part.part.chance * chance)
-        chance = _ONE
+            yield part.part if factor == 1 else msgspec.structs.replace(part.part, chance=part.part.chance * factor)
+        factor = _ONE
 
 
-def grafted(branch: Branch, ways: list[tuple[Way, Branch]]) -> list[tuple[Way, Branch]]:
-    """What a chain does to a branch, from what it does to a fresh one in the same state."""
-    made: list[tuple[Way, Branch]] = []
+def graft(branch: Branch, results: ChainResults) -> ChainResults:
+    """Apply the results that a chain has for a fresh branch to a branch in the same state."""
+    made: ChainResults = []
     left = branch.probability
-    whole = [out for _, out in ways if out.doubt == branch.doubt]
-    last = whole[-1] if whole else None
-    for way, part in ways:
+    certain = [out for _, out in results if out.doubt == branch.doubt]
+    last = certain[-1] if certain else None
+    for continuation, part in results:
         out = part.copy()
         if part.trail is None:
-            out.trail, out.chance = branch.trail, _manageable(branch.chance * part.chance)
+            out.trail, out.step_probability = (
+                branch.trail,
+                _rounded(branch.step_probability * part.step_probability),
+            )
         else:
-            out.trail = Trail(part.trail, branch.trail, branch.chance)
-        # Rounding one part of a split down keeps the sum exact, since the last part is what is left.
-        out.probability = left if part is last else _manageable(branch.probability * part.probability)
+            out.trail = Trail(part.trail, branch.trail, branch.step_probability)
+        # Rounding one part of a split down keeps the sum exact, since the last part is the remainder.
+        out.probability = left if part is last else _rounded(branch.probability * part.probability)
         if part.doubt == branch.doubt:
             left -= out.probability
-        made.append((way, out))
+        made.append((continuation, out))
     return made
 
 
-def merged_ways(ways: list[tuple[Way, Branch]]) -> list[tuple[Way, Branch]]:
-    """Ways that lead to the same put together."""
-    if len(ways) < 2:
-        return ways
-    by_way: dict[Way, list[Branch]] = {}
-    for way, out in ways:
-        by_way.setdefault(way, []).append(out)
-    return [(way, out) for way, outs in by_way.items() for out in merge(outs)]
+def merge_results(results: ChainResults) -> ChainResults:
+    """Merge the branches that continue in the same way."""
+    if len(results) < 2:
+        return results
+    grouped: dict[Continuation, list[Branch]] = {}
+    for continuation, out in results:
+        grouped.setdefault(continuation, []).append(out)
+    return [(continuation, out) for continuation, outs in grouped.items() for out in merge(outs)]
 
 
 def merge(branches: list[Branch]) -> list[Branch]:
-    """Put branches together that will go the same way from here; the likelier one tells the story."""
+    """Merge branches in the same state. The trail is that of the more probable one."""
     if len(branches) < 2:
         return branches
     kept: dict[tuple[object, ...], Branch] = {}
@@ -226,15 +239,15 @@ def merge(branches: list[Branch]) -> list[Branch]:
         if other is branch:
             continue
         if other.trail is branch.trail:
-            other.chance += branch.chance
+            other.step_probability += branch.step_probability
         elif branch.probability > other.probability:
-            other.trail, other.chance = branch.trail, branch.chance
+            other.trail, other.step_probability = branch.trail, branch.step_probability
         other.probability += branch.probability
     return list(kept.values())
 
 
-def _manageable(value: Fraction) -> Fraction:
-    # A ladder of a thousand decimals would grow a fraction of ten thousand digits.
+def _rounded(value: Fraction) -> Fraction:
+    # A sequence of a thousand decimal probabilities would grow a fraction of ten thousand digits.
     if value.denominator.bit_length() <= _MAX_BITS:
         return value
     return Fraction(int(value * _GRID), _GRID)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from narthex.model.net import address_key, family_of
 from narthex.model.packet import Disposition
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Aside,
     Dnat,
@@ -39,10 +39,10 @@ from narthex.netfilter.ast.nodes import (
     Verdict,
     VerdictMap,
 )
-from narthex.netfilter.brief import brief, brief_element
-from narthex.netfilter.walk.index import IndexedRuleset
-from narthex.netfilter.walk.matches import Matcher, NotKnown
-from narthex.netfilter.walk.state import ACCEPT, RETURN, Branch, End, Place, Way
+from narthex.netfilter.describe import brief, brief_element
+from narthex.netfilter.walk.lookup import RulesetIndex
+from narthex.netfilter.walk.matches import Matcher, ValueNotKnown
+from narthex.netfilter.walk.state import ACCEPT, RETURN, Branch, BranchEnd, Continuation, HookPoint
 
 NameOf = Callable[[str], str]
 """Says what an address is ("pod shop/web-1"), or nothing ("")."""
@@ -62,7 +62,7 @@ class Decision:
     __slots__ = ("branch", "told", "way", "what", "why")
 
     def __init__(
-        self, branch: Branch, what: Verdict | None = None, way: Way = None, told: str = "", why: str = ""
+        self, branch: Branch, what: Verdict | None = None, way: Continuation = None, told: str = "", why: str = ""
     ) -> None:
         self.branch, self.what, self.way, self.told, self.why = branch, what, way, told, why
 
@@ -73,11 +73,11 @@ class Actor:
     TELLS_ITSELF: ClassVar[frozenset[type]] = frozenset((VerdictMap, DnatMap, Spread, Draw, Switch))
     """Statements of which the element or arm that was met makes a better step than the rule."""
 
-    def __init__(self, matcher: Matcher, index: IndexedRuleset, name_of: NameOf) -> None:
+    def __init__(self, matcher: Matcher, index: RulesetIndex, name_of: NameOf) -> None:
         self._matcher = matcher
         self._index = index
         self.name_of = name_of
-        self._acts: dict[type, Callable[[Any, Branch, Place, Table, str], Iterator[Decision]]] = {
+        self._acts: dict[type, Callable[[Any, Branch, HookPoint, Table, str], Iterator[Decision]]] = {
             VerdictMap: self._verdict_map,
             DnatMap: self._dnat_map,
             Spread: self._spread,
@@ -91,17 +91,17 @@ class Actor:
             Masquerade: self._masquerade,
         }
 
-    def verdict(self, verdict: Verdict, branch: Branch) -> list[tuple[Way, Branch]]:
+    def verdict(self, verdict: Verdict, branch: Branch) -> list[tuple[Continuation, Branch]]:
         """A verdict that calls no chain."""
         if isinstance(verdict, Return):
             return [(RETURN, branch)]
         if isinstance(verdict, Accept):
             return [(ACCEPT, branch)]
         if isinstance(verdict, DropPacket):
-            return [(End(Disposition.DROPPED), branch)]
-        return [(End(Disposition.REJECTED), branch)]
+            return [(BranchEnd(Disposition.DROPPED), branch)]
+        return [(BranchEnd(Disposition.REJECTED), branch)]
 
-    def leave_behind(self, e: Expression, branch: Branch, place: Place) -> str:
+    def leave_behind(self, e: Expression, branch: Branch, point: HookPoint) -> str:
         """Carry out a statement of LEAVES_BEHIND; returns why that cannot be followed, or nothing."""
         if isinstance(e, MarkOr):
             branch.mark = (branch.mark | e.bits) & _U32
@@ -125,14 +125,14 @@ class Actor:
             branch.remembers = (*branch.remembers, (e.name, (self._matcher.packet.source,)))
         elif isinstance(e, Remember):
             try:
-                key = self._matcher.key(e.key, branch, place)
-            except NotKnown as error:
+                key = self._matcher.key(e.key, branch, point)
+            except ValueNotKnown as error:
                 return str(error)
             if key is not None:
                 branch.remembers = (*branch.remembers, (e.set, key))
         return ""
 
-    def act(self, e: Expression, branch: Branch, place: Place, table: Table, where: str) -> Iterator[Decision]:
+    def act(self, e: Expression, branch: Branch, point: HookPoint, table: Table, where: str) -> Iterator[Decision]:
         """Carry out a statement that decides where the packet goes."""
         if isinstance(e, (Jump, Goto, Return, Accept, DropPacket, RejectPacket)):
             yield Decision(branch, e)
@@ -141,12 +141,14 @@ class Actor:
         if act is None:
             yield Decision(branch, way=unsupported(f"not understood: {brief(e) or type(e).__name__}"))
             return
-        yield from act(e, branch, place, table, where)
+        yield from act(e, branch, point, table, where)
 
     # ---- maps and draws --------------------------------------------------------------------------------------------
 
-    def _verdict_map(self, e: VerdictMap, branch: Branch, place: Place, table: Table, where: str) -> Iterator[Decision]:
-        for out, element, data in self._look_up(e, branch, place, table, where):
+    def _verdict_map(
+        self, e: VerdictMap, branch: Branch, point: HookPoint, table: Table, where: str
+    ) -> Iterator[Decision]:
+        for out, element, data in self._look_up(e, branch, point, table, where):
             if isinstance(data, Decision):
                 yield data
             elif isinstance(data, (Jump, Goto, Return, Accept, DropPacket, RejectPacket)):
@@ -154,18 +156,18 @@ class Actor:
             else:
                 yield Decision(out, way=unsupported(f"the map {e.map} holds no verdict"), told=element)
 
-    def _dnat_map(self, e: DnatMap, branch: Branch, place: Place, table: Table, where: str) -> Iterator[Decision]:
-        for out, element, data in self._look_up(e, branch, place, table, where):
+    def _dnat_map(self, e: DnatMap, branch: Branch, point: HookPoint, table: Table, where: str) -> Iterator[Decision]:
+        for out, element, data in self._look_up(e, branch, point, table, where):
             if isinstance(data, Decision):
                 yield data
             elif not isinstance(data, tuple):
                 yield Decision(out, way=unsupported(f"the map {e.map} holds no address and port"))
             else:
-                way = self._rewrite(place, out, *data)
+                way = self._rewrite(point, out, *data)
                 yield Decision(out, way=way, told=f"dnat to {element}", why=self.name_of(data[0]))
 
     def _look_up(
-        self, e: VerdictMap | DnatMap, branch: Branch, place: Place, table: Table, where: str
+        self, e: VerdictMap | DnatMap, branch: Branch, point: HookPoint, table: Table, where: str
     ) -> Iterator[tuple[Branch, str, object]]:
         """The elements that the key may fall on, each with a branch of its own; a Decision for the ways without."""
         elements = self._index.elements(table, e.map)
@@ -177,8 +179,8 @@ class Actor:
             yield branch, "", Decision(branch, way=unsupported(note), told=told)
             return
         try:
-            draws = list(self._matcher.draws(e.key, branch, place))
-        except NotKnown as error:
+            draws = list(self._matcher.draws(e.key, branch, point))
+        except ValueNotKnown as error:
             yield branch, "", Decision(branch, way=unsupported(f"{where}: {error}"), told=told)
             return
         left = Fraction(1)
@@ -193,13 +195,13 @@ class Actor:
         if left:
             yield branch, "", Decision(branch)
 
-    def _spread(self, e: Spread, branch: Branch, _place: Place, _table: Table, _where: str) -> Iterator[Decision]:
+    def _spread(self, e: Spread, branch: Branch, _place: HookPoint, _table: Table, _where: str) -> Iterator[Decision]:
         count = len(e.chains)
         for number, name in enumerate(e.chains):
             out = branch.take(Fraction(1, count - number))
             yield Decision(out, Goto(name), told=f"draw {number} of {count}: goto {name}")
 
-    def _draw(self, e: Draw, branch: Branch, place: Place, _table: Table, _where: str) -> Iterator[Decision]:
+    def _draw(self, e: Draw, branch: Branch, point: HookPoint, _table: Table, _where: str) -> Iterator[Decision]:
         left = e.mod
         for first, last, what in e.arms:
             count = last - first + 1
@@ -208,16 +210,16 @@ class Actor:
             drawn = str(first) if first == last else f"{first}-{last}"
             told = f"draw {drawn} of {e.mod}: {brief(what)}"
             if isinstance(what, Dnat):
-                way = self._rewrite(place, out, what.address or out.daddr, what.port)
+                way = self._rewrite(point, out, what.address or out.daddr, what.port)
                 yield Decision(out, way=way, told=told, why=self.name_of(what.address))
             else:
                 yield Decision(out, what, told=told)
         if left:
             yield Decision(branch)
 
-    def _switch(self, e: Switch, branch: Branch, place: Place, table: Table, where: str) -> Iterator[Decision]:
+    def _switch(self, e: Switch, branch: Branch, point: HookPoint, table: Table, where: str) -> Iterator[Decision]:
         for matches, verdict in e.arms:
-            answer = self._matcher.all_of(matches, branch, place, table)
+            answer = self._matcher.all_of(matches, branch, point, table)
             if answer is False:
                 continue
             told = ", ".join((*map(brief, matches), brief(verdict)))
@@ -233,18 +235,20 @@ class Actor:
 
     # ---- rewriting -------------------------------------------------------------------------------------------------
 
-    def _dnat(self, e: Dnat, branch: Branch, place: Place, _table: Table, _where: str) -> Iterator[Decision]:
-        yield Decision(branch, way=self._rewrite(place, branch, e.address, e.port))
+    def _dnat(self, e: Dnat, branch: Branch, point: HookPoint, _table: Table, _where: str) -> Iterator[Decision]:
+        yield Decision(branch, way=self._rewrite(point, branch, e.address, e.port))
 
-    def _dnat_range(self, e: DnatRange, branch: Branch, place: Place, _table: Table, _where: str) -> Iterator[Decision]:
+    def _dnat_range(
+        self, e: DnatRange, branch: Branch, point: HookPoint, _table: Table, _where: str
+    ) -> Iterator[Decision]:
         addresses = [branch.daddr]
         if e.first:
             count = address_key(e.last)[1] - address_key(e.first)[1] + 1
             addresses = list(_addresses(e.first, count)) if 0 < count <= _MAX_CHOICES else []
-        yield from self._chosen(addresses, e.first_port, e.last_port, branch, place)
+        yield from self._chosen(addresses, e.first_port, e.last_port, branch, point)
 
     def _chosen(
-        self, addresses: list[str], first: int | None, last: int | None, branch: Branch, place: Place
+        self, addresses: list[str], first: int | None, last: int | None, branch: Branch, point: HookPoint
     ) -> Iterator[Decision]:
         """Each address and port that the kernel may choose, equally likely over many connections; a port that is in the
         range already is kept (nf_nat_l4proto_unique_tuple)."""
@@ -259,37 +263,39 @@ class Actor:
             for port in ports:
                 out = branch.take(Fraction(1, count))
                 count -= 1
-                yield Decision(out, way=self._rewrite(place, out, address, port))
+                yield Decision(out, way=self._rewrite(point, out, address, port))
 
-    def _redirect(self, e: Redirect, branch: Branch, place: Place, _table: Table, _where: str) -> Iterator[Decision]:
-        own = self._matcher.own_address(place.hook)
-        yield Decision(branch, way=self._rewrite(place, branch, own, e.port))
+    def _redirect(
+        self, e: Redirect, branch: Branch, point: HookPoint, _table: Table, _where: str
+    ) -> Iterator[Decision]:
+        own = self._matcher.own_address(point.hook)
+        yield Decision(branch, way=self._rewrite(point, branch, own, e.port))
 
     def _redirect_range(
-        self, e: RedirectRange, branch: Branch, place: Place, _table: Table, _where: str
+        self, e: RedirectRange, branch: Branch, point: HookPoint, _table: Table, _where: str
     ) -> Iterator[Decision]:
-        yield from self._chosen([self._matcher.own_address(place.hook)], e.first, e.last, branch, place)
+        yield from self._chosen([self._matcher.own_address(point.hook)], e.first, e.last, branch, point)
 
-    def _snat(self, e: Snat, branch: Branch, place: Place, _table: Table, _where: str) -> Iterator[Decision]:
-        if place.hook not in _SOURCE_HOOKS:
-            yield Decision(branch, way=unsupported(f"source rewritten in {place.hook}"))
+    def _snat(self, e: Snat, branch: Branch, point: HookPoint, _table: Table, _where: str) -> Iterator[Decision]:
+        if point.hook not in _SOURCE_HOOKS:
+            yield Decision(branch, way=unsupported(f"source rewritten in {point.hook}"))
             return
         branch.masquerade = True
         branch.saddr = e.first if e.first == e.last else ""
         yield Decision(branch, way=ACCEPT)
 
     def _masquerade(
-        self, _e: Masquerade, branch: Branch, place: Place, _table: Table, _where: str
+        self, _e: Masquerade, branch: Branch, point: HookPoint, _table: Table, _where: str
     ) -> Iterator[Decision]:
-        if place.hook != "postrouting":
-            yield Decision(branch, way=unsupported(f"masquerade in {place.hook}"))
+        if point.hook != "postrouting":
+            yield Decision(branch, way=unsupported(f"masquerade in {point.hook}"))
             return
         branch.masquerade = True
         yield Decision(branch, way=ACCEPT)
 
-    def _rewrite(self, place: Place, branch: Branch, address: str, port: int | None) -> Way:
-        if place.hook not in _DESTINATION_HOOKS:
-            return unsupported(f"destination rewritten in {place.hook}")
+    def _rewrite(self, point: HookPoint, branch: Branch, address: str, port: int | None) -> Continuation:
+        if point.hook not in _DESTINATION_HOOKS:
+            return unsupported(f"destination rewritten in {point.hook}")
         if family_of(address) is not self._matcher.family:
             return unsupported(f"destination rewritten to {address}, which is of the other family")
         port = branch.dport if port is None else port
@@ -304,6 +310,6 @@ def _addresses(first: str, count: int) -> Iterator[str]:
     return (str(start + number) for number in range(count))
 
 
-def unsupported(note: str) -> End:
+def unsupported(note: str) -> BranchEnd:
     """The end of a branch of which nobody can say how it goes on."""
-    return End(Disposition.UNSUPPORTED, note)
+    return BranchEnd(Disposition.UNSUPPORTED, note)

@@ -14,18 +14,17 @@ import msgspec
 
 from narthex.model.net import family_of
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss
-from narthex.netfilter.ast.nodes import Ruleset
-from narthex.netfilter.ipvs.servers import Beside
+from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.chains import ChainWalk
-from narthex.netfilter.walk.index import EVERY, Span, indexed
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, Balancer
+from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange, index_ruleset
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.state import Branch, End, Place, merge
+from narthex.netfilter.walk.state import Branch, BranchEnd, HookPoint, KernelObjects, merge
 from narthex.netfilter.walk.statements import Actor, NameOf
 
-__all__ = ["Branch", "End", "HookWalk", "NameOf", "Place", "walk"]
+__all__ = ["Branch", "BranchEnd", "HookPoint", "HookWalk", "NameOf", "walk"]
 
-Ended = list[tuple[Branch, End]]
+Ended = list[tuple[Branch, BranchEnd]]
 
 _DESTINATION_HOOKS = ("prerouting", "output")
 
@@ -37,10 +36,10 @@ def walk(
     memory: Memory | None = None,
     now: float = 0.0,
     name_of: NameOf | None = None,
-    beside: Beside = Beside(),  # noqa: B008  # frozen
+    objects: KernelObjects = KernelObjects(),  # noqa: B008  # frozen
 ) -> Trace:
     """Follow a packet through all tables of its family. `now` is in seconds, on the clock of `memory`."""
-    return _Walk(HookWalk(ruleset, packet, host, memory, now, name_of, beside)).trace()
+    return _Walk(HookWalk(ruleset, packet, host, memory, now, name_of, objects)).trace()
 
 
 class HookWalk:
@@ -54,16 +53,16 @@ class HookWalk:
         memory: Memory | None = None,
         now: float = 0.0,
         name_of: NameOf | None = None,
-        beside: Beside = Beside(),  # noqa: B008  # frozen
+        objects: KernelObjects = KernelObjects(),  # noqa: B008  # frozen
         state: str = "new",
     ) -> None:
         """`state` is the connection's, in conntrack's words."""
         self.packet = packet
-        self._index = indexed(ruleset, family_of(packet.destination))
+        self._index = index_ruleset(ruleset, family_of(packet.destination))
         name_of = name_of or (lambda _address: "")
-        self._matcher = Matcher(packet, host, self._index, memory, now, beside, state)
+        self._matcher = Matcher(packet, host, self._index, memory, now, objects, state)
         self._chains = ChainWalk(self._matcher, Actor(self._matcher, self._index, name_of), self._index)
-        self._balancer = Balancer(beside, self._matcher, name_of)
+        self._balancer = Balancer(objects, self._matcher, name_of)
 
     def start(self) -> Branch:
         """The packet before all rules."""
@@ -74,23 +73,23 @@ class HookWalk:
         return self._matcher.local(address)
 
     def hook(
-        self, place: Place, branches: list[Branch], *, nat: bool = True, span: Span = EVERY
+        self, point: HookPoint, branches: list[Branch], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
     ) -> tuple[list[Branch], Ended]:
         """Walk all base chains of a hook in the kernel's order, or those with priorities in the span: which branches
         are let through, and how the others end. `nat` False: the connection is known already, as on the way in again
         over loopback."""
         ended: Ended = []
-        for table, chain in self._index.base_chains(place.hook, span):
+        for table, chain in self._index.base_chains(point.hook, span):
             if not branches:
                 break
             assert chain.hook is not None
             passed: list[Branch] = []
             for branch in branches:
-                if chain.hook.type == "nat" and not (nat and _may_be_rewritten(place, branch)):
+                if chain.hook.type == "nat" and not (nat and _may_be_rewritten(point, branch)):
                     passed.append(branch)
                     continue
-                for way, out in self._chains.base(place, table, chain, branch):
-                    if isinstance(way, End):
+                for way, out in self._chains.base(point, table, chain, branch):
+                    if isinstance(way, BranchEnd):
                         ended.append((out, way))
                     else:
                         passed.append(out)
@@ -107,9 +106,9 @@ class HookWalk:
         return self._chains.near
 
 
-def _may_be_rewritten(place: Place, branch: Branch) -> bool:
+def _may_be_rewritten(point: HookPoint, branch: Branch) -> bool:
     """Only what is tracked, and each address once."""
-    return branch.tracked and not (branch.dnat if place.hook in _DESTINATION_HOOKS else branch.masquerade)
+    return branch.tracked and not (branch.dnat if point.hook in _DESTINATION_HOOKS else branch.masquerade)
 
 
 class _Walk:
@@ -126,7 +125,7 @@ class _Walk:
         start = [self._hooks.start()]
         for branch in self._sent(start) if packet.from_host else self._received(start):
             delivered = branch.dnat or branch.served is not None
-            self._finish(branch, End(Disposition.DELIVERED if delivered else Disposition.NOT_OURS))
+            self._finish(branch, BranchEnd(Disposition.DELIVERED if delivered else Disposition.NOT_OURS))
         outcomes = tuple(
             msgspec.structs.replace(outcome, may=tuple(self._may[outcome.note]))
             if outcome.disposition is Disposition.UNSUPPORTED and outcome.note in self._may
@@ -139,34 +138,36 @@ class _Walk:
         """In from a link: prerouting, then input or forward and postrouting. What IPVS takes out of input and sends to
         another machine goes on through output."""
         iif = self._hooks.packet.iif
-        here, away = self._routed(self._hook(Place("prerouting", iif=iif), branches))
-        here = self._hook(Place("input", iif=iif), here, span=BEFORE_INPUT)
+        here, away = self._routed(self._hook(HookPoint("prerouting", iif=iif), branches))
+        here = self._hook(HookPoint("input", iif=iif), here, span=BEFORE_INPUT)
         here, sent = self._balance("input", here)
-        here = self._hook(Place("input", iif=iif), here, span=AFTER_INPUT)
-        away = self._hook(Place("forward", iif=iif, oif=None), away)
-        away += self._hook(Place("output", oif=None), sent, nat=False)
+        here = self._hook(HookPoint("input", iif=iif), here, span=AFTER_INPUT)
+        away = self._hook(HookPoint("forward", iif=iif, oif=None), away)
+        away += self._hook(HookPoint("output", oif=None), sent, nat=False)
         # Since Linux 5.7 (commit 28f8bfd1ac94) rules of postrouting see where a forwarded packet came in.
-        return here + self._hook(Place("postrouting", iif=iif, oif=None), away)
+        return here + self._hook(HookPoint("postrouting", iif=iif, oif=None), away)
 
     def _sent(self, branches: list[Branch]) -> list[Branch]:
         """Made on this host: output and postrouting, and once more in over loopback when it is for this host. What IPVS
         sends to another machine begins output again, without nat."""
         oif = "lo" if self._hooks.local(self._hooks.packet.destination) else None
-        branches = self._hook(Place("output", oif=oif), branches, span=BEFORE_OUTPUT)
+        branches = self._hook(HookPoint("output", oif=oif), branches, span=BEFORE_OUTPUT)
         branches, sent = self._balance("output", branches)
-        here, away = self._routed(self._hook(Place("output", oif=oif), branches, span=AFTER_OUTPUT))
-        away += self._hook(Place("output", oif=None), sent, nat=False)
-        away = self._hook(Place("postrouting", oif=None), away)
-        here = self._hook(Place("postrouting", oif="lo"), here)
-        here = self._hook(Place("prerouting", iif="lo"), here, nat=False)
-        return away + self._hook(Place("input", iif="lo"), here, nat=False)
+        here, away = self._routed(self._hook(HookPoint("output", oif=oif), branches, span=AFTER_OUTPUT))
+        away += self._hook(HookPoint("output", oif=None), sent, nat=False)
+        away = self._hook(HookPoint("postrouting", oif=None), away)
+        here = self._hook(HookPoint("postrouting", oif="lo"), here)
+        here = self._hook(HookPoint("prerouting", iif="lo"), here, nat=False)
+        return away + self._hook(HookPoint("input", iif="lo"), here, nat=False)
 
     def _routed(self, branches: list[Branch]) -> tuple[list[Branch], list[Branch]]:
         local = self._hooks.local
         return [one for one in branches if local(one.daddr)], [one for one in branches if not local(one.daddr)]
 
-    def _hook(self, place: Place, branches: list[Branch], *, nat: bool = True, span: Span = EVERY) -> list[Branch]:
-        passed, ended = self._hooks.hook(place, branches, nat=nat, span=span)
+    def _hook(
+        self, point: HookPoint, branches: list[Branch], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
+    ) -> list[Branch]:
+        passed, ended = self._hooks.hook(point, branches, nat=nat, span=span)
         for branch, end in ended:
             self._finish(branch, end)
         return passed
@@ -177,7 +178,7 @@ class _Walk:
             self._finish(branch, end)
         return stay, away
 
-    def _finish(self, branch: Branch, end: End) -> None:
+    def _finish(self, branch: Branch, end: BranchEnd) -> None:
         delivered = end.disposition is Disposition.DELIVERED
         endpoint = (branch.daddr, branch.dport) if delivered else None
         if branch.doubt:

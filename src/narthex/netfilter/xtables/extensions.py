@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from narthex.model.net import IPFamily, split_port
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     ByIpvs,
     Chance,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     AddressType,
     AnyOf,
     Aside,
@@ -33,7 +33,7 @@ from narthex.netfilter.ast.nodes import (
     TcpFlags,
     Untrack,
 )
-from narthex.netfilter.binary.elements import networks_between
+from narthex.netfilter.netlink.elements import networks_between
 from narthex.netfilter.xtables.print import quoted
 from narthex.netfilter.xtables.values import ICMP_TYPES, kernel_probability, plain_network
 from narthex.netfilter.xtables.words import Misread, Option

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Chain, MarkOr, Rule, Table, Unshown
-from narthex.netfilter.dump.lazy import LazyChains
+from narthex.netfilter.ast import Chain, MarkOr, Rule, Table, Unshown
 from narthex.netfilter.dump.read import Flavour, Held
 from narthex.netfilter.dump.transcript import Command
+from narthex.netfilter.lazy import LazyChains
 from narthex.netfilter.xtables.index import Trouble, rule_or_text
 from narthex.netfilter.xtables.listing import Line, Listing
 from narthex.netfilter.xtables.values import TABLES, builtin_chains, hook_of

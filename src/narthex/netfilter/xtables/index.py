@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Chain, Rule, Table, Unknown
-from narthex.netfilter.dump.lazy import LazyChains
+from narthex.netfilter.ast import Chain, Rule, Table, Unknown
+from narthex.netfilter.lazy import LazyChains
 from narthex.netfilter.xtables.parse import read_rule
 from narthex.netfilter.xtables.values import builtin_chains, hook_of
 from narthex.netfilter.xtables.words import SaveTextError

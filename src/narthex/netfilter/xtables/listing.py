@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Rule, Unknown, Unshown
+from narthex.netfilter.ast import Rule, Unknown, Unshown
 from narthex.netfilter.dump.transcript import Command, command_of
 from narthex.netfilter.xtables.listed_words import save_words
 from narthex.netfilter.xtables.parse import read_rule

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Chain, Compare, Expression, Field, Rule, Ruleset, Table, Unknown
+from narthex.netfilter.ast import Chain, Compare, Expression, Field, Rule, Ruleset, Table, Unknown
 from narthex.netfilter.xtables.extensions import read_match, read_target
 from narthex.netfilter.xtables.values import builtin_chains, hook_of, plain_network
 from narthex.netfilter.xtables.words import SaveTextError, is_word, split_options, split_words

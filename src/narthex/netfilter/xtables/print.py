@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from narthex.model.net import IPFamily, join_port
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Aside,
     Atom,
@@ -47,7 +47,7 @@ from narthex.netfilter.ast.nodes import (
     Unknown,
     Unprintable,
 )
-from narthex.netfilter.dump.lazy_rules import LazyRules
+from narthex.netfilter.lazy import LazyRules
 from narthex.netfilter.xtables.values import TABLES, builtin_chains, reject_words
 
 MAX_COMMENT = 255

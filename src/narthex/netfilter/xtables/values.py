@@ -6,7 +6,7 @@ from fractions import Fraction
 from math import floor
 
 from narthex.model.net import IPFamily, address, family_of, network
-from narthex.netfilter.ast.nodes import Hook
+from narthex.netfilter.ast import Hook
 
 _HOOKS: dict[str, tuple[str, dict[str, int]]] = {
     "raw": ("filter", {"PREROUTING": -300, "OUTPUT": -300}),

@@ -7,7 +7,7 @@ from narthex.linux.iptables_variants import plain_command
 from narthex.linux.libnftables import NftError, NftMissing, run_nft
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.netfilter import nft, xtables
-from narthex.netfilter.ast.nodes import Table
+from narthex.netfilter.ast import Table
 from narthex.overlay.masquerade import TABLES, MasqueradeRules, iptables_changes
 
 _LOCK_SECONDS = "5"

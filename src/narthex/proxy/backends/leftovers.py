@@ -13,8 +13,8 @@ from itertools import pairwise
 import msgspec
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ipset.sets import IpSet
-from narthex.netfilter.ipvs.servers import ServerKey
+from narthex.netfilter.ipset import IpSet
+from narthex.netfilter.ipvs import ServerKey
 from narthex.netfilter.xtables import parse_rules
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.netfilter.xtables.words import Text, split_words

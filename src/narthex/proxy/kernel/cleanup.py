@@ -18,7 +18,7 @@ from narthex.linux.netlink import NetlinkError, attribute
 from narthex.linux.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.model.net import IPFamily, join_port
-from narthex.netfilter.ipset.sets import IpSet
+from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.xtables import SaveTextError
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.names import OWN_TABLES

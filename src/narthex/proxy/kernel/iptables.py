@@ -12,7 +12,7 @@ from narthex.linux.errors import ApplyError
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.run import CommandError, TimeoutExpired, feed, run
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Unprintable
+from narthex.netfilter.ast import Unprintable
 from narthex.netfilter.xtables import SaveTextError
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET

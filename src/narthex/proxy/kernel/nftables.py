@@ -29,12 +29,11 @@ from narthex.linux.nfnetlink import (
 )
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft
-from narthex.netfilter.ast.nodes import ElementData, ElementKey, Set, Table, Unprintable
-from narthex.netfilter.binary import slotted
-from narthex.netfilter.binary.elements import encoder, is_config_set, key_encoder
-from narthex.netfilter.binary.elements_read import decode_list
-from narthex.netfilter.binary.rules import chain_payload, rule_payload
-from narthex.netfilter.binary.slotted import Slotted
+from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable
+from narthex.netfilter.netlink import slot_map as slotted
+from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
+from narthex.netfilter.netlink.rules import chain_payload, rule_payload
+from narthex.netfilter.netlink.slot_map import Slotted
 from narthex.netfilter.nft.print import element_text
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.nftables.frame import TABLE

@@ -10,7 +10,7 @@ from narthex.linux.clock import Clock
 from narthex.model import net
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily
-from narthex.netfilter.binary.conntrack import Entry
+from narthex.netfilter.netlink.conntrack import Entry
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.stale import Owners, Reason, Search
 from narthex.proxy.program.metrics import Metrics

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from narthex.model.net import contains, join_port
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast.nodes import Table
+from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.finding import Finding
 from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, Scene, finding, rule_text
@@ -47,8 +47,8 @@ def proxies(scene: Scene, view: NodeView) -> dict[str, str]:
             who = "kube-proxy in nftables mode" if table.name == KUBE_PROXY_TABLE else "Narthex in nftables mode"
             found[who] = f"table {table.name} has a map of Services"
     rules = scene.rules(view)
-    if rules is not None and rules.beside.servers:
-        found["IPVS mode"] = f"IPVS has {len(rules.beside.servers)} virtual servers"
+    if rules is not None and rules.objects.servers:
+        found["IPVS mode"] = f"IPVS has {len(rules.objects.servers)} virtual servers"
     return found
 
 
@@ -329,7 +329,7 @@ def _served_at(scene: Scene, view: NodeView) -> list[str]:
             protocol=scene.protocol,
             iif=scene.packet.iif,
         )
-        ends = walk(rules.ruleset, packet, Host(addresses=tuple(own)), beside=rules.beside).outcomes
+        ends = walk(rules.ruleset, packet, Host(addresses=tuple(own)), objects=rules.objects).outcomes
         if address != scene.packet.destination and any(end.disposition is Disposition.DELIVERED for end in ends):
             served.append(address)
     return served

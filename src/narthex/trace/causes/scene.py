@@ -11,7 +11,7 @@ import msgspec
 from narthex.model.net import IPFamily, Protocol, contains, family_of
 from narthex.model.objects import EndpointPort, Service, ServicePort, SliceEndpoint
 from narthex.model.store import Snapshot
-from narthex.netfilter.ast.nodes import Table
+from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.finding import Finding

@@ -11,11 +11,10 @@ from narthex.model.net import Protocol, family_of
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.model.packet import WalkNearMiss as Missed
 from narthex.model.packet import WalkStep as Met
-from narthex.netfilter.ast.nodes import Ruleset
-from narthex.netfilter.ipvs.servers import Beside
-from narthex.netfilter.walk.index import EVERY, Span
-from narthex.netfilter.walk.walk import Branch, HookWalk, Place
-from narthex.netfilter.walk.walk import End as Ended
+from narthex.netfilter.ast import Ruleset
+from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
+from narthex.netfilter.walk.state import KernelObjects
+from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import (
     Fate,
@@ -88,7 +87,7 @@ class Hooks:
             ),
             Host(addresses=own),
             name_of=name_of,
-            beside=held.beside if held is not None else Beside(),
+            objects=held.objects if held is not None else KernelObjects(),
             state=state,
         )
 
@@ -117,7 +116,7 @@ class Hooks:
         )
 
     def hook(
-        self, place: Place, travellers: list[Traveller], *, nat: bool = True, span: Span = EVERY
+        self, place: HookPoint, travellers: list[Traveller], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
     ) -> tuple[list[Traveller], list[tuple[Traveller, PathEnd]]]:
         """All base chains of a hook. Who is let through, and how the others end."""
         passed: list[Traveller] = []
@@ -131,7 +130,7 @@ class Hooks:
         return passed, ended
 
     def balance(
-        self, place: Place, travellers: list[Traveller]
+        self, place: HookPoint, travellers: list[Traveller]
     ) -> tuple[list[Traveller], list[Traveller], list[tuple[Traveller, PathEnd]]]:
         """What IPVS does: who goes on here, who is sent to another machine, and whose way ends."""
         stay: list[Traveller] = []
@@ -145,9 +144,9 @@ class Hooks:
             ended += [self._end(traveller, branch, end, before, place) for branch, end in off if not branch.doubt]
         return stay, away, ended
 
-    def _begin(self, traveller: Traveller, place: Place) -> Header:
+    def _begin(self, traveller: Traveller, place: HookPoint) -> Header:
         traveller.branch.trail = None
-        traveller.branch.chance = Fraction(1)
+        traveller.branch.step_probability = Fraction(1)
         return self.header(traveller, place.iif, place.oif or "")
 
     def _near(self) -> Near:
@@ -168,7 +167,13 @@ class Hooks:
         return NearMiss(table=each.table, chain=each.chain, rule=text or each.what, place=place, missing=each.missing)
 
     def _end(
-        self, traveller: Traveller, branch: Branch, end: Ended, before: Header, place: Place, near: Near | None = None
+        self,
+        traveller: Traveller,
+        branch: Branch,
+        end: BranchEnd,
+        before: Header,
+        place: HookPoint,
+        near: Near | None = None,
     ) -> tuple[Traveller, PathEnd]:
         told = self._told(traveller, branch, before, place, near)
         last = told.story[-1] if told.story else None
@@ -177,7 +182,7 @@ class Hooks:
         return told, PathEnd(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
 
     def _told(
-        self, traveller: Traveller, branch: Branch, before: Header, place: Place, near: Near | None = None
+        self, traveller: Traveller, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
     ) -> Traveller:
         made = Traveller(branch, traveller.story)
         after = self.header(made, place.iif, place.oif or "")
@@ -192,7 +197,7 @@ class Hooks:
             steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(branch.supposing))
         return made.told(*steps)
 
-    def _step(self, met: Met, before: Header, place: Place) -> PathStep:
+    def _step(self, met: Met, before: Header, place: HookPoint) -> PathStep:
         words = met.where.split(" ")
         ipvs = words[-1] == "IPVS" and len(words) == 2
         at, text = "", ""

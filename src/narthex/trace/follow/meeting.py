@@ -9,7 +9,7 @@ import msgspec
 from narthex.model.net import Protocol, family_of
 from narthex.model.packet import Disposition, Host, Packet, WalkStep
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, BEFORE_INPUT
-from narthex.netfilter.walk.walk import Branch, End, HookWalk, Place
+from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.trace.follow.views import NodeView
 
 _OURS = ("KUBE-", "kube-proxy", "narthex")
@@ -61,10 +61,10 @@ def meet(
     assert view.rules is not None
     held = view.rules[family_of(destination)]
     packet = Packet(source=source, destination=destination, port=port, protocol=protocol, iif=iif)
-    walk = HookWalk(held.ruleset, packet, Host(addresses=own), beside=held.beside)
+    walk = HookWalk(held.ruleset, packet, Host(addresses=own), objects=held.objects)
     endpoints: dict[tuple[str, int], Fraction] = {}
     first: Branch | None = None
-    branches, ended = walk.hook(Place("prerouting", iif=iif), [walk.start()])
+    branches, ended = walk.hook(HookPoint("prerouting", iif=iif), [walk.start()])
     rest: list[Branch] = []
     for branch in branches:
         if branch.doubt:
@@ -76,7 +76,7 @@ def meet(
             rest.append(branch)
     untracked = any(not branch.tracked for branch in rest)
     if rest and walk.local(destination):
-        place = Place("input", iif=iif)
+        place = HookPoint("input", iif=iif)
         rest, off = walk.hook(place, rest, span=BEFORE_INPUT)
         ended += off
         rest, away, off = walk.balance("input", [each for each in rest if not each.doubt])
@@ -86,7 +86,7 @@ def meet(
         rest, off = walk.hook(place, [each for each in rest if each.served is None], span=AFTER_INPUT)
         ended += off
     elif rest:
-        rest, off = walk.hook(Place("forward", iif=iif, oif=None), rest)
+        rest, off = walk.hook(HookPoint("forward", iif=iif, oif=None), rest)
         ended += off
     return Meeting(
         endpoints=endpoints,
@@ -111,12 +111,12 @@ def _foreign(steps: tuple[WalkStep, ...]) -> str:
     return f"{last.where}: {last.what}"
 
 
-def _fate(ended: list[tuple[Branch, End]]) -> Disposition:
+def _fate(ended: list[tuple[Branch, BranchEnd]]) -> Disposition:
     known = [end.disposition for branch, end in ended if not branch.doubt]
     return next((each for each in known if each is not Disposition.UNSUPPORTED), Disposition.NOT_OURS)
 
 
-def _unknown(ended: list[tuple[Branch, End]]) -> str:
+def _unknown(ended: list[tuple[Branch, BranchEnd]]) -> str:
     return next(
         (end.note for branch, end in ended if not branch.doubt and end.disposition is Disposition.UNSUPPORTED), ""
     )

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import msgspec
 
 from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port, network
-from narthex.netfilter.walk.index import EVERY, Span
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
-from narthex.netfilter.walk.walk import Place
+from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
+from narthex.netfilter.walk.walk import HookPoint
 from narthex.trace.follow.hooks import Hooks, Story, Traveller
 from narthex.trace.follow.routing import Found, Question, check_source, forwards, localnet, look_up
 from narthex.trace.follow.views import Connection, NextHop, NodeView
@@ -89,7 +89,7 @@ class Passage:
     def received(self, iif: str, story: Story = ()) -> list[Exit]:
         """In by a link."""
         start = self._hooks.start((*story, *self._connection_told()))
-        for traveller in self._hook(Place("prerouting", iif=iif), [start]):
+        for traveller in self._hook(HookPoint("prerouting", iif=iif), [start]):
             self._routed_in(self._undo_destination(self._as_known(traveller)), iif)
         return self._exits
 
@@ -97,12 +97,12 @@ class Passage:
         """Over a bridge whose frames pass the hooks of IP (br_netfilter), without a routing decision. Whose destination
         is rewritten is routed."""
         start = self._hooks.start((*story, *self._connection_told()))
-        for traveller in self._hook(Place("prerouting", iif=link), [start]):
+        for traveller in self._hook(HookPoint("prerouting", iif=link), [start]):
             traveller = self._as_known(traveller)
             if traveller.branch.daddr != self._header.destination:
                 self._routed_in(traveller, link)
                 continue
-            for on in self._hook(Place("forward", iif=link, oif=link), [traveller]):
+            for on in self._hook(HookPoint("forward", iif=link, oif=link), [traveller]):
                 self._out(on, NextHop(link=link))
         return self._exits
 
@@ -119,7 +119,7 @@ class Passage:
         return self._exits
 
     def _sent(self, start: Traveller, oif: str | None, hop: NextHop | None) -> None:
-        place = Place("output", oif=oif or None)
+        place = HookPoint("output", oif=oif or None)
         travellers = self._hook(place, [start], span=BEFORE_OUTPUT)
         travellers, away, ended = self._hooks.balance(place, travellers)
         self._ended(ended)
@@ -141,8 +141,8 @@ class Passage:
                 self._out(one, to)
 
     def _round_loopback(self, traveller: Traveller) -> None:
-        for one in self._hook(Place("postrouting", oif="lo"), [traveller]):
-            for two in self._hook(Place("prerouting", iif="lo"), [one], nat=False):
+        for one in self._hook(HookPoint("postrouting", oif="lo"), [traveller]):
+            for two in self._hook(HookPoint("prerouting", iif="lo"), [one], nat=False):
                 self._input(two, "lo", nat=False)
 
     # ---- routing ---------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Passage:
     # ---- ways through ----------------------------------------------------------------------------------------------
 
     def _input(self, traveller: Traveller, iif: str, *, nat: bool) -> None:
-        place = Place("input", iif=iif)
+        place = HookPoint("input", iif=iif)
         travellers = self._hook(place, [traveller], nat=nat, span=BEFORE_INPUT)
         travellers, away, ended = self._hooks.balance(place, travellers)
         self._ended(ended)
@@ -237,7 +237,7 @@ class Passage:
     def _again(self, traveller: Traveller) -> None:
         """What IPVS sends to another machine is routed, and begins output once more, without nat."""
         for one, hop in self._ways(traveller, self._find(traveller, "lo"), "lo"):
-            for out in self._hook(Place("output", oif=hop.link if hop else "lo"), [one], nat=False):
+            for out in self._hook(HookPoint("output", oif=hop.link if hop else "lo"), [one], nat=False):
                 self._out(out, hop or NextHop(link="lo"))
 
     def _forward(self, traveller: Traveller, iif: str, hop: NextHop) -> None:
@@ -248,11 +248,11 @@ class Passage:
             return
         if passes is None:
             self._miss("sysctls")
-        for one in self._hook(Place("forward", iif=iif, oif=hop.link or None), [traveller]):
+        for one in self._hook(HookPoint("forward", iif=iif, oif=hop.link or None), [traveller]):
             self._out(one, hop)
 
     def _out(self, traveller: Traveller, hop: NextHop) -> None:
-        for one in self._hook(Place("postrouting", oif=hop.link or None), [traveller]):
+        for one in self._hook(HookPoint("postrouting", oif=hop.link or None), [traveller]):
             self._resolve_source(one, hop)
             one = self._undo_source(self._as_known_source(one))
             header = self._hooks.header(one, oif=hop.link)
@@ -281,7 +281,7 @@ class Passage:
             self._miss("addresses")
 
     def _hook(
-        self, place: Place, travellers: list[Traveller], *, nat: bool = True, span: Span = EVERY
+        self, place: HookPoint, travellers: list[Traveller], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
     ) -> list[Traveller]:
         passed, ended = self._hooks.hook(place, travellers, nat=nat and self._nat, span=span)
         self._ended(ended)

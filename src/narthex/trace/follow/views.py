@@ -11,8 +11,8 @@ from typing import Protocol as Shape
 import msgspec
 
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter.ast.nodes import Ruleset
-from narthex.netfilter.ipvs.servers import Beside
+from narthex.netfilter.ast import Ruleset
+from narthex.netfilter.walk.state import KernelObjects
 
 MAIN, LOCAL, DEFAULT = "main", "local", "default"
 """Names of the kernel's own routing tables."""
@@ -186,7 +186,7 @@ class Rules(Shape):
         ...
 
     @property
-    def beside(self) -> Beside:
+    def objects(self) -> KernelObjects:
         """ipsets and virtual servers."""
         ...
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.netfilter.ast.nodes import Chain, Ruleset
-from narthex.netfilter.brief import brief_rule
+from narthex.netfilter.ast import Chain, Ruleset
+from narthex.netfilter.describe import brief_rule
 from narthex.netfilter.dump import read as dump
-from narthex.netfilter.ipvs.servers import Beside
+from narthex.netfilter.walk.state import KernelObjects
 
 Texts = Sequence[tuple[str, str]]
 """Names, for messages, and what a tool printed."""
@@ -20,7 +20,7 @@ class FamilyRules:
     def __init__(self, held: dump.Dump, family: IPFamily) -> None:
         rules = held.of(family)
         self.ruleset: Ruleset = rules.ruleset
-        self.beside: Beside = rules.beside
+        self.objects: KernelObjects = rules.objects
         self.unread = tuple(map(str, held.problems))
         self._dump = held
 

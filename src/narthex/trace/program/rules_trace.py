@@ -130,7 +130,7 @@ def answer(
     plan = inputs.plan(family)
     if dump is not None:
         held = dump(family)
-        walked, whence = walk(held.ruleset, packet, host, beside=held.beside), "read from dumps"
+        walked, whence = walk(held.ruleset, packet, host, objects=held.objects), "read from dumps"
         if isinstance(backend, UserspaceBackend):
             walked = backend.onwards(walked, _relay_table(held, family))
     else:

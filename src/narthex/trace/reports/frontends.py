@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from narthex.model.net import IPFamily, Protocol, family_of
-from narthex.netfilter.ast.nodes import Compare, Field, Goto, Jump, Rule, Table
+from narthex.netfilter.ast import Compare, Field, Goto, Jump, Rule, Table
 from narthex.proxy.plan.ir import Match
 from narthex.trace.follow.views import Rules
 
@@ -42,7 +42,7 @@ def frontends(rules: Rules, family: IPFamily, own: tuple[str, ...]) -> dict[Matc
             pairs = _of_maps(table)
         for match, place in pairs:
             found.setdefault(match, []).append(place)
-    for address, protocol, port in rules.beside.servers:
+    for address, protocol, port in rules.objects.servers:
         if family_of(address) is family and port:
             match = (None if address in own else address, protocol, port)
             held = found.setdefault(match, [])

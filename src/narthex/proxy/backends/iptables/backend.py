@@ -16,7 +16,7 @@ from immutables import Map, MapMutation
 
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
-from narthex.netfilter.ast.nodes import Accept, Compare, Field, Jump, Rule
+from narthex.netfilter.ast import Accept, Compare, Field, Jump, Rule
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.iptables import names

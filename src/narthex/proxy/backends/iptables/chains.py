@@ -12,7 +12,7 @@ import msgspec
 
 from narthex.model.names import ServicePortName
 from narthex.model.net import join_port
-from narthex.netfilter.ast.nodes import Expression, Field, Jump, Recent, RecentSet, Return, Rule
+from narthex.netfilter.ast import Expression, Field, Jump, Recent, RecentSet, Return, Rule
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import (
     FROM_SELF,

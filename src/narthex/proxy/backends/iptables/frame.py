@@ -6,7 +6,7 @@ from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network
 
 from narthex.model.net import IPFamily, collapse, is_zero_prefix, parsed_network
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     Compare,
     CtState,

@@ -6,8 +6,8 @@ from functools import lru_cache
 from itertools import repeat
 
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter.ast.nodes import Chance, Compare, Dnat, Field, Jump, Rule
-from narthex.netfilter.dump.lazy_rules import LazyRules
+from narthex.netfilter.ast import Chance, Compare, Dnat, Field, Jump, Rule
+from narthex.netfilter.lazy import LazyRules
 from narthex.netfilter.xtables.print import chain_words, comment_words, host_words, rule_text
 from narthex.netfilter.xtables.values import equal_share
 from narthex.proxy.backends.iptables.frame import JUMP_MARK, Rules

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from narthex.netfilter.ast.nodes import Rule
+from narthex.netfilter.ast import Rule
 from narthex.proxy.backends.iptables.names import MARK_MASQ, MARK_STRANGERS
 
 MOST_CHAINS = 200

@@ -11,7 +11,7 @@ import msgspec
 
 from narthex.model.names import ServicePortName
 from narthex.model.net import Protocol
-from narthex.netfilter.ast.nodes import Compare, DropPacket, Field, RejectPacket, Return, Rule
+from narthex.netfilter.ast import Compare, DropPacket, Field, RejectPacket, Return, Rule
 from narthex.netfilter.xtables.print import MAX_COMMENT
 from narthex.proxy.backends.iptables.frame import FROM_SELF, SENT_ON, Frame, Match, Rules, address_match, rule
 from narthex.proxy.plan.ir import Decision, Drop, Forward, Frontend, FrontendKind, Reject, ServicePlan

@@ -10,7 +10,7 @@ import msgspec
 from immutables import Map
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Chain, Rule, Ruleset, Table
+from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
 from narthex.netfilter.xtables.values import builtin_chains, hook_of
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.pieces import pieces

@@ -13,7 +13,7 @@ import msgspec
 from immutables import Map
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Chain, CtState, Goto, Jump, Rule, Table
+from narthex.netfilter.ast import Chain, CtState, Goto, Jump, Rule, Table
 from narthex.netfilter.xtables import parse
 from narthex.netfilter.xtables.print import chain_lines, chain_words, rule_text
 from narthex.netfilter.xtables.values import builtin_chains

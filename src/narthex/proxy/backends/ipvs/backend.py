@@ -16,9 +16,10 @@ from immutables import Map, MapMutation
 
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
-from narthex.netfilter.ipset import sets as ipset
-from narthex.netfilter.ipvs import save as ipvsadm
-from narthex.netfilter.ipvs.servers import Beside, ServerKey, VirtualServer
+from narthex.netfilter import ipset
+from narthex.netfilter import ipvs as ipvsadm
+from narthex.netfilter.ipvs import ServerKey, VirtualServer
+from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.ipvs import names
@@ -100,8 +101,8 @@ class IpvsBackend:
         self, rules: IpvsRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
         """A packet's way through these rules, sets and virtual servers alone."""
-        beside = Beside(sets=rules.sets, servers=rules.servers, bound=rules.bound)
-        return walk(rules.tables.ruleset, packet, host, memory, now, beside=beside)
+        objects = KernelObjects(sets=rules.sets, servers=rules.servers, bound=rules.bound)
+        return walk(rules.tables.ruleset, packet, host, memory, now, objects=objects)
 
     def text(self, rules: IpvsRules) -> str:
         """All as the kernel's tools print it: `ipset save`, iptables-save, the bound addresses, `ipvsadm -S -n`."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from immutables import Map
 
 from narthex.model.net import is_zero_prefix
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     ByIpvs,
     Compare,

@@ -9,8 +9,8 @@ import msgspec
 from immutables import Map
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ipset.sets import IpSet
-from narthex.netfilter.ipvs.servers import RealServer, ServerKey, VirtualServer
+from narthex.netfilter.ipset import IpSet
+from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.iptables import rules as xtables
 from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from narthex.model.names import ServicePortName
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Chain,
     Compare,
     Dnat,

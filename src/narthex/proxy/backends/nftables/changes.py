@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import Chain, ElementData, ElementKey, Set, Table
-from narthex.netfilter.binary.elements import is_config_set
-from narthex.netfilter.binary.rules import needs_bytecode
-from narthex.netfilter.binary.slotted import Slotted
+from narthex.netfilter.ast import Chain, ElementData, ElementKey, Set, Table
+from narthex.netfilter.netlink.elements import is_config_set
+from narthex.netfilter.netlink.rules import needs_bytecode
+from narthex.netfilter.netlink.slot_map import Slotted
 from narthex.netfilter.nft import chain_text, set_text
 from narthex.netfilter.nft.print import element_text, name_text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from narthex.model.names import ServicePortName
-from narthex.netfilter.ast.nodes import ElementData, ElementKey, Set
+from narthex.netfilter.ast import ElementData, ElementKey, Set
 from narthex.proxy.backends.counts import Counted
 from narthex.proxy.backends.nftables.frame import NODEPORT_SERVICES, SERVICES, Settings, shared_sets
 from narthex.proxy.backends.nftables.rows import ENDPOINT_MAPS

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Chain,
     DnatMap,
     DropPacket,

@@ -14,8 +14,8 @@ import msgspec
 from immutables import Map
 
 from narthex.model.names import ServicePortName
-from narthex.netfilter.ast.nodes import Ruleset, Set, Table
-from narthex.netfilter.binary.slotted import Slotted
+from narthex.netfilter.ast import Ruleset, Set, Table
+from narthex.netfilter.netlink.slot_map import Slotted
 from narthex.proxy.backends.nftables.changes import NftChanges, between, with_elements
 from narthex.proxy.backends.nftables.frame import TABLE, Settings, frame_chains, shared_sets
 from narthex.proxy.backends.nftables.rows import Count, Row, count_sets, draw_chains, row_chains

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from narthex.model.net import Protocol
-from narthex.netfilter.ast.nodes import Chain, ElementData, ElementKey, Goto, Return, Set
-from narthex.netfilter.binary.slotted import Slots, Slotted
+from narthex.netfilter.ast import Chain, ElementData, ElementKey, Goto, Return, Set
+from narthex.netfilter.netlink.slot_map import Slots, Slotted
 from narthex.proxy.backends.nftables.affinity import sticky_chains, sticky_row, sticky_sets
 from narthex.proxy.backends.nftables.frame import (
     ALLOWED_SOURCES,

@@ -17,7 +17,7 @@ from immutables import Map
 from narthex.model.names import ServicePortName
 from narthex.model.net import Protocol, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkStep
-from narthex.netfilter.ast.nodes import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
+from narthex.netfilter.ast import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.iptables.frame import NEW, SENT_ON, Frame, Rules, rule

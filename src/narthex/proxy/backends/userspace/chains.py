@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from narthex.netfilter.ast.nodes import Expression, Field, Jump, Redirect, Return, Rule
+from narthex.netfilter.ast import Expression, Field, Jump, Redirect, Return, Rule
 from narthex.proxy.backends.iptables.frame import FROM_SELF, Frame, Match, Rules, address_match, rule
 from narthex.proxy.backends.iptables.refusals import (
     PROTOCOLS,

@@ -8,9 +8,9 @@ from narthex.linux.errors import ApplyError
 from narthex.linux.genetlink import Genetlink
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import Protocol
-from narthex.netfilter.binary import ipvs as wire
-from narthex.netfilter.binary.ipvs import Command, Timeouts
-from narthex.netfilter.ipvs.servers import VirtualServer
+from narthex.netfilter.ipvs import VirtualServer
+from narthex.netfilter.netlink import ipvs as wire
+from narthex.netfilter.netlink.ipvs import Command, Timeouts
 
 _PROBE = ("198.51.100.0", Protocol.TCP, 20000)
 """Of a network that nobody has (TEST-NET-2, RFC 5737)."""

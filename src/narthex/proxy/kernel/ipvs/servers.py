@@ -13,9 +13,9 @@ from narthex.linux.errors import ApplyError
 from narthex.linux.genetlink import Genetlink, Request
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
-from narthex.netfilter.binary import ipvs as wire
-from narthex.netfilter.binary.ipvs import Command, HeldReal
-from narthex.netfilter.ipvs.servers import RealServer, ServerKey, VirtualServer
+from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
+from narthex.netfilter.netlink import ipvs as wire
+from narthex.netfilter.netlink.ipvs import Command, HeldReal
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel.ipvs.kernel import connect
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import chain, islice, repeat
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import ElementData, ElementKey, Key, Set
-from narthex.netfilter.binary import elements
+from narthex.netfilter.ast import ElementData, ElementKey, Key, Set
+from narthex.netfilter.netlink import elements
 
 Slots = tuple[tuple[str, int], ...]
 """Addresses and ports by slot number; no number is free."""

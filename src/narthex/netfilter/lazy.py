@@ -5,10 +5,12 @@ A dump of 200,000 rules is a matter of seconds to read, and a packet meets a few
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar, overload
 
-from narthex.netfilter.ast.nodes import Chain
+from narthex.model.net import IPFamily
+from narthex.netfilter.ast import Chain, Rule
 
 Item = TypeVar("Item")
 
@@ -65,3 +67,38 @@ def base_chains(chains: Mapping[str, Chain]) -> Iterator[Chain]:
         yield from (chains[name] for name in chains.bases)
     else:
         yield from (chain for chain in chains.values() if chain.hook is not None)
+
+
+class LazyRules(Sequence[Rule]):
+    """All rules of a chain. Equal to whatever sequence holds the same rules."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def made(self) -> tuple[Rule, ...]:
+        """The rules."""
+
+    @abstractmethod
+    def lines(self, chain: str, family: IPFamily) -> list[str]:
+        """The `-A` lines as `xtables_print.chain_lines` has them; `chain` is checked already. Raises Unprintable."""
+
+    @overload
+    def __getitem__(self, index: int) -> Rule: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Rule, ...]: ...
+    def __getitem__(self, index: int | slice) -> Rule | tuple[Rule, ...]:
+        return self.made()[index]
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.made())
+
+    def __len__(self) -> int:
+        return len(self.made())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LazyRules | tuple):
+            return self is other or self.made() == tuple(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.made())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from narthex.model.net import join_port
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Accept,
     AddressType,
     AnyOf,

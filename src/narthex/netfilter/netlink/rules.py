@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast.nodes import (
+from narthex.netfilter.ast import (
     Chain,
     DnatMap,
     Expression,
@@ -26,7 +26,7 @@ from narthex.netfilter.ast.nodes import (
     Slot,
     Unprintable,
 )
-from narthex.netfilter.binary.elements import LIST_ELEM, NESTED, attribute
+from narthex.netfilter.netlink.elements import LIST_ELEM, NESTED, attribute
 
 _RULE_TABLE, _RULE_CHAIN, _RULE_EXPRESSIONS = 1, 2, 4
 _EXPR_NAME, _EXPR_DATA = 1, 2

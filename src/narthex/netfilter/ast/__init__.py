@@ -1,1 +1,0 @@
-"""Rules as typed data: the nodes that nft and iptables rules consist of."""

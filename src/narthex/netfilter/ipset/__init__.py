@@ -1,1 +1,0 @@
-"""Sets of the kernel facility ipset. Pure."""

@@ -1,1 +1,0 @@
-"""Virtual servers of the kernel facility IPVS. Pure."""
