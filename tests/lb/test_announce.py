@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 
-from narthex.lb.announce import EXCLUDE, AnnouncementReason, AnnouncerState, ElectionInput, elect, rank
+from narthex.lb.announce import EXCLUDE, AnnouncementReason, ElectionInput, NodeAnnouncerState, elect, rank
 from narthex.lb.heartbeat import PeerState
 from narthex.model.objects import IPAddressPool, L2Advertisement, LoadBalancerIngress, Node
 from narthex.model.selector import Requirement
@@ -39,7 +39,7 @@ def labelled(**labels):
 def view(*objects, announcers=None, **fields):
     objects = objects if any(isinstance(each, Node) for each in objects) else (*objects, *nodes())
     objects = objects if any(isinstance(each, IPAddressPool) for each in objects) else (*objects, POOL)
-    alive = {each: AnnouncerState() for each in NODES}
+    alive = {each: NodeAnnouncerState() for each in NODES}
     return ElectionInput(snapshot=snapshot(*objects), announcers=alive if announcers is None else announcers, **fields)
 
 
@@ -100,16 +100,16 @@ def test_a_pool_that_is_refused_takes_no_address_away():
         ({"network_unavailable": True}, None, AnnouncementReason.NETWORK_UNAVAILABLE, "NetworkUnavailable"),
         ({"ready": False}, None, AnnouncementReason.NOT_READY, "not Ready"),
         (labelled(**{EXCLUDE: ""}), None, AnnouncementReason.EXCLUDED, EXCLUDE),
-        ({}, AnnouncerState(state=PeerState.UNHEARD), AnnouncementReason.NO_ANNOUNCER, "no announcer was heard"),
-        ({}, AnnouncerState(state=PeerState.LOST), AnnouncementReason.NODE_LOST, "fallen silent"),
-        ({}, AnnouncerState(state=PeerState.LEFT), AnnouncementReason.LEAVING, "has ended"),
-        ({}, AnnouncerState(leaving=True), AnnouncementReason.LEAVING, "about to end"),
-        ({}, AnnouncerState(links=()), AnnouncementReason.NO_INTERFACE, "no link of"),
+        ({}, NodeAnnouncerState(state=PeerState.UNHEARD), AnnouncementReason.NO_ANNOUNCER, "no announcer was heard"),
+        ({}, NodeAnnouncerState(state=PeerState.LOST), AnnouncementReason.NODE_LOST, "fallen silent"),
+        ({}, NodeAnnouncerState(state=PeerState.LEFT), AnnouncementReason.LEAVING, "has ended"),
+        ({}, NodeAnnouncerState(leaving=True), AnnouncementReason.LEAVING, "about to end"),
+        ({}, NodeAnnouncerState(links=()), AnnouncementReason.NO_INTERFACE, "no link of"),
     ],
 )
 def test_what_keeps_the_first_node_out(special, announcers, reason, said):
     first, second, _ = order(IP)
-    alive = {each: AnnouncerState() for each in NODES} | ({first: announcers} if announcers else {})
+    alive = {each: NodeAnnouncerState() for each in NODES} | ({first: announcers} if announcers else {})
     decision = elect(view(balancer(), backed(), *nodes(**{first: special}), announcers=alive))[IP]
     assert decision.holder == second
     assert decision.verdict(first).reason is reason and said in decision.verdict(first).text
@@ -145,7 +145,7 @@ def test_interfaces_and_a_node_that_lacks_them():
     first, second, third = order(IP)
     chosen = advertisement(interfaces=("eth1", "eth2"))
     alive = {
-        first: AnnouncerState(links=("eth0",)), second: AnnouncerState(links=("eth0", "eth2")), third: AnnouncerState(links=("eth1",))
+        first: NodeAnnouncerState(links=("eth0",)), second: NodeAnnouncerState(links=("eth0", "eth2")), third: NodeAnnouncerState(links=("eth1",))
     }  # fmt: skip
     decision = elect(view(balancer(), backed(), chosen, announcers=alive))[IP]
     assert decision.order == (second, third) and decision.interfaces == ("eth1", "eth2")
@@ -185,7 +185,11 @@ def test_an_endpoint_that_can_serve_is_needed(conditions, serves):
 
 def test_endpoints_of_a_node_that_is_gone_are_gone():
     def announcers(**fields):
-        return {"a": AnnouncerState(state=PeerState.LOST, **fields), "b": AnnouncerState(), "c": AnnouncerState()}
+        return {
+            "a": NodeAnnouncerState(state=PeerState.LOST, **fields),
+            "b": NodeAnnouncerState(),
+            "c": NodeAnnouncerState(),
+        }
 
     gone = announcers(node_gone=True)
     decision = elect(view(balancer(), backed("shop/web", "a"), announcers=gone))[IP]
@@ -237,12 +241,12 @@ def test_a_cluster_sharer_is_served_where_the_local_one_is():
 
 def test_who_stands_back_comes_last():
     first, second, third = order(IP)
-    alive = {first: AnnouncerState(standing_back=True), second: AnnouncerState(), third: AnnouncerState()}
+    alive = {first: NodeAnnouncerState(standing_back=True), second: NodeAnnouncerState(), third: NodeAnnouncerState()}
     assert elect(view(balancer(), backed(), announcers=alive))[IP].order == (second, third, first)
-    alone = {first: AnnouncerState(standing_back=True)}
+    alone = {first: NodeAnnouncerState(standing_back=True)}
     assert elect(view(balancer(), backed(), announcers=alone))[IP].holder == first
 
 
 def test_an_announcer_without_a_node_object_counts():
-    found = elect(view(balancer(), backed("shop/web", "z"), announcers={"z": AnnouncerState()}))[IP]
+    found = elect(view(balancer(), backed("shop/web", "z"), announcers={"z": NodeAnnouncerState()}))[IP]
     assert found.holder == "z" and reasons(found)["a"] is AnnouncementReason.NO_ANNOUNCER

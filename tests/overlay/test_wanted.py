@@ -21,9 +21,9 @@ from narthex.overlay.changes import (
 )
 from narthex.overlay.desired import (
     ExternalInterface,
-    FdbEntry,
     KernelRoute,
-    NeighborEntry,
+    OverlayFdbEntry,
+    OverlayNeighbor,
     OverlayRoute,
     desired_state,
     is_on_link,
@@ -70,12 +70,12 @@ def test_vxlan():
     assert (device.mac, device.mtu, device.address) == ("02:00:00:00:00:01", 1450, "10.244.1.0")
     assert not device.learning
     assert want.neighbours == {
-        NeighborEntry("flannel.1", "10.244.3.0", "02:00:00:00:00:03"),
-        NeighborEntry("flannel.1", "10.244.9.0", "02:00:00:00:00:09"),
+        OverlayNeighbor("flannel.1", "10.244.3.0", "02:00:00:00:00:03"),
+        OverlayNeighbor("flannel.1", "10.244.9.0", "02:00:00:00:00:09"),
     }
     assert want.forwards == {
-        FdbEntry("flannel.1", "02:00:00:00:00:03", "192.0.2.3"),
-        FdbEntry("flannel.1", "02:00:00:00:00:09", "198.51.100.9"),
+        OverlayFdbEntry("flannel.1", "02:00:00:00:00:03", "192.0.2.3"),
+        OverlayFdbEntry("flannel.1", "02:00:00:00:00:09", "198.51.100.9"),
     }
     assert want.routes == {
         OverlayRoute("10.244.3.0/24", "10.244.3.0", "flannel.1", onlink=True),
@@ -195,7 +195,9 @@ def test_nothing_is_to_be_done_when_all_is_there():
 def test_from_nothing_the_route_comes_last():
     made = steps(OverlayState())
     kinds = [type(step.entry) if isinstance(step, PutEntry) else type(step) for step in made]
-    assert kinds == [AddDevice, AddDeviceAddress] * 2 + [NeighborEntry] * 2 + [FdbEntry] * 2 + [OverlayRoute] * 3
+    assert (
+        kinds == [AddDevice, AddDeviceAddress] * 2 + [OverlayNeighbor] * 2 + [OverlayFdbEntry] * 2 + [OverlayRoute] * 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,11 +246,11 @@ def test_what_departed_nodes_left_goes():
     direct = OverlayRoute("10.244.6.0/24", "192.0.2.6", "eth0")
     have = msgspec.structs.replace(
         WHOLE,
-        neighbours=WHOLE.neighbours | {NeighborEntry("flannel.1", gone, mac)},
-        forwards=WHOLE.forwards | {FdbEntry("flannel.1", mac, "192.0.2.8")},
+        neighbours=WHOLE.neighbours | {OverlayNeighbor("flannel.1", gone, mac)},
+        forwards=WHOLE.forwards | {OverlayFdbEntry("flannel.1", mac, "192.0.2.8")},
         routes=WHOLE.routes | {over, direct},
     )
-    entries = {over, NeighborEntry("flannel.1", gone, mac), FdbEntry("flannel.1", mac, "192.0.2.8")}
+    entries = {over, OverlayNeighbor("flannel.1", gone, mac), OverlayFdbEntry("flannel.1", mac, "192.0.2.8")}
     assert set(steps(have)) == {RemoveEntry(entry) for entry in entries}
     # A route over another link only when it was ours, and still is.
     assert RemoveEntry(direct) in steps(have, made=frozenset({direct}))
@@ -289,7 +291,7 @@ def done(have, made):
                 )
             case PutEntry(entry=OverlayRoute() as route):
                 routes = {one for one in routes if one.destination != route.destination} | {route}
-            case PutEntry(entry=NeighborEntry() as entry):
+            case PutEntry(entry=OverlayNeighbor() as entry):
                 neighbours = {
                     one for one in neighbours if (one.device, one.address) != (entry.device, entry.address)
                 } | {entry}
@@ -306,8 +308,8 @@ def done(have, made):
 NUMBERS = st.integers(2, 9)
 NAMES = st.sampled_from(("flannel.1", "flannel-v6.1"))
 MAC = NUMBERS.map(lambda number: f"02:00:00:00:00:{number:02x}")
-NEIGHBOURS = st.builds(NeighborEntry, NAMES, NUMBERS.map(lambda number: f"10.244.{number}.0"), MAC)
-FORWARDS = st.builds(FdbEntry, NAMES, MAC, NUMBERS.map(lambda number: f"192.0.2.{number}"))
+NEIGHBOURS = st.builds(OverlayNeighbor, NAMES, NUMBERS.map(lambda number: f"10.244.{number}.0"), MAC)
+FORWARDS = st.builds(OverlayFdbEntry, NAMES, MAC, NUMBERS.map(lambda number: f"192.0.2.{number}"))
 ROUTES = st.builds(
     lambda number, onlink: OverlayRoute(f"10.244.{number}.0/24", f"10.244.{number}.0", "flannel.1", onlink),
     NUMBERS,

@@ -45,7 +45,7 @@ class AnnouncementReason(enum.Enum):
     EXCLUDED = "NodeExcluded"
 
 
-class AnnouncerState(msgspec.Struct, frozen=True, kw_only=True):
+class NodeAnnouncerState(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one node's announcer."""
 
     state: PeerState = PeerState.ALIVE
@@ -59,14 +59,14 @@ class AnnouncerState(msgspec.Struct, frozen=True, kw_only=True):
     """Lost, and the node does not answer either: its endpoints are gone with it."""
 
 
-NO_ANNOUNCER = AnnouncerState(state=PeerState.UNHEARD)
+NO_ANNOUNCER = NodeAnnouncerState(state=PeerState.UNHEARD)
 
 
 class ElectionInput(msgspec.Struct, frozen=True, kw_only=True):
     """What decisions are made from."""
 
     snapshot: Snapshot
-    announcers: Mapping[str, AnnouncerState]
+    announcers: Mapping[str, NodeAnnouncerState]
     """By node; nodes that are not in it have none."""
     ignore_exclude_label: bool = False
 
@@ -257,7 +257,7 @@ class _Backing:
     """Where the endpoints of a Service are that can serve: ready ones, and those that are being ended and serve until then
     (row A4). An endpoint on a node that is gone is gone, long before Kubernetes says so."""
 
-    def __init__(self, slices: Slices | None, announcers: Mapping[str, AnnouncerState]) -> None:
+    def __init__(self, slices: Slices | None, announcers: Mapping[str, NodeAnnouncerState]) -> None:
         able = [each for part in (slices or {}).values() for each in part.endpoints if _serves(each)]
         away = {name for name, each in announcers.items() if each.node_gone}
         self.gone = {each.node_name for each in able} & away
@@ -299,7 +299,7 @@ class _Judge:
         local = [service for service in self._services if service.external_policy_local]
         return [service for service in local if node not in self._backed[service.key].nodes]
 
-    def _kept_out(self, node: Node, announcer: AnnouncerState) -> tuple[AnnouncementReason, str] | None:
+    def _kept_out(self, node: Node, announcer: NodeAnnouncerState) -> tuple[AnnouncementReason, str] | None:
         if announcer.state in _DEAD:
             reason, text = _DEAD[announcer.state]
             return reason, text.format(node=node.name)

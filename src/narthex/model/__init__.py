@@ -1,1 +1,1 @@
-"""The nouns of Service networking. Pure values; imports nothing else of ours."""
+"""Kubernetes objects, addresses, and packets as immutable values. Imports nothing else of Narthex."""

@@ -1,9 +1,9 @@
-"""Text of YAML and JSON files into plain values that know their lines. Knows nothing of Kubernetes kinds.
+"""YAML and JSON text decoded into plain values with line numbers. Knows no Kubernetes kinds.
 
-YAML is read from libyaml's events and not through its loaders: composing a deeply nested document overruns the C
-stack, aliases can make a small file a huge one, duplicate keys would pass in silence, and lines would be lost. What
-comes out is what JSON could say: mappings with text keys, lists, text, numbers, true, false, null. A document that
-is no such thing gives a Fault, and the documents around it are read all the same.
+YAML is built from libyaml's events instead of its loaders: composing a deeply nested document overruns the C stack,
+aliases can turn a small file into a huge one, duplicate keys pass silently, and line numbers are lost. The result holds
+only what JSON can express: mappings with string keys, lists, strings, numbers, true, false, and null. A malformed
+document yields a `MalformedDocument`; the documents around it are still read.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 
 MAX_DEPTH = 100
-"""Levels of nesting; Kubernetes objects need about 20."""
+"""Maximum nesting depth; Kubernetes objects need about 20 levels."""
 MAX_ALIAS_VALUES = 100_000
-"""Values that aliases may add to a document."""
+"""Maximum number of values that aliases may add to one document."""
 
 Positions = dict[tuple[int, str | int], int]
-"""Line of each value: by `id` of the list or mapping that holds it, and its index or key."""
+"""Line number of each value, keyed by the `id` of its parent list or mapping and its index or key."""
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One document."""
+    """One decoded document with the line numbers of its values."""
 
     value: Any
     line: int
-    """Its first line, counted from 1."""
+    """First line of the document, counted from 1."""
     positions: Positions
     duplicate_keys: tuple[tuple[str, int], ...] = ()
-    """Keys given a second time, with the line; the last value counts. Only when the reader was told to bear it."""
+    """Duplicate keys with their lines; the last value wins. Filled only with `allow_duplicate_keys`."""
 
     def line_of(self, value: Any, path: tuple[str | int, ...], start: int) -> int:
-        """Line of what the path leads to from `value`, or of the last step that exists; `start` when there is none."""
+        """Return the line of the value at `path` below `value`.
+
+        Falls back to the line of the deepest existing element on the path, and to `start` if there is none.
+        """
         line = start
         for step in path:
             line = self.positions.get((id(value), step), line)
@@ -48,7 +51,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class MalformedDocument(msgspec.Struct, frozen=True):
-    """Text that is no document."""
+    """Text that is not a valid document."""
 
     line: int
     message: str
@@ -61,9 +64,10 @@ class _Malformed(ValueError):
 
 
 def read(text: str, *, allow_duplicate_keys: bool = False) -> Iterator[Document | MalformedDocument]:
-    """All documents of a file, JSON (also several values in a row) or YAML (also several documents).
+    """Yield all documents of a file: JSON (several values in a row) or YAML (several documents).
 
-    A key given twice is a Fault unless `allow_duplicate_keys`, for configuration files that older programs bore with.
+    A duplicate key makes a document malformed unless `allow_duplicate_keys` is set, which configuration files need because
+    older programs accepted them.
     """
     if text.lstrip()[:1] in ("{", "["):
         yield from _json_or_flow(text, allow_duplicate_keys)
@@ -76,7 +80,7 @@ _LIKE_JSON = re.compile(r'\s*[\[{]\s*["\[{]')
 
 
 def _json_or_flow(text: str, allow_duplicate_keys: bool) -> list[Document | MalformedDocument]:
-    """What begins like JSON may still be YAML's flow style, and YAML's reader tells more about most faults."""
+    """Decode text that starts like JSON but may be YAML flow style; YAML errors are usually more precise."""
     fault: MalformedDocument | None = None
     try:
         return list(_json(text))
@@ -141,7 +145,7 @@ _DOCUMENT_MARK = re.compile(r"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 
 
 def _chunks(text: str) -> Iterator[tuple[str, int]]:
-    """Cut before each `---` line, which no scalar may hold, so that a fault in one document spares the others."""
+    """Split before each `---` line, which no scalar may contain, so that an error affects only its own document."""
     line, begin = 1, 0
     marks = [match.start() for match in _DOCUMENT_MARK.finditer(text)]
     for end in [*marks, len(text)]:
@@ -153,7 +157,7 @@ def _chunks(text: str) -> Iterator[tuple[str, int]]:
 
 
 _CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What YAML does not allow in its text."""
+"""Characters that YAML does not allow."""
 
 
 def _yaml(chunk: str, first_line: int, allow_duplicate_keys: bool) -> Iterator[Document | MalformedDocument]:
@@ -170,10 +174,10 @@ def _yaml(chunk: str, first_line: int, allow_duplicate_keys: bool) -> Iterator[D
         yield error.fault
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(part for part in (error.context, error.problem) if part)
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
         # libyaml puts an unexpected end behind the last line.
         lines = chunk.count("\n", 0, len(chunk.rstrip()) or None)
-        yield MalformedDocument(first_line + (min(mark.line, lines) if mark else 0), f"not valid YAML: {said}")
+        yield MalformedDocument(first_line + (min(mark.line, lines) if mark else 0), f"not valid YAML: {reason}")
     except yaml.YAMLError as error:
         bad = _CONTROL.search(chunk)
         line = first_line + (chunk.count("\n", 0, bad.start()) if bad else 0)
@@ -181,7 +185,7 @@ def _yaml(chunk: str, first_line: int, allow_duplicate_keys: bool) -> Iterator[D
 
 
 class _Open:
-    """A list or mapping whose end has not come yet."""
+    """A list or mapping that is not closed yet."""
 
     __slots__ = ("anchor", "key", "line", "merges", "size", "value")
 
@@ -198,7 +202,7 @@ _MERGE = "<<"
 
 
 class _Builder:
-    """Events of one stream to Documents. Keeps its own stack, so that depth costs no recursion."""
+    """Builds Documents from the events of one stream. Keeps its own stack, so depth costs no recursion."""
 
     def __init__(self, first_line: int, allow_duplicate_keys: bool) -> None:
         self._first = first_line
@@ -224,7 +228,7 @@ class _Builder:
         self._duplicate_keys: list[tuple[str, int]] = []
 
     def feed(self, event: Any) -> Document | None:
-        """Take one event; a Document when it ends one that is not empty."""
+        """Process one event; return a Document when the event ends a non-empty one."""
         kind = type(event)
         if kind is yaml.DocumentEndEvent:
             if self._root is None:
@@ -320,7 +324,7 @@ class _Builder:
         top.merges.extend(sources)
 
     def _merge(self, into: _Open, source: dict[str, Any]) -> None:
-        """Copy what the mapping does not say itself (YAML's `<<`)."""
+        """Copy the keys that the mapping does not define itself (YAML's `<<`)."""
         self._count_repeated(len(source), into.line)
         for key, value in source.items():
             if key not in into.value:
@@ -342,7 +346,7 @@ _NOT_JSON = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 def _resolve(event: Any, line: int) -> Any:
-    """The value of a scalar: YAML 1.1 as Kubernetes reads it, so without dates and base 60 numbers."""
+    """Return the value of a scalar: YAML 1.1 as Kubernetes reads it, without dates and base 60 numbers."""
     text: str = event.value
     tag: str | None = event.tag
     if tag is None:

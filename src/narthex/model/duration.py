@@ -1,4 +1,4 @@
-"""Go durations, as Kubernetes, CoreDNS and their friends write times in configuration."""
+"""Go durations, as used in the configuration of Kubernetes, CoreDNS, and related programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1
 
 
 def duration(text: str) -> float:
-    """Seconds of a Go duration such as `30s`, `1h15m` or `250ms`, to the nanosecond. Raises ValueError."""
+    """Return the seconds of a Go duration such as `30s`, `1h15m`, or `250ms`, to the nanosecond. Raises ValueError."""
     if len(text) > 64 or not _DURATION.fullmatch(text):
         raise ValueError("is not a duration such as 30s, 1h15m or 250ms")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
@@ -19,7 +19,7 @@ def duration(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """The Go duration that reads as so many seconds, as Go prints it: `1h15m0s`, `250ms`, `0s`; whole nanoseconds."""
+    """Format seconds as Go prints a duration: `1h15m0s`, `250ms`, `0s`; rounded to nanoseconds."""
     count = round(seconds * 1e9)
     if count <= 0:
         return "0s"
@@ -33,6 +33,6 @@ def duration_text(seconds: float) -> str:
 
 
 def _decimal(count: int, size: int) -> str:
-    """`count / size` without rounding and without zeros at the end; `size` is a power of ten."""
+    """Return `count / size` without rounding and without trailing zeros; `size` is a power of ten."""
     whole, rest = divmod(count, size)
     return f"{whole}.{rest:0{len(str(size)) - 1}d}".rstrip("0") if rest else str(whole)

@@ -1,4 +1,4 @@
-"""A setting of the kernel below /proc/sys, and the value that it must have."""
+"""A sysctl below /proc/sys with its required value."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 
 class KernelSetting(NamedTuple):
-    """One kernel setting that is wanted."""
+    """One required sysctl value."""
 
     path: str
-    """Below /proc/sys."""
+    """Path below /proc/sys."""
     value: int
     field: str
-    """Who asks for it: a field of the configuration, or a mode."""
+    """What requires the value: a configuration field or a mode."""
     at_least: bool = False
-    """A larger value is as good."""
+    """True if a larger value is acceptable too."""
     unasked: str = ""
-    """What in the configuration leaves the kernel's value as it is; empty: nothing does."""
+    """Configuration that leaves the kernel's value unchanged; empty if there is none."""
 
     def held_by(self, value: int) -> bool:
-        """Whether the kernel's value needs no change (row 19.5)."""
+        """Return True if the kernel's value needs no change (row 19.5)."""
         return value >= self.value if self.at_least else value == self.value

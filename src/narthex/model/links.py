@@ -1,4 +1,4 @@
-"""Changes to links, addresses, routes, and neighbors, as values that netlink carries out."""
+"""Changes to links, addresses, routes, and neighbors as values; `linux/rtnetlink.py` applies them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ if TYPE_CHECKING:
     from narthex.model.packed_addresses import Network
 
 IPVS_LINK = "kube-ipvs0"
-"""The dummy link of IPVS mode that holds the addresses of Services."""
+"""Dummy link of IPVS mode that holds the Service addresses."""
 NODE_LOCAL_DNS_LINK = "nodelocaldns"
-"""The link that holds the addresses of node-local DNS."""
+"""Link that holds the addresses of node-local DNS."""
 
 
 class AddBridge(Value):
-    """A bridge, up. Does nothing where one of the name is."""
+    """Add a bridge and set it up. Does nothing if one of this name exists."""
 
     name: str
     mac: bytes
-    """Given from the beginning, so that it does not follow the ports' addresses."""
+    """Set explicitly, so that it does not follow the ports' addresses."""
     mtu: int | None = None
 
 
 class Promiscuous(Value):
-    """A link that takes all packets."""
+    """Put a link into promiscuous mode."""
 
     link: str
 
 
 class AddVeth(Value):
-    """A pair: one end here, up, the other, down, in the pod."""
+    """Add a veth pair: one end on the node, up, the other in the pod, down."""
 
     name: str
     mac: bytes
@@ -38,11 +38,11 @@ class AddVeth(Value):
     peer_mac: bytes
     mtu: int | None = None
     bridge: str = ""
-    """Whose port this end is; empty for none."""
+    """Bridge to attach the node's end to, or empty."""
 
 
 class PortFlags(Value):
-    """Settings of a bridge's port."""
+    """Set the flags of a bridge port."""
 
     link: str
     hairpin: bool = False
@@ -50,63 +50,66 @@ class PortFlags(Value):
 
 
 class SetUp(Value):
-    """A link that is to be up."""
+    """Set a link up."""
 
     link: str
 
 
 class SetDown(Value):
-    """A link that is to be down."""
+    """Set a link down."""
 
     link: str
 
 
 class SetHardwareAddress(Value):
-    """A link's hardware address. Even where it is so already, the kernel tells the neighbours of all addresses."""
+    """Set a link's hardware address. The kernel then announces all addresses of the link (gratuitous ARP, unsolicited NA).
+
+    This happens even if the address is unchanged.
+    """
 
     link: str
     mac: bytes
 
 
 class DeleteLink(Value):
-    """A link that is to go; it may be gone."""
+    """Delete a link. Does nothing if it does not exist."""
 
     link: str
 
 
 class AddAddress(Value):
-    """An address on a link, in force at once: no duplicate address detection. It may be there."""
+    """Add an address to a link, usable immediately: without duplicate address detection. Does nothing if it exists."""
 
     link: str
     network: Network
     connected: bool = True
-    """Whether the address's network is reached by the link."""
+    """Add the connected route of the address's network."""
     detect: bool = False
-    """Look for duplicates all the same."""
+    """Perform duplicate address detection."""
 
 
 class DeleteAddress(Value):
-    """An address that is to leave a link."""
+    """Remove an address from a link."""
 
     link: str
     network: Network
 
 
 class AddRoute(Value):
-    """A route by a link; replaces one for the same destination."""
+    """Add a route through a link."""
 
     link: str
     destination: Network
     gateway: bytes = b""
     source: bytes = b""
     numbers: tuple[tuple[str, int], ...] = ()
-    """mtu, advmss, priority, table, scope."""
+    """The attributes mtu, advmss, priority, table, and scope that are set."""
     replace: bool = False
-    """Whether a route of the same destination may be there."""
+    """Replace an existing route to the same destination."""
 
 
 class ForgetNeighbour(Value):
-    """A neighbour whose hardware address is of the past."""
+    """Delete a stale neighbor entry."""
 
     link: str
     address: bytes

@@ -18,18 +18,18 @@ class NamespacedName(NamedTuple):
 
 
 class ServicePortName(NamedTuple):
-    """Identity of one port of one Service: port name and protocol both count (behaviour row 1.6)."""
+    """Identity of one Service port; port name and protocol both count (row 1.6)."""
 
     service: NamespacedName
     port: str
-    """Name of the port, empty when it has none."""
+    """Name of the port, or empty."""
     protocol: Protocol
 
     def __str__(self) -> str:
-        """`namespace/name:port` as kube-proxy prints and hashes it; an unnamed port leaves no colon."""
+        """Format as `namespace/name:port`, as kube-proxy prints and hashes it; an unnamed port has no colon."""
         return f"{self.service}:{self.port}" if self.port else str(self.service)
 
     @property
     def sort_key(self) -> tuple[str, str, str, str]:
-        """Total order by text."""
+        """Sort key for a total order by text."""
         return self.service.namespace, self.service.name, self.port, self.protocol.value

@@ -1,8 +1,8 @@
-"""Addresses, networks, families and protocols as plain values.
+"""Addresses, networks, IP families, and protocols as plain values.
 
-An address is a canonical `str` ("10.0.0.1", "fd00::1") and a network is a canonical `str` with a prefix length
-("10.0.0.0/8"): strings are what JSON brings, they are small, they hash, and they sort the same everywhere. Only the
-functions here may turn foreign text into one, so that any address met elsewhere is known to be canonical.
+An address is a canonical `str` ("10.0.0.1", "fd00::1"), and a network is a canonical `str` with a prefix length
+("10.0.0.0/8"): JSON carries strings, and strings are small, hashable, and sort the same everywhere. Only the functions
+of this module turn foreign text into an address, so any address elsewhere is known to be canonical.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class IPFamily(enum.Enum):
-    """One of the two IP families; the value is the IP version number."""
+    """An IP family; the value is the IP version number."""
 
     IPV4 = 4
     IPV6 = 6
@@ -29,12 +29,12 @@ class IPFamily(enum.Enum):
 
     @property
     def nft(self) -> str:
-        """The family's name in nftables: `ip` or `ip6`."""
+        """Name of the family in nftables: `ip` or `ip6`."""
         return "ip" if self is IPFamily.IPV4 else "ip6"
 
     @property
     def label(self) -> str:
-        """The family's name in Kubernetes objects: `IPv4` or `IPv6`."""
+        """Name of the family in Kubernetes objects: `IPv4` or `IPv6`."""
         return "IPv4" if self is IPFamily.IPV4 else "IPv6"
 
     @property
@@ -47,7 +47,7 @@ FAMILIES = (IPFamily.IPV4, IPFamily.IPV6)
 
 
 class Protocol(enum.Enum):
-    """Transport protocol of a Service port, or ICMP for a packet that has no port. The value is Kubernetes' word."""
+    """Transport protocol of a Service port, or ICMP for packets without a port. The value is the Kubernetes name."""
 
     TCP = "TCP"
     UDP = "UDP"
@@ -58,12 +58,12 @@ class Protocol(enum.Enum):
 
     @property
     def lower(self) -> str:
-        """The protocol's name in netfilter tools."""
+        """Name of the protocol in netfilter tools."""
         return self.value.lower()
 
     @property
     def number(self) -> int:
-        """The IANA protocol number (ICMP stands for ICMPv4)."""
+        """The IANA protocol number (ICMP means ICMPv4)."""
         return _NUMBERS[self]
 
 
@@ -73,11 +73,10 @@ _DECIMAL_OCTETS = re.compile(r"\d{1,4}(?:\.\d{1,4}){3}", re.ASCII)
 
 
 def address(text: str) -> str:
-    """Return the canonical form of an IP address.
+    """Return the canonical form of an IP address. Raises ValueError.
 
-    Octets are read as decimal even when they are padded with zeros (`010.1.2.3` is 10.1.2.3), as Kubernetes does for
-    objects written before validation forbade them. Raises ValueError for anything else that is no address, among
-    them IPv6 zones (`fe80::1%eth0`), which mean nothing outside one machine.
+    Zero-padded octets are decimal (`010.1.2.3` is 10.1.2.3), as in objects stored before Kubernetes rejected them. IPv6 zones
+    (`fe80::1%eth0`) are rejected: they have no meaning outside one machine.
     """
     if _DECIMAL_OCTETS.fullmatch(text):
         octets = [int(octet) for octet in text.split(".")]
@@ -95,7 +94,7 @@ def address(text: str) -> str:
 def network(text: str) -> str:
     """Return the canonical form of a CIDR (`10.1.2.3/8` becomes `10.0.0.0/8`). Raises ValueError.
 
-    Host bits are cleared and not refused, and octets may be padded, as the API server allows in stored objects.
+    Host bits are cleared rather than rejected and octets may be padded, as the API server allows in stored objects.
     """
     base, slash, length = text.partition("/")
     if not slash or not length.isascii() or not length.isdigit():
@@ -107,7 +106,7 @@ def network(text: str) -> str:
 
 
 def family_of(text: str) -> IPFamily:
-    """The family of a canonical address or network."""
+    """Return the family of a canonical address or network."""
     return IPFamily.IPV6 if ":" in text else IPFamily.IPV4
 
 
@@ -118,50 +117,50 @@ def _parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 @lru_cache(maxsize=16384)
 def parsed_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """The `ipaddress` object of a canonical network (kept, since the same few are asked again and again)."""
+    """Return the cached `ipaddress` object of a canonical network."""
     return ipaddress.ip_network(text)
 
 
 def contains(cidr: str, addr: str) -> bool:
-    """Whether a canonical network holds a canonical address; False across families."""
+    """Return True if a canonical network contains a canonical address; False across families."""
     net, ip = parsed_network(cidr), _parsed_address(addr)
     return net.version == ip.version and ip in net
 
 
 def in_any(cidrs: tuple[str, ...], addr: str) -> bool:
-    """Whether one of the networks holds the address."""
+    """Return True if one of the networks contains the address."""
     return any(contains(cidr, addr) for cidr in cidrs)
 
 
 def is_zero_prefix(cidr: str) -> bool:
-    """Whether the network is everything (`0.0.0.0/0`, `::/0`)."""
+    """Return True if the network contains every address (`0.0.0.0/0`, `::/0`)."""
     return cidr.endswith("/0")
 
 
 def host_network(addr: str) -> str:
-    """The network that holds this one address only."""
+    """Return the network that contains only this address."""
     return f"{addr}/{family_of(addr).host_bits}"
 
 
 def collapse(cidrs: tuple[str, ...]) -> tuple[str, ...]:
-    """The fewest networks of one family that hold the same addresses, in order and without overlap."""
+    """Return the fewest networks of one family that cover the same addresses, sorted and without overlap."""
     nets = [parsed_network(cidr) for cidr in cidrs]
     return tuple(str(net) for net in ipaddress.collapse_addresses(nets))  # type: ignore[type-var]
 
 
 def address_key(addr: str) -> tuple[int, int]:
-    """Sort key that orders addresses as numbers, IPv4 first."""
+    """Return a sort key that orders addresses numerically, IPv4 first."""
     ip = _parsed_address(addr)
     return ip.version, int(ip)
 
 
 def join_port(addr: str, port: int) -> str:
-    """`10.0.0.1:80` or `[fd00::1]:80`."""
+    """Format as `10.0.0.1:80` or `[fd00::1]:80`."""
     return f"[{addr}]:{port}" if ":" in addr else f"{addr}:{port}"
 
 
 def split_port(text: str) -> tuple[str, int]:
-    """The inverse of `join_port`, also for text that is not canonical. Raises ValueError."""
+    """Parse `address:port`, the inverse of `join_port`; the address need not be canonical. Raises ValueError."""
     match = re.fullmatch(r"\[(?P<six>[^\]]+)\]:(?P<p6>\d{1,5})|(?P<four>[^:]+):(?P<p4>\d{1,5})", text, re.ASCII)
     if not match:
         raise ValueError(f"{text!r} is not address:port")
@@ -172,19 +171,19 @@ def split_port(text: str) -> tuple[str, int]:
 
 
 class ConntrackFlow(NamedTuple):
-    """One tracked connection of TCP, UDP or SCTP."""
+    """One TCP, UDP, or SCTP connection in the kernel's connection tracking table."""
 
     protocol: Protocol
     source: str
     source_port: int
     destination: str
-    """Where the first packet was sent to, before anybody rewrote it."""
+    """Original destination of the first packet, before NAT."""
     port: int
     reply_source: str
-    """Where answers are expected from: the endpoint, when the destination was rewritten."""
+    """Source of reply packets: the endpoint, if the destination was rewritten."""
     reply_port: int
 
     @property
     def translated(self) -> bool:
-        """Whether the destination was rewritten."""
+        """True if the destination was rewritten."""
         return (self.reply_source, self.reply_port) != (self.destination, self.port)

@@ -1,8 +1,7 @@
-"""Kubernetes objects, reduced to the fields that Narthex uses. `decode.py` makes them.
+"""Kubernetes objects, reduced to the fields that Narthex uses. Created by `model/decode`.
 
-All are frozen and hold tuples and frozen mappings only, so that "unchanged" can be asked with `==` and remembered
-with `is`. Addresses and networks are canonical (see `net`). `origin` says where an object was read
-("web.yaml:12") and never takes part in comparison of behaviour.
+All objects are frozen and contain only tuples, so that `==` detects a change and `is` can be used for caching. Addresses
+and networks are canonical (see `net`). `origin` is where an object was read ("web.yaml:12"); behavior never depends on it.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ Labels = tuple[tuple[str, str], ...]
 """Labels or annotations, sorted by key."""
 
 Selector = tuple[Requirement, ...]
-"""All must hold; an empty one selects everything."""
+"""Requirements that must all be met; an empty selector selects everything."""
 
 
 class Object(msgspec.Struct, frozen=True, kw_only=True):
-    """What every object has."""
+    """Fields that every object has."""
 
     name: str
     namespace: str = ""
-    """Empty for kinds without namespace."""
+    """Empty for cluster-scoped kinds."""
     labels: Labels = ()
     annotations: Labels = ()
     uid: str = ""
     resource_version: str = ""
     deletion_timestamp: str = ""
-    """RFC 3339, empty while the object is not being deleted."""
+    """RFC 3339; empty unless the object is being deleted."""
     origin: str = ""
 
     @property
@@ -40,11 +39,11 @@ class Object(msgspec.Struct, frozen=True, kw_only=True):
         return NamespacedName(self.namespace, self.name)
 
     def label(self, key: str) -> str | None:
-        """The label's value, None when absent."""
+        """Return the value of a label, or None."""
         return next((value for name, value in self.labels if name == key), None)
 
     def annotation(self, key: str) -> str | None:
-        """The annotation's value, None when absent."""
+        """Return the value of an annotation, or None."""
         return next((value for name, value in self.annotations if name == key), None)
 
 
@@ -55,9 +54,9 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     protocol: Protocol = Protocol.TCP
     port: int
     target_port: int | str | None = None
-    """Read by the lab's slice controller only, never by the proxy (row 1.7)."""
+    """Used only by the lab's EndpointSlice controller, never by the proxy (row 1.7)."""
     node_port: int = 0
-    """0: none."""
+    """0 if there is none."""
 
 
 class LoadBalancerIngress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -65,30 +64,30 @@ class LoadBalancerIngress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ip: str
     proxy: bool = False
-    """`ipMode: Proxy`: the address is not caught on the node (row 10.2)."""
+    """`ipMode: Proxy`: the node does not capture traffic to the address (row 10.2)."""
 
 
 class Service(Object, frozen=True, kw_only=True):
     """v1 Service."""
 
     type: str = "ClusterIP"
-    """ClusterIP, NodePort, LoadBalancer or ExternalName."""
+    """ClusterIP, NodePort, LoadBalancer, or ExternalName."""
     cluster_ips: tuple[str, ...] = ()
-    """`clusterIPs`, or `clusterIP` alone; ("None",) when headless; () when not yet allocated."""
+    """`clusterIPs`, or `clusterIP` alone; ("None",) if headless; () if not allocated yet."""
     ip_families: tuple[IPFamily, ...] = ()
     ip_family_policy: str = ""
     external_ips: tuple[str, ...] = ()
     ingress: tuple[LoadBalancerIngress, ...] = ()
     ingress_names: tuple[str, ...] = ()
-    """Host names in `status.loadBalancer.ingress`: a cloud's balancer has them."""
+    """Host names in `status.loadBalancer.ingress`, as cloud load balancers set them."""
     source_ranges: tuple[str, ...] = ()
-    """Valid `loadBalancerSourceRanges`; the ones that do not parse are left out with a warning (row 10.10)."""
+    """Valid `loadBalancerSourceRanges`; invalid ones are dropped with a warning (row 10.10)."""
     ports: tuple[ServicePort, ...] = ()
     selector: Labels = ()
     external_policy_local: bool = False
     internal_policy_local: bool = False
     affinity_seconds: int | None = None
-    """Timeout of `sessionAffinity: ClientIP`; None without affinity."""
+    """Timeout of `sessionAffinity: ClientIP`; None without session affinity."""
     health_check_node_port: int = 0
     publish_not_ready: bool = False
     external_name: str = ""
@@ -99,7 +98,7 @@ class Service(Object, frozen=True, kw_only=True):
 
     @property
     def headless(self) -> bool:
-        """`clusterIP: None`."""
+        """True for `clusterIP: None`."""
         return self.cluster_ips[:1] == ("None",)
 
 
@@ -112,10 +111,10 @@ class EndpointPort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SliceEndpoint(msgspec.Struct, frozen=True, gc=False):
-    """One endpoint of an EndpointSlice. Absent conditions have their meaning filled in (row 2.7)."""
+    """One endpoint of an EndpointSlice, with defaults for absent conditions (row 2.7)."""
 
     address: str
-    """The first address; the others have no meaning (row 2.6)."""
+    """The first address; the others are not used (row 2.6)."""
     ready: bool = True
     serving: bool = True
     terminating: bool = False
@@ -125,14 +124,14 @@ class SliceEndpoint(msgspec.Struct, frozen=True, gc=False):
     for_zones: tuple[str, ...] = ()
     for_nodes: tuple[str, ...] = ()
     target: str = ""
-    """Name of the Pod that `targetRef` points to, empty when it points to none."""
+    """Name of the Pod that `targetRef` refers to, or empty."""
 
 
 class EndpointSlice(Object, frozen=True, kw_only=True):
     """discovery.k8s.io/v1 EndpointSlice."""
 
     service_name: str = ""
-    """Label `kubernetes.io/service-name`; empty: belongs to no Service (row 2.1)."""
+    """Label `kubernetes.io/service-name`; empty if the slice belongs to no Service (row 2.1)."""
     family: IPFamily | None = None
     """None for addressType FQDN."""
     ports: tuple[EndpointPort, ...] = ()
@@ -151,13 +150,13 @@ class Node(Object, frozen=True, kw_only=True):
     internal_ips: tuple[str, ...] = ()
     external_ips: tuple[str, ...] = ()
     machine_ips: tuple[str, ...] = ()
-    """What the machine's own interfaces have; no manifest says it, only a proxy that runs there and needs it."""
+    """Addresses of the machine's interfaces. Not in the API; set by a proxy that runs on the node."""
     taints: tuple[str, ...] = ()
     """Keys of `spec.taints`."""
     ready: bool = True
-    """The condition Ready is True, or not there."""
+    """True if the condition Ready is True or missing."""
     network_unavailable: bool = False
-    """The condition NetworkUnavailable is True."""
+    """True if the condition NetworkUnavailable is True."""
 
 
 class ServiceCIDR(Object, frozen=True, kw_only=True):
@@ -167,7 +166,7 @@ class ServiceCIDR(Object, frozen=True, kw_only=True):
 
 
 class ContainerPort(msgspec.Struct, frozen=True, kw_only=True):
-    """One containerPort."""
+    """One port of a container."""
 
     port: int
     name: str = ""
@@ -220,28 +219,28 @@ class Namespace(Object, frozen=True, kw_only=True):
 
 
 class ServiceAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a pool is for. Namespaces (by name or selector) and Services must both be selected; none given: all are."""
+    """Which Services may use a pool. Namespaces and Services must both be selected; an absent selector selects all."""
 
     priority: int = 0
-    """The lowest comes first, 0 last."""
+    """Lower values are preferred; 0 has the lowest priority."""
     namespaces: tuple[str, ...] = ()
     namespace_selectors: tuple[Selector, ...] = ()
     service_selectors: tuple[Selector, ...] = ()
 
 
 class IPAddressPool(Object, frozen=True, kw_only=True):
-    """metallb.io/v1beta1 IPAddressPool. Whether its addresses can be used is for `lb/pools.py` to say."""
+    """metallb.io/v1beta1 IPAddressPool. `lb/pools.py` validates its addresses."""
 
     addresses: tuple[str, ...] = ()
     """As written: networks, and ranges `first-last`."""
     auto_assign: bool = True
     avoid_buggy: bool = False
-    """No IPv4 address that ends in .0 or .255."""
+    """Skip IPv4 addresses that end in .0 or .255."""
     allocation: ServiceAllocation | None = None
 
 
 class L2Advertisement(Object, frozen=True, kw_only=True):
-    """metallb.io/v1beta1 L2Advertisement. What is not given selects everything; of several selectors one is enough."""
+    """metallb.io/v1beta1 L2Advertisement. An absent field selects everything; one matching selector of several suffices."""
 
     pools: tuple[str, ...] = ()
     pool_selectors: tuple[Selector, ...] = ()

@@ -1,4 +1,7 @@
-"""IP addresses as packed bytes, four or sixteen of them, and networks as an address with a prefix length."""
+"""IP addresses as packed bytes (4 or 16), and networks as an address with a prefix length.
+
+Used where start-up time matters (the CNI plugins) and by netlink; `net.py` has addresses as strings.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from narthex.model.values import Value
 
 
 def packed(text: str) -> bytes:
-    """The bytes of an address; an IPv4 address in IPv6 clothes counts as IPv4. Raises ValueError."""
+    """Return the packed bytes of an address; an IPv4-mapped IPv6 address becomes IPv4. Raises ValueError."""
     try:
         if ":" not in text:
             return inet_pton(AF_INET, text)
@@ -19,45 +22,45 @@ def packed(text: str) -> bytes:
 
 
 def text(address: bytes) -> str:
-    """The canonical text of an address."""
+    """Return the canonical text of a packed address."""
     return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)
 
 
 def version(address: bytes) -> int:
-    """4 or 6."""
+    """Return the IP version of a packed address, 4 or 6."""
     return 4 if len(address) == 4 else 6
 
 
 def number(address: bytes) -> int:
-    """The address as a number."""
+    """Return a packed address as an integer."""
     return int.from_bytes(address, "big")
 
 
 class Network(Value):
-    """An address and how many of its bits name the network. The address may have bits of the host."""
+    """An address with a prefix length. Host bits may be set."""
 
     address: bytes
     prefix: int
 
     @property
     def first(self) -> bytes:
-        """The network's own address: all bits of the host 0."""
+        """The network address: all host bits 0."""
         bits = 8 * len(self.address)
         mask = (1 << bits) - (1 << bits - self.prefix)
         return (number(self.address) & mask).to_bytes(len(self.address), "big")
 
     @property
     def last(self) -> bytes:
-        """The highest address: all bits of the host 1."""
+        """The highest address: all host bits 1."""
         bits = 8 * len(self.address)
         return (number(self.first) + (1 << bits - self.prefix) - 1).to_bytes(len(self.address), "big")
 
     def holds(self, address: bytes) -> bool:
-        """Whether an address is in the network."""
+        """Return True if an address is in the network."""
         return len(address) == len(self.address) and self.first <= address <= self.last
 
     def overlaps(self, other: Network) -> bool:
-        """Whether some address is in both."""
+        """Return True if the two networks share an address."""
         return len(self.address) == len(other.address) and self.first <= other.last and other.first <= self.last
 
     def __str__(self) -> str:
@@ -65,7 +68,7 @@ class Network(Value):
 
 
 def network(cidr: str) -> Network:
-    """Read `10.0.0.1/24`. Raises ValueError."""
+    """Parse an address with prefix length such as `10.0.0.1/24`. Raises ValueError."""
     address, slash, prefix = cidr.partition("/")
     data = packed(address)
     if not slash or not (prefix.isascii() and prefix.isdigit()) or len(prefix) > 3 or int(prefix) > 8 * len(data):

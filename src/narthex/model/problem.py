@@ -1,6 +1,6 @@
-"""Faults in what people write: where, in which object and field, what is wrong and what is allowed.
+"""Validation problems in user input: location, object, field, what is wrong, and what is allowed.
 
-Text that a stranger wrote is only ever shown through `quoted`, so it cannot forge a line of output.
+User-supplied text appears in messages only through `quoted`, so it cannot forge a line of output.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _LONGEST_QUOTE = 60
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault. An error refuses the object (or the document), a warning only what it names."""
+    """One validation problem. An error rejects the object or document, a warning only the named field."""
 
     origin: str = ""
     """`file:line`."""
     object: str = ""
-    """`Service shop/web`; empty when nobody can tell."""
+    """`Service shop/web`; empty if unknown."""
     field: str = ""
-    """Path of the field as Kubernetes writes it: `spec.ports[0].port`."""
+    """Field path as Kubernetes writes it: `spec.ports[0].port`."""
     message: str
     severity: Severity = "error"
 
     def __str__(self) -> str:
-        """`web.yaml:7: error: Service shop/web: spec.ports[0].port: 0 is not a port (1-65535)`."""
+        """Format as `web.yaml:7: error: Service shop/web: spec.ports[0].port: 0 is not a port (1-65535)`."""
         return ": ".join(part for part in (self.origin, self.severity, self.object, self.field, self.message) if part)
 
 
 def quoted(value: object, longest: int = _LONGEST_QUOTE) -> str:
-    """A foreign value for a message: one line, printable ASCII, cut when long."""
+    """Format a foreign value for a message: one line of printable ASCII, truncated if long."""
     if isinstance(value, str):
         text = ascii(value[: longest + 1])
     elif value is None or isinstance(value, bool):
@@ -51,7 +51,7 @@ def quoted(value: object, longest: int = _LONGEST_QUOTE) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value read from JSON or YAML is, in words."""
+    """Describe the type of a JSON or YAML value in words."""
     words = ((bool, "true or false"), (int, "a number"), (float, "a number"), (str, "text"), (dict, "a mapping"))
     if value is None:
         return "nothing"
@@ -59,7 +59,7 @@ def kind_of(value: object) -> str:
 
 
 def wrong_type(value: object, must: str) -> str:
-    """That a value is not `must` ("text", "a whole number"), with the way out where it is only a matter of quotes."""
+    """Return the message for a value that is not `must` ("text", "a whole number"), with a hint if only quotes are wrong."""
     shown = f"{quoted(value)} " if isinstance(value, str | int | float) else ""
     hint = ""
     if must == "text" and isinstance(value, int | float):
@@ -70,7 +70,7 @@ def wrong_type(value: object, must: str) -> str:
 
 
 def one_of(words: Iterable[str]) -> str:
-    """`A, B or C`."""
+    """Join words as `A, B or C`."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -79,7 +79,7 @@ _STEP = re.compile(r"\[([^\]]*)\]|([^.\[]+)")
 
 
 def steps(field: str) -> tuple[str | int, ...]:
-    """The keys and indices that a field's path goes through: `a.b[0]` is ("a", "b", 0)."""
+    """Split a field path into keys and indices: `a.b[0]` becomes ("a", "b", 0)."""
     found: list[str | int] = []
     for match in _STEP.finditer(field):
         inside = match[1]
@@ -88,7 +88,7 @@ def steps(field: str) -> tuple[str | int, ...]:
 
 
 class ProblemCollector:
-    """Collects the problems of one object while it is decoded."""
+    """Collects the problems of one object during decoding."""
 
     __slots__ = ("_locate", "_problems", "failed", "object", "origin")
 
@@ -101,27 +101,27 @@ class ProblemCollector:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All so far, in the order they were met."""
+        """All problems so far, in order."""
         return tuple(self._problems)
 
     def error(self, field: str, message: str) -> None:
-        """The object cannot be used."""
+        """Add an error: the object cannot be used."""
         self.failed = True
         self._add(field, message, "error")
 
     def warning(self, field: str, message: str) -> None:
-        """The object can be used, without this."""
+        """Add a warning: the object can be used without this field."""
         self._add(field, message, "warning")
 
     def check(self, field: str, value: str, syntax: Syntax) -> bool:
-        """Whether the value has the syntax; an error when it has not."""
+        """Return True if the value has the syntax; otherwise add an error."""
         if syntax.holds(value):
             return True
         self.error(field, f"{quoted(value)} is not {syntax.name}: {syntax.allowed}")
         return False
 
     def choice(self, field: str, value: str, allowed: Collection[str]) -> bool:
-        """Whether the value is one of the words; an error when it is not."""
+        """Return True if the value is one of the allowed words; otherwise add an error."""
         if value in allowed:
             return True
         words = tuple(allowed)
@@ -129,7 +129,7 @@ class ProblemCollector:
         return False
 
     def number(self, field: str, value: int, low: int, high: int, what: str = "a port") -> bool:
-        """Whether low <= value <= high; an error when not."""
+        """Return True if low <= value <= high; otherwise add an error."""
         if low <= value <= high:
             return True
         self.error(field, f"{quoted(value)} is not {what} ({low}-{high})")

@@ -1,7 +1,7 @@
-"""The Store: events in, Snapshots out.
+"""The object store: events in, Snapshots out.
 
-A Snapshot is an immutable value that shares all unchanged parts with the one before (hash array mapped tries), so
-taking one costs what changed, not what there is.
+A Snapshot is an immutable value that shares all unchanged parts with its predecessor (hash array mapped tries), so a new
+one costs what changed, not what exists.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from narthex.model.objects import (
 
 
 class Upsert(msgspec.Struct, frozen=True):
-    """The object exists and looks like this."""
+    """An object was added or modified."""
 
     object: AnyObject
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """The object is gone."""
+    """An object was deleted."""
 
     kind: str
-    """Name of a class in `model.objects`: `Service`, `EndpointSlice`, ..."""
+    """Class name in `model.objects`: `Service`, `EndpointSlice`, ..."""
     key: NamespacedName
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """The source has told everything it knew when it was opened; nothing is written before this (row 1.15)."""
+    """The initial lists of a source are complete; nothing is written to the kernel before this (row 1.15)."""
 
 
 Event = Upsert | Delete | Synced
 
 
 class Slices(Mapping[str, EndpointSlice]):
-    """By their own name, and in its order. Immutable; holds no more than the slices themselves."""
+    """The EndpointSlices of one Service by name, sorted by name. Immutable; mostly a single slice, so it holds just a tuple."""
 
     __slots__ = ("ordered",)
 
     def __init__(self, *ordered: EndpointSlice) -> None:
-        """`ordered` by name, each name once."""
+        """Store `ordered`, which must be sorted by name without duplicates."""
         self.ordered = ordered
 
     def put(self, one: EndpointSlice) -> Slices:
-        """With this slice, in place of the one of its name."""
+        """Return a copy with this slice added, replacing one of the same name."""
         name = one.name
         if not self.ordered or self.ordered[-1].name < name:
             return Slices(*self.ordered, one)
@@ -66,7 +66,7 @@ class Slices(Mapping[str, EndpointSlice]):
         return Slices(*sorted((*rest, one), key=lambda each: each.name))
 
     def without(self, name: str) -> Slices:
-        """Without the slice of this name."""
+        """Return a copy without the slice of this name."""
         return Slices(*[each for each in self.ordered if each.name != name])
 
     def __getitem__(self, name: str) -> EndpointSlice:
@@ -93,7 +93,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     services: Map[NamespacedName, Service] = Map()
     slices: Map[NamespacedName, Slices] = Map()
-    """By the Service they belong to."""
+    """EndpointSlices, keyed by their Service."""
     nodes: Map[NamespacedName, Node] = Map()
     service_cidrs: Map[NamespacedName, ServiceCIDR] = Map()
     pods: Map[NamespacedName, Pod] = Map()
@@ -102,7 +102,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     address_pools: Map[NamespacedName, IPAddressPool] = Map()
     l2_advertisements: Map[NamespacedName, L2Advertisement] = Map()
     synced: bool = False
-    """All lists have been complete once (row 1.15)."""
+    """True once all initial lists were complete (row 1.15)."""
 
 
 _BY_KIND = {
@@ -119,12 +119,11 @@ _FIELD_OF_KIND = {kind.__name__: field for kind, field in _BY_KIND.items()}
 
 
 ChangeCallback = Callable[[Event, AnyObject | None], object]
-"""Called with an event that has changed something, and the object as it was before; None: there was none, or the event is
-not about an object."""
+"""Called with each event that changed something and the previous object, which is None for a new object or `Synced`."""
 
 
 class Store:
-    """Folds events into the present. Not safe for threads, except that any may read `snapshot`; one loop owns it."""
+    """Folds events into the current Snapshot. Owned by one thread; any thread may read `snapshot`."""
 
     def __init__(self) -> None:
         self._now = Snapshot()
@@ -136,28 +135,30 @@ class Store:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The present."""
+        """The current Snapshot."""
         return self._now
 
     def take_changed(self) -> frozenset[NamespacedName]:
-        """Services that may differ since the last call: themselves or their slices. A hint for the planner: what is
-        not in it is the same as before."""
+        """Return and reset the Services whose object or slices may have changed since the last call.
+
+        A hint for the planner: everything else is unchanged.
+        """
         changed = frozenset(self._changed)
         self._changed.clear()
         return changed
 
     def take_changed_pods(self) -> frozenset[NamespacedName]:
-        """Pods that differ since the last call."""
+        """Return and reset the Pods that changed since the last call."""
         changed = frozenset(self._changed_pods)
         self._changed_pods.clear()
         return changed
 
     def apply(self, event: Event) -> Snapshot:
-        """Take one event in. An event that changes nothing leaves the identical Snapshot."""
+        """Apply one event. An event that changes nothing returns the identical Snapshot."""
         return self.apply_all((event,))
 
     def apply_all(self, events: Iterable[Event], tell: ChangeCallback | None = None) -> Snapshot:
-        """Take events in, in their order. There is one Snapshot for all of them: that costs a fraction of one for each."""
+        """Apply events in order and create one Snapshot for all of them, which costs a fraction of one for each."""
         synced = self._now.synced
         try:
             for event in events:
@@ -178,19 +179,19 @@ class Store:
         return self._now
 
     def _table(self, field: str) -> Mapping[NamespacedName, Any]:
-        """To be read."""
+        """Return the table for reading."""
         opened = self._open.get(field)
         table: Mapping[NamespacedName, Any] = getattr(self._now, field)
         return table if opened is None else opened  # type: ignore[return-value]  # It is a mapping; its types do not say so.
 
     def _opened(self, field: str) -> MapMutation[NamespacedName, Any]:
-        """To be changed."""
+        """Return the table for writing."""
         if field not in self._open:
             self._open[field] = getattr(self._now, field).mutate()
         return self._open[field]
 
     def _upsert(self, obj: AnyObject) -> tuple[bool, AnyObject | None]:
-        """Whether it changes something, and what was there."""
+        """Apply an object; return whether it changed something, and the previous object."""
         if isinstance(obj, EndpointSlice):
             return self._upsert_slice(obj)
         field, key = _BY_KIND[type(obj)], obj.key

@@ -1,7 +1,7 @@
-"""Syntax of names, labels and addresses in Kubernetes objects, as the API server checks it.
+"""Syntax of names, labels, and addresses in Kubernetes objects, as the API server validates it.
 
-What passes here consists of letters, digits, `-`, `_`, `.`, `:` and `/` only. That is the gate that keeps a stranger's
-text from ever being syntax in a rule, a path or a command.
+Accepted text consists of letters, digits, `-`, `_`, `.`, `:`, and `/` only. User-supplied text can therefore never act
+as syntax in a rule, a path, or a command.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from narthex.model.net import IPFamily
 
 
 class Syntax(msgspec.Struct, frozen=True):
-    """A form that text must have."""
+    """The syntax of one kind of text."""
 
     name: str
-    """With its article: "a DNS label"."""
+    """Name with its article: "a DNS label"."""
     allowed: str
-    """What is allowed, for a person who got it wrong."""
+    """Description of the allowed text, for error messages."""
     holds: Callable[[str], bool]
-    """Whether text has this form."""
+    """Returns True if text has this syntax."""
 
 
 def _form(pattern: str, longest: int) -> Callable[[str], bool]:
@@ -74,9 +74,10 @@ _is_key_name = _form(_QUALIFIED, 63)
 
 @lru_cache(maxsize=8192)
 def _is_key(text: str) -> bool:
-    """Whether text is `name` or `prefix/name`: each part has a limit of its own.
+    """Return True if text is `name` or `prefix/name`; each part has its own limit.
 
-    Remembered: a cluster has few keys, on very many objects."""
+    Cached: a cluster has few keys, on very many objects.
+    """
     prefix, slash, name = text.rpartition("/")
     return _is_key_name(name) and (not slash or DNS_SUBDOMAIN.holds(prefix))
 
@@ -89,8 +90,10 @@ LABEL_KEY = Syntax(
 
 
 def cached_syntax(syntax: Syntax, most: int) -> Callable[[str], str | None]:
-    """A function that gives back text with this syntax, else None. It remembers the last `most` texts, and equal ones are
-    one and the same: few names of nodes stand in very many endpoints."""
+    """Return a function that returns valid text interned, and None for invalid text.
+
+    Results are cached (LRU, `most` entries): endpoints repeat few node names very often.
+    """
     holds = syntax.holds
     return lru_cache(most)(lambda text: text if holds(text) else None)
 
@@ -99,14 +102,14 @@ _names_in_lines = re.compile(rf"{_SUBDOMAIN}(?:\n{_SUBDOMAIN})*").fullmatch
 
 
 def are_subdomains(texts: Sequence[str]) -> bool:
-    """Whether each of these, one at least, is a DNS name (`DNS_SUBDOMAIN`): one look for all of them."""
+    """Return True if every text (at least one) is a DNS name (`DNS_SUBDOMAIN`), with a single regex match."""
     lines = "\n".join(texts)
     # Who has a line break in his name has two.
     return lines.count("\n") == len(texts) - 1 and max(map(len, texts)) <= 253 and _names_in_lines(lines) is not None
 
 
 def special_use(address: str) -> str:
-    """Why a canonical address belongs to no single host on a network, empty when it does."""
+    """Return why a canonical address belongs to no single host on a network; empty if it may."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
         return "an IPv4 address written as IPv6"
@@ -121,12 +124,14 @@ def special_use(address: str) -> str:
 
 _ORDINARY_4 = frozenset(range(1, 224)) - {127, 169}
 _ORDINARY_6 = frozenset(range(1, 0xFE))
-"""First bytes of addresses that cannot be special."""
+"""First bytes of addresses that cannot be special-use addresses."""
 
 
 def is_plain_host(text: str, family: IPFamily) -> bool:
-    """Whether text is an address of this family in its canonical form, and not a special one. Nearly all are, and the C
-    library knows it a hundred times faster than `ipaddress`; where it is in doubt the answer is no."""
+    """Return True if text is a canonical, not special-use address of this family.
+
+    A fast path: the C library is a hundred times faster than `ipaddress`. False means "not sure".
+    """
     try:
         if family is IPFamily.IPV4:
             return inet_pton(AF_INET, text)[0] in _ORDINARY_4  # It takes no zeros in front.
@@ -137,7 +142,7 @@ def is_plain_host(text: str, family: IPFamily) -> bool:
 
 
 def are_plain_hosts(texts: Sequence[str], family: IPFamily) -> bool:
-    """Whether `is_plain_host` holds for each of them; a slice has up to a thousand."""
+    """Return True if `is_plain_host` holds for every text; a slice has up to a thousand."""
     if family is not IPFamily.IPV4:
         return all(is_plain_host(text, family) for text in texts)
     try:
@@ -147,9 +152,9 @@ def are_plain_hosts(texts: Sequence[str], family: IPFamily) -> bool:
 
 
 def host_address(text: str) -> str:
-    """Canonical form of an address that one host can have. Raises ValueError, also for special addresses.
+    """Return the canonical form of an address that a host can have. Raises ValueError, also for special-use addresses.
 
-    The error's text tells what is wrong with the value without repeating it, here and in the next functions.
+    The error message describes the problem without repeating the value; this also holds for the functions below.
     """
     return text if is_plain_host(text, net.family_of(text)) else _unusual_address(text)
 
@@ -163,7 +168,7 @@ def _unusual_address(text: str) -> str:
 
 
 def any_address(text: str) -> str:
-    """Canonical form of any address. Raises ValueError."""
+    """Return the canonical form of any address. Raises ValueError."""
     try:
         return net.address(text)
     except ValueError:
@@ -171,7 +176,7 @@ def any_address(text: str) -> str:
 
 
 def family_address(text: str, family: IPFamily) -> str:
-    """`host_address` of one family. Raises ValueError."""
+    """Return the canonical form of a host address of one family. Raises ValueError."""
     address = host_address(text)
     if (":" in address) is not (family is IPFamily.IPV6):
         raise ValueError(f"is {net.family_of(address).label}, but {family.label} is needed here")
@@ -179,7 +184,7 @@ def family_address(text: str, family: IPFamily) -> str:
 
 
 def network(text: str) -> str:
-    """Canonical form of a CIDR. Raises ValueError."""
+    """Return the canonical form of a CIDR. Raises ValueError."""
     try:
         return net.network(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Frozen values with named fields, for a program that lives for milliseconds.
+"""Frozen value classes for programs that run for milliseconds.
 
-A plugin is started twice for every pod. `msgspec`, `dataclasses` and `typing` each take longer to load than the work
-itself, so the types of this room are made here, from annotations alone.
+A container runtime starts a CNI plugin twice for every pod. Importing `msgspec`, `dataclasses`, or `typing` takes longer
+than the plugin's work, so `Value` builds its classes from annotations alone.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_):
+        """Return a decorator that does nothing; only type checkers need the real one."""
         return lambda cls: cls
 
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """Base of a value: its annotated fields, in order, are what it is made of, compared by and shown with."""
+    """Base class of frozen values: the annotated fields, in order, define construction, equality, hash, and repr."""
 
     _fields: tuple[str, ...] = ()
 

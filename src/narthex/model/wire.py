@@ -1,7 +1,7 @@
-"""The shapes in which Kubernetes sends objects, reduced to the fields that Narthex reads.
+"""Wire types: the JSON structure of Kubernetes objects, reduced to the fields that Narthex reads.
 
-Fields carry the API's own names. Everything may be absent or null, as in Go's decoder; what must be there is checked
-when the shape becomes an object. Maps are left open (`Any`), so that a fault in them can name its key.
+Fields have the API's names. Every field may be absent or null, as in Go's decoder; required fields are checked when the
+wire type is converted to an object. Maps are untyped (`Any`), so that an error can name the key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class WireTypeMeta(msgspec.Struct):
-    """What tells kinds apart."""
+    """`apiVersion` and `kind`."""
 
     apiVersion: str | None = None
     kind: str | None = None
@@ -28,11 +28,11 @@ class WireMeta(msgspec.Struct):
     uid: str | None = None
     resourceVersion: str | None = None
     deletionTimestamp: Any = None
-    """Text; PyYAML makes a datetime of it unless told otherwise."""
+    """RFC 3339 text; a datetime when read by PyYAML."""
 
 
 class WireNamed(msgspec.Struct):
-    """What tells any object from others."""
+    """The fields that identify any object."""
 
     kind: str | None = None
     metadata: WireMeta | None = None
@@ -192,7 +192,7 @@ class WireNodeAddress(msgspec.Struct):
 
 
 class WireNodeCondition(msgspec.Struct):
-    """One of a Node's conditions."""
+    """`status.conditions[]` of a Node."""
 
     type: str = ""
     status: str = ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.model.net import contains, family_of
-from narthex.overlay.desired import DesiredState, FdbEntry, NeighborEntry, OverlayRoute, VxlanDevice
+from narthex.overlay.desired import DesiredState, OverlayFdbEntry, OverlayNeighbor, OverlayRoute, VxlanDevice
 
 
 class ObservedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +38,9 @@ class OverlayState(msgspec.Struct, frozen=True, kw_only=True):
 
     devices: Mapping[str, ObservedDevice] = {}
     """Links that have the names of our devices."""
-    neighbours: frozenset[NeighborEntry] = frozenset()
+    neighbours: frozenset[OverlayNeighbor] = frozenset()
     """Permanent ones on our devices."""
-    forwards: frozenset[FdbEntry] = frozenset()
+    forwards: frozenset[OverlayFdbEntry] = frozenset()
     """Permanent ones of our devices that lead to another machine."""
     routes: frozenset[OverlayRoute] = frozenset()
     """All of the main table that go to a link by name, those of other programs, too."""
@@ -82,13 +82,13 @@ class RemoveDeviceAddress(msgspec.Struct, frozen=True):
 class PutEntry(msgspec.Struct, frozen=True):
     """Add an entry, or replace the one in its place."""
 
-    entry: NeighborEntry | FdbEntry | OverlayRoute
+    entry: OverlayNeighbor | OverlayFdbEntry | OverlayRoute
 
 
 class RemoveEntry(msgspec.Struct, frozen=True):
     """Remove an entry."""
 
-    entry: NeighborEntry | FdbEntry | OverlayRoute
+    entry: OverlayNeighbor | OverlayFdbEntry | OverlayRoute
 
 
 OverlayChange = DeleteDevice | AddDevice | SetDevice | AddDeviceAddress | RemoveDeviceAddress | PutEntry | RemoveEntry
@@ -128,7 +128,7 @@ def plan_changes(
     steps += map(PutEntry, _missing(wanted.routes, have.routes, fresh))
     places = {(one.device, one.address) for one in wanted.neighbours}
     macs = {(one.device, one.mac) for one in wanted.forwards}
-    stale: list[NeighborEntry | FdbEntry] = [
+    stale: list[OverlayNeighbor | OverlayFdbEntry] = [
         one for one in have.neighbours if one.device in ours - fresh and (one.device, one.address) not in places
     ]
     stale += [one for one in have.forwards if one.device in ours - fresh and (one.device, one.mac) not in macs]
@@ -169,10 +169,10 @@ def _addresses(device: VxlanDevice, held: ObservedDevice, networks: tuple[str, .
 
 
 def _missing(
-    wanted: frozenset[NeighborEntry] | frozenset[FdbEntry] | frozenset[OverlayRoute],
+    wanted: frozenset[OverlayNeighbor] | frozenset[OverlayFdbEntry] | frozenset[OverlayRoute],
     have: frozenset[object],
     fresh: set[str],
-) -> list[NeighborEntry | FdbEntry | OverlayRoute]:
+) -> list[OverlayNeighbor | OverlayFdbEntry | OverlayRoute]:
     return sorted((one for one in wanted if one not in have or one.device in fresh), key=str)
 
 

@@ -47,7 +47,7 @@ class VxlanDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The one of the pod networks that is on it, without a prefix."""
 
 
-class NeighborEntry(msgspec.Struct, frozen=True):
+class OverlayNeighbor(msgspec.Struct, frozen=True):
     """Who has an address behind a device."""
 
     device: str
@@ -55,7 +55,7 @@ class NeighborEntry(msgspec.Struct, frozen=True):
     mac: str
 
 
-class FdbEntry(msgspec.Struct, frozen=True):
+class OverlayFdbEntry(msgspec.Struct, frozen=True):
     """Where a hardware address is: an entry of the device's forwarding table (FDB)."""
 
     device: str
@@ -76,8 +76,8 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
     devices: tuple[VxlanDevice, ...] = ()
-    neighbours: frozenset[NeighborEntry] = frozenset()
-    forwards: frozenset[FdbEntry] = frozenset()
+    neighbours: frozenset[OverlayNeighbor] = frozenset()
+    forwards: frozenset[OverlayFdbEntry] = frozenset()
     routes: frozenset[OverlayRoute] = frozenset()
     settings: tuple[KernelSetting, ...] = ()
     """Kernel settings."""
@@ -171,8 +171,8 @@ def desired_state(
             routes.add(OverlayRoute(peer.subnet, peer.public_ip, outer.link))
         elif backend.type == VXLAN:
             name, gateway = device_name(peer.family, backend.vni), gateway_of(peer.subnet)
-            neighbours.add(NeighborEntry(name, gateway, peer.mac))
-            forwards.add(FdbEntry(name, peer.mac, peer.public_ip))
+            neighbours.add(OverlayNeighbor(name, gateway, peer.mac))
+            forwards.add(OverlayFdbEntry(name, peer.mac, peer.public_ip))
             routes.add(OverlayRoute(peer.subnet, gateway, name, onlink=True))
         else:
             problems.append(

@@ -6,7 +6,7 @@ from functools import cache
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from narthex.lb.announce import AnnouncementReason, AnnouncerState, ElectionInput, elect
+from narthex.lb.announce import AnnouncementReason, ElectionInput, NodeAnnouncerState, elect
 from narthex.lb.heartbeat import HeartbeatPayload, Membership, PeerState
 from narthex.lb.ownership import AddressOwnership, PeerClaims
 from narthex.model.objects import IPAddressPool
@@ -47,10 +47,10 @@ class Node:
             return
         back = member.standing_back(now)
         announcers = {
-            name: AnnouncerState(state=peer.state, leaving=peer.leaving, standing_back=peer.standing_back)
+            name: NodeAnnouncerState(state=peer.state, leaving=peer.leaving, standing_back=peer.standing_back)
             for name, peer in member.peers.items()
         }
-        announcers[self.name] = AnnouncerState(standing_back=back, leaving=member.leaving)
+        announcers[self.name] = NodeAnnouncerState(standing_back=back, leaving=member.leaving)
         rivals = {
             name: PeerClaims(
                 held=frozenset(peer.told.held), yielding=frozenset(peer.told.yielding),
@@ -166,5 +166,5 @@ def test_a_dead_holder_is_replaced_within_a_second(spared, address):
     cluster.run(0.8)
     assert len(cluster.holders(address)) == 1
     assert cluster.nodes[cluster.holders(address)[0]].member.peers[holder].state is PeerState.LOST
-    verdicts = elect(ElectionInput(snapshot=OBJECTS, announcers={spared: AnnouncerState()}))[address]
+    verdicts = elect(ElectionInput(snapshot=OBJECTS, announcers={spared: NodeAnnouncerState()}))[address]
     assert verdicts.verdict(spared).reason is AnnouncementReason.ANNOUNCES

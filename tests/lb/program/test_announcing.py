@@ -7,7 +7,7 @@ import pytest
 
 from narthex.kube.access import Access
 from narthex.lb import l2, why
-from narthex.lb.announce import AnnouncerState, ElectionInput, elect
+from narthex.lb.announce import ElectionInput, NodeAnnouncerState, elect
 from narthex.lb.heartbeat import Membership
 from narthex.lb.kernel.links import HostLink
 from narthex.lb.program import announcer_status
@@ -332,9 +332,9 @@ def test_why_by_the_objects_alone(tmp_path):
 def test_a_trace_from_outside_names_the_node_that_answers():
     objects = (*OBJECTS, node("a"), node("b", internal_ips=("192.0.2.2",)))
     given = snapshot(*objects)
-    first, second = elect(ElectionInput(snapshot=given, announcers={"a": AnnouncerState(), "b": AnnouncerState()}))[
-        IP
-    ].order
+    first, second = elect(
+        ElectionInput(snapshot=given, announcers={"a": NodeAnnouncerState(), "b": NodeAnnouncerState()})
+    )[IP].order
     for here, more in ((first, ""), (second, f", so packets come to {first} and not to {second}")):
         inputs = Inputs(snapshot=given, config=NodeConfig(node_name=here), mode="nftables")
         places = Places(given)

@@ -20,7 +20,7 @@ from narthex.trace.program.places import Place, Places, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
 
 if TYPE_CHECKING:
-    from narthex.lb.announce import AnnouncerState
+    from narthex.lb.announce import NodeAnnouncerState
 
 
 def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif: str | None = None) -> Explanation:
@@ -60,7 +60,7 @@ class _Announcing(NamedTuple):
 
     holder: str
     """The node that answers for the packet's destination; empty when none does."""
-    known: dict[str, AnnouncerState]
+    known: dict[str, NodeAnnouncerState]
 
 
 def _announcing(lab: Lab, snapshot: Snapshot, target: Place) -> _Announcing:

@@ -17,7 +17,7 @@ import msgspec
 from immutables import Map
 
 from narthex.lb import l2, why
-from narthex.lb.announce import AddressElection, AddressElector, AnnouncerState, ElectionInput
+from narthex.lb.announce import AddressElection, AddressElector, ElectionInput, NodeAnnouncerState
 from narthex.lb.heartbeat import Datagram, HeartbeatPayload, Membership, PeerLink, PeerState
 from narthex.lb.kernel.links import HostLink
 from narthex.lb.ownership import AddressOwnership, OwnershipChanges, PeerClaims
@@ -255,11 +255,11 @@ class Announcer:
                 told[key] = why.condition(decisions, holders, foreign)
         return told
 
-    def announcers(self, now: float) -> dict[str, AnnouncerState]:
+    def announcers(self, now: float) -> dict[str, NodeAnnouncerState]:
         """What is known of all nodes' announcers."""
         gone = self.membership.lost(now)
         found = {
-            name: AnnouncerState(
+            name: NodeAnnouncerState(
                 state=peer.state,
                 leaving=peer.leaving,
                 links=tuple(sorted(link.name for link in peer.told.links)) if peer.state is PeerState.ALIVE else None,
@@ -268,7 +268,7 @@ class Announcer:
             )
             for name, peer in self.membership.peers.items()
         }
-        found[self.node] = AnnouncerState(
+        found[self.node] = NodeAnnouncerState(
             leaving=self.membership.leaving,
             links=tuple(sorted(self.links)),
             standing_back=self.membership.standing_back(now),

@@ -25,7 +25,7 @@ from narthex.kube.resources import (
 )
 from narthex.lb import why
 from narthex.lb.allocate import AllocationInput, allocate
-from narthex.lb.announce import AnnouncerState, ElectionInput, announced_addresses, elect
+from narthex.lb.announce import ElectionInput, NodeAnnouncerState, announced_addresses, elect
 from narthex.lb.heartbeat import PeerState
 from narthex.lb.pool_usage import (
     PoolUse,
@@ -212,13 +212,13 @@ def read_status(data: bytes) -> Mapping[str, Any] | None:
     return found
 
 
-def announcers(snapshot: Snapshot, states: States) -> dict[str, AnnouncerState]:
+def announcers(snapshot: Snapshot, states: States) -> dict[str, NodeAnnouncerState]:
     """What is known of each node's announcer: by itself, else by another one, else nothing, and then it is taken to be
     alive."""
-    told: dict[str, AnnouncerState] = {}
+    told: dict[str, NodeAnnouncerState] = {}
     for state in states.values():
         for peer in state.get("peers", ()):
-            told[peer["node"]] = AnnouncerState(
+            told[peer["node"]] = NodeAnnouncerState(
                 state=PeerState(peer["state"]),
                 leaving=peer["leaving"],
                 standing_back=peer["standingBack"],
@@ -226,8 +226,8 @@ def announcers(snapshot: Snapshot, states: States) -> dict[str, AnnouncerState]:
             )
     for node, state in states.items():
         links = tuple(link["name"] for link in state.get("links", ()))
-        told[node] = AnnouncerState(links=links, leaving=state["leaving"], standing_back=state["standingBack"])
-    return {key.name: told.get(key.name, AnnouncerState()) for key in snapshot.nodes}
+        told[node] = NodeAnnouncerState(links=links, leaving=state["leaving"], standing_back=state["standingBack"])
+    return {key.name: told.get(key.name, NodeAnnouncerState()) for key in snapshot.nodes}
 
 
 def _named(snapshot: Snapshot, text: str) -> NamespacedName:

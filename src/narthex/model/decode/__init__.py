@@ -1,1 +1,1 @@
-"""Kubernetes YAML and JSON to objects."""
+"""Decoders from Kubernetes YAML and JSON to `model.objects`."""

@@ -1,4 +1,4 @@
-"""metallb.io/v1beta1 IPAddressPool and L2Advertisement."""
+"""Decoders of metallb.io/v1beta1 IPAddressPool and L2Advertisement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INTERFACE = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 
 
 def address_pool(raw: WireIPAddressPool, report: ProblemCollector) -> IPAddressPool | None:
-    """An IPAddressPool, None when it has an error. Its addresses stay text."""
+    """Decode an IPAddressPool; None if it has an error. The addresses remain text."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = raw.spec if raw.spec is not None else WireIPAddressPoolSpec()
     made = IPAddressPool(
@@ -40,7 +40,7 @@ def address_pool(raw: WireIPAddressPool, report: ProblemCollector) -> IPAddressP
 
 
 def l2_advertisement(raw: WireL2Advertisement, report: ProblemCollector) -> L2Advertisement | None:
-    """An L2Advertisement, None when it has an error."""
+    """Decode an L2Advertisement; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = raw.spec if raw.spec is not None else WireL2AdvertisementSpec()
     made = L2Advertisement(
@@ -93,7 +93,7 @@ def _selector(field: str, raw: WireLabelSelector, report: ProblemCollector) -> S
 
 
 def _requirement(field: str, raw: Any, report: ProblemCollector) -> Requirement | None:
-    """One expression. The shape leaves it open, since Deployments have them, too, and nobody reads those."""
+    """Decode one match expression. The wire type leaves it untyped, since Deployments have unused ones as well."""
     entry: dict[str, Any] = raw if isinstance(raw, dict) else {}
     key, operator, values = entry.get("key"), entry.get("operator"), entry.get("values") or []
     if not _is_text(f"{field}.key", key, LABEL_KEY.holds, LABEL_KEY.allowed, report):

@@ -1,4 +1,4 @@
-"""v1 Node, v1 Namespace and networking.k8s.io ServiceCIDR."""
+"""Decoders of Node, Namespace, ServiceCIDR, Pod, and Deployment."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from narthex.model.wire import (
 
 
 def node(raw: WireNode, report: ProblemCollector) -> Node | None:
-    """A Node, None when it has an error."""
+    """Decode a Node; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
     spec = raw.spec if raw.spec is not None else WireNodeSpec()
     addresses = (raw.status.addresses if raw.status is not None else None) or []
-    told = (raw.status.conditions if raw.status is not None else None) or []
-    conditions = {each.type: each.status for each in told}
+    raw_conditions = (raw.status.conditions if raw.status is not None else None) or []
+    conditions = {each.type: each.status for each in raw_conditions}
     made = Node(
         **fields,
         pod_cidrs=_pod_cidrs(spec, report),
@@ -56,7 +56,7 @@ def node(raw: WireNode, report: ProblemCollector) -> Node | None:
 
 
 def _pod_cidrs(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
-    """`podCIDRs`, or `podCIDR` alone."""
+    """Return `podCIDRs`, or `podCIDR` alone."""
     several = [cidr for cidr in spec.podCIDRs or () if cidr]
     if spec.podCIDR and several and spec.podCIDR != several[0]:
         report.error("spec.podCIDRs", f"the first is {quoted(several[0])}, but spec.podCIDR is {quoted(spec.podCIDR)}")
@@ -72,7 +72,7 @@ def _pod_cidrs(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
 
 
 def _addresses(type_: str, addresses: list[WireNodeAddress], report: ProblemCollector) -> tuple[str, ...]:
-    """Node addresses of one type. A cloud's controller wrote them: a bad one is left out, the Node stays."""
+    """Return the Node addresses of one type. Written by a cloud controller: an invalid one is skipped with a warning."""
     found = []
     for index, entry in enumerate(addresses):
         if entry.type != type_ or not entry.address:
@@ -95,7 +95,7 @@ def _taints(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
 
 
 def service_cidr(raw: WireServiceCIDR, report: ProblemCollector) -> ServiceCIDR | None:
-    """A ServiceCIDR, None when it has an error."""
+    """Decode a ServiceCIDR; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
     given = raw.spec.cidrs if raw.spec is not None else None
     if not given:
@@ -106,7 +106,7 @@ def service_cidr(raw: WireServiceCIDR, report: ProblemCollector) -> ServiceCIDR 
 
 
 def namespace(raw: WireNamespace, report: ProblemCollector) -> Namespace | None:
-    """A Namespace, None when it has an error."""
+    """Decode a Namespace; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_LABEL, namespaced=False)
     return None if report.failed else Namespace(**fields)
 
@@ -116,7 +116,7 @@ MAX_REPLICAS = 2**31 - 1
 
 
 def pod(raw: WirePod, report: ProblemCollector) -> Pod | None:
-    """A Pod, None when it has an error."""
+    """Decode a Pod; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = _pod_spec("spec", raw.spec, report)
     status = raw.status if raw.status is not None else WirePodStatus()
@@ -145,7 +145,7 @@ def _pod_ips(status: WirePodStatus, report: ProblemCollector) -> tuple[str, ...]
 
 
 def deployment(raw: WireDeployment, report: ProblemCollector) -> Deployment | None:
-    """A Deployment, None when it has an error."""
+    """Decode a Deployment; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = raw.spec if raw.spec is not None else WireDeploymentSpec()
     replicas = 1 if spec.replicas is None else spec.replicas

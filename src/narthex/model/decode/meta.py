@@ -1,4 +1,4 @@
-"""`metadata` and other parts that several kinds share."""
+"""Decoders of `metadata` and of fields that several kinds share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from narthex.model.wire import WireMeta
 MAX_ANNOTATION_BYTES = 256 * 1024
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""The whole object once more, for kubectl alone. It is not kept: nobody here reads it, and it is as big as all the rest."""
+"""A copy of the whole object for kubectl. Dropped: nothing here reads it, and it doubles the object's size."""
 
 _is_key, _is_value = LABEL_KEY.holds, LABEL_VALUE.holds
 
@@ -23,7 +23,7 @@ PROTOCOLS = {word.value: word for word in (Protocol.TCP, Protocol.UDP, Protocol.
 
 
 class ObjectFields(TypedDict):
-    """The fields that every object has."""
+    """Fields that every object has."""
 
     name: str
     namespace: str
@@ -38,7 +38,7 @@ class ObjectFields(TypedDict):
 def object_fields(
     meta: WireMeta | None, report: ProblemCollector, names: Syntax, *, namespaced: bool = True
 ) -> ObjectFields:
-    """Checked `metadata`; `default` is the namespace of an object that names none."""
+    """Return validated `metadata`. `names` is the syntax of the object's name."""
     meta = meta if meta is not None else WireMeta()
     if not meta.name:
         report.error("metadata.name", "is required")
@@ -64,7 +64,7 @@ def object_fields(
 
 
 def labels(field: str, value: Any, report: ProblemCollector) -> Labels:
-    """Labels or a selector, sorted by key."""
+    """Return labels or a selector, sorted by key."""
     if not value and (value is None or isinstance(value, dict)):
         return ()
     if isinstance(value, dict) and all(map(_is_label, value, value.values())):
@@ -119,7 +119,7 @@ def _pairs(field: str, value: Any, report: ProblemCollector) -> list[tuple[str, 
 
 
 def protocol(field: str, value: str | None, report: ProblemCollector) -> Protocol:
-    """TCP (also when absent), UDP or SCTP."""
+    """Return the protocol of a port; TCP if absent."""
     if not value:
         return Protocol.TCP
     if found := PROTOCOLS.get(value):
@@ -131,7 +131,7 @@ def protocol(field: str, value: str | None, report: ProblemCollector) -> Protoco
 def texts(
     field: str, values: list[str] | None, report: ProblemCollector, read: Callable[[str], str], *, lenient: bool = False
 ) -> tuple[str, ...]:
-    """Values through a reader that raises ValueError: an error each, or a warning when `lenient`."""
+    """Convert values with `read`, which raises ValueError: an error for each invalid one, or a warning if `lenient`."""
     if not values:
         return ()
     found = []
@@ -146,6 +146,6 @@ def texts(
 
 
 def family_pair(field: str, values: tuple[str, ...], report: ProblemCollector, what: str) -> None:
-    """At most one value of each family."""
+    """Add an error unless there is at most one value of each family."""
     if len(values) > 2 or len({family_of(value) for value in values}) != len(values):
         report.error(field, f"at most one {what} of each IP family is allowed")

@@ -1,8 +1,8 @@
-"""Kubernetes YAML and JSON to objects. The only way in: whatever is in an object has been checked here.
+"""Decoding of Kubernetes YAML and JSON into objects. The only entry point: all data in an object was validated here.
 
-Strict where the API server is strict, since there may be none in front of us: an object that it would refuse is
-refused, with every fault named. Lenient where kube-proxy is: what an older or newer API server may have stored is read.
-Fields that nobody here reads are not looked at.
+Strict where the API server is strict, since manifests may never have passed one: an invalid object is rejected with every
+error named. Lenient where kube-proxy is: objects stored by older or newer API servers are accepted. Fields that Narthex
+does not use are not validated.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ __all__ = [
 ]
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Size of a file."""
+"""Maximum size of a file."""
 
 Identity = tuple[str, NamespacedName]
-"""Kind, namespace and name."""
+"""Kind, namespace, and name."""
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """One object, or why there is none."""
+    """One decoded object, or the problems that prevented it."""
 
     object: AnyObject | None
     problems: tuple[Problem, ...] = ()
     identity: Identity | None = None
-    """Which object was meant, also when it was refused; None when nobody can tell."""
+    """Identity of the object, even if it was rejected; None if unknown."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a file holds."""
+    """The objects of a file."""
 
     objects: tuple[AnyObject, ...] = ()
     problems: tuple[Problem, ...] = ()
     refused: frozenset[Identity] = frozenset()
-    """Objects that are in the file but have an error."""
+    """Objects in the file that have an error."""
     whole: bool = True
-    """False when some part could not even be told apart: an object that is missing may still be meant."""
+    """False if part of the file could not even be identified: a missing object may still be intended."""
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ _KINDS = {
     "L2Advertisement": _Kind(("metallb.io/v1beta1",), WireL2Advertisement, l2_advertisement),
 }
 KINDS = tuple(_KINDS)
-"""What can be read."""
+"""All kinds that can be decoded."""
 _OLD_GROUPS = {("extensions", "Deployment")}
 
 _UNUSED_CORE_KINDS = (
@@ -122,13 +122,13 @@ _UNUSED_CORE_KINDS = (
     "Secret",
     "ServiceAccount",
 )
-"""The other kinds of apiVersion v1 that can be in a manifest; no new ones have come for years."""
+"""The other kinds of apiVersion v1 that manifests may contain."""
 
 
 def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None) -> Decoded:
-    """One object from plain values as JSON or YAML readers make them. Never raises.
+    """Decode one object from plain JSON or YAML values. Never raises.
 
-    `origin` is its `file:line`; `locate` gives the `file:line` of a field's path where that is known.
+    `origin` is its `file:line`; `locate` returns the `file:line` of a field path.
     """
     if not isinstance(raw, dict):
         return _refused(origin, "", "", f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, ...")
@@ -150,7 +150,10 @@ def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = Non
 
 
 def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> Decoded:
-    """One object from JSON text, as fast as can be. `kind` when it is known, as in items of a list. Never raises."""
+    """Decode one object from JSON text, as fast as possible. Never raises.
+
+    `kind` is set if it is known, as for the items of a list.
+    """
     try:
         return _typed(data, origin, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -162,12 +165,12 @@ def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> 
 
 
 def _broken(meta: WireMeta | None, kind: str, origin: str, error: Exception) -> Decoded:
-    """The object that the decoder broke on, by its name."""
+    """Return the result for an object on which the decoder itself failed."""
     meta = meta if meta is not None else WireMeta()
     known = _KINDS.get(kind)
     label, identity = _identity(kind, known is not None and known.namespaced, meta.namespace, meta.name)
-    said = f"the decoder broke on it, please report this: {type(error).__name__}: {error}"
-    return Decoded(None, (Problem(origin=origin, object=label, message=said),), identity)
+    message = f"the decoder failed on it, please report this: {type(error).__name__}: {error}"
+    return Decoded(None, (Problem(origin=origin, object=label, message=message),), identity)
 
 
 def _named(data: bytes | msgspec.Raw) -> WireNamed:
@@ -198,7 +201,7 @@ def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
 
 
 def decode_shape(shaped: AnyWire, kind: str) -> Decoded:
-    """One object from its shape (`shape_of`). Never raises."""
+    """Decode one object from its wire type (`shape_of`). Never raises."""
     try:
         return _made(shaped, _KINDS[kind], kind, "")
     except Exception as error:
@@ -206,7 +209,7 @@ def decode_shape(shaped: AnyWire, kind: str) -> Decoded:
 
 
 def shape_of(kind: str) -> Any:
-    """The type in `model.wire` that a reader of JSON may give to `decode_shape`; `msgspec.Raw` when there is none."""
+    """Return the wire type of a kind, for JSON decoders; `msgspec.Raw` if there is none."""
     return _KINDS[kind].shape if kind in _KINDS else msgspec.Raw
 
 
@@ -223,13 +226,13 @@ def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
 
 
 DecodeFunction = Callable[[Any, str, Callable[[str], str] | None], Decoded]
-"""As `decode` is."""
+"""Signature of `decode`."""
 
 
 def load(data: bytes, origin: str, decoding: DecodeFunction = decode) -> Loaded:
-    """All objects of a file's content: YAML documents, JSON values, `kind: List` unfolded. Never raises.
+    """Load all objects of a file: YAML documents, JSON values, and items of `kind: List`. Never raises.
 
-    `origin` is the file's name; objects and problems get `origin:line`. `decoding` makes an object of each.
+    `origin` is the file name; objects and problems get `origin:line`. `decoding` decodes each object.
     """
     if len(data) > MAX_BYTES:
         return _unreadable(origin, f"holds {len(data)} bytes, at most {MAX_BYTES} are read")
@@ -294,7 +297,7 @@ def _decode_document(document: documents.Document, origin: str, decoding: Decode
 
 
 def _items(value: Any, path: tuple[str | int, ...], document: documents.Document) -> Iterator[tuple[Any, int]]:
-    """The objects in a document, with their lines: itself, or the items of a `List` or `ServiceList`."""
+    """Yield the objects of a document with their lines: the object itself, or the items of a `List` or `ServiceList`."""
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or not kind.endswith("List") or not isinstance(value.get("items"), list):
         yield value, document.line_of(document.value, path, document.line)
@@ -319,7 +322,7 @@ def _identify(raw: dict[str, Any]) -> tuple[str, Identity | None]:
 
 
 def _identity(kind: object, namespaced: bool, namespace: object, name: object) -> tuple[str, Identity | None]:
-    """How to call an object to people, and its identity when its names are sound."""
+    """Return the object's label for messages, and its identity if its names are valid."""
     word = kind if isinstance(kind, str) and _KIND_WORD.fullmatch(kind) else "object"
     where = (namespace or "default") if namespaced else ""
     if not name:
@@ -337,7 +340,7 @@ _KIND_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 
 def _kind_of(raw: dict[str, Any], report: ProblemCollector) -> _Kind | None:
-    """The kind when it is one of ours, else None and the problem."""
+    """Return the kind if it is supported; otherwise report the problem and return None."""
     for key in ("apiVersion", "kind"):
         if not isinstance(raw.get(key), str) or not raw[key]:
             report.error(key, "is required: a Kubernetes object has apiVersion, kind and metadata")
@@ -372,7 +375,7 @@ _WORDS = {
 
 
 def _explain(error: str, raw: Any) -> tuple[str, str]:
-    """Field and message of a msgspec error about a value of the wrong type."""
+    """Return field and message of a msgspec error about a value of the wrong type."""
     match = _SHAPE_ERROR.match(error)
     if match is None:
         return "", error
@@ -382,5 +385,5 @@ def _explain(error: str, raw: Any) -> tuple[str, str]:
     value = raw
     for step in steps(field):
         value = value[step]
-    wanted = [word for word in match["want"].split(" | ") if word != "null"]
-    return field, wrong_type(value, one_of(_WORDS.get(word, word) for word in wanted))
+    expected = [word for word in match["want"].split(" | ") if word != "null"]
+    return field, wrong_type(value, one_of(_WORDS.get(word, word) for word in expected))

@@ -1,4 +1,4 @@
-"""v1 Service."""
+"""Decoder of v1 Service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAMILIES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6}
 
 
 def service(raw: WireService, report: ProblemCollector) -> Service | None:
-    """A Service, None when it has an error."""
+    """Decode a Service; None if it has an error."""
     # Newer API servers allow names that begin with a digit, so the rule is the DNS label and not RFC 1035's.
     fields = object_fields(raw.metadata, report, DNS_LABEL)
     spec = raw.spec if raw.spec is not None else WireServiceSpec()
@@ -61,26 +61,26 @@ def _cluster_ips(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str, 
     if first and several and first != several[0]:
         report.error("spec.clusterIPs", f"the first is {quoted(several[0])}, but spec.clusterIP is {quoted(first)}")
         return ()
-    wanted, field = (several, "spec.clusterIPs") if several else ([first] if first else [], "spec.clusterIP")
-    if "None" in wanted:
-        if len(wanted) > 1:
+    given, field = (several, "spec.clusterIPs") if several else ([first] if first else [], "spec.clusterIP")
+    if "None" in given:
+        if len(given) > 1:
             report.error("spec.clusterIPs", "'None' (headless) must be the only value")
         return ("None",)
     if field == "spec.clusterIP":
         try:
-            found = tuple(validate.host_address(ip) for ip in wanted)
+            found = tuple(validate.host_address(ip) for ip in given)
         except ValueError as error:
             report.error(field, f"{quoted(first)} {error}; allowed: an address, None or nothing")
             return ()
     else:
-        found = texts(field, wanted, report, validate.host_address)
+        found = texts(field, given, report, validate.host_address)
     if len(found) > 1 and (len(found) > 2 or family_of(found[0]) is family_of(found[1])):
         report.error(field, "at most one address of each IP family is allowed")
     return found
 
 
 def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: ProblemCollector) -> tuple[IPFamily, ...]:
-    """As given. Without them only the first cluster IP counts, by its own family (row 1.4)."""
+    """Return `ipFamilies`. Without them the consumer uses the family of the first cluster IP (row 1.4)."""
     named = spec.ipFamilies or []
     families = tuple([_FAMILIES[word] for word in named if word in _FAMILIES])
     if len(families) < len(named):
@@ -159,12 +159,12 @@ def _target_port(field: str, value: int | str | None, report: ProblemCollector) 
 
 
 def _ingress(status: WireServiceStatus | None, report: ProblemCollector) -> tuple[LoadBalancerIngress, ...]:
-    """Addresses of the balancer. A controller wrote them, so a bad one must not take the whole Service down."""
-    balancer = status.loadBalancer if status is not None else None
-    if balancer is None or not balancer.ingress:
+    """Return the load balancer addresses. Written by a controller: an invalid one must not reject the whole Service."""
+    load_balancer = status.loadBalancer if status is not None else None
+    if load_balancer is None or not load_balancer.ingress:
         return ()
     found = []
-    for index, entry in enumerate(balancer.ingress):
+    for index, entry in enumerate(load_balancer.ingress):
         field = f"status.loadBalancer.ingress[{index}]"
         if entry.ipMode and not report.choice(f"{field}.ipMode", entry.ipMode, ("VIP", "Proxy")):
             continue
@@ -180,10 +180,10 @@ def _ingress(status: WireServiceStatus | None, report: ProblemCollector) -> tupl
 
 
 def _ingress_names(status: WireServiceStatus | None) -> tuple[str, ...]:
-    balancer = status.loadBalancer if status is not None else None
-    if balancer is None or not balancer.ingress:
+    load_balancer = status.loadBalancer if status is not None else None
+    if load_balancer is None or not load_balancer.ingress:
         return ()
-    return tuple(entry.hostname for entry in balancer.ingress if entry.hostname)
+    return tuple(entry.hostname for entry in load_balancer.ingress if entry.hostname)
 
 
 def _source_ranges(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def _load_balancer_class(spec: WireServiceSpec, report: ProblemCollector) -> str
 
 
 def _load_balancer_ip(spec: WireServiceSpec, report: ProblemCollector) -> str:
-    """A wish to the balancer's controller; the proxy ignores it (row 1.10)."""
+    """Return the address requested from the load balancer controller; the proxy ignores it (row 1.10)."""
     if not spec.loadBalancerIP:
         return ""
     try:

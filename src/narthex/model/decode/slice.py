@@ -1,4 +1,4 @@
-"""discovery.k8s.io/v1 EndpointSlice."""
+"""Decoder of discovery.k8s.io/v1 EndpointSlice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HINTS = {"forZones": (LABEL_VALUE, _zone), "forNodes": (DNS_SUBDOMAIN, _node_na
 
 
 def endpoint_slice(raw: WireEndpointSlice, report: ProblemCollector) -> EndpointSlice | None:
-    """An EndpointSlice, None when it has an error."""
+    """Decode an EndpointSlice; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     if not raw.addressType:
         report.error("addressType", "is required: IPv4, IPv6 or FQDN")
@@ -72,8 +72,10 @@ def _ports(raw: list[WireEndpointPort] | None, report: ProblemCollector) -> tupl
 
 
 def _plain_endpoints(raw: list[WireEndpoint], family: IPFamily) -> tuple[SliceEndpoint, ...] | None:
-    """All of a slice at once, which takes a third of the time; None when one of them is in any way not plain, or has a fault:
-    then `_endpoint` looks at each."""
+    """Decode all endpoints of a slice at once, in a third of the time.
+
+    Returns None if any endpoint has an unusual field or an error; `_endpoint` then decodes each one.
+    """
     addresses: list[str] = []
     pods: list[str] = []
     for each in raw:
@@ -135,7 +137,7 @@ def _endpoint(index: int, raw: WireEndpoint, family: IPFamily | None, report: Pr
 
 
 def _address(index: int, addresses: list[str] | None, family: IPFamily | None, report: ProblemCollector) -> str:
-    """The first address, empty when there is none. All are checked, as by the API server; one counts (row 2.6)."""
+    """Return the first address, or empty. All are validated, as by the API server; one is used (row 2.6)."""
     if not addresses:
         report.warning(f"endpoints[{index}].addresses", "is empty: the endpoint is ignored")
         return ""

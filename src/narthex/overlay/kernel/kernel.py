@@ -29,7 +29,7 @@ from narthex.overlay.changes import (
     RemoveEntry,
     SetDevice,
 )
-from narthex.overlay.desired import FdbEntry, KernelRoute, NeighborEntry, OverlayRoute, VxlanDevice
+from narthex.overlay.desired import KernelRoute, OverlayFdbEntry, OverlayNeighbor, OverlayRoute, VxlanDevice
 from narthex.overlay.interfaces import NodeInterface
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
@@ -112,8 +112,8 @@ class OverlayKernel:
         """What there is of ours and where ours would be, and all routes of the main table. Raises OSError."""
         devices = {name: held for name in names if (held := self._device(name)) is not None}
         indexes = {held.index: held.name for held in devices.values()}
-        neighbours: set[NeighborEntry] = set()
-        forwards: set[FdbEntry] = set()
+        neighbours: set[OverlayNeighbor] = set()
+        forwards: set[OverlayFdbEntry] = set()
         for held in devices.values():
             if held.kind == "vxlan":
                 neighbours.update(self._neighbours(held.name, held.index))
@@ -165,16 +165,16 @@ class OverlayKernel:
             addresses=tuple(f"{_text(one.address)}/{one.prefix}" for one in addresses),
         )
 
-    def _neighbours(self, name: str, index: int) -> Iterator[NeighborEntry]:
+    def _neighbours(self, name: str, index: int) -> Iterator[OverlayNeighbor]:
         for family in (socket.AF_INET, socket.AF_INET6):
             for state, values in self._entries(family, index):
                 if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
-                    yield NeighborEntry(name, _text(values[_NDA_DST]), values[_NDA_LLADDR].hex(":"))
+                    yield OverlayNeighbor(name, _text(values[_NDA_DST]), values[_NDA_LLADDR].hex(":"))
 
-    def _forwards(self, name: str, index: int) -> Iterator[FdbEntry]:
+    def _forwards(self, name: str, index: int) -> Iterator[OverlayFdbEntry]:
         for state, values in self._entries(socket.AF_BRIDGE, index):
             if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
-                yield FdbEntry(name, values[_NDA_LLADDR].hex(":"), _text(values[_NDA_DST]))
+                yield OverlayFdbEntry(name, values[_NDA_LLADDR].hex(":"), _text(values[_NDA_DST]))
 
     def _entries(self, family: int, index: int) -> Iterator[tuple[int, Mapping[int, bytes]]]:
         """State and attributes of a link's neighbours or, for AF_BRIDGE, of its forwarding table."""
@@ -272,11 +272,11 @@ def described(change: OverlayChange) -> str:
             return f"remove {_entry(entry)}"
 
 
-def _entry(entry: NeighborEntry | FdbEntry | OverlayRoute) -> str:
+def _entry(entry: OverlayNeighbor | OverlayFdbEntry | OverlayRoute) -> str:
     match entry:
-        case NeighborEntry():
+        case OverlayNeighbor():
             return f"neighbour {entry.address} lladdr {entry.mac} on {entry.device}"
-        case FdbEntry():
+        case OverlayFdbEntry():
             return f"FDB entry {entry.mac} to {entry.via} on {entry.device}"
         case OverlayRoute():
             return f"route {entry.destination}{f' via {entry.via}' if entry.via else ''} on {entry.device}"
@@ -336,9 +336,9 @@ def _route(route: OverlayRoute, index: int) -> bytes:
     return body + (attr(_RTA_GATEWAY, _packed(route.via)) if route.via else b"")
 
 
-def _neighbour(entry: NeighborEntry | FdbEntry, index: int) -> bytes:
+def _neighbour(entry: OverlayNeighbor | OverlayFdbEntry, index: int) -> bytes:
     mac = attr(_NDA_LLADDR, bytes.fromhex(entry.mac.replace(":", "")))
-    if isinstance(entry, FdbEntry):
+    if isinstance(entry, OverlayFdbEntry):
         head = _ND.pack(socket.AF_BRIDGE, index, _NUD_PERMANENT, _NTF_SELF, 0)
         return head + attr(_NDA_DST, _packed(entry.via)) + mac
     raw = _packed(entry.address)

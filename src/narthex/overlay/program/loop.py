@@ -20,9 +20,9 @@ from narthex.overlay.changes import AddDevice, AddDeviceAddress, OverlayChange, 
 from narthex.overlay.desired import (
     DesiredState,
     ExternalInterface,
-    FdbEntry,
     KernelRoute,
-    NeighborEntry,
+    OverlayFdbEntry,
+    OverlayNeighbor,
     OverlayRoute,
     desired_state,
     device_name,
@@ -41,7 +41,7 @@ from narthex.runtime.logs import LOGGER
 
 _MOST_LINES = 20
 """Of the log, for the steps of one look."""
-_KINDS = {NeighborEntry: "neighbour", FdbEntry: "fdb", OverlayRoute: "route"}
+_KINDS = {OverlayNeighbor: "neighbour", OverlayFdbEntry: "fdb", OverlayRoute: "route"}
 
 Announce = Callable[[Node, Mapping[str, str]], None]
 

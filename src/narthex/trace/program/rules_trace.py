@@ -19,7 +19,7 @@ from narthex.trace.program.places import Destination, Place, Places, TraceError,
 from narthex.trace.program.resolve_names import by_name
 
 if TYPE_CHECKING:
-    from narthex.lb.announce import AnnouncerState
+    from narthex.lb.announce import NodeAnnouncerState
 
 CLUSTER_DOMAIN = "cluster.local"
 """What a cluster's names end in when nobody says otherwise."""
@@ -116,7 +116,7 @@ def answer(
     live_rules: Callable[[IPFamily], Any] | None = None,
     dump: Callable[[IPFamily], Rules] | None = None,
     live_route: Callable[[str], str] | None = None,
-    announcers: Mapping[str, AnnouncerState] | None = None,
+    announcers: Mapping[str, NodeAnnouncerState] | None = None,
 ) -> Explanation:
     """Follow the packet through plan and rules. Instead of the rules that the plan would become, `live_rules` reads those
     of a running node, and `dump` what its tools have printed; `live_route` asks its routes. `announcers`: what is known of
@@ -158,13 +158,13 @@ def answer(
     return msgspec.structs.replace(explanation, announced=_announced(inputs, packet.destination, announcers))
 
 
-def _announced(inputs: Inputs, address: str, known: Mapping[str, AnnouncerState] | None) -> tuple[str, ...]:
+def _announced(inputs: Inputs, address: str, known: Mapping[str, NodeAnnouncerState] | None) -> tuple[str, ...]:
     """Which node answers for a load balancer's address; nothing for other addresses."""
-    from narthex.lb.announce import AnnouncerState, ElectionInput, elect
+    from narthex.lb.announce import ElectionInput, NodeAnnouncerState, elect
 
     if not inputs.snapshot.address_pools:
         return ()
-    nodes = known or {key.name: AnnouncerState() for key in inputs.snapshot.nodes}
+    nodes = known or {key.name: NodeAnnouncerState() for key in inputs.snapshot.nodes}
     decision = elect(ElectionInput(snapshot=inputs.snapshot, announcers=nodes)).get(address)
     if decision is None:
         return ()
