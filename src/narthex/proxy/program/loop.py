@@ -28,6 +28,7 @@ from narthex.proxy.program.programming import Programming
 from narthex.proxy.program.report import Reporter
 from narthex.proxy.program.schedule import Half, Periods
 from narthex.proxy.program.sync import FamilySync, Planning, Sync
+from narthex.runtime.reconciler import Reconciler
 
 
 class Inbox(Protocol):
@@ -78,7 +79,7 @@ class Proxy:
         self._report = Reporter(node_name, len(families))
         self._programming = Programming(clock.wall())
         self._store = Store()
-        self._stopping = False
+        self._loop = Reconciler(self.turn, clock)
         self._other: tuple[Callable[[IPFamily], Planning], Periods] | None = None
 
     @property
@@ -93,16 +94,11 @@ class Proxy:
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Turn after turn, until stopped, or until what is asked after each turn holds. The rules stay (row 21.20)."""
-        while not self._stopping:
-            wait = self.turn()
-            if until():
-                return
-            self._clock.sleep(wait)
+        self._loop.run(until)
 
     def stop(self) -> None:
         """End `run` after the present turn. Safe in a signal handler."""
-        self._stopping = True
-        self._clock.wake()
+        self._loop.stop()
 
     def notice(self) -> None:
         """There is something in the inbox. Safe from any thread."""
@@ -125,7 +121,7 @@ class Proxy:
         snapshot = self._complete(self._store.snapshot)
         if snapshot.synced:
             for half in self._halves:
-                if not self._stopping and self._clock.now() >= half.due(snapshot):
+                if not self._loop.stopping and self._clock.now() >= half.due(snapshot):
                     self._sync(half, snapshot)
         followed = [self._follow(half.sync.plan) for half in self._halves if half.sync.plan is not None]
         due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
