@@ -16,7 +16,7 @@ class Program:
         self.clock = FakeClock()
         self.calls = []
         self.wait, self.seconds, self.then = wait, seconds, then or {}
-        self.loop = Reconciler(self.reconcile, self.clock, **options)
+        self.loop = Reconciler(self.clock, **options)
 
     def reconcile(self):
         self.calls.append(self.clock.now())
@@ -26,7 +26,7 @@ class Program:
 
     def run(self, calls):
         began = self.clock.now()
-        self.loop.run(until=lambda: len(self.calls) == calls)
+        self.loop.run(self.reconcile, until=lambda: len(self.calls) == calls)
         return [when - began for when in self.calls]
 
 
@@ -36,10 +36,6 @@ def broken():
 
 def test_it_is_called_at_once_and_at_each_deadline():
     assert Program(wait=4.0).run(3) == [0.0, 4.0, 8.0]
-
-
-def test_a_resync_comes_without_a_deadline():
-    assert Program(resync=30.0).run(3) == [0.0, 30.0, 60.0]
 
 
 def test_a_wake_ends_the_wait():
@@ -73,10 +69,10 @@ def test_without_a_backoff_a_failure_ends_it():
 def test_stop_ends_it_before_during_and_after_a_call():
     program = Program(wait=4.0)
     program.loop.stop()
-    program.loop.run()
+    program.loop.run(program.reconcile)
     assert program.calls == [] and program.loop.stopping
     program = Program(wait=4.0, throttle=Throttle(least=9.0, longest=9.0))
     program.then = {2: program.loop.stop}
     began = program.clock.now()
-    program.loop.run()
+    program.loop.run(program.reconcile)
     assert len(program.calls) == 2 and program.clock.now() - began == 9.0

@@ -6,7 +6,6 @@ when to call it, never what to do, so lost, repeated, or combined events do no h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import msgspec
@@ -31,46 +30,37 @@ class Throttle(msgspec.Struct, frozen=True):
 
 
 class Reconciler:
-    """Calls `reconcile` when an event or a deadline asks for it, until `stop`.
+    """Calls a function when an event or a deadline asks for it, until `stop`.
 
     `run` belongs to one thread. `wake` and `stop` are safe from any thread and in a signal handler, also before `run`.
     """
 
-    def __init__(
-        self,
-        reconcile: Callable[[], float],
-        clock: Clock,
-        *,
-        resync: float = math.inf,
-        throttle: Throttle | None = None,
-        backoff: Backoff | None = None,
-    ) -> None:
+    def __init__(self, clock: Clock, *, throttle: Throttle | None = None, backoff: Backoff | None = None) -> None:
         """Prepare the loop.
 
         Args:
-            reconcile: Does what is to be done now and returns the seconds until it must be called again without an event.
             clock: Measures and waits. Its `wake` has the same effect as the loop's.
-            resync: Seconds after which `reconcile` is called at the latest.
             throttle: How far calls must be apart, so that a burst of events leads to few calls.
             backoff: How long to wait after an exception. None: exceptions end `run`.
         """
-        self._reconcile = reconcile
         self._clock = clock
-        self._resync = resync
         self._throttle = throttle
         self._backoff = backoff
         self._failures = 0
         self.stopping = False
 
-    def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Call `reconcile` until `stop`, or until the condition holds after a call."""
+    def run(self, reconcile: Callable[[], float], until: Callable[[], bool] = lambda: False) -> None:
+        """Call `reconcile` until `stop`, or until the condition holds after a call.
+
+        `reconcile` does what is to be done now and returns the seconds until it must be called again without an event.
+        """
         while not self.stopping:
             begun = self._clock.now()
-            wait = self._call()
+            wait = self._call(reconcile)
             if until():
                 return
             ended = self._clock.now()
-            self._clock.sleep(min(wait, self._resync))
+            self._clock.sleep(wait)
             if self._throttle is not None:
                 self._sleep_until(ended + self._throttle.pause(ended - begun))
 
@@ -83,10 +73,10 @@ class Reconciler:
         """Have `reconcile` called soon."""
         self._clock.wake()
 
-    def _call(self) -> float:
+    def _call(self, reconcile: Callable[[], float]) -> float:
         """Return the seconds until the next call is due."""
         try:
-            wait = self._reconcile()
+            wait = reconcile()
         except Exception as error:
             if self._backoff is None:
                 raise

@@ -38,13 +38,14 @@ from narthex.runtime.http import Reply, Slow
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import exposition, metrics_reply
 from narthex.runtime.process import StartError, run_until_signal
+from narthex.runtime.reconciler import Reconciler, Throttle
 from narthex.runtime.status import Listener, Routes
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-_LEAST_REST, _MOST_REST, _SHARE = 0.05, 0.5, 10
-"""Seconds between two looks: so many times as long as the last one took, within limits."""
+_THROTTLE = Throttle(share=10.0, least=0.05, longest=0.5)
+"""Other programs may change routes in bursts, for example a routing daemon."""
 _LATE = 3
 """A look may be so many periods ago before the part counts as unhealthy."""
 _CHAINS = frozenset((POSTROUTING, FORWARD, "POSTROUTING", "FORWARD"))
@@ -81,7 +82,7 @@ class OverlayPart:
         self._origin = origin
         self.figures = OverlayMetrics()
         self._clock = SystemClock()
-        self._stopping = False
+        self._loop = Reconciler(self._clock, throttle=_THROTTLE)
 
     @property
     def healthy(self) -> bool:
@@ -101,8 +102,7 @@ class OverlayPart:
 
     def stop(self) -> None:
         """End `run`."""
-        self._stopping = True
-        self._clock.wake()
+        self._loop.stop()
 
     def run(self) -> None:
         """Keep the overlay up until `stop`. Raises StartError."""
@@ -138,17 +138,7 @@ class OverlayPart:
                 stack.enter_context(announcer.running())
             stack.enter_context(selftest.running())
             stack.enter_context(feed.running(self._clock.wake))
-            while not self._stopping:
-                begun = self._clock.now()
-                rest = overlay.look()
-                done = self._clock.now()
-                self._clock.sleep(min(rest, *(each.interval for each in rules)))
-                # Others may change things in a burst, a routing daemon for instance.
-                self._pause(done + min(max(_LEAST_REST, _SHARE * (done - begun)), _MOST_REST))
-
-    def _pause(self, until: float) -> None:
-        while not self._stopping and (rest := until - self._clock.now()) > 0:
-            self._clock.sleep(rest)
+            self._loop.run(lambda: min(overlay.look(), *(each.interval for each in rules)))
 
 
 def _listeners() -> list[Foreign]:

@@ -79,7 +79,7 @@ class Proxy:
         self._report = Reporter(node_name, len(families))
         self._programming = Programming(clock.wall())
         self._store = Store()
-        self._loop = Reconciler(self.turn, clock)
+        self._loop = Reconciler(clock)
         self._other: tuple[Callable[[IPFamily], Planning], Periods] | None = None
 
     @property
@@ -94,7 +94,7 @@ class Proxy:
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Turn after turn, until stopped, or until what is asked after each turn holds. The rules stay (row 21.20)."""
-        self._loop.run(until)
+        self._loop.run(self.turn, until)
 
     def stop(self) -> None:
         """End `run` after the present turn. Safe in a signal handler."""
