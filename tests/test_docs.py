@@ -6,6 +6,7 @@ line `[exit status N]` says how the command ends when that is part of its answer
 """
 
 import doctest
+import importlib.util
 import os
 import re
 import shlex
@@ -111,3 +112,27 @@ def test_the_page_of_the_labs_api_names_every_kind():
 
     text = (ROOT / "docs" / "reference" / "lab-api.md").read_text()
     assert [kind.name for kind in KINDS.values() if not re.search(rf"\b{kind.kind}\b", text)] == []
+
+
+def behaviours_page():
+    spec = importlib.util.spec_from_file_location("behaviours_page", ROOT / "scripts" / "behaviours_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_behaviours_is_up_to_date():
+    page = ROOT / "docs" / "reference" / "behaviours.md"
+    assert page.read_text() == behaviours_page().page(), "run `python scripts/behaviours_page.py`"
+
+
+def test_every_cited_row_is_explained():
+    known = {row.number for rows in behaviours_page().behaviours().values() for row in rows}
+    number = r"(?:\d{1,2}\.\d{1,2}|[DSCFLMA]\d{1,2})"
+    cited = re.compile(rf"\b[Rr]ows? ({number}(?:(?:,? and |, | to |-){number})*)")
+    unknown = []
+    for path in sorted(file for kind in ("src", "tests", "docs") for file in (ROOT / kind).rglob("*") if file.is_file()):
+        if path.suffix in (".py", ".md", ".yaml"):
+            for rows in cited.findall(path.read_text()):
+                unknown += [f"{path}: row {row}" for row in re.findall(number, rows) if row not in known]
+    assert not unknown, "\n".join(unknown)
