@@ -61,6 +61,18 @@ def test_a_path_that_is_whole_has_no_cause() -> None:
     assert json.loads(trace(*ARRIVES, "-o", "json"))["findings"] == []
 
 
-def test_only_what_nodes_have_is_drawn(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")
-    assert "--bundle" in trace("10.0.0.1", "10.0.0.2:80", "--manifests", str(tmp_path), "-o", "svg", status=2)
+def test_paths_by_objects_alone_have_all_forms_and_causes(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(
+        "{apiVersion: v1, kind: Node, metadata: {name: a}, status: {addresses: [{type: InternalIP, address: 10.0.0.9}]}}\n---\n"
+        "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, "
+        "spec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}}\n"
+    )
+    words = ("10.0.0.1", "shop/web:80", "--manifests", str(tmp_path))
+    picture = trace(*words, "-o", "svg")
+    ET.fromstring(picture)
+    assert "rejected: the sender" in picture and "Why not: " in picture
+    assert trace(*words, "-o", "dot").startswith("digraph way {")
+    assert trace(*words, "-o", "mermaid").startswith("flowchart TD")
+    assert "Why not: " in trace(*words, "-o", "html") and "Why not: " in trace(*words)
+    data = json.loads(trace(*words, "-o", "json"))
+    assert data["findings"][0]["explains"] and data["plan"]["agree"]

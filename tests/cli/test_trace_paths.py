@@ -133,7 +133,7 @@ def test_it_goes_on_at_the_next_node_and_the_answer_comes_back(tmp_path: Path) -
     said = trace("outside", "10.0.0.1:30080", *both)
     assert "next node: over eth0 to node node-2, which has 10.0.0.2" in said
     assert "delivered to 10.244.2.7:8080, which sees 10.0.0.1 (masqueraded)" in said
-    assert said.count("the answer comes back to the sender") == 2
+    assert said.count("the reply reaches the sender") == 2
     assert ends("outside", "10.0.0.1:30080", *both) == {"10.244.1.7:8080": "1/2", "10.244.2.7:8080": "1/2"}
 
 
@@ -152,7 +152,7 @@ def test_an_answer_that_nobody_rewrites_back_is_lost(tmp_path: Path) -> None:
     both = bundles(tmp_path, node(1, mark="RETURN"), node(2))
     said = trace("outside", "10.0.0.1:30080", *both)
     assert "the sender asked 10.0.0.1:30080 and is answered by 10.244.2.7" in said
-    assert said.count("the answer comes back to the sender") == 1
+    assert said.count("the reply reaches the sender") == 1
 
 
 def test_two_pods_of_one_bridge_need_br_netfilter(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def journey(*steps: PathStep, end: PathEnd) -> PacketPath:
     return PacketPath(
         packet=Header(source="10.244.1.5", destination="10.96.0.10", protocol="tcp", port=80),
         source=Party(address="10.244.1.5"), destination=Party(address="10.96.0.10"), start="worker-a",
-        way=PathBranch(steps=steps, end=end),
+        tree=PathBranch(steps=steps, end=end),
     )  # fmt: skip
 
 

@@ -1,10 +1,12 @@
 """Explanations of hand-made rules beside their plan."""
 
+import json
 from fractions import Fraction
 
 import msgspec
 import pytest
 
+from narthex.cli.output import json_text
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node, Pod, PodSpec
 from narthex.model.packet import Disposition, Packet, WalkStep, single
@@ -32,10 +34,12 @@ from narthex.netfilter.ast import (
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.plan.ir import Plan
 from narthex.testing.build import HOST, endpoint, endpoint_slice, node, packet, plan, service, snapshot
+from narthex.trace.document import trace_document
 from narthex.trace.evaluate import evaluate
-from narthex.trace.explain import Case, as_data, chance_text, explain, fraction_text
+from narthex.trace.explain import PlanCase, explain
+from narthex.trace.model import PacketPath, PathEnd, fraction_text, probability_text
 from narthex.trace.names import Named, Names
-from narthex.trace.render.tree import text
+from narthex.trace.render.text import text
 
 OBJECTS = (
     node(),
@@ -101,9 +105,9 @@ def rules() -> Ruleset:
     )
 
 
-def case(sent: Packet, decided: Plan | None = None) -> Case:
+def case(sent: Packet, decided: Plan | None = None) -> PlanCase:
     decided = decided or plan(*OBJECTS)
-    return Case(
+    return PlanCase(
         plan=decided,
         packet=sent,
         host=HOST,
@@ -111,6 +115,10 @@ def case(sent: Packet, decided: Plan | None = None) -> Case:
         planned=evaluate(decided, sent, HOST),
         walked=walk(rules(), sent, HOST, name_of=NAMES.of),
     )
+
+
+def ends(path: PacketPath) -> list[PathEnd]:
+    return [leaf.end for leaf in path.leaves()]
 
 
 def told(sent: Packet) -> str:
@@ -132,22 +140,23 @@ def test_tree(name: str, golden) -> None:
 
 def test_data_of_a_node_port(golden) -> None:
     explanation = explain(case(CASES["outside-to-node-port"]), NAMES, lambda address: NAMES.route(address, "worker-a"))
-    data = as_data(explanation)
-    golden("trace/outside-to-node-port.json", msgspec.json.format(msgspec.json.encode(data), indent=1).decode() + "\n")
+    document = json_text(trace_document(explanation))
+    golden("trace/outside-to-node-port.json", document)
+    data = json.loads(document)
     assert data["service"] == "shop/web:http"
-    assert data["sender"] == "other"
-    assert [end["endpoint_name"] for end in data["ends"]] == [
+    assert data["plan"]["sender"] == "other"
+    assert [end["name"] for end in data["ends"]] == [
         "pod shop/web-1 on worker-a",
         "pod shop/web-2 on worker-b",
     ]
-    assert data["agree"] is True
+    assert data["plan"]["agree"] is True
 
 
 def test_difference_between_plan_and_rules_is_told() -> None:
     other = plan(*OBJECTS[:2], service("shop/web", "10.110.0.5"))
     explanation = explain(case(packet("10.64.1.200", "10.110.0.5:80"), other), NAMES, lambda _: "")
-    assert not explanation.agree
-    assert explanation.differences == (
+    assert not explanation.plan.agree
+    assert explanation.plan.differences == (
         "the plan says: 100.00 % (1) rejected",
         "the rules say: 50.00 % (1/2) delivered to 10.64.1.10:8080",
         "the rules say: 50.00 % (1/2) delivered to 10.64.2.10:8080",
@@ -156,7 +165,7 @@ def test_difference_between_plan_and_rules_is_told() -> None:
 
 
 def test_hairpin_and_masquerade_reasons() -> None:
-    hairpin = Case(
+    hairpin = PlanCase(
         plan=plan(*OBJECTS),
         packet=packet("10.64.1.10", "10.110.0.5:80"),
         host=HOST,
@@ -164,7 +173,7 @@ def test_hairpin_and_masquerade_reasons() -> None:
         planned=(trace := evaluate(plan(*OBJECTS), packet("10.64.1.10", "10.110.0.5:80"), HOST)),
         walked=trace,
     )
-    mine, other = explain(hairpin, NAMES, lambda _: "").ends
+    mine, other = ends(explain(hairpin, NAMES, lambda _: ""))
     assert "(hairpin)" in mine.rewriting[1]
     assert other.rewriting[1] == "source kept: the endpoint sees 10.64.1.10"
 
@@ -181,8 +190,8 @@ def test_hairpin_and_masquerade_reasons() -> None:
 def test_reason_for_masquerade(source: str, destination: str, config: dict[str, object], reason: str) -> None:
     decided, sent = plan(*OBJECTS, **config), packet(source, destination)
     trace = evaluate(decided, sent, HOST)
-    said = Case(plan=decided, packet=sent, host=HOST, mode="nftables", planned=trace, walked=trace)
-    for end in explain(said, NAMES, lambda _: "").ends:
+    said = PlanCase(plan=decided, packet=sent, host=HOST, mode="nftables", planned=trace, walked=trace)
+    for end in ends(explain(said, NAMES, lambda _: "")):
         assert reason in end.rewriting[1]
 
 
@@ -193,7 +202,7 @@ def test_many_endpoints_are_told_in_one_line_each() -> None:
     trace = evaluate(wide, sent, HOST)
     names = Names(snapshot(endpoint_slice("shop/wide", *many)))
     explanation = explain(
-        Case(plan=wide, packet=sent, host=HOST, mode="nftables", planned=trace, walked=trace), names, lambda _: ""
+        PlanCase(plan=wide, packet=sent, host=HOST, mode="nftables", planned=trace, walked=trace), names, lambda _: ""
     )
     lines = [line for line in text(explanation).splitlines() if "5.00 % (1/20)" in line]
     assert len(lines) == 20
@@ -202,7 +211,12 @@ def test_many_endpoints_are_told_in_one_line_each() -> None:
 
 def test_unsupported_is_told_with_its_reason() -> None:
     sent = packet("10.64.1.200", "10.110.0.5:80")
-    walked = single(sent, Disposition.UNSUPPORTED, [WalkStep(where="a", what="b")], note="not understood: -m mystery")
+    walked = single(
+        sent,
+        Disposition.UNSUPPORTED,
+        [WalkStep(where="prerouting nat PREROUTING", what="b")],
+        note="not understood: -m mystery",
+    )
     said = msgspec.structs.replace(case(sent), walked=walked)
     assert "not known: not understood: -m mystery" in text(explain(said, NAMES, lambda _: ""))
 
@@ -214,7 +228,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 
 def test_probabilities_are_readable() -> None:
-    assert chance_text(Fraction(1, 3)) == "33.33 % (1/3)"
+    assert probability_text(Fraction(1, 3)) == "33.33 % (1/3)"
     assert fraction_text(Fraction("0.14286000002")) == "about 1/7"
     assert fraction_text(Fraction(1)) == "1"
 

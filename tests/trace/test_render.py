@@ -57,14 +57,14 @@ def journey(name: str = "shop/web", ways: int = 3, steps: int = 2, bad: int = 1)
         made.append(
             PathBranch(
                 steps=(rule(number, name, f"dnat {to}:8080", before=header(), after=after, near=near),),
-                chance=Fraction(1, ways),
+                probability=Fraction(1, ways),
                 end=drop if number == bad else arrives,
             )
         )
     trunk = tuple(rule(number, name, "jump KUBE-SVC-X", why=name) for number in range(steps))
     return PacketPath(
         packet=header(), source=Party(address="10.244.1.5", name=name), destination=Party(address="10.96.0.10"),
-        service=name, way=PathBranch(steps=trunk, ways=tuple(made)), sources=(name,),
+        service=name, tree=PathBranch(steps=trunk, branches=tuple(made)), sources=(name,),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_size_is_bounded(steps: int) -> None:
 def test_stages_that_alternate_for_ever_are_bounded() -> None:
     stages = [Stage.ROUTING, Stage.FORWARD] * 5000
     way = PathBranch(steps=tuple(PathStep(stage=stage, what="x") for stage in stages), end=PathEnd(fate=Fate.LOST))
-    drawing = draw(PacketPath(packet=header(), source=Party(address=""), destination=Party(address=""), way=way))
+    drawing = draw(PacketPath(packet=header(), source=Party(address=""), destination=Party(address=""), tree=way))
     assert len(svg(drawing)) < 300_000
     assert "more stages are not drawn" in svg(drawing)
 

@@ -1,10 +1,9 @@
-"""From traces to what a person reads: an Explanation as data, printed as a tree or as JSON."""
+"""The path of a packet as a plan and its rules decide it: outcomes of the walk as a `PacketPath`, annotated with the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fractions import Fraction
-from typing import Any
+import re
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -13,77 +12,48 @@ from narthex.model.packet import Disposition, Host, Outcome, Packet, Trace, Walk
 from narthex.proxy.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
 from narthex.proxy.plan.show import conflict_text, frontend_text
 from narthex.trace.evaluate import NO_DEVIATIONS, find_frontend, sender_of, sender_reason
+from narthex.trace.model import (
+    Alternative,
+    Fate,
+    Header,
+    NameLookup,
+    PacketPath,
+    Party,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    PlanReading,
+    PlanStep,
+    branch_tree,
+    map_ends,
+    probability_text,
+    rule_step,
+)
 from narthex.trace.names import Names
 
-_EXACT_DENOMINATOR = 10_000
-
 RouteOf = Callable[[str], str]
+"""Returns where a packet for an address leaves the node."""
+
+_FATES = {
+    Disposition.DELIVERED: Fate.DELIVERED,
+    Disposition.DROPPED: Fate.DROPPED,
+    Disposition.REJECTED: Fate.REJECTED,
+    Disposition.NOT_OURS: Fate.LEAVES,
+    Disposition.UNSUPPORTED: Fate.UNKNOWN,
+}
+NO_SERVICE_RULE = "no Service rule sends it anywhere: it goes wherever routing takes it"
+_REASONS = {
+    Disposition.NOT_OURS: NO_SERVICE_RULE,
+    Disposition.REJECTED: "the sender receives ICMP port unreachable",
+    Disposition.DROPPED: "a rule drops it silently",
+}
+_REWRITES = re.compile(r"\b(?:dnat|redirect) to\b|: \[?[0-9a-f:.]+\]?:\d+ \}")
+"""A rule that rewrites the destination, or a map element that holds the new one."""
+_HIDES = re.compile(r"\b(?:masquerade|snat)\b")
 
 
-class Party(msgspec.Struct, frozen=True):
-    """An address and what it is."""
-
-    address: str
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.address}, {self.name}" if self.name else self.address
-
-
-class Met(msgspec.Struct, frozen=True):
-    """One rule, map element or decision on the way."""
-
-    where: str
-    what: str
-    why: str
-    chance: float
-
-
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """One way that the packet may go, with all that happens on it."""
-
-    disposition: str
-    probability: float
-    fraction: str
-    """Exact ("1/3"), or "about 1/7" where the rules hold decimals."""
-    endpoint: str | None = None
-    endpoint_name: str = ""
-    masquerade: bool = False
-    rewriting: tuple[str, ...] = ()
-    route: str = ""
-    note: str = ""
-    steps: tuple[Met, ...] = ()
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one packet's way."""
-
-    packet: str
-    node: str
-    mode: str
-    source: Party
-    destination: Party
-    lookup: tuple[Met, ...] = ()
-    """The names that were asked for, where the destination was given as one."""
-    service: str | None
-    """Service port, None when the packet meets no frontend."""
-    frontend: str | None
-    sender: str
-    sender_reason: str
-    plan: tuple[Met, ...]
-    """What the plan says, as far as it holds for all ways."""
-    rules: str
-    """Where the rules come from."""
-    ends: tuple[End, ...]
-    agree: bool
-    differences: tuple[str, ...] = ()
-    conflicts: tuple[str, ...] = ()
-    announced: tuple[str, ...] = ()
-    """Which node answers on the link for a load balancer's address, and why; for packets from outside."""
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What an explanation is made from."""
+class PlanCase(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet, a plan, and the predictions of both the plan and the rules."""
 
     plan: Plan
     packet: Packet
@@ -95,103 +65,180 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """From the rules of the mode."""
     rules: str = "rendered from the plan"
     deviations: frozenset[Deviation] = NO_DEVIATIONS
-    """The mode's."""
-    lookup: tuple[Met, ...] = ()
+    """Those of the mode."""
+    lookup: tuple[NameLookup, ...] = ()
+
+    @property
+    def frontend(self) -> tuple[ServicePlan, Frontend] | None:
+        """The frontend that the packet matches."""
+        return find_frontend(self.plan, self.packet, self.host)
 
 
-def explain(case: Case, names: Names, route: RouteOf) -> Explanation:
-    """Put plan, rules, names and routes together. `route` says where a packet for an address leaves the node."""
-    plan, packet, host = case.plan, case.packet, case.host
-    found = find_frontend(plan, packet, host)
-    sender = sender_of(plan, packet, host)
-    service, frontend = found if found else (None, None)
-    return Explanation(
-        packet=str(packet),
-        node=plan.node_name,
-        mode=case.mode,
-        source=Party(packet.source, names.of(packet.source)),
-        destination=Party(packet.destination, names.of(packet.destination)),
+def explain(case: PlanCase, names: Names, route: RouteOf) -> PacketPath:
+    """Return the path through the rules of one node, annotated with the plan."""
+    packet = case.packet
+    path = PacketPath(
+        packet=_header(packet),
+        source=Party(address=packet.source, name=names.of(packet.source)),
+        destination=Party(address=packet.destination, name=names.of(packet.destination)),
+        start=case.plan.node_name,
+        tree=branch_tree([_alternative(case, outcome, names) for outcome in case.walked.outcomes]),
         lookup=case.lookup,
-        service=str(service.name) if service else None,
-        frontend=frontend_text(frontend) if frontend else None,
-        sender=sender.value,
-        sender_reason=sender_reason(plan, packet, sender),
-        plan=_planned(case),
-        rules=case.rules,
-        ends=tuple(_end(case, outcome, found, sender, names, route) for outcome in case.walked.outcomes),
-        agree=agree(case.planned, case.walked),
-        differences=_differences(case.planned, case.walked),
-        conflicts=tuple(conflict_text(each) for each in plan.conflicts if frontend and each.match == frontend.match),
+    )
+    return annotate(path, case, names, route)
+
+
+def annotate(path: PacketPath, case: PlanCase, names: Names, route: RouteOf) -> PacketPath:
+    """Add what the plan says: its decision, its agreement with the rules, and for each end the rewriting and the route.
+
+    Where the userspace relay accepts the connection, the path continues to the endpoints that the relay may choose.
+    """
+    found = case.frontend
+    sender = sender_of(case.plan, case.packet, case.host)
+    service, frontend = found if found else (None, None)
+
+    def explained(end: PathEnd) -> PathBranch:
+        onwards = _relayed(case, end, names) if Deviation.RELAYED in case.deviations else None
+        if onwards is not None:
+            return map_ends(onwards, lambda each: PathBranch(end=_end(case, each, frontend, sender, route)))
+        return PathBranch(end=_end(case, end, frontend, sender, route))
+
+    return msgspec.structs.replace(
+        path,
+        service=str(service.name) if service else path.service,
+        tree=map_ends(path.tree, explained),
+        lookup=case.lookup or path.lookup,
+        plan=PlanReading(
+            node=case.plan.node_name,
+            mode=case.mode,
+            frontend=frontend_text(frontend) if frontend else None,
+            sender=sender.value,
+            sender_reason=sender_reason(case.plan, case.packet, sender),
+            decision=_decision(case.planned),
+            rules=case.rules,
+            agree=agree(case.planned, case.walked),
+            differences=_differences(case.planned, case.walked),
+            deviations=tuple(sorted(each.value for each in case.deviations)),
+            conflicts=tuple(
+                conflict_text(each) for each in case.plan.conflicts if frontend and each.match == frontend.match
+            ),
+        ),
     )
 
 
-def as_data(explanation: Explanation) -> dict[str, Any]:
-    """The explanation as JSON can hold it."""
-    data: dict[str, Any] = msgspec.to_builtins(explanation)
-    return data
-
-
-def _planned(case: Case) -> tuple[Met, ...]:
-    first = case.planned.outcomes[0]
-    shared = [step for step in first.steps if all(step in other.steps for other in case.planned.outcomes)]
-    if len(case.planned.outcomes) == 1:
+def _decision(planned: Trace) -> tuple[PlanStep, ...]:
+    shared = [step for step in planned.outcomes[0].steps if all(step in other.steps for other in planned.outcomes)]
+    if len(planned.outcomes) == 1:
         shared = [step for step in shared if step.where != "endpoint"]
-    return tuple(map(_met, shared))
+    return tuple(PlanStep(part=step.where, what=step.what, why=step.why) for step in shared)
 
 
-def _met(step: WalkStep) -> Met:
-    return Met(step.where, step.what, step.why, float(step.chance))
+# ---- outcomes of a walk --------------------------------------------------------------------------------------------
 
 
-def _end(
-    case: Case,
-    outcome: Outcome,
-    found: tuple[ServicePlan, Frontend] | None,
-    sender: Sender,
-    names: Names,
-    route: RouteOf,
-) -> End:
-    delivered = outcome.endpoint is not None
-    goes_on = delivered or outcome.disposition is Disposition.NOT_OURS
-    return End(
-        disposition=outcome.disposition.value,
-        probability=float(outcome.probability),
-        fraction=fraction_text(outcome.probability),
-        endpoint=join_port(*outcome.endpoint) if outcome.endpoint else None,
-        endpoint_name=names.of(outcome.endpoint[0]) if outcome.endpoint else "",
-        masquerade=outcome.masquerade,
-        rewriting=_rewriting(case, outcome, found, sender),
-        route=route(outcome.endpoint[0] if outcome.endpoint else case.packet.destination) if goes_on else "",
-        note=_note(outcome),
-        steps=tuple(map(_met, outcome.steps)),
+def _header(packet: Packet) -> Header:
+    return Header(
+        source=packet.source,
+        destination=packet.destination,
+        protocol=packet.protocol.lower,
+        source_port=packet.source_port or None,
+        port=packet.port,
+        iif=packet.iif,
     )
 
 
-def _note(outcome: Outcome) -> str:
-    """Why it ends so; for what is not known, where it may end; and what was taken for granted."""
-    said = [outcome.note]
+def _alternative(case: PlanCase, outcome: Outcome, names: Names) -> Alternative:
+    packet = case.packet
+    address, port = outcome.endpoint or (packet.destination, packet.port)
+    goes_on = outcome.endpoint is not None or outcome.disposition is Disposition.NOT_OURS
+    end = PathEnd(
+        fate=_FATES[outcome.disposition],
+        node=case.plan.node_name,
+        address=address if goes_on else "",
+        port=port if goes_on else 0,
+        name=names.of(address) if goes_on else "",
+        source=outcome.source if outcome.masquerade else packet.source if goes_on else "",
+        masqueraded=outcome.masquerade,
+        reason=_reason(outcome),
+    )
+    return outcome.probability, tuple(_steps(outcome, case)), end
+
+
+def _steps(outcome: Outcome, case: PlanCase) -> Iterator[PathStep]:
+    """Yield the steps with the header before and after the two that rewrite: destination and source."""
+    header = _header(case.packet)
+    address, port = outcome.endpoint or (header.destination, header.port)
+    if outcome.steps and outcome.steps[-1].where == "relay":
+        *first, last = outcome.steps
+        yield from (rule_step(step, case.plan.node_name, header) for step in first)
+        onwards = msgspec.structs.replace(header, source="", destination=address, port=port, masqueraded=True)
+        yield rule_step(last, case.plan.node_name, header, onwards if outcome.endpoint else None)
+        return
+    last_rewrite = max((n for n, step in enumerate(outcome.steps) if _rewrites(step)), default=-1)
+    last_hiding = max((n for n, step in enumerate(outcome.steps) if _HIDES.search(step.what)), default=-1)
+    for number, step in enumerate(outcome.steps):
+        before = header
+        after: Header | None = None
+        if number == last_rewrite and outcome.endpoint is not None:
+            after = header = msgspec.structs.replace(header, destination=address, port=port)
+        elif number == last_hiding and outcome.masquerade:
+            after = header = msgspec.structs.replace(header, source=outcome.source, masqueraded=True)
+        yield rule_step(step, case.plan.node_name, before, after)
+
+
+def _rewrites(step: WalkStep) -> bool:
+    return step.where.endswith(" IPVS") or bool(_REWRITES.search(step.what))
+
+
+def _reason(outcome: Outcome) -> str:
+    """Return why it ends so, and for unknown outcomes the possible ends and the assumptions made."""
+    parts = [outcome.note or _REASONS.get(outcome.disposition, "")]
     if outcome.may:
-        ways = (
+        ends = (
             disposition.value + (f" to {join_port(*endpoint)}" if endpoint else "")
             for disposition, endpoint, _ in outcome.may
         )
-        said.append(f"it may be {' or '.join(dict.fromkeys(ways))}")
-    said += (f"supposed: {text}" for text in outcome.supposing)
-    return "; ".join(filter(None, said))
+        parts.append(f"it may be {' or '.join(dict.fromkeys(ends))}")
+    parts += (f"supposed: {text}" for text in outcome.supposing)
+    return "; ".join(filter(None, parts))
 
 
-def _rewriting(
-    case: Case, outcome: Outcome, found: tuple[ServicePlan, Frontend] | None, sender: Sender
-) -> tuple[str, ...]:
+# ---- ends ----------------------------------------------------------------------------------------------------------
+
+
+def _relayed(case: PlanCase, end: PathEnd, names: Names) -> PathBranch | None:
+    """Return how the relay continues; None if the end is no socket of the relay on this node."""
+    if end.fate is not Fate.DELIVERED or (end.address, end.port) in {each.endpoint for each in case.walked.outcomes}:
+        return None
+    alternatives: list[Alternative] = []
+    for outcome in case.walked.outcomes:
+        steps = tuple(
+            rule_step(step, end.node, _header(case.packet)) for step in outcome.steps if step.where == "relay"
+        )
+        if steps:
+            probability, _, after = _alternative(case, outcome, names)
+            alternatives.append((probability, steps, msgspec.structs.replace(after, node=end.node, reply=end.reply)))
+    return branch_tree(alternatives) if alternatives else None
+
+
+def _end(case: PlanCase, end: PathEnd, frontend: Frontend | None, sender: Sender, route: RouteOf) -> PathEnd:
+    if not end.address:
+        return end
+    rewriting = _rewriting(case, end, frontend, sender)
+    return msgspec.structs.replace(end, rewriting=rewriting, route=route(end.address))
+
+
+def _rewriting(case: PlanCase, end: PathEnd, frontend: Frontend | None, sender: Sender) -> tuple[str, ...]:
     packet = case.packet
-    if outcome.endpoint is None:
-        return ()
-    if found and Deviation.RELAYED in case.deviations:
-        return (f"made anew: this node connects to {join_port(*outcome.endpoint)}, which never sees {packet.source}",)
     was = join_port(packet.destination, packet.port) if packet.port else packet.destination
-    lines = [f"destination rewritten (DNAT): {was} becomes {join_port(*outcome.endpoint)}"]
-    if outcome.masquerade:
-        why = masquerade_reason(packet, outcome.endpoint, found[1] if found else None, sender)
+    now = join_port(end.address, end.port) if end.port else end.address
+    if end.reason == NO_SERVICE_RULE or (now == was and not end.masqueraded):
+        return ()
+    if frontend and Deviation.RELAYED in case.deviations:
+        return (f"made anew: this node connects to {now}, which never sees {packet.source}",)
+    lines = [f"destination rewritten (DNAT): {was} becomes {now}"]
+    if end.masqueraded:
+        why = masquerade_reason(packet, (end.address, end.port), frontend, sender)
         lines.append(f"source rewritten (masquerade): {packet.source} becomes this node's address; {why}")
     else:
         lines.append(f"source kept: the endpoint sees {packet.source}")
@@ -199,7 +246,7 @@ def _rewriting(
 
 
 def masquerade_reason(packet: Packet, endpoint: tuple[str, int], frontend: Frontend | None, sender: Sender) -> str:
-    """Why the source is rewritten, in Kubernetes' words."""
+    """Return why the source is rewritten, in Kubernetes terms."""
     if endpoint[0] == packet.source:
         return "the endpoint is the sender itself (hairpin), and its reply would never pass this node"
     if frontend is None:
@@ -228,17 +275,5 @@ def _end_texts(trace: Trace) -> list[str]:
     for (disposition, endpoint, masquerade), probability in trace.ends().items():
         where = f" to {join_port(*endpoint)}" if endpoint else ""
         mask = ", masqueraded" if masquerade else ""
-        texts.append(f"{chance_text(probability)} {disposition.value}{where}{mask}")
+        texts.append(f"{probability_text(probability)} {disposition.value}{where}{mask}")
     return texts
-
-
-def fraction_text(probability: Fraction) -> str:
-    """A fraction that people can read."""
-    if probability.denominator <= _EXACT_DENOMINATOR:
-        return str(probability)
-    return f"about {probability.limit_denominator(_EXACT_DENOMINATOR // 10)}"
-
-
-def chance_text(probability: Fraction) -> str:
-    """Percent and fraction: "33.33 % (1/3)"."""
-    return f"{float(probability) * 100:.2f} % ({fraction_text(probability)})"

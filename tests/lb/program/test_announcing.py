@@ -30,7 +30,7 @@ from narthex.testing.kernel.segment import service as service_manifest
 from narthex.testing.load import until
 from narthex.trace.program.places import Places
 from narthex.trace.program.rules_trace import answer, ask, question
-from narthex.trace.render.tree import text
+from narthex.trace.render.text import text
 
 IP, SIX = "192.0.2.200", "2001:db8::200"
 OWN, CLIENT, STRANGER = (bytes((2, 0, 0, 0, 0, last)) for last in (1, 2, 3))

@@ -30,7 +30,7 @@ from narthex.linux.run import run
 from narthex.model.net import Protocol
 from narthex.trace.program import kernel_probe as probe
 from narthex.trace.program.places import TraceError
-from narthex.trace.program.probing import Tried, as_data, send, sender_of, text
+from narthex.trace.program.probing import Tried, record, send, sender_of, text
 
 pytestmark = pytest.mark.kernel
 
@@ -71,7 +71,7 @@ def test_the_kernel_goes_as_predicted(stand: Stand, name: str) -> None:
     assert done.probed.answer == answer
     assert done.probed.trace is not None
     assert any(pair.kernel for pair in done.alignment.pairs)
-    assert as_data(done)["agrees"] is True
+    assert record(done).agrees is True
     assert probe.TABLE not in run(["nft", "list", "tables"], namespace=stand.world.node)
 
 

@@ -51,36 +51,40 @@ def lab(request, tmp_path: Path):
 
 def test_live_rules_and_routes_are_told(lab: str) -> None:
     data = json.loads(narthex_says("trace", "outside", "node-1:30001", "--lab", lab, "-o", "json"))
-    assert (data["node"], data["service"], data["rules"]) == ("node-1", "default/hello", "read from the node")
-    assert data["agree"] is True
+    assert (data["plan"]["node"], data["service"], data["plan"]["rules"]) == (
+        "node-1",
+        "default/hello",
+        "read from the node",
+    )
+    assert data["plan"]["agree"] is True
     here, there = data["ends"]
     assert here["route"] == "over cni0, straight to it"
     assert there["route"] == "over eth0 by way of 192.168.49.12 (node node-2)"
-    assert here["endpoint_name"].startswith("pod default/hello-")
-    assert here["endpoint_name"].endswith(" on node-1")
+    assert here["name"].startswith("pod default/hello-")
+    assert here["name"].endswith(" on node-1")
 
-    pod = here["endpoint_name"].split()[1]
+    pod = here["name"].split()[1]
     told = narthex_says("trace", pod, "hello", "--lab", lab)
     assert f"pod {pod} on node-1" in told
     assert "sender: pod" in told
     assert told.endswith("└─ plan and rules agree\n")
-    the_kernel_does_what_the_journey_says(lab, data)
+    the_kernel_does_what_the_path_says(lab, data)
 
 
 REQUESTS = 40
 """So many that each of two endpoints is met: it is not with a chance of one in 10^12."""
 
 
-def the_kernel_does_what_the_journey_says(lab: str, data) -> None:
+def the_kernel_does_what_the_path_says(lab: str, data) -> None:
     """Each endpoint with its share, and who it believes to be asked by."""
-    journey = data["journey"]
-    assert journey["missing"] == []
-    if data["mode"] == "userspace":
-        (end,) = journey["ends"]
-        assert (end["fate"], end["address"]) == ("delivered", "192.168.49.11")  # the relay, a process of the node
+    assert data["missing"] == []
+    assert {each["probability"] for each in data["ends"]} == {"1/2"}
+    if data["plan"]["mode"] == "userspace":
+        *_, delivery, relay = data["way"]["steps"]
+        assert (delivery["stage"], relay["stage"]) == ("delivery", "relay")
+        assert delivery["before"]["destination"] == "192.168.49.11"  # the relay, a process of the node
         return
-    assert {each["probability"] for each in journey["ends"]} == {"1/2"}
-    predicted = {each["name"].split("/")[1].split()[0]: each["source"] for each in journey["ends"]}
+    predicted = {each["name"].split("/")[1].split()[0]: each["source"] for each in data["ends"]}
     seen: dict[str, str] = {}
     for _ in range(REQUESTS):
         with netns.entered(f"nx-{lab}-outside"):

@@ -5,8 +5,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from narthex.cli.output import json_text
 from narthex.model.store import Snapshot
-from narthex.trace.model import as_data
+from narthex.trace.document import trace_document
 from narthex.trace.node.layout import Table
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.known import Known
@@ -67,6 +68,6 @@ def test_any_bundle_gives_a_journey_or_a_question_that_cannot_be_asked(parts, te
     except TraceError:
         return
     assert sum(leaf.probability for leaf in journey.leaves()) == 1
-    json.dumps(as_data(journey))
+    json_text(trace_document(journey))
     said = text(journey, every=True)
     assert "\x1b" not in said

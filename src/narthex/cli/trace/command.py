@@ -1,21 +1,19 @@
-"""`narthex trace`: one packet's way, explained."""
+"""`narthex trace`: the explained path of one packet."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from narthex.cli.inputs import cluster_of, has_source, options, source_options, viewed, wishes_of
 from narthex.cli.sources import node_options, views_of
-from narthex.cli.trace.output import DRAWN, Shown, findings_of, output_option, show, show_explanation
+from narthex.cli.trace.output import TraceResult, findings_of, findings_of_objects, output_option, show
 from narthex.model.net import address
 from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, read_all
 from narthex.proxy.program.inputs import InputError, Inputs
-from narthex.trace.explain import Explanation
 from narthex.trace.model import PacketPath
 from narthex.trace.names import Named
 from narthex.trace.program.bundle_reading import BundleError
@@ -24,8 +22,7 @@ from narthex.trace.program.places import OUTSIDE, Places, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, Question, answer, ask, question
 from narthex.trace.program.travel import Wish, travel
 
-if TYPE_CHECKING:
-    from narthex.trace.program.probing import Tried
+_OUTSIDE = {ip: Named("outside", "") for ip in OUTSIDE}
 
 
 @click.command()
@@ -113,88 +110,79 @@ def command(
         raise click.UsageError("--probe sends a packet, and needs --live or --lab NAME")
     try:
         if bundles or live or (dumps and not objects):
-            known = _known(given)
-            journey = travel(known, wish)
-            tried = _probe_live(journey, given["netns"]) if probe else None
-            shown = Shown(findings=findings_of(journey, known), tried=tried)
-            show(journey, shown, output, every=every)
+            result = _over_nodes(given, wish, probe=probe)
         elif lab is not None:
-            shown = _in_lab(lab, wish, output, probe=probe, every=every)
-        elif output in DRAWN:
-            raise click.UsageError(f"-o {output} draws what nodes really have: give --live, --bundle or --lab")
+            result = _in_lab(lab, wish, probe=probe)
         else:
-            shown = Shown()
-            show_explanation(_from_objects(source, destination, domain, iif, dumps, given), shown, output)
+            result = _by_objects(wish, iif, given)
     except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
-    if shown.parts:
+    show(result, output, every=every)
+    if result.parts:
         raise SystemExit(1)
 
 
-def _probe_live(journey: PacketPath, namespace: str | None) -> Tried:
-    from narthex.trace.program.probing import send, sender_of
+def _over_nodes(options: dict[str, Any], wish: Wish, *, probe: bool) -> TraceResult:
+    """Follow the packet over nodes, by what their tools printed or print now."""
+    views, cluster = views_of(options, default_live=False)
+    for problem in cluster.problems if cluster is not None else ():
+        click.echo(str(problem), err=True)
+    known = Known(
+        views=views,
+        snapshot=cluster.snapshot if cluster is not None else Snapshot(),
+        has_objects=cluster is not None,
+        others=_OUTSIDE,
+        node_ips=tuple(map(address, options["node_ips"])),
+    )
+    path = travel(known, wish)
+    tried = None
+    if probe:
+        from narthex.trace.program.probing import send, sender_of
 
-    return send(journey, sender=sender_of(journey.packet.source, namespace), node=namespace)
+        namespace = options["netns"]
+        tried = send(path, sender=sender_of(path.packet.source, namespace), node=namespace)
+    return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
 
 
-def _in_lab(name: str, wish: Wish, output: str, *, probe: bool, every: bool) -> Shown:
-    """The plan and the live rules, the journey beside them, and what may be wrong with it."""
+def _in_lab(name: str, wish: Wish, *, probe: bool) -> TraceResult:
+    """Follow the packet over the lab's nodes, and compare the live rules with the plan."""
     from narthex.lab.program.known import known_of, look_into_pods, namespace_of
     from narthex.lab.program.trace import trace_lab
     from narthex.trace.program.probing import send
 
-    explanation = trace_lab(name, wish.source, wish.destination, wish.node, wish.iif or None)
-    known = known_of(name)
-    journey = travel(known, msgspec.structs.replace(wish, node=explanation.node))
-    look_into_pods(name, known, journey)
+    followed: list[tuple[Known, str]] = []
+
+    def follow(node: str) -> PacketPath:
+        followed.append((known_of(name), node))
+        return travel(followed[0][0], msgspec.structs.replace(wish, node=node))
+
+    path = trace_lab(name, wish.source, wish.destination, wish.node, wish.iif or None, follow)
+    known, node = followed[0]
+    look_into_pods(name, known, path)
     tried = None
     if probe:
-        sender = namespace_of(name, journey.packet.source)
-        tried = send(journey, sender=sender, node=namespace_of(name, explanation.node), node_name=explanation.node)
-    shown = Shown(findings=findings_of(journey, known), tried=tried)
-    if output in DRAWN:
-        show(journey, shown, output)
-    else:
-        show_explanation(explanation, shown, output, journey, every=every)
-    return shown
+        sender = namespace_of(name, path.packet.source)
+        tried = send(path, sender=sender, node=namespace_of(name, node), node_name=node)
+    return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
 
 
-def _known(options: dict[str, Any]) -> Known:
-    """Nodes and objects, of all sources that were named."""
-    views, cluster = views_of(options, default_live=False)
-    for problem in cluster.problems if cluster is not None else ():
-        click.echo(str(problem), err=True)
-    return Known(
-        views=views,
-        snapshot=cluster.snapshot if cluster is not None else Snapshot(),
-        has_objects=cluster is not None,
-        others={ip: Named("outside", "") for ip in OUTSIDE},
-        node_ips=tuple(map(address, options["node_ips"])),
-    )
-
-
-def _from_objects(
-    source: str,
-    destination: str,
-    domain: str,
-    iif: str | None,
-    dumps: tuple[Path, ...],
-    options: dict[str, Any],
-) -> Explanation:
+def _by_objects(wish: Wish, iif: str | None, options: dict[str, Any]) -> TraceResult:
+    """Walk the rules that the objects become on one node, or those of dumps, and compare them with the plan."""
     cluster = cluster_of(options, pods=True)
     wishes = wishes_of(options)
     places = Places(cluster.snapshot)
-    sender, target, wanted = ask(places, source, destination, domain)
+    sender, target, wanted = ask(places, wish.source, wish.destination, wish.domain)
     if not wishes.node:
         wishes = msgspec.structs.replace(wishes, node=sender.node or target.node)
     inputs: Inputs = viewed(cluster, wishes)
     asked: Question = question(places, sender, target, wanted, inputs, inputs.host, iif)
-    # What a tool printed may hold bytes that are no text, in a comment for instance.
-    texts = [(str(path), path.read_text(errors="replace")) for path in dumps]
-    return answer(
+    # Tools may print bytes that aren't text, for example in comments.
+    texts = [(str(path), path.read_text(errors="replace")) for path in options["dumps"]]
+    path = answer(
         asked,
         inputs,
         inputs.host,
-        others={ip: Named("outside", "") for ip in OUTSIDE},
+        others=_OUTSIDE,
         dump=(lambda family: read_all(texts, family).of(family)) if texts else None,
     )
+    return TraceResult(path=path, findings=findings_of_objects(path, cluster.snapshot))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from narthex.lab.program.labs import Lab, open_lab
@@ -14,7 +15,7 @@ from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host
 from narthex.model.store import Snapshot
 from narthex.proxy.program.inputs import Cluster, Wishes, read_server, view
-from narthex.trace.explain import Explanation
+from narthex.trace.model import PacketPath
 from narthex.trace.names import Named, Names
 from narthex.trace.program.places import Place, Places, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
@@ -23,8 +24,18 @@ if TYPE_CHECKING:
     from narthex.lb.announce import NodeAnnouncerState
 
 
-def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif: str | None = None) -> Explanation:
-    """Explain a packet of a running lab. Raises TraceError, InputError."""
+def trace_lab(
+    name: str,
+    source: str,
+    destination: str,
+    node_name: str = "",
+    iif: str | None = None,
+    follow: Callable[[str], PacketPath] | None = None,
+) -> PacketPath:
+    """Explain a packet of a running lab by its live rules and the plan. Raises TraceError, InputError.
+
+    `follow` returns the packet's path over all nodes from the named one on; without it, only that node's rules are walked.
+    """
     try:
         lab = open_lab(name)
     except LabError as error:
@@ -52,6 +63,7 @@ def trace_lab(name: str, source: str, destination: str, node_name: str = "", iif
         live_rules=lambda family: _rules(lab.mode, family, node.namespace),
         live_route=lambda ip: route_text(next_hop(ip, node.namespace), names),
         announcers=announcing.known if announcing else None,
+        path=follow(node.name) if follow is not None else None,
     )
 
 

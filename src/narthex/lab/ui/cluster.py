@@ -10,7 +10,7 @@ import msgspec
 from narthex.kube.manifests import ManifestSource
 from narthex.lab.ui.board import Board
 from narthex.lab.ui.path import Tracer, planned
-from narthex.trace.explain import Explanation
+from narthex.trace.model import PacketPath
 
 if TYPE_CHECKING:
     from narthex.kube.access import Access
@@ -44,7 +44,7 @@ def source_of(access: Access) -> KubeSource:
 
 
 def _tracer(board: Board, mode: str) -> Tracer:
-    def trace(source: str, destination: str) -> Explanation:
+    def trace(source: str, destination: str) -> PacketPath:
         return planned(board.snapshot, source, destination, mode)
 
     return trace

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from narthex.model.net import join_port
 from narthex.model.store import Snapshot
 from narthex.proxy.program.inputs import Cluster, InputError, Wishes, view
-from narthex.trace.explain import Explanation
+from narthex.trace.model import Fate, PacketPath, fraction_text
 from narthex.trace.names import Named
 from narthex.trace.program.places import OUTSIDE, Places, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
-from narthex.trace.render.tree import text
+from narthex.trace.render.text import text
 
-Tracer = Callable[[str, str], Explanation]
+_DISPOSITIONS = {Fate.LEAVES: "not-ours", Fate.UNKNOWN: "unsupported"}
+"""Names that the page uses for ends of rules."""
+
+Tracer = Callable[[str, str], PacketPath]
 """Source and destination, as `narthex trace` takes them. Raises TraceError or InputError."""
 
 
-def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -> Explanation:
+def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -> PacketPath:
     """The way by rules as they would be made of the objects: a cluster's nodes are not asked. Raises TraceError, InputError."""
     places = Places(snapshot)
     sender, target, wanted = ask(places, source, destination)
@@ -35,29 +39,29 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
         return {"error": str(error)}
     places = Places(snapshot)
 
-    def key_at(endpoint: str | None) -> str:
-        """The pod or node of an endpoint."""
-        address = (endpoint or "").rpartition(":")[0].strip("[]")
+    def key_of(address: str) -> str:
+        """The pod or node that has an address."""
         place = places.at(address)
         return place.name if place else ""
 
+    service = found.service
     return {
-        "packet": found.packet,
-        "node": found.node,
-        "rules": found.rules,
-        "service": found.service.rpartition(":")[0] if found.service and ":" in found.service else found.service or "",
-        "agree": found.agree,
+        "packet": str(found.packet),
+        "node": found.plan.node if found.plan else found.start,
+        "rules": found.plan.rules if found.plan else "",
+        "service": service.rpartition(":")[0] if ":" in service else service,
+        "agree": found.plan is None or found.plan.agree,
         "text": text(found),
         "ends": [
             {
-                "probability": end.probability,
-                "fraction": end.fraction,
-                "disposition": end.disposition,
-                "endpoint": end.endpoint or "",
-                "key": key_at(end.endpoint),
-                "masquerade": end.masquerade,
-                "note": end.note,
+                "probability": float(end.probability),
+                "fraction": fraction_text(end.probability),
+                "disposition": _DISPOSITIONS.get(end.fate, end.fate.value),
+                "endpoint": join_port(end.address, end.port) if end.fate is Fate.DELIVERED else "",
+                "key": key_of(end.address) if end.fate is Fate.DELIVERED else "",
+                "masquerade": end.masqueraded,
+                "note": end.reason if end.fate is Fate.UNKNOWN else "",
             }
-            for end in found.ends
+            for end in found.weighted_ends()
         ],
     }

@@ -59,6 +59,9 @@ def _hairpin(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     to, _ = scene.place_of(leaf)
     if leaf.end.masqueraded or scene.sent_to(leaf) is None or to != scene.packet.source or scene.is_own(to):
         return
+    if _elsewhere(scene, to):
+        # The packet of a pod on another node doesn't pass here.
+        return
     yield finding(
         "missing-hairpin",
         f"the endpoint is the sender itself ({to}), and {scene.node_words} does not masquerade the packet: the pod would get it "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+import msgspec
 
 from narthex.proxy.plan.show import visible
 from narthex.trace.causes.finding import Finding
@@ -39,19 +40,35 @@ def _wrapped(line: str, first: str, further: str) -> list[str]:
     )
 
 
-def as_data(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """As JSON can hold it: `cause`, `title`, `page`, `certain`, `explains`, `sentence`, `evidence`, `advice`, `node`."""
-    return [
-        {
-            "cause": each.cause.id,
-            "title": each.cause.title,
-            "page": each.cause.page,
-            "certain": each.certain,
-            "explains": each.explains,
-            "sentence": each.sentence,
-            "evidence": list(each.evidence),
-            "advice": each.advice,
-            "node": each.node,
-        }
+class FindingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding in a document."""
+
+    cause: str
+    """Id of the cause."""
+    title: str
+    page: str
+    certain: bool
+    explains: bool
+    """False: it does not affect this path, but was noticed."""
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    advice: str = ""
+    node: str = ""
+
+
+def records(findings: Sequence[Finding]) -> tuple[FindingRecord, ...]:
+    """Return the findings as parts of a document."""
+    return tuple(
+        FindingRecord(
+            cause=each.cause.id,
+            title=each.cause.title,
+            page=each.cause.page,
+            certain=each.certain,
+            explains=each.explains,
+            sentence=each.sentence,
+            evidence=each.evidence,
+            advice=each.advice,
+            node=each.node,
+        )
         for each in findings
-    ]
+    )

@@ -109,7 +109,7 @@ class Scene:
         pending, fates = [reply], []
         while pending:
             way = pending.pop()
-            pending += way.ways
+            pending += way.branches
             if way.end is not None:
                 fates.append(way.end.fate)
         return bool(fates) and all(fate in BAD for fate in fates)

@@ -16,14 +16,7 @@ from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.trace.follow.views import NodeView
-from narthex.trace.model import (
-    Fate,
-    Header,
-    NearMiss,
-    PathEnd,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, Header, NearMiss, PathEnd, PathStep, rule_step
 
 Story = tuple[PathStep, ...]
 
@@ -186,7 +179,7 @@ class Hooks:
     ) -> Traveller:
         made = Traveller(branch, traveller.story)
         after = self.header(made, place.iif, place.oif or "")
-        steps = [self._step(met, before, place) for met in branch.steps()]
+        steps = [self._step(met, before) for met in branch.steps()]
         for number, step in enumerate(steps):
             last = all(later.chain != step.chain for later in steps[number + 1 :])
             if near and last and (step.table, step.chain) in near:
@@ -197,25 +190,11 @@ class Hooks:
             steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(branch.supposing))
         return made.told(*steps)
 
-    def _step(self, met: Met, before: Header, place: HookPoint) -> PathStep:
-        words = met.where.split(" ")
-        ipvs = words[-1] == "IPVS" and len(words) == 2
-        at, text = "", ""
+    def _step(self, met: Met, before: Header) -> PathStep:
+        place, rule = "", ""
         if self._held is not None and met.rule is not None:
-            at, text = self._held.place(met.table, met.chain, met.rule, met.what)
-        return PathStep(
-            stage=Stage.IPVS if ipvs else Stage(place.hook),
-            node=self._view.name,
-            what=met.what,
-            why=met.why,
-            table="" if ipvs else words[1] if len(words) > 1 else "",
-            chain="" if ipvs else " ".join(words[2:]),
-            rule=text,
-            place=at,
-            verdict=met.what.rpartition(", ")[2],
-            chance=met.chance,
-            before=before,
-        )
+            place, rule = self._held.place(met.table, met.chain, met.rule, met.what)
+        return rule_step(met, self._view.name, before, rule=rule, place=place)
 
 
 def _changes(before: Header, after: Header) -> bool:

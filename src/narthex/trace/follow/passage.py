@@ -200,7 +200,7 @@ class Passage:
             for hop, share in found.hops:
                 one = traveller.part(share / left) if share != left else traveller
                 what = f"{header.destination}: {hop_text(hop)}"
-                told = msgspec.structs.replace(step, what=what, verdict=hop.link, chance=share)
+                told = msgspec.structs.replace(step, what=what, verdict=hop.link, probability=share)
                 ways.append((one.told(told), hop))
                 left -= share
             return ways

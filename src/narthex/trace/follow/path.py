@@ -14,6 +14,7 @@ from narthex.trace.follow.passage import Binding, Exit, Passage
 from narthex.trace.follow.routing import Question, look_up
 from narthex.trace.follow.views import Link, NodeView
 from narthex.trace.model import (
+    Alternative,
     Fate,
     Header,
     MissingPart,
@@ -21,13 +22,10 @@ from narthex.trace.model import (
     PathEnd,
     PathStep,
     Stage,
+    branch_tree,
 )
-from narthex.trace.render.story import tree
 
 _MOST_NODES = 16
-
-Told = tuple[Fraction, Story, PathEnd]
-"""A way's probability, given that the packet came to where it begins; its steps; its end."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +64,7 @@ class Follower:
         bindings: tuple[Binding, ...] = (),
         asked: Header | None = None,
         depth: int = 0,
-    ) -> list[Told]:
+    ) -> list[Alternative]:
         """All ways from a node on. `asked` is the header of the packet that is answered, when this is an answer."""
         if depth > _MOST_NODES:
             reason = f"it goes in circles: {_MOST_NODES} nodes on the way"
@@ -92,7 +90,7 @@ class Follower:
             exits = passage.received(entry.link, story)
         for part, why in passage.missing.items():
             self._missing.setdefault((view.name, part), why)
-        told: list[Told] = []
+        told: list[Alternative] = []
         for each in exits:
             mine = bindings
             if asked is None and _rewritten(header, each.header):
@@ -107,7 +105,7 @@ class Follower:
 
     def _ended(
         self, view: NodeView, exit: Exit, end: PathEnd, bindings: tuple[Binding, ...], asked: Header | None, depth: int
-    ) -> Told:
+    ) -> Alternative:
         if end.fate is Fate.DELIVERED:
             end = self._delivered(view, exit.header, bindings, asked, MADE_HERE, depth)
         return exit.traveller.branch.probability, exit.traveller.story, end
@@ -155,7 +153,7 @@ class Follower:
         )
         if back.link is not None:
             back = self._over_bridge(view, header.destination, header.source, back.link)
-        return tree(self.go(view, answer, back, (start,), bindings=bindings, asked=first, depth=depth))
+        return branch_tree(self.go(view, answer, back, (start,), bindings=bindings, asked=first, depth=depth))
 
     def _over_frames(
         self,
@@ -167,7 +165,7 @@ class Follower:
         asked: Header | None,
         rewritten_here: bool,
         depth: int,
-    ) -> list[Told] | None:
+    ) -> list[Alternative] | None:
         """From port to port of a bridge past IP's hooks; None: through them (br_netfilter)."""
         calls = bridge_calls_rules(view, link, family_of(header.destination).value)
         if calls:
@@ -203,7 +201,7 @@ class Follower:
         bindings: tuple[Binding, ...],
         asked: Header | None,
         depth: int,
-    ) -> list[Told]:
+    ) -> list[Alternative]:
         """The packet leaves the node."""
         assert exit.out is not None
         share, story, header, hop = exit.traveller.branch.probability, exit.traveller.story, exit.header, exit.out.hop
@@ -212,7 +210,7 @@ class Follower:
         # A packet's mark is this kernel's own.
         onwire = msgspec.structs.replace(header, mark=0)
 
-        def ends(fate: Fate, reason: str, *more: PathStep) -> list[Told]:
+        def ends(fate: Fate, reason: str, *more: PathStep) -> list[Alternative]:
             end = PathEnd(
                 fate=fate,
                 node=view.name,

@@ -11,7 +11,7 @@ from narthex.model.names import NamespacedName
 from narthex.model.net import Protocol, address
 from narthex.model.objects import Service
 from narthex.model.store import Snapshot
-from narthex.trace.explain import Met
+from narthex.trace.model import NameLookup
 
 OUTSIDE = ("198.51.100.7", "2001:db8:c::7")
 """Addresses of a client beyond the cluster when nobody says another: those reserved for documentation."""
@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     """The node that it is on."""
     service: Service | None = None
-    lookup: tuple[Met, ...] = ()
+    lookup: tuple[NameLookup, ...] = ()
     """How the addresses were found, where a name was given."""
 
 

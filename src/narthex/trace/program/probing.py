@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
 from narthex.model.net import Protocol, contains, family_of
+from narthex.trace.document import ProbeRecord
 from narthex.trace.follow import align
 from narthex.trace.follow.align import Alignment
 from narthex.trace.model import PacketPath
@@ -70,7 +69,6 @@ def text(tried: Tried) -> str:
     return head + align.text(tried.alignment)
 
 
-def as_data(tried: Tried) -> dict[str, Any]:
-    """As JSON can hold it."""
-    data: dict[str, Any] = msgspec.to_builtins(tried.alignment)
-    return {"flow": tried.probed.flow, "answer": tried.probed.answer, **data}
+def record(tried: Tried) -> ProbeRecord:
+    """Return the result as part of a document."""
+    return ProbeRecord(flow=tried.probed.flow, answer=tried.probed.answer, **msgspec.structs.asdict(tried.alignment))

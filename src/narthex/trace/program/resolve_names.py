@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from narthex.dns.search import Asked, NameWay, look_up, pod_search
 from narthex.trace.causes.names import name_not_found
-from narthex.trace.explain import Met
+from narthex.trace.model import NameLookup
 from narthex.trace.program.places import Place, Places, TraceError
 
 
@@ -21,17 +21,18 @@ def by_name(places: Places, source: Place, name: str, domain: str) -> Place:
         way = look_up(name, pod_search(namespace, domain), places.snapshot, domain)
     except ValueError as error:
         raise TraceError(f"the name {name!r} or the domain {domain!r} {error}") from error
-    told = tuple(Met("name", each.name, _answer(each), 1.0) for each in way.asked)
+    told = tuple(NameLookup(question=each.name, answer=_answer(each)) for each in way.asked)
     if not way.addresses:
-        questions = [f"{met.what}: {met.why}" for met in told]
+        questions = [f"{each.question}: {each.answer}" for each in told]
         services = map(str, sorted(places.snapshot.services))
         found = name_not_found(name, f"pod {pod.name}", questions, services, _advice(way))
         asked = "".join(f"\n  {question}" for question in questions)
         raise TraceError(f"{found.sentence}; it asks for{asked}\n{found.advice}\nMore in {found.cause.page}.")
     if way.musl_stops:
         told += (
-            Met(
-                "name", "note", f"a resolver of musl (Alpine) stops at {way.musl_stops}, which exists but is empty", 1.0
+            NameLookup(
+                question="note",
+                answer=f"a resolver of musl (Alpine) stops at {way.musl_stops}, which exists but is empty",
             ),
         )
     service = places.of(way.addresses[0])

@@ -1,4 +1,4 @@
-"""One packet's way, by plan and by rules: from what a person typed to an Explanation."""
+"""The path of one packet by plan and rules of one node: from what a person typed to a `PacketPath`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from narthex.netfilter.dump.read import Rules
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.program.inputs import Inputs
 from narthex.trace.evaluate import evaluate
-from narthex.trace.explain import Case, Explanation, explain
+from narthex.trace.explain import PlanCase, annotate, explain
+from narthex.trace.model import PacketPath
 from narthex.trace.names import Named, Names
 from narthex.trace.program.places import Destination, Place, Places, TraceError, as_address, split_destination
 from narthex.trace.program.resolve_names import by_name
@@ -117,10 +118,23 @@ def answer(
     dump: Callable[[IPFamily], Rules] | None = None,
     live_route: Callable[[str], str] | None = None,
     announcers: Mapping[str, NodeAnnouncerState] | None = None,
-) -> Explanation:
-    """Follow the packet through plan and rules. Instead of the rules that the plan would become, `live_rules` reads those
-    of a running node, and `dump` what its tools have printed; `live_route` asks its routes. `announcers`: what is known of
-    each node's; None: each is taken to be alive. Raises TraceError."""
+    path: PacketPath | None = None,
+) -> PacketPath:
+    """Return the packet's path, annotated with the plan.
+
+    Args:
+        asked: The packet.
+        inputs: The node's view of the cluster.
+        host: The node's addresses.
+        others: Names of addresses that no object owns.
+        live_rules: Reads the rules of a running node, instead of those that the plan would become.
+        dump: Rules from the output of the node's tools, instead of those that the plan would become.
+        live_route: Returns the node's own route to an address, instead of what Node objects imply.
+        announcers: The load balancer announcer of each node; None if each node is assumed to run one.
+        path: The path over all nodes if it has been followed already; otherwise the rules of this node are walked.
+
+    Raises TraceError.
+    """
     from narthex.proxy.backends import BACKENDS
     from narthex.proxy.backends.userspace.backend import UserspaceBackend
 
@@ -139,7 +153,7 @@ def answer(
             raise TraceError(f"the node has no rules of mode {inputs.mode} for {family.label}")
         walked = backend.walk(rules, packet, host)
         whence = "read from the node" if live_rules else "rendered from the plan"
-    case = Case(
+    case = PlanCase(
         plan=plan,
         packet=packet,
         host=host,
@@ -152,10 +166,10 @@ def answer(
     )
     names = Names(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))
-    explanation = explain(case, names, route)
+    path = explain(case, names, route) if path is None else annotate(path, case, names, route)
     if asked.source.kind not in ("outside", "address") or packet.from_host:
-        return explanation
-    return msgspec.structs.replace(explanation, announced=_announced(inputs, packet.destination, announcers))
+        return path
+    return msgspec.structs.replace(path, announced=_announced(inputs, packet.destination, announcers))
 
 
 def _announced(inputs: Inputs, address: str, known: Mapping[str, NodeAnnouncerState] | None) -> tuple[str, ...]:

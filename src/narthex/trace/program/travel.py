@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import msgspec
 
@@ -12,19 +11,11 @@ from narthex.trace.follow.atlas import Atlas
 from narthex.trace.follow.path import MADE_HERE, Entry, Follower
 from narthex.trace.follow.routing import Question, look_up
 from narthex.trace.follow.views import NodeView
-from narthex.trace.model import (
-    Header,
-    PacketPath,
-    Party,
-    PathBranch,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
 from narthex.trace.program.known import Known
 from narthex.trace.program.places import Destination, Place, Places, TraceError, as_address, split_destination
 from narthex.trace.program.resolve_names import by_name
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, port_of
-from narthex.trace.render.story import tree
 
 _BRIDGE, _UPLINK = "cni0", "eth0"
 
@@ -53,14 +44,15 @@ def travel(known: Known, wish: Wish) -> PacketPath:
     atlas = known.atlas()
     follower = Follower(atlas, wish.size)
     view, entry, told = _start(known, atlas, follower, source, header, wish)
-    way = tree(follower.go(view, header, entry, (told,)))
+    way = branch_tree(follower.go(view, header, entry, (told,)))
     return PacketPath(
         packet=header,
         source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
         start=view.name,
         service=_service(places, known, header) or _told_by_rules(way),
-        way=way,
+        tree=way,
+        lookup=target.lookup,
         sources=tuple(
             dict.fromkeys(f"{each.origin}" + (f" (node {each.name})" if each.name else "") for each in known.views)
         ),
@@ -118,14 +110,8 @@ _COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster I
 def _told_by_rules(way: PathBranch) -> str:
     """The Service port that the comments of kube-proxy's rules name."""
     chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
-    found = (_COMMENT.match(step.why) for step in _steps(way) if step.chain in chains)
+    found = (_COMMENT.match(step.why) for step in branch_steps(way) if step.chain in chains)
     return next((match[1].rstrip(":") for match in found if match), "")
-
-
-def _steps(way: PathBranch) -> Iterator[PathStep]:
-    yield from way.steps
-    for each in way.ways:
-        yield from _steps(each)
 
 
 def _own(view: NodeView) -> tuple[str, ...]:

@@ -15,16 +15,7 @@ import msgspec
 
 from narthex.model.net import join_port
 from narthex.proxy.plan.show import visible
-from narthex.trace.explain import fraction_text
-from narthex.trace.model import (
-    Fate,
-    Header,
-    PacketPath,
-    PathBranch,
-    PathEnd,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, Header, PacketPath, PathBranch, PathEnd, PathStep, Stage, fraction_text
 
 MOST_ROWS = 12
 """In one box; more are folded."""
@@ -99,8 +90,8 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
 def draw(journey: PacketPath) -> Drawing:
     """Lay a journey out. A way that fails is drawn whole and the others beside it faded; else the likeliest is whole."""
-    chosen = _chosen(journey.way)
-    trunk = _Layout(journey.way, chosen).lane(journey.way, "", chosen is not None)
+    chosen = _chosen(journey.tree)
+    trunk = _Layout(journey.tree, chosen).lane(journey.tree, "", chosen is not None)
     lines = [("from", _party(journey.source.address, journey.source.name))]
     lines.append(("to", _party(journey.destination.address, journey.destination.name)))
     if journey.service:
@@ -149,11 +140,11 @@ def _chosen(way: PathBranch) -> frozenset[int] | None:
     found: list[tuple[bool, Fraction, tuple[int, ...]]] = []
 
     def visit(each: PathBranch, probability: Fraction, path: tuple[int, ...]) -> None:
-        probability *= each.chance
+        probability *= each.probability
         path = (*path, id(each))
         if each.end is not None:
             found.append((each.end.fate not in GOOD, probability, path))
-        for below in each.ways:
+        for below in each.branches:
             visit(below, probability, path)
 
     visit(way, Fraction(1), ())
@@ -170,12 +161,12 @@ class _Layout:
     def lane(self, way: PathBranch, label: str, whole: bool) -> Lane:
         """A way with all below it. `whole`: with its steps, else only how it ends."""
         areas = self._areas(way.steps) if whole else ()
-        shown = self._shown(way.ways) if whole else ()
-        lanes = [self.lane(each, percent(each.chance), whole and id(each) in self._chosen) for each in shown]
-        rest = [each for each in way.ways if each not in shown] if whole else []
+        shown = self._shown(way.branches) if whole else ()
+        lanes = [self.lane(each, percent(each.probability), whole and id(each) in self._chosen) for each in shown]
+        rest = [each for each in way.branches if each not in shown] if whole else []
         folded = ""
         if rest:
-            together = percent(sum((each.chance for each in rest), Fraction(0)))
+            together = percent(sum((each.probability for each in rest), Fraction(0)))
             folded = f"{len(rest)} more ways, {together} together: {_summary(rest)}"
         end = way.end
         reply: tuple[Area, ...] = ()
@@ -255,8 +246,8 @@ def _row(step: PathStep) -> Row:
     # Chain and counters stand beside it, or say nothing of this packet.
     text = _BEFORE_RULE.sub("", step.rule) if step.chain and step.rule else step.what
     notes = [step.why, step.unknown and f"not known: {step.unknown}"]
-    if step.chance != 1:
-        notes.append(f"chance {percent(step.chance)}")
+    if step.probability != 1:
+        notes.append(f"probability {percent(step.probability)}")
     note = "; ".join(dict.fromkeys(note for note in notes if note and note != text))
     where = f"{step.table} {step.chain}" if step.chain else ""
     return Row(text=clean(text), where=clean(where), verdict=clean(step.verdict), note=clean(note))
@@ -309,8 +300,8 @@ def _reply_text(end: PathEnd) -> str:
 
 def _first_way(way: PathBranch) -> tuple[PathStep, ...]:
     steps = list(way.steps)
-    while way.ways:
-        way = max(way.ways, key=lambda each: each.chance)
+    while way.branches:
+        way = max(way.branches, key=lambda each: each.probability)
         steps += way.steps
     return tuple(steps)
 
@@ -318,7 +309,7 @@ def _first_way(way: PathBranch) -> tuple[PathStep, ...]:
 def _ends(way: PathBranch) -> Iterator[PathEnd]:
     if way.end is not None:
         yield way.end
-    for each in way.ways:
+    for each in way.branches:
         yield from _ends(each)
 
 

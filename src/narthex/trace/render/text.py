@@ -1,133 +1,176 @@
-"""A journey as a tree of text."""
+"""A packet path as an indented text tree."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
 
 from narthex.model.net import join_port
 from narthex.proxy.plan.show import visible
-from narthex.trace.explain import fraction_text
 from narthex.trace.model import (
     Fate,
+    MissingPart,
     PacketPath,
     PathBranch,
     PathEnd,
     PathStep,
+    PlanReading,
+    PlanStep,
     Stage,
+    branch_ends,
+    branch_steps,
+    probability_text,
 )
-from narthex.trace.render.tree import Line, drawn
 
-_TOLD_IN_FULL = 10
-"""More ways than this are told in one line each."""
-_NEAR = 3
-_RULES = (Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING)
-
-
-def text(journey: PacketPath, *, every: bool = False) -> str:
-    """The whole journey, ending with a newline. `every`: also the rules that only led to others, and near misses."""
-    below = [Line(f"from: {_party(journey.source.address, journey.source.name)}")]
-    below.append(Line(f"to: {_party(journey.destination.address, journey.destination.name)}"))
-    if journey.service:
-        below.append(Line(f"Service port: {journey.service}"))
-    below += [Line(f"read from: {source}") for source in journey.sources]
-    below += _way(journey.way, every)
-    if journey.missing:
-        told = [Line(_missing(each.node, each.part, each.why)) for each in journey.missing]
-        below.append(Line("not known, and taken to stand in nobody's way", told))
-    head = Line(str(journey.packet) + (f" from node {journey.start}" if journey.start else ""), below)
-    return "\n".join(visible(line) for line in drawn(head)) + "\n"
+_MOST_DETAILED = 10
+"""If a path splits into more branches than this, each gets a single line."""
+_MOST_NEAR = 3
+_HOOKS = (Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING)
 
 
-def _party(address: str, name: str) -> str:
-    return f"{address}, {name}" if name else address
+class _Line(msgspec.Struct):
+    """A line and its children."""
+
+    text: str
+    below: list[_Line] = []
 
 
-def _missing(node: str, part: str, why: str) -> str:
-    return f"{part}" + (f" of node {node}" if node else "") + (f": {why}" if why else "")
+def text(path: PacketPath, *, every: bool = False) -> str:
+    """Return the path as text that ends with a newline.
+
+    `every` adds rules that only lead to chains in which nothing happens, positions in dumps, and near misses.
+    """
+    tree = _Tree(path, every).branch(path.tree)
+    below = [_Line(f"from: {path.source}")]
+    if path.lookup:
+        below.append(_Line("name", [_Line(f"{each.question}: {each.answer}") for each in path.lookup]))
+    below.append(_Line(f"to: {path.destination}"))
+    if path.announced:
+        below.append(_Line("on the link", [_Line(line) for line in path.announced]))
+    if path.plan is None and path.service:
+        below.append(_Line(f"Service port: {path.service}"))
+    below += _decided(path.plan, path.service) if path.plan is not None else ()
+    below += [_Line(f"read from: {source}") for source in path.sources]
+    below += [_Line(f"rules ({path.plan.mode}, {path.plan.rules})", tree)] if path.plan is not None else tree
+    if path.missing:
+        below.append(
+            _Line("not known, and assumed not to affect the packet", [_Line(_missing(each)) for each in path.missing])
+        )
+    if path.plan is not None and path.plan.agree:
+        below.append(_Line("plan and rules agree"))
+    elif path.plan is not None:
+        below.append(_Line("plan and rules DIFFER", [_Line(line) for line in path.plan.differences]))
+    node = path.start or (path.plan.node if path.plan is not None else "")
+    where = f" on node {node}" if node else " on node (no name)" if path.plan is not None else ""
+    return "\n".join(visible(line) for line in _drawn(_Line(f"{path.packet}{where}", below))) + "\n"
 
 
-def _way(way: PathBranch, every: bool) -> list[Line]:
-    lines = [line for step in _chosen(way, every) for line in _step(step, every)]
-    if way.end is not None:
-        return [*lines, _end(way.end, every)]
-    for each in way.ways:
-        share = f"{float(each.chance) * 100:.2f} % ({fraction_text(each.chance)})"
-        if len(way.ways) > _TOLD_IN_FULL and each.end is not None and not every:
-            lines.append(Line(f"{share}: {end_text(each.end)}"))
-        else:
-            lines.append(Line(share + (f": {end_text(each.end)}" if each.end is not None else ""), _inner(each, every)))
-    return lines
+def _decided(plan: PlanReading, service: str) -> Iterator[_Line]:
+    if plan.frontend is None:
+        yield _Line("frontend: none; no Service port answers here")
+    else:
+        yield _Line(f"frontend: Service port {service} by its {plan.frontend}")
+    yield _Line(f"sender: {plan.sender}; {plan.sender_reason}")
+    yield from (_Line(f"plan: {_plan_step(step)}") for step in plan.decision if step.part not in ("frontend", "sender"))
+    yield from (_Line(conflict) for conflict in plan.conflicts)
 
 
-def _inner(way: PathBranch, every: bool) -> list[Line]:
-    lines = _way(way, every)
-    if way.end is None:
+def _plan_step(step: PlanStep) -> str:
+    what = step.what if step.part == "decision" else f"{step.part}: {step.what}"
+    return what + (f" ({step.why})" if step.why else "")
+
+
+def _missing(part: MissingPart) -> str:
+    return part.part + (f" of node {part.node}" if part.node else "") + (f": {part.why}" if part.why else "")
+
+
+class _Tree:
+    """Renders branches; knows whether nodes have to be named."""
+
+    def __init__(self, path: PacketPath, every: bool) -> None:
+        self._every = every
+        replies = [end.reply for end in branch_ends(path.tree) if end.reply is not None]
+        nodes = {step.node for tree in (path.tree, *replies) for step in branch_steps(tree)}
+        self._many_nodes = len(nodes) > 1
+
+    def branch(self, branch: PathBranch) -> list[_Line]:
+        """Return the steps and what follows them."""
+        lines = [self._step(step) for step in self._shown(branch)]
+        if branch.end is not None:
+            return [*lines, _Line(end_text(branch.end), self._details(branch.end))]
+        for each in branch.branches:
+            share = probability_text(each.probability)
+            if each.end is None:
+                lines.append(_Line(share, self.branch(each)))
+            elif len(branch.branches) > _MOST_DETAILED and not self._every:
+                lines.append(_Line(f"{share}: {end_text(each.end, alone=True)}"))
+            else:
+                steps = [self._step(step) for step in self._shown(each)]
+                lines.append(_Line(f"{share}: {end_text(each.end)}", [*steps, *self._details(each.end)]))
         return lines
-    # The end stands in the heading already; what hangs below it does not.
-    return [*lines[:-1], *lines[-1].below]
+
+    def _shown(self, branch: PathBranch) -> Sequence[PathStep]:
+        """Return the steps worth showing; the last one before a drop, a rejection, or an unknown end is one of them."""
+        if self._every:
+            return branch.steps
+        if branch.steps and branch.end is not None and branch.end.fate in (Fate.UNKNOWN, Fate.DROPPED, Fate.REJECTED):
+            return [*_without_detours(branch.steps[:-1], {branch.steps[-1].chain}), branch.steps[-1]]
+        return _without_detours(branch.steps, {each.steps[0].chain for each in branch.branches if each.steps})
+
+    def _step(self, step: PathStep) -> _Line:
+        where = " ".join(filter(None, (step.stage.value, step.table, step.chain)))
+        place = f" [{step.place}]" if step.place and self._every else ""
+        line = f"{where}: {step.what}" + (f"  # {step.why}" if step.why else "") + place
+        below = [_Line(each) for each in step.evidence if each not in step.what]
+        if step.after is not None and step.before is not None:
+            below.append(_Line(f"{step.before} becomes {step.after}"))
+        if step.unknown:
+            below.append(_Line(f"not known: {step.unknown}"))
+        if self._every:
+            below += [_Line(f"nearly: {each.rule or each.chain}: {each.missing}") for each in step.near[:_MOST_NEAR]]
+        return _Line(f"node {step.node}: {line}" if step.node and self._many_nodes else line, below)
+
+    def _details(self, end: PathEnd) -> list[_Line]:
+        below = [_Line(line) for line in end.rewriting]
+        if end.route:
+            below.append(_Line(f"route: {end.route}"))
+        if end.reply is None:
+            return below
+        if not self._every and all(each.fate is Fate.DELIVERED for each in branch_ends(end.reply)):
+            return [*below, _Line("the reply reaches the sender")]
+        return [*below, _Line("the reply", self.branch(end.reply))]
 
 
-def _chosen(way: PathBranch, every: bool) -> Sequence[PathStep]:
-    """The steps that are worth telling; the last one of a way that a rule ends is always."""
-    if every:
-        return way.steps
-    onwards = {each.steps[0].chain for each in way.ways if each.steps}
-    if way.steps and way.end is not None and way.end.fate in (Fate.UNKNOWN, Fate.DROPPED, Fate.REJECTED):
-        return [*_telling(way.steps[:-1], {way.steps[-1].chain}), way.steps[-1]]
-    return _telling(way.steps, onwards)
-
-
-def _telling(steps: Sequence[PathStep], onwards: Collection[str]) -> list[PathStep]:
-    """The steps without visits to chains in which nothing happened; `onwards` are chains where it goes on."""
-    told: list[PathStep] = []
+def _without_detours(steps: Sequence[PathStep], onwards: Collection[str]) -> list[PathStep]:
+    """Leave out jumps to chains in which nothing happens; `onwards` are the chains in which the path continues."""
+    shown: list[PathStep] = []
     for step in reversed(steps):
         _, jump, chain = step.what.rpartition("jump ")
-        if step.stage not in _RULES or not jump or chain in ({told[-1].chain} if told else onwards):
-            told.append(step)
-    return told[::-1]
+        if step.stage not in _HOOKS or not jump or chain in ({shown[-1].chain} if shown else onwards):
+            shown.append(step)
+    return shown[::-1]
 
 
-def _step(step: PathStep, every: bool) -> list[Line]:
-    where = " ".join(filter(None, (step.stage.value, step.table, step.chain)))
-    place = f" [{step.place}]" if step.place and every else ""
-    line = f"{where}: {step.what}" + (f"  # {step.why}" if step.why else "") + place
-    below = [Line(each) for each in step.evidence if each not in step.what]
-    if step.after is not None and step.before is not None:
-        below.append(Line(f"{step.before} becomes {step.after}"))
-    if step.unknown:
-        below.append(Line(f"not known: {step.unknown}"))
-    if every:
-        below += [Line(f"nearly: {each.rule or each.chain}: {each.missing}") for each in step.near[:_NEAR]]
-    return [Line(f"node {step.node}: {line}" if step.node else line, below)]
-
-
-def end_text(end: PathEnd) -> str:
-    """How a way ends, in a line."""
+def end_text(end: PathEnd, *, alone: bool = False) -> str:
+    """Return how a branch ends, in one line. `alone`: no lines about the rewriting follow."""
     to = join_port(end.address, end.port) if end.port else end.address
     named = f"{to}, {end.name}" if end.name else to
     if end.fate is Fate.DELIVERED:
-        return f"delivered to {named}" + (_seen(end) if end.source else "")
+        if end.rewriting or not end.source:
+            return f"delivered to {named}" + (", masqueraded" if end.masqueraded and alone else "")
+        return f"delivered to {named}, which sees {end.source}" + (" (masqueraded)" if end.masqueraded else "")
     if end.fate is Fate.LEAVES:
         return f"goes to {named}: {end.reason}" + (", masqueraded" if end.masqueraded else "")
     word = {Fate.DROPPED: "dropped", Fate.REJECTED: "rejected", Fate.LOST: "lost", Fate.UNKNOWN: "not known"}[end.fate]
     return f"{word}: {end.reason}" if end.reason else word
 
 
-def _seen(end: PathEnd) -> str:
-    return f", which sees {end.source}" + (" (masqueraded)" if end.masqueraded else "")
-
-
-def _end(end: PathEnd, every: bool) -> Line:
-    below: list[Line] = []
-    if end.reply is not None:
-        ends = _ends(end.reply)
-        good = all(each.fate is Fate.DELIVERED for each in ends)
-        if good and not every:
-            below.append(Line("the answer comes back to the sender"))
-        else:
-            below.append(Line("the answer", _way(end.reply, every)))
-    return Line(end_text(end), below)
-
-
-def _ends(way: PathBranch) -> list[PathEnd]:
-    return [way.end] if way.end is not None else [end for each in way.ways for end in _ends(each)]
+def _drawn(line: _Line, indent: str = "") -> Iterable[str]:
+    yield line.text
+    for number, child in enumerate(line.below):
+        last = number == len(line.below) - 1
+        lines = list(_drawn(child))
+        yield indent + ("└─ " if last else "├─ ") + lines[0]
+        for each in lines[1:]:
+            yield indent + ("   " if last else "│  ") + each

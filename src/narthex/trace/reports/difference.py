@@ -10,9 +10,9 @@ import msgspec
 from narthex.model.net import FAMILIES, IPFamily, contains, family_of, join_port
 from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import Match
-from narthex.trace.explain import fraction_text
 from narthex.trace.follow.meeting import Meeting, meet
 from narthex.trace.follow.views import NodeView
+from narthex.trace.model import fraction_text
 from narthex.trace.reports.frontends import frontends
 
 _OUTSIDE = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}

@@ -1,0 +1,25 @@
+"""The one way in which commands print a result: as JSON or as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import click
+import msgspec
+
+
+def output(document: object, format: str, text: Callable[[], str]) -> None:
+    """Print a document in a format: `json`, or `text`, which `text()` returns with its final newline."""
+    click.echo(json_text(document) if format == "json" else text(), nl=False)
+
+
+def json_text(document: object) -> str:
+    """Return a document as indented JSON that ends with a newline. Fractions become text: "1/3"."""
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=_plain)).decode() + "\n"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Fraction):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
