@@ -45,7 +45,7 @@ def measure(path: Path, destination: str) -> Measured:
     del data, lines
     begin = time.process_time()
     dump = read(path.read_bytes(), path.name)
-    rules = dump.of(IPFamily.IPV4)
+    rules = dump.for_family(IPFamily.IPV4)
     packet = Packet(source="192.0.2.1", destination=destination, port=80, iif="eth0")
     trace = walk(rules.ruleset, packet, Host(addresses=("192.0.2.9",)), objects=rules.objects)
     seconds = time.process_time() - begin

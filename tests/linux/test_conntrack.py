@@ -9,10 +9,12 @@ from narthex.linux.conntrack import Conntrack
 from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.netfilter.netlink import conntrack as ctnetlink
-from narthex.netfilter.netlink.conntrack import Entry
+from narthex.netfilter.netlink.conntrack import ConntrackEntry
 
 ENTRIES = [
-    Entry(ConntrackFlow(Protocol.UDP, "10.64.1.200", port, "10.110.0.1", 80, "10.64.1.5", 80), str(port).encode())
+    ConntrackEntry(
+        ConntrackFlow(Protocol.UDP, "10.64.1.200", port, "10.110.0.1", 80, "10.64.1.5", 80), str(port).encode()
+    )
     for port in (1, 2, 3)
 ]
 

@@ -13,7 +13,7 @@ import pytest
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Ruleset
-from narthex.netfilter.dump.read import Flavour, read, together
+from narthex.netfilter.dump.read import Flavour, merge_dumps, read
 from narthex.netfilter.walk.walk import HookPoint, HookWalk, walk
 
 DUMPS = Path(__file__).parents[1] / "dumps"
@@ -23,11 +23,11 @@ HALF = Fraction(1, 2)
 
 
 def held(*names):
-    return together(read((DUMPS / name).read_bytes(), name) for name in names)
+    return merge_dumps(read((DUMPS / name).read_bytes(), name) for name in names)
 
 
 def trace(names, destination, port, source="198.51.100.7", protocol=Protocol.TCP, iif="eth0", table=""):
-    rules = held(*names).of(V4)
+    rules = held(*names).for_family(V4)
     if table:
         only = tuple(each for each in rules.ruleset.tables if each.name == table)
         rules = msgspec.structs.replace(rules, ruleset=Ruleset(only))
@@ -70,8 +70,8 @@ WHOLE = {
 @pytest.mark.parametrize(("name", "rules"), WHOLE.items())
 def test_read_whole_and_understood(name, rules):
     dump = held(name)
-    assert {each.table.name: each.rules for each in dump.held} == rules
-    assert {each.table.name: sum(len(c.rules) for c in each.table.chains.values()) for each in dump.held} == {
+    assert {each.table.name: each.rules for each in dump.tables} == rules
+    assert {each.table.name: sum(len(c.rules) for c in each.table.chains.values()) for each in dump.tables} == {
         table: count + sum("it is taken to set" in each.text for each in dump.notes) * (table == "nat")
         for table, count in rules.items()
     }
@@ -89,19 +89,19 @@ def test_read_whole_and_understood(name, rules):
     ],
 )
 def test_flavours(name, flavour):
-    assert {each.flavour for each in held(name).held} == {flavour}
+    assert {each.flavour for each in held(name).tables} == {flavour}
 
 
 def test_both_prints_of_the_same_tables_count_once():
-    both = held(f"{SAVED}.iptables-nft-save", f"{SAVED}.nft-list").of(V4)
+    both = held(f"{SAVED}.iptables-nft-save", f"{SAVED}.nft-list").for_family(V4)
     assert len(both.ruleset.tables) == 2
     assert {(table.name, len(table.chains["FORWARD"].rules)) for table in both.ruleset.tables if table.name == "filter"}
 
 
 def test_a_rule_says_where_it_stood():
     dump = held(f"{SAVED}.iptables-legacy-save")
-    nat = next(each.table for each in dump.held if each.table.name == "nat")
-    origin, line, text = dump.place(nat, "KUBE-MARK-MASQ", 0)
+    nat = next(each.table for each in dump.tables if each.table.name == "nat")
+    origin, line, text = dump.locate(nat, "KUBE-MARK-MASQ", 0)
     assert origin == f"{SAVED}.iptables-legacy-save"
     assert text == "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000"
     assert (DUMPS / origin).read_text().split("\n")[line - 1] == text
@@ -203,7 +203,7 @@ def test_firewalld(name):
 def test_calico_is_walked_with_what_is_not_understood():
     dump = held("calico.iptables-nft-save")
     assert [problem.text.rpartition(": ")[2] for problem in dump.check()] == ['-m u32 --u32 "0x0&0xff=0x1"']
-    rules = dump.of(V4)
+    rules = dump.for_family(V4)
 
     def forward(iif, oif):
         packet = Packet(source="10.65.0.3", destination="10.65.1.9", port=80, iif=iif)
@@ -229,7 +229,7 @@ def test_the_node_port_that_two_pods_share():
         .split("KUBE-SVC-TII5GQPKXWC65SRC | column -t")
     )
     again = read("# iptables -t nat -L X -n\n" + after[-1])
-    scaled = again.held[0].table.chains["KUBE-SVC-TII5GQPKXWC65SRC"].rules
+    scaled = again.tables[0].table.chains["KUBE-SVC-TII5GQPKXWC65SRC"].rules
     assert len(scaled) == 3
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from narthex.model.net import Protocol
 from narthex.netfilter.ipvs import RealServer, VirtualServer
 from narthex.netfilter.netlink import ipvs as wire
-from narthex.netfilter.netlink.ipvs import HeldReal, HeldServer, Timeouts
+from narthex.netfilter.netlink.ipvs import IpvsTimeouts, KernelRealServer, KernelVirtualServer
 
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 PORTS = st.integers(0, 65535)
@@ -33,18 +33,18 @@ def attribute(kind, content):
 
 @given(SERVERS)
 def test_a_virtual_server_comes_back_as_it_was(server):
-    assert wire.read_server(wire.server(server)) == HeldServer(server, "")
+    assert wire.read_server(wire.server(server)) == KernelVirtualServer(server, "")
 
 
 @given(SERVERS, REALS)
 def test_a_real_server_comes_back_as_it_was(server, real):
-    assert wire.read_real(wire.real(server.key, real)) == HeldReal(real, 0)
+    assert wire.read_real(wire.real(server.key, real)) == KernelRealServer(real, 0)
     assert wire.real(server.key, real).startswith(wire.server_key(server.key))
 
 
 @given(st.tuples(*[st.integers(0, 2**31)] * 3))
 def test_timeouts_come_back_as_they_were(seconds):
-    assert wire.read_timeouts(wire.timeouts(Timeouts(*seconds))) == Timeouts(*seconds)
+    assert wire.read_timeouts(wire.timeouts(IpvsTimeouts(*seconds))) == IpvsTimeouts(*seconds)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.netfilter.dump.kernel_trace import Told, conversations, parse
+from narthex.netfilter.dump.kernel_trace import TraceEvent, parse, probe_traces
 
 NFT = """\
 trace id 9e34ee00 ip narthex-probe comes-in packet: iif "na" ether saddr fe:6a:df:cb:89:e8 ether daddr 8a:d0:03:9f:bd:e8 ip saddr 10.1.0.2 ip daddr 10.96.0.1 ip dscp 0x00 ip ecn 0x0 ip ttl 64 ip id 56399 ip length 60 tcp sport 48796 tcp dport 80 tcp flags == 0x2 tcp window 64240 
@@ -38,15 +38,15 @@ LEGACY = """\
 def test_nft() -> None:
     first, second = parse(NFT.splitlines())
     assert (first.number, second.number) == ("9e34ee00", "2ff03351")
-    assert [(step.table, step.chain, step.told, step.verdict) for step in first.steps] == [
-        ("narthex-probe", "comes-in", Told.RULE, "continue"),
-        ("narthex-probe", "comes-in", Told.POLICY, "accept"),
-        ("nat", "PREROUTING", Told.RULE, "jump KUBE-X"),
-        ("nat", "KUBE-X", Told.RETURN, "return"),
-        ("nat", "PREROUTING", Told.POLICY, "accept"),
-        ("s", "pick", Told.RULE, "accept"),
-        ("s", "forw", Told.RULE, "continue"),
-        ("s", "forw", Told.POLICY, "drop"),
+    assert [(step.table, step.chain, step.event, step.verdict) for step in first.steps] == [
+        ("narthex-probe", "comes-in", TraceEvent.RULE, "continue"),
+        ("narthex-probe", "comes-in", TraceEvent.POLICY, "accept"),
+        ("nat", "PREROUTING", TraceEvent.RULE, "jump KUBE-X"),
+        ("nat", "KUBE-X", TraceEvent.RETURN, "return"),
+        ("nat", "PREROUTING", TraceEvent.POLICY, "accept"),
+        ("s", "pick", TraceEvent.RULE, "accept"),
+        ("s", "forw", TraceEvent.RULE, "continue"),
+        ("s", "forw", TraceEvent.POLICY, "drop"),
     ]
     assert first.steps[-1].mark == 0x4000
     assert first.steps[5].handle == 9
@@ -57,8 +57,8 @@ def test_nft() -> None:
 
 
 def test_the_probes_own_table_is_no_part_of_the_answer() -> None:
-    (ours,) = conversations(parse(NFT.splitlines()), "narthex-probe")
-    assert ours.began == "comes-in"
+    (ours,) = probe_traces(parse(NFT.splitlines()), "narthex-probe")
+    assert ours.probe_chain == "comes-in"
     assert {step.table for step in ours.steps} == {"nat", "s"}
 
 
@@ -74,9 +74,9 @@ def test_xtables_monitor() -> None:
 
 def test_the_log_of_iptables_legacy() -> None:
     (trace,) = parse(LEGACY.splitlines())
-    assert [(step.table, step.chain, step.told, step.handle, step.mark) for step in trace.steps] == [
-        ("raw", "PREROUTING", Told.POLICY, 2, 0),
-        ("nat", "PREROUTING", Told.RULE, 1, 0x4000),
+    assert [(step.table, step.chain, step.event, step.handle, step.mark) for step in trace.steps] == [
+        ("raw", "PREROUTING", TraceEvent.POLICY, 2, 0),
+        ("nat", "PREROUTING", TraceEvent.RULE, 1, 0x4000),
     ]
     assert trace.visits[0].packet.port == 80
 

@@ -5,7 +5,7 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Compare, Field, Redirect, RedirectRange, Rule, Unprintable
-from narthex.netfilter.describe import brief
+from narthex.netfilter.describe import describe
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import parse
 from narthex.netfilter.xtables.print import rule_text
@@ -29,7 +29,7 @@ def test_it_is_printed_and_read() -> None:
     assert rule_text(rule, IPFamily.IPV4) == " -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 61001"
     dump = parse(DUMP, IPFamily.IPV4).tables[0].chains
     assert dump["PREROUTING"].rules[0].expressions[-1] == Redirect(61001)
-    assert brief(Redirect(61001)) == "redirect to this machine's port 61001"
+    assert describe(Redirect(61001)) == "redirect to this machine's port 61001"
 
 
 def test_a_protocol_must_be_named_first() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Field, Set, Slot, Unprintable
 from narthex.netfilter.netlink.elements import encoder
-from narthex.netfilter.netlink.slot_map import Slotted, encode
+from narthex.netfilter.netlink.slot_map import SlotMap, encode
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 SLOT = Slot(4294967295)
@@ -29,7 +29,7 @@ def runs(family, *, node_ports=False):
 
 
 def slotted(given):
-    made = Slotted()
+    made = SlotMap()
     made.runs.update(given)
     return made
 

@@ -12,7 +12,6 @@ from narthex.model.packet import Disposition, Host, Memory, Packet, Trace
 from narthex.netfilter.ast import (
     Accept,
     Chain,
-    Chance,
     Compare,
     Counter,
     CtState,
@@ -35,18 +34,19 @@ from narthex.netfilter.ast import (
     MarkXor,
     Masquerade,
     PortRange,
-    Recent,
+    RandomGoto,
+    RandomMatch,
+    RecentCheck,
     RecentSet,
     RejectPacket,
-    Remember,
     Return,
     Rule,
     Ruleset,
     Set,
     Slot,
-    Spread,
     Table,
     Unknown,
+    UpdateSet,
     VerdictMap,
 )
 from narthex.netfilter.walk.walk import walk
@@ -132,7 +132,7 @@ def endpoint_chain(name: str, address: str, port: int = 80) -> Chain:
 
 
 def ladder(chains: list[str], probabilities: tuple[str, ...]) -> list[Rule]:
-    chances: list[tuple[Expression, ...]] = [(Chance(text),) for text in probabilities]
+    chances: list[tuple[Expression, ...]] = [(RandomMatch(text),) for text in probabilities]
     return [rule(*chance, Jump(name)) for name, chance in zip(chains, [*chances, ()], strict=True)]
 
 
@@ -341,7 +341,7 @@ def test_spread_goes_to_each_chain_alike() -> None:
         (
             table(
                 "kube-proxy",
-                nat("prerouting", rule(Compare(DADDR, ("10.110.0.5",)), Spread(("e0", "e1", "e2", "e3")))),
+                nat("prerouting", rule(Compare(DADDR, ("10.110.0.5",)), RandomGoto(("e0", "e1", "e2", "e3")))),
                 *(chain(f"e{number}", rule(Dnat(f"10.64.1.{number}", 8080))) for number in range(4)),
             ),
         )
@@ -615,7 +615,7 @@ def test_unknown_match_in_the_way_is_unsupported() -> None:
 
 
 def test_only_the_branch_that_meets_it_is_unsupported() -> None:
-    rules = drops(base("forward", rule(Unknown("-m mystery"), Chance("0.25000000000"), DropPacket())))
+    rules = drops(base("forward", rule(Unknown("-m mystery"), RandomMatch("0.25000000000"), DropPacket())))
     assert ends(walk(rules, packet("10.1.1.1"), HOST)) == {
         ("unsupported", None, False): Fraction(1, 4),
         ("not-ours", None, False): Fraction(3, 4),
@@ -639,7 +639,7 @@ def test_recent_lists_hold_a_client_to_its_endpoint() -> None:
                 nat("prerouting", rule(Jump("SVC"))),
                 chain(
                     "SVC",
-                    *(rule(Recent(name, 10800), Jump(name)) for name in names),
+                    *(rule(RecentCheck(name, 10800), Jump(name)) for name in names),
                     *ladder(names, ("0.50000000000",)),
                 ),
                 *(
@@ -665,8 +665,8 @@ def test_dynamic_sets_remember_with_their_timeout() -> None:
         (
             table(
                 "narthex",
-                nat("prerouting", rule(InSet((SADDR,), "affinity"), Goto("e0")), rule(Spread(("e0", "e1")))),
-                chain("e0", rule(Remember((SADDR,), "affinity"), Dnat("10.64.2.0", 80))),
+                nat("prerouting", rule(InSet((SADDR,), "affinity"), Goto("e0")), rule(RandomGoto(("e0", "e1")))),
+                chain("e0", rule(UpdateSet((SADDR,), "affinity"), Dnat("10.64.2.0", 80))),
                 chain("e1", rule(Dnat("10.64.2.1", 80))),
                 sets=(affinity,),
             ),
@@ -683,7 +683,7 @@ def test_dynamic_sets_remember_with_their_timeout() -> None:
 
 def test_branches_that_meet_again_are_one() -> None:
     # Thirty coin throws without consequence would be 2**30 ways.
-    rules = drops(base("forward", *(rule(Chance("0.50000000000"), Jump("a")) for _ in range(30))), chain("a"))
+    rules = drops(base("forward", *(rule(RandomMatch("0.50000000000"), Jump("a")) for _ in range(30))), chain("a"))
     assert only(walk(rules, packet("10.1.1.1"), HOST)) == ("not-ours", None, False)
 
 

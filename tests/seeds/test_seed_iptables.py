@@ -8,7 +8,7 @@ from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily, Protocol, split_port
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast import Chance, Unknown
+from narthex.netfilter.ast import RandomMatch, Unknown
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import kernel_probability, parse, parse_rules
 from narthex.proxy.backends.iptables.backend import IptablesBackend
@@ -102,7 +102,7 @@ def test_the_redis_fragment_is_what_we_write_today_but_for_decimals_and_comments
     assert ours[service_chain][5].expressions[-1] == rules[service_chain][4].expressions[-1]
     for one, other in zip(ours[service_chain][1:6], rules[service_chain][:5], strict=True):
         new, old = (float(rule.expressions[0].probability) for rule in (one, other))
-        assert isinstance(one.expressions[0], Chance) and abs(new - old) < 0.00001
+        assert isinstance(one.expressions[0], RandomMatch) and abs(new - old) < 0.00001
 
 
 HELLO = (Path(__file__).parents[1] / "dumps" / "hello-world.iptables-save").read_text()
@@ -214,7 +214,12 @@ def test_the_scale_from_two_to_three():
     three = BACKEND.render(scaled("10.3.34.219", "10.3.41.7", "10.3.57.124"), two)
     port_of = ServicePortName(port_name(name).service, "", Protocol.TCP)
     chances = [
-        [e.probability for rule in rules.chains["nat"][svc(port_of)] for e in rule.expressions if isinstance(e, Chance)]
+        [
+            e.probability
+            for rule in rules.chains["nat"][svc(port_of)]
+            for e in rule.expressions
+            if isinstance(e, RandomMatch)
+        ]
         for rules in (two, three)
     ]
     assert chances == [["0.50000000000"], ["0.33333333349", "0.50000000000"]]

@@ -106,7 +106,9 @@ create KUBE-LOAD-BALANCER hash:ip,port family inet hashsize 1024 maxelem 65536
 def test_the_walk_of_the_text(rules, source, iif, from_host, masquerade):
     """A pod's packet is rewritten by IPVS alone; anybody else's is masqueraded, too."""
     servers = save_text(each for each in rules.servers.values() if each.port == 50051)
-    dump = read_all([("iptables-save", DUMP), ("ipset", SETS), ("ipvsadm", servers)], IPFamily.IPV4).of(IPFamily.IPV4)
+    dump = read_all([("iptables-save", DUMP), ("ipset", SETS), ("ipvsadm", servers)], IPFamily.IPV4).for_family(
+        IPFamily.IPV4
+    )
     asked = Packet(source=source, destination="172.31.12.98", port=50051, iif=iif, from_host=from_host)
     ends = walk(dump.ruleset, asked, NODE, objects=dump.objects).ends()
     quarter = Fraction(1, 4)

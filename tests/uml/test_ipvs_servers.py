@@ -11,7 +11,7 @@ from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import ipvs as ipvsadm
 from narthex.netfilter.ipvs import RealServer, VirtualServer
-from narthex.netfilter.netlink.ipvs import Timeouts
+from narthex.netfilter.netlink.ipvs import IpvsTimeouts
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
 from narthex.proxy.kernel.ipvs.servers import IpvsServers
@@ -169,9 +169,9 @@ def test_a_server_that_has_the_scheduler_saves_the_trial(space):
 @pytest.mark.row("24.7")
 def test_timeouts_are_set_only_if_asked_for(space):
     before = ipvs_kernel.timeouts(space)
-    assert ipvs_kernel.set_timeouts(Timeouts(0, 0, 0), space) is None
+    assert ipvs_kernel.set_timeouts(IpvsTimeouts(0, 0, 0), space) is None
     assert ipvs_kernel.timeouts(space) == before
-    assert ipvs_kernel.set_timeouts(Timeouts(0, 77, 0), space) == before
-    assert ipvs_kernel.timeouts(space) == Timeouts(before.tcp, 77, before.udp)
-    assert ipvs_kernel.set_timeouts(Timeouts(0, 77, 0), space) is None
+    assert ipvs_kernel.set_timeouts(IpvsTimeouts(0, 77, 0), space) == before
+    assert ipvs_kernel.timeouts(space) == IpvsTimeouts(before.tcp, 77, before.udp)
+    assert ipvs_kernel.set_timeouts(IpvsTimeouts(0, 77, 0), space) is None
     assert run(["ipvsadm", "-L", "--timeout"], namespace=space).split()[-3:] == [str(before.tcp), "77", str(before.udp)]

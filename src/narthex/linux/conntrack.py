@@ -9,7 +9,7 @@ from narthex.linux.netlink import Interrupted
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.netlink import conntrack as ctnetlink
-from narthex.netfilter.netlink.conntrack import Entry
+from narthex.netfilter.netlink.conntrack import ConntrackEntry
 
 _FEW = 8
 """So many listings that the kernel narrows are quicker than a whole one that is narrowed here."""
@@ -27,12 +27,12 @@ class Conntrack:
         self._namespace = namespace
         self._socket: NfNetlink | None = None
 
-    def entries(self, family: IPFamily, towards: Collection[tuple[Protocol, int]]) -> list[Entry]:
+    def entries(self, family: IPFamily, towards: Collection[tuple[Protocol, int]]) -> list[ConntrackEntry]:
         """All entries of the family that were first sent to one of these protocols and ports. Raises OSError.
 
         A listing that the kernel broke off is as good as a whole one: what is missed is missed once (row 18.9).
         """
-        found: dict[bytes, Entry] = {}
+        found: dict[bytes, ConntrackEntry] = {}
         requests = [ctnetlink.narrowed(*each) for each in towards] if len(towards) <= _FEW else [b""]
         for request in requests:
             try:
@@ -45,7 +45,7 @@ class Conntrack:
                 continue
         return list(found.values())
 
-    def remove(self, family: IPFamily, entries: Sequence[Entry]) -> list[bool]:
+    def remove(self, family: IPFamily, entries: Sequence[ConntrackEntry]) -> list[bool]:
         """Remove entries; for each whether it was still there. Raises OSError when the kernel refuses."""
         handles = [entry.handle for entry in entries]
         answers = self._netlink.every(ctnetlink.SUBSYSTEM, ctnetlink.DELETE, FAMILY_NUMBERS[family.value], handles)

@@ -201,7 +201,7 @@ class MatchSet(msgspec.Struct, frozen=True, tag=True):
     negate: bool = False
 
 
-class ByIpvs(msgspec.Struct, frozen=True, tag=True):
+class IpvsMatch(msgspec.Struct, frozen=True, tag=True):
     """IPVS has forwarded the packet for a virtual server with these properties: `-m ipvs`."""
 
     address: str | None = None
@@ -212,7 +212,7 @@ class ByIpvs(msgspec.Struct, frozen=True, tag=True):
     """IPVS has not handled the packet. Only allowed without properties."""
 
 
-class Chance(msgspec.Struct, frozen=True, tag=True):
+class RandomMatch(msgspec.Struct, frozen=True, tag=True):
     """The rule matches at random with this probability, written with eleven decimals as iptables prints it."""
 
     probability: str
@@ -224,7 +224,7 @@ class EveryNth(msgspec.Struct, frozen=True, tag=True):
     every: int
 
 
-class Recent(msgspec.Struct, frozen=True, tag=True):
+class RecentCheck(msgspec.Struct, frozen=True, tag=True):
     """The source was added to an xt_recent list within `seconds`: `--rcheck --seconds N --reap`."""
 
     name: str
@@ -238,7 +238,7 @@ class AnyOf(msgspec.Struct, frozen=True, tag=True):
     negate: bool = False
 
 
-class Circumstance(msgspec.Struct, frozen=True, tag=True):
+class UndecidableMatch(msgspec.Struct, frozen=True, tag=True):
     """A match that is understood but depends on something that no dump contains, described by `about`."""
 
     about: str
@@ -249,7 +249,7 @@ class Circumstance(msgspec.Struct, frozen=True, tag=True):
     """A packet that a local process sent can match."""
 
 
-class Unshown(msgspec.Struct, frozen=True, tag=True):
+class OmittedMatch(msgspec.Struct, frozen=True, tag=True):
     """A listing omits some matches, which `text` describes, so the rule may have such a match here."""
 
     text: str
@@ -276,7 +276,7 @@ class MarkXor(msgspec.Struct, frozen=True, tag=True):
     bits: int
 
 
-class MarkTo(msgspec.Struct, frozen=True, tag=True):
+class SetMark(msgspec.Struct, frozen=True, tag=True):
     """Change the packet mark or the connection mark: `mark = mark & ~mask ^ value`."""
 
     value: int
@@ -284,7 +284,7 @@ class MarkTo(msgspec.Struct, frozen=True, tag=True):
     connection: bool = False
 
 
-class MarkCopy(msgspec.Struct, frozen=True, tag=True):
+class CopyMark(msgspec.Struct, frozen=True, tag=True):
     """Copy between packet mark and connection mark: `to = to & ~to_mask ^ from & from_mask`."""
 
     to_connection: bool
@@ -349,19 +349,19 @@ class VerdictMap(msgspec.Struct, frozen=True, tag=True):
     map: str
 
 
-class Switch(msgspec.Struct, frozen=True, tag=True):
+class InlineVerdictMap(msgspec.Struct, frozen=True, tag=True):
     """Apply the verdict of the first arm whose matches all match: `iifname vmap { "eth0" : goto a, … }`."""
 
     arms: tuple[tuple[tuple[Expression, ...], Verdict], ...]
 
 
-class Spread(msgspec.Struct, frozen=True, tag=True):
+class RandomGoto(msgspec.Struct, frozen=True, tag=True):
     """Go to one of the chains at random, all equally likely: `numgen random mod N vmap { 0 : goto …, … }`."""
 
     chains: tuple[str, ...]
 
 
-class Draw(msgspec.Struct, frozen=True, tag=True):
+class RandomMap(msgspec.Struct, frozen=True, tag=True):
     """Draw a random number below `mod` and apply the arm (first number, last number, action) that contains it.
 
     Without an arm, continue. `numgen random mod 4 vmap { 0-1 : accept, 2 : goto a }`, `dnat to numgen random mod 2 map
@@ -372,7 +372,7 @@ class Draw(msgspec.Struct, frozen=True, tag=True):
     arms: tuple[tuple[int, int, Verdict | Dnat], ...]
 
 
-class Remember(msgspec.Struct, frozen=True, tag=True):
+class UpdateSet(msgspec.Struct, frozen=True, tag=True):
     """Add the key to a dynamic set, or restart its timeout: `update @set { … }`."""
 
     key: Key
@@ -385,7 +385,7 @@ class RecentSet(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-class Untrack(msgspec.Struct, frozen=True, tag=True):
+class NoTrack(msgspec.Struct, frozen=True, tag=True):
     """Exclude the packet from connection tracking, and thereby from NAT: `notrack`."""
 
 
@@ -393,7 +393,7 @@ class Counter(msgspec.Struct, frozen=True, tag=True):
     """Count packets and bytes. Counter values read from the kernel are not kept."""
 
 
-class Aside(msgspec.Struct, frozen=True, tag=True):
+class IgnoredStatement(msgspec.Struct, frozen=True, tag=True):
     """A statement that never affects the path of a packet (log, MSS clamping, priority), as the original text."""
 
     text: str
@@ -414,19 +414,19 @@ Expression = (
     | ConnMarkIs
     | InSet
     | MatchSet
-    | ByIpvs
-    | Chance
+    | IpvsMatch
+    | RandomMatch
     | EveryNth
-    | Recent
+    | RecentCheck
     | AnyOf
-    | Circumstance
-    | Unshown
+    | UndecidableMatch
+    | OmittedMatch
     | Unknown
     | Verdict
     | MarkOr
     | MarkXor
-    | MarkTo
-    | MarkCopy
+    | SetMark
+    | CopyMark
     | Masquerade
     | Snat
     | Dnat
@@ -435,14 +435,14 @@ Expression = (
     | Redirect
     | RedirectRange
     | VerdictMap
-    | Switch
-    | Spread
-    | Draw
-    | Remember
+    | InlineVerdictMap
+    | RandomGoto
+    | RandomMap
+    | UpdateSet
     | RecentSet
-    | Untrack
+    | NoTrack
     | Counter
-    | Aside
+    | IgnoredStatement
 )
 
 
@@ -496,7 +496,7 @@ class Set(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     counter: bool = False
     elements: Mapping[ElementKey, ElementData] = {}
-    strange: str = ""
+    unsupported: str = ""
     """The part of a foreign set's definition that is not supported. Lookups in such a set have no answer."""
 
 

@@ -13,13 +13,10 @@ from narthex.netfilter.ast import (
     Accept,
     AddressType,
     AnyOf,
-    Aside,
     Atom,
-    ByIpvs,
-    Chance,
-    Circumstance,
     Compare,
     ConnMarkIs,
+    CopyMark,
     Counter,
     CtDirection,
     CtState,
@@ -27,42 +24,45 @@ from narthex.netfilter.ast import (
     Dnat,
     DnatMap,
     DnatRange,
-    Draw,
     DropPacket,
     EveryNth,
     Expression,
     Field,
     Goto,
     IcmpType,
+    IgnoredStatement,
+    InlineVerdictMap,
     InSet,
+    IpvsMatch,
     IsLocal,
     Jump,
     Key,
-    MarkCopy,
     MarkIs,
     MarkOr,
-    MarkTo,
     MarkXor,
     Masquerade,
     MatchSet,
+    NoTrack,
+    OmittedMatch,
     PortRange,
-    Recent,
+    RandomGoto,
+    RandomMap,
+    RandomMatch,
+    RecentCheck,
     RecentSet,
     Redirect,
     RedirectRange,
     RejectPacket,
-    Remember,
     Return,
     Rule,
+    SetMark,
     Slot,
     Snat,
-    Spread,
-    Switch,
     TcpFlags,
     TcpReset,
+    UndecidableMatch,
     Unknown,
-    Unshown,
-    Untrack,
+    UpdateSet,
     Verdict,
     VerdictMap,
 )
@@ -83,28 +83,28 @@ _FIELDS = {
 }
 
 
-def brief_rule(rule: Rule) -> str:
+def describe_rule(rule: Rule) -> str:
     """The rule on one line: its matches, then what it does. The comment is left to the caller."""
-    return ", ".join(text for text in map(brief, rule.expressions) if text) or "every packet"
+    return ", ".join(text for text in map(describe, rule.expressions) if text) or "every packet"
 
 
-def brief(expression: Expression) -> str:
+def describe(expression: Expression) -> str:
     """One expression; empty for what changes nothing."""
     return _PRINTERS[type(expression)](expression)
 
 
-def brief_key(key: Key) -> str:
+def describe_key(key: Key) -> str:
     """The parts that a key is built of."""
     return " . ".join(f"random of {part.mod}" if isinstance(part, Slot) else _FIELDS[part] for part in key)
 
 
-def brief_element(name: str, key: tuple[Atom, ...], data: Verdict | tuple[str, int] | None) -> str:
+def describe_element(name: str, key: tuple[Atom, ...], data: Verdict | tuple[str, int] | None) -> str:
     """An element of a named set or map, as it was met."""
     text = f"{name} {{ {' . '.join(map(str, key))}"
     if isinstance(data, tuple):
         text += f" : {join_port(*data)}"
     elif data is not None:
-        text += f" : {brief(data)}"
+        text += f" : {describe(data)}"
     return text + " }"
 
 
@@ -127,7 +127,7 @@ def _dnat(expression: Dnat) -> str:
     return f"dnat to {to}"
 
 
-def _by_ipvs(expression: ByIpvs) -> str:
+def _by_ipvs(expression: IpvsMatch) -> str:
     asked = [
         f"{name} {value}"
         for name, value in zip(
@@ -140,7 +140,7 @@ def _by_ipvs(expression: ByIpvs) -> str:
 
 
 def _any_of(e: AnyOf) -> str:
-    ways = [" and ".join(map(brief, way)) for way in e.ways[:4]]
+    ways = [" and ".join(map(describe, way)) for way in e.ways[:4]]
     more = [f"{len(e.ways) - 4} more"] if len(e.ways) > 4 else []
     return f"{_not(e.negate)}({' or '.join(ways + more)})" if e.negate or len(e.ways) > 1 else " or ".join(ways)
 
@@ -168,11 +168,11 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     CtStatus: lambda e: f"connection has {_not(e.negate)}{' or '.join(e.bits)}",
     TcpReset: lambda _: "TCP reset",
     MarkIs: _mark,
-    InSet: lambda e: f"{brief_key(e.key)} {_not(e.negate)}in {e.name}",
+    InSet: lambda e: f"{describe_key(e.key)} {_not(e.negate)}in {e.name}",
     MatchSet: lambda e: f"{','.join(e.sides)} {_not(e.negate)}in {e.name}",
-    ByIpvs: _by_ipvs,
-    Chance: lambda e: f"with probability {e.probability}",
-    Recent: lambda e: f"source seen by {e.name} within {e.seconds} s",
+    IpvsMatch: _by_ipvs,
+    RandomMatch: lambda e: f"with probability {e.probability}",
+    RecentCheck: lambda e: f"source seen by {e.name} within {e.seconds} s",
     AnyOf: _any_of,
     AddressType: lambda e: f"{_FIELDS[e.field]} is {_not(e.negate)}{' or '.join(e.types)}",
     TcpFlags: lambda e: f"TCP flags {_flags(e.mask)} are {_not(e.negate)}{_flags(e.value)}",
@@ -180,17 +180,17 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ConnMarkIs: lambda e: f"connection mark & {e.mask:#x} {'!=' if e.negate else '='} {e.value:#x}",
     CtDirection: lambda e: f"direction {'original' if e.original else 'reply'}",
     EveryNth: lambda e: f"one of {e.every} in turn",
-    Circumstance: lambda e: e.text,
-    Unshown: lambda _: "",
-    MarkTo: lambda e: f"set {'connection ' if e.connection else ''}mark & {e.mask:#x} to {e.value:#x}",
-    MarkCopy: lambda e: "save the mark to the connection" if e.to_connection else "take the mark from the connection",
-    Untrack: lambda _: "do not track",
-    Aside: lambda e: e.text,
+    UndecidableMatch: lambda e: e.text,
+    OmittedMatch: lambda _: "",
+    SetMark: lambda e: f"set {'connection ' if e.connection else ''}mark & {e.mask:#x} to {e.value:#x}",
+    CopyMark: lambda e: "save the mark to the connection" if e.to_connection else "take the mark from the connection",
+    NoTrack: lambda _: "do not track",
+    IgnoredStatement: lambda e: e.text,
     Snat: lambda e: f"snat to {_range(e.first, e.last)}",
     DnatRange: _dnat_range,
     RedirectRange: lambda e: "redirect to this machine" + (f"'s ports {e.first}-{e.last}" if e.first else ""),
-    Switch: lambda e: f"one of {len(e.arms)} ways by what the packet is",
-    Draw: lambda e: f"draw one of {e.mod}",
+    InlineVerdictMap: lambda e: f"one of {len(e.arms)} ways by what the packet is",
+    RandomMap: lambda e: f"draw one of {e.mod}",
     Unknown: lambda e: e.text,
     Jump: lambda e: f"jump {e.chain}",
     Goto: lambda e: f"goto {e.chain}",
@@ -203,10 +203,10 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     Masquerade: lambda _: "masquerade",
     Dnat: _dnat,
     Redirect: lambda e: f"redirect to this machine's port {e.port}",
-    DnatMap: lambda e: f"dnat to {e.map} [ {brief_key(e.key)} ]",
-    VerdictMap: lambda e: f"do {e.map} [ {brief_key(e.key)} ]",
-    Spread: lambda e: f"goto one of {len(e.chains)} chains",
-    Remember: lambda e: f"remember {brief_key(e.key)} in {e.set}",
+    DnatMap: lambda e: f"dnat to {e.map} [ {describe_key(e.key)} ]",
+    VerdictMap: lambda e: f"do {e.map} [ {describe_key(e.key)} ]",
+    RandomGoto: lambda e: f"goto one of {len(e.chains)} chains",
+    UpdateSet: lambda e: f"remember {describe_key(e.key)} in {e.set}",
     RecentSet: lambda e: f"remember source in {e.name}",
     Counter: lambda _: "",
 }

@@ -34,7 +34,7 @@ class IpSet(msgspec.Struct, frozen=True):
     family: IPFamily
     """Address family. A bitmap of ports has none and uses IPV4."""
     entries: frozenset[str] = frozenset()
-    strange: str = ""
+    unsupported: str = ""
     """The part of a foreign set that is not supported. Lookups in such a set have no answer."""
 
     @property
@@ -82,13 +82,13 @@ def entry_line(verb: str, name: str, entry: str) -> str:
 def parse(text: str) -> Mapping[str, IpSet]:
     """Parse the output of `ipset save` into sets by name. Raises IpsetTextError.
 
-    A set of an unsupported type, or with an unsupported option, is kept and has a reason in `strange`.
+    A set of an unsupported type, or with an unsupported option, is kept and has a reason in `unsupported`.
     """
     if len(text) > _MAX_TEXT:
         raise IpsetTextError(f"the text has {len(text) >> 20} MiB; the limit is {_MAX_TEXT >> 20} MiB")
     headers: dict[str, IpSet] = {}
     entries: dict[str, list[str]] = {}
-    strange: dict[str, str] = {}
+    unsupported: dict[str, str] = {}
     for number, raw in enumerate(text.split("\n"), 1):
         words = raw.split()
         if not words or words[0].startswith("#"):
@@ -100,14 +100,14 @@ def parse(text: str) -> Mapping[str, IpSet]:
         elif verb in ("add", "-A") and len(words) >= 3 and name in entries:
             entries[name].append(_canonical(rest[0]))
             if "nomatch" in rest[1:]:
-                strange.setdefault(name, "an entry with nomatch")
+                unsupported.setdefault(name, "an entry with nomatch")
         elif verb in ("add", "-A") and len(words) >= 3:
             raise IpsetTextError(f"line {number}: {raw[:120]!r}: the set {name} was not created before")
         elif raw.strip() != "COMMIT":
             raise IpsetTextError(f"line {number}: {raw[:120]!r} is not a line of `ipset save`")
     return {
         name: msgspec.structs.replace(
-            header, entries=frozenset(entries[name]), strange=header.strange or strange.get(name, "")
+            header, entries=frozenset(entries[name]), unsupported=header.unsupported or unsupported.get(name, "")
         )
         for name, header in headers.items()
     }
@@ -119,7 +119,7 @@ _FLAGS = {"counters", "comment", "forceadd", "skbinfo"}
 
 def _header(name: str, words: list[str]) -> IpSet:
     kind, options = words[0], words[1:]
-    strange = ""
+    unsupported = ""
     family = IPFamily.IPV4
     while options:
         option, *options = options
@@ -128,9 +128,9 @@ def _header(name: str, words: list[str]) -> IpSet:
         if option == "family" and options[:1] == ["inet6"]:
             family = IPFamily.IPV6
         if option not in _PLAIN_OPTIONS:
-            strange = strange or f"option {option}"
+            unsupported = unsupported or f"option {option}"
         options = options[1:]
-    ipset = IpSet(name, kind, family, frozenset(), strange)
+    ipset = IpSet(name, kind, family, frozenset(), unsupported)
     return ipset if ipset.dimensions else IpSet(name, kind, family, frozenset(), f"kind {kind}")
 
 

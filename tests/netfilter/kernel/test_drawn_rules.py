@@ -16,7 +16,7 @@ from tests.proxy.kernel.packet_range import IIF, OIF, OWN, SENDERS, Range
 from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol, contains
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.dump.read import read, together
+from narthex.netfilter.dump.read import merge_dumps, read
 from narthex.netfilter.walk.walk import HookPoint, HookWalk
 
 pytestmark = pytest.mark.kernel
@@ -103,9 +103,9 @@ def test_iptables(place, draw, tool):
         read(run([f"{tool}-save"], namespace=place.node), "rules"),
         read(run(["ipset", "save"], namespace=place.node), "sets"),
     ]
-    dump = together(dumps)
+    dump = merge_dumps(dumps)
     assert not dump.problems and not dump.check()
-    judge(place, cases, dump.of(IPFamily.IPV4), draw)
+    judge(place, cases, dump.for_family(IPFamily.IPV4), draw)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -115,4 +115,4 @@ def test_nft(place, draw, form):
         run(["nft", "-f", "-"], stdin=script, namespace=place.node)
     dump = read(run(["nft", *(["-j"] if form == "json" else []), "list", "ruleset"], namespace=place.node), form)
     assert not dump.problems and not dump.check()
-    judge(place, cases, dump.of(IPFamily.IPV4), draw)
+    judge(place, cases, dump.for_family(IPFamily.IPV4), draw)

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
-from narthex.netfilter.netlink.conntrack import Entry
+from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.flows import Flows
 from narthex.proxy.program.loop import Proxy
@@ -37,7 +37,7 @@ class FakeTable:
 
     def put(self, number, end, destination="10.110.0.1"):
         flow = ConntrackFlow(Protocol.UDP, "10.64.1.200", number, destination, 80, end, 80)
-        self.held[number] = Entry(flow, str(number).encode())
+        self.held[number] = ConntrackEntry(flow, str(number).encode())
 
     def entries(self, family, towards):
         self.listed += 1

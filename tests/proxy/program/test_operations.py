@@ -16,7 +16,7 @@ from narthex.kube.watch import Watch
 from narthex.lab.encode import encode
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.store import Synced, Upsert
-from narthex.netfilter.netlink.conntrack import Entry
+from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.netfilter.netlink.elements import encoder, key_encoder
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.iptables.script import restore_inputs
@@ -109,7 +109,7 @@ class Connections:
     def entries(self, _family, _towards):
         ends = [each.address for each in web_slice(7, 4).endpoints]
         flows = [ConntrackFlow(Protocol.TCP, "10.64.1.200", 40_000, "10.110.0.7", 80, end, 80) for end in ends]
-        return [Entry(flow, b"") for flow in flows]
+        return [ConntrackEntry(flow, b"") for flow in flows]
 
     def remove(self, _family, entries):
         return [True] * len(entries)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 
-class Told(enum.Enum):
+class TraceEvent(enum.Enum):
     """What kind of thing the kernel tells."""
 
     RULE = "rule"
@@ -33,7 +33,7 @@ class KernelStep(msgspec.Struct, frozen=True, kw_only=True):
     """`ip`, `ip6` or `inet`: of the table."""
     table: str
     chain: str
-    told: Told
+    event: TraceEvent
     verdict: str = ""
     """`accept`, `drop`, `continue`, `return`, `jump NAME`, `goto NAME`, …; empty where the kernel does not say it."""
     rule: str = ""
@@ -43,7 +43,7 @@ class KernelStep(msgspec.Struct, frozen=True, kw_only=True):
     """The packet's mark afterwards."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class TracedPacket(msgspec.Struct, frozen=True, kw_only=True):
     """The packet as it came into a base chain."""
 
     iif: str = ""
@@ -54,10 +54,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
 
 
-class Visit(msgspec.Struct, frozen=True, kw_only=True):
+class ChainVisit(msgspec.Struct, frozen=True, kw_only=True):
     """A base chain that the packet met, and all that happened there."""
 
-    packet: Seen
+    packet: TracedPacket
     steps: tuple[KernelStep, ...] = ()
 
 
@@ -66,9 +66,9 @@ class KernelTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     number: str
     """The kernel's name for the packet: eight hexadecimal digits; the flow for iptables-legacy, which has none."""
-    visits: tuple[Visit, ...] = ()
-    began: str = ""
-    """The chain of a probe's table where it was marked; see `conversations`."""
+    visits: tuple[ChainVisit, ...] = ()
+    probe_chain: str = ""
+    """The chain of a probe's table where it was marked; see `probe_traces`."""
 
     @property
     def steps(self) -> tuple[KernelStep, ...]:
@@ -98,20 +98,22 @@ class _Gathering:
     """Traces while their lines come in. Lines of packets may be mixed."""
 
     def __init__(self) -> None:
-        self._visits: dict[str, list[tuple[Seen, list[KernelStep]]]] = {}
+        self._visits: dict[str, list[tuple[TracedPacket, list[KernelStep]]]] = {}
 
-    def packet(self, number: str, packet: Seen) -> None:
+    def packet(self, number: str, packet: TracedPacket) -> None:
         self._visits.setdefault(number, []).append((packet, []))
 
     def step(self, number: str, step: KernelStep) -> None:
         visits = self._visits.setdefault(number, [])
         if not visits:
-            visits.append((Seen(), []))
+            visits.append((TracedPacket(), []))
         visits[-1][1].append(step)
 
     def traces(self) -> tuple[KernelTrace, ...]:
         return tuple(
-            KernelTrace(number=number, visits=tuple(Visit(packet=seen, steps=tuple(steps)) for seen, steps in visits))
+            KernelTrace(
+                number=number, visits=tuple(ChainVisit(packet=seen, steps=tuple(steps)) for seen, steps in visits)
+            )
             for number, visits in self._visits.items()
         )
 
@@ -146,7 +148,7 @@ def _nft(line: str, found: _Gathering) -> None:
                 family=family,
                 table=table,
                 chain=chain,
-                told=Told.RULE,
+                event=TraceEvent.RULE,
                 verdict=told,
                 rule=" ".join((text[: handle.start()] if handle else text).split()),
                 handle=int(handle[1]) if handle else 0,
@@ -162,17 +164,17 @@ def _nft(line: str, found: _Gathering) -> None:
                 family=family,
                 table=table,
                 chain=chain,
-                told=Told.POLICY if kind == "policy" else Told.RETURN,
+                event=TraceEvent.POLICY if kind == "policy" else TraceEvent.RETURN,
                 verdict=verdict[1] if verdict else "",
                 mark=int(mark[1], 16) if mark else 0,
             ),
         )
 
 
-def _seen_nft(text: str) -> Seen:
+def _seen_nft(text: str) -> TracedPacket:
     # The link's own addresses come before those of the network.
     held = {name: quoted or plain for name, quoted, plain in _PACKET.findall(text)}
-    return Seen(
+    return TracedPacket(
         iif=held.get("iif", ""),
         oif=held.get("oif", ""),
         source=held.get("saddr", ""),
@@ -196,7 +198,7 @@ def _xtables(line: str, found: _Gathering) -> None:
                 family=_XTABLES_FAMILIES.get(family, family),
                 table=table,
                 chain=chain,
-                told=Told(told),
+                event=TraceEvent(told),
                 verdict=f"{verdict.lower()} {target}" if target else verdict.lower(),
                 rule=rest.strip(),
                 handle=int(handle, 16) if handle else 0,
@@ -224,17 +226,17 @@ def _legacy(line: str, found: _Gathering) -> None:
             family="ip6" if ":" in seen.source else "ip",
             table=table,
             chain=chain,
-            told=Told(told),
+            event=TraceEvent(told),
             handle=int(number),
             mark=int(mark, 16) if mark.startswith("0x") else 0,
         ),
     )
 
 
-def _seen_log(text: str) -> Seen:
+def _seen_log(text: str) -> TracedPacket:
     # What an ICMP error quotes of another packet stands in brackets behind.
     words = dict(_WORDS.findall(text.partition(" [")[0]))
-    return Seen(
+    return TracedPacket(
         iif=words.get("IN", ""),
         oif=words.get("OUT", ""),
         source=words.get("SRC", ""),
@@ -248,10 +250,10 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() else 0
 
 
-def conversations(traces: Iterable[KernelTrace], table: str) -> Iterator[KernelTrace]:
-    """The traces that began in a table of this name, without what happened there: a probe's own rules are no part of
+def probe_traces(traces: Iterable[KernelTrace], table: str) -> Iterator[KernelTrace]:
+    """The traces that probe_chain in a table of this name, without what happened there: a probe's own rules are no part of
     the answer."""
     for trace in traces:
         if trace.visits and trace.visits[0].steps and trace.visits[0].steps[0].table == table:
             others = tuple(visit for visit in trace.visits if not visit.steps or visit.steps[0].table != table)
-            yield KernelTrace(number=trace.number, visits=others, began=trace.visits[0].steps[0].chain)
+            yield KernelTrace(number=trace.number, visits=others, probe_chain=trace.visits[0].steps[0].chain)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from narthex.model.net import IPFamily
 from narthex.netfilter import ipset
 from narthex.netfilter import ipvs as ipvsadm
-from narthex.netfilter.dump.read import Dump, Flavour, Held, Problem
+from narthex.netfilter.dump.read import Dump, DumpProblem, DumpTable, Flavour
 from narthex.netfilter.dump.transcript import Command, command_of, plain
 from narthex.netfilter.nft import index as nft_index
 from narthex.netfilter.nft import json as nft_json
@@ -35,10 +35,10 @@ def read_lines(text: str | bytes, origin: str, family: IPFamily | None) -> Dump:
     if _JSON.match(whole):
         tables, troubles = nft_json.read(whole)
         return Dump(
-            held=tuple(
-                Held(table=table, flavour=Flavour.NFTABLES, origin=origin, rules=rules) for table, rules in tables
+            tables=tuple(
+                DumpTable(table=table, flavour=Flavour.NFTABLES, origin=origin, rules=rules) for table, rules in tables
             ),
-            problems=tuple(Problem(origin, line, said) for line, said in troubles),
+            problems=tuple(DumpProblem(origin, line, said) for line, said in troubles),
         )
     return _Reader(plain(whole), origin, family).read()
 
@@ -53,10 +53,10 @@ class _Reader:
         self._command = Command()
         self._said_family: IPFamily | None = None
         self._flavour = Flavour.XTABLES
-        self._held: list[Held] = []
+        self._held: list[DumpTable] = []
         self._comments: list[str] = []
-        self._problems: list[Problem] = []
-        self._notes: list[Problem] = []
+        self._problems: list[DumpProblem] = []
+        self._notes: list[DumpProblem] = []
         self._fragment = Fragment(lines)
         self._set_lines: dict[int, str] = {}
         self._server_lines: dict[int, str] = {}
@@ -138,17 +138,17 @@ class _Reader:
 
     def _hold(self, number: int, found: xtables_index.Found | nft_index.Found, flavour: Flavour) -> int:
         """Keep a table that begins in a line, with what is wrong in it; the line behind it."""
-        self._problems += (Problem(self._origin, line, said) for line, said in found.troubles)
+        self._problems += (DumpProblem(self._origin, line, said) for line, said in found.troubles)
         if found.table is not None:
             self._held.append(
-                Held(table=found.table, flavour=flavour, origin=self._origin, line=number + 1, rules=found.rules)
+                DumpTable(table=found.table, flavour=flavour, origin=self._origin, line=number + 1, rules=found.rules)
             )
         return found.next
 
     def _dump(self) -> Dump:
         for held, notes in self._fragment.tables(self._family_of(0), self._flavour, self._origin):
             self._held.append(held)
-            self._notes += (Problem(self._origin, line, said) for line, said in notes)
+            self._notes += (DumpProblem(self._origin, line, said) for line, said in notes)
         sets = dict(self._tried(ipset.parse, self._set_lines) or {})
         sets.update(self._listed_sets.sets())
         servers = self._tried(ipvsadm.parse, self._server_lines) or ipvsadm.IpvsadmRules()
@@ -156,9 +156,9 @@ class _Reader:
         if not (self._held or sets or servers.servers or servers.marks or listed or self._problems):
             said = "is not what iptables-save, iptables -S or -L, nft list ruleset, ipset or ipvsadm print"
             if any(line.strip() and not line.strip().startswith("#") for line in self._lines):
-                self._problems.append(Problem(self._origin, 0, said))
+                self._problems.append(DumpProblem(self._origin, 0, said))
         return Dump(
-            held=tuple(self._held),
+            tables=tuple(self._held),
             sets=sets,
             servers={**servers.servers, **listed},
             marks=servers.marks,
@@ -175,5 +175,5 @@ class _Reader:
         try:
             return parse(text)
         except ValueError as error:
-            self._problems.append(Problem(self._origin, 0, str(error)))
+            self._problems.append(DumpProblem(self._origin, 0, str(error)))
             return None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.model.net import IPFamily, family_of
-from narthex.netfilter.ast import AnyOf, Expression, Ruleset, Switch, Table, Unknown
+from narthex.netfilter.ast import AnyOf, Expression, InlineVerdictMap, Ruleset, Table, Unknown
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey, VirtualServer
 from narthex.netfilter.lazy import LazyChains
@@ -37,7 +37,7 @@ class Flavour(enum.Enum):
     NFTABLES = "nft"
 
 
-class Problem(msgspec.Struct, frozen=True):
+class DumpProblem(msgspec.Struct, frozen=True):
     """Something in a text that is wrong or left out."""
 
     origin: str
@@ -50,7 +50,7 @@ class Problem(msgspec.Struct, frozen=True):
         return f"{self.origin}: {where}{self.text}" if self.origin else where + self.text
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class DumpTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table of a dump, and where it stood."""
 
     table: Table
@@ -63,7 +63,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """False: some of its rules, as `grep` leaves them."""
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class FamilyRules(msgspec.Struct, frozen=True, kw_only=True):
     """Rules of one family, and what acts objects them."""
 
     ruleset: Ruleset = Ruleset()
@@ -75,22 +75,22 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """All that was read."""
 
-    held: tuple[Held, ...] = ()
+    tables: tuple[DumpTable, ...] = ()
     sets: Mapping[str, IpSet] = {}
     servers: Mapping[ServerKey, VirtualServer] = {}
     marks: frozenset[int] = frozenset()
     """Packet marks that have a virtual server of IPVS."""
     comments: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[DumpProblem, ...] = ()
     """Lines that are wrong: what stands there is not walked."""
-    notes: tuple[Problem, ...] = ()
+    notes: tuple[DumpProblem, ...] = ()
     """What the text leaves out, or what was taken for something because it does not say."""
 
-    def tables(self, family: IPFamily | None = None) -> tuple[Held, ...]:
+    def tables_of(self, family: IPFamily | None = None) -> tuple[DumpTable, ...]:
         """The tables of a family, those of both families among them; None: all."""
-        return tuple(each for each in self.held if family is None or each.table.family in (None, family))
+        return tuple(each for each in self.tables if family is None or each.table.family in (None, family))
 
-    def of(self, family: IPFamily) -> Rules:
+    def for_family(self, family: IPFamily) -> FamilyRules:
         """What a packet of the family can meet.
 
         Addresses that have virtual servers count as bound: no dump of these tools says which the node has.
@@ -99,36 +99,36 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         named = (entry for name in _BOUND if name in self.sets for entry in self.sets[name].entries)
         bound = frozenset(ip for ip in (*named, *(key[0] for key in servers)) if family_of(ip) is family)
         objects = KernelObjects(sets=self.sets, servers=servers, bound=bound, marks=self.marks)
-        ruleset = Ruleset(tuple(each.table for each in _without_twins(self.tables(family))))
-        return Rules(ruleset=ruleset, objects=objects, comments=self.comments)
+        ruleset = Ruleset(tuple(each.table for each in _without_twins(self.tables_of(family))))
+        return FamilyRules(ruleset=ruleset, objects=objects, comments=self.comments)
 
-    def place(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
+    def locate(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
         """Origin, line and text of a rule, counted from 0 in its chain; the line is 0 when it is not known."""
-        held = next((each for each in self.held if each.table is table), None)
+        held = next((each for each in self.tables if each.table is table), None)
         if held is None or not isinstance(table.chains, LazyChains):
             return (held.origin if held else "", 0, "")
         line, text = table.chains.place(chain, rule)
         return held.origin, line, text
 
-    def check(self) -> tuple[Problem, ...]:
+    def check(self) -> tuple[DumpProblem, ...]:
         """Read every rule and set, walked or not; what of them is not understood, in the order of the text."""
         found = list(self.problems)
-        for held in self.held:
+        for held in self.tables:
             for name, chain in held.table.chains.items():
                 for number, rule in enumerate(chain.rules):
                     for text in _unknown(rule.expressions):
-                        line = self.place(held.table, name, number)[1]
+                        line = self.locate(held.table, name, number)[1]
                         where = f"table {held.table.name}, chain {name}, rule {number + 1}"
-                        found.append(Problem(held.origin, line, f"{where}: not understood: {text}"))
+                        found.append(DumpProblem(held.origin, line, f"{where}: not understood: {text}"))
             found += (
-                Problem(held.origin, 0, f"set {one.name}: not understood: {one.strange}")
+                DumpProblem(held.origin, 0, f"set {one.name}: not understood: {one.unsupported}")
                 for one in held.table.sets.values()
-                if one.strange
+                if one.unsupported
             )
         found += (
-            Problem("", 0, f"ipset {one.name}: not understood: {one.strange}")
+            DumpProblem("", 0, f"ipset {one.name}: not understood: {one.unsupported}")
             for one in self.sets.values()
-            if one.strange
+            if one.unsupported
         )
         return tuple(found)
 
@@ -141,11 +141,11 @@ def read(text: str | bytes, origin: str = "", family: IPFamily | None = None) ->
     return read_lines(text, origin, family)
 
 
-def together(dumps: Iterable[Dump]) -> Dump:
+def merge_dumps(dumps: Iterable[Dump]) -> Dump:
     """Several texts of one node as one."""
     found = tuple(dumps)
     return Dump(
-        held=tuple(each for one in found for each in one.held),
+        tables=tuple(each for one in found for each in one.tables),
         sets={name: held for one in found for name, held in one.sets.items()},
         servers={key: server for one in found for key, server in one.servers.items()},
         marks=frozenset(mark for one in found for mark in one.marks),
@@ -157,16 +157,16 @@ def together(dumps: Iterable[Dump]) -> Dump:
 
 def read_all(texts: Iterable[tuple[str, str]], family: IPFamily | None = None) -> Dump:
     """Pairs of a name, for messages, and a text, each of them whole. Raises DumpError for the first problem."""
-    dump = together(read(text, name, family) for name, text in texts)
+    dump = merge_dumps(read(text, name, family) for name, text in texts)
     if dump.problems:
         raise DumpError(str(dump.problems[0]))
     return dump
 
 
-def _without_twins(held: tuple[Held, ...]) -> list[Held]:
+def _without_twins(held: tuple[DumpTable, ...]) -> list[DumpTable]:
     """iptables-nft's tables are in both `iptables-save` and `nft list ruleset`; the first says more. A table that was
     printed twice counts once."""
-    chosen: list[Held] = []
+    chosen: list[DumpTable] = []
     ours = {(each.table.family, each.table.name) for each in held if each.flavour is not Flavour.NFTABLES}
     seen: set[tuple[object, ...]] = set()
     for each in held:
@@ -196,6 +196,6 @@ def _unknown(expressions: tuple[Expression, ...]) -> Iterable[str]:
         elif isinstance(each, AnyOf):
             for way in each.ways:
                 yield from _unknown(way)
-        elif isinstance(each, Switch):
+        elif isinstance(each, InlineVerdictMap):
             for matches, _ in each.arms:
                 yield from _unknown(matches)

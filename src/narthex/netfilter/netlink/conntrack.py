@@ -32,7 +32,7 @@ _PROTO_KINDS = _TUPLE_PROTO, _PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATI
 _PROTOCOLS = {each.number: each for each in (Protocol.TCP, Protocol.UDP, Protocol.SCTP)}
 
 
-class Entry(NamedTuple):
+class ConntrackEntry(NamedTuple):
     """An entry of the kernel's table."""
 
     flow: ConntrackFlow
@@ -55,7 +55,7 @@ def narrowed(protocol: Protocol, port: int) -> bytes:
     return first + _attribute(_FILTER | _NESTED, by)
 
 
-def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
+def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> ConntrackEntry | None:
     """An entry from the attributes of one message of a dump.
 
     None unless it was first sent to one of these protocols and ports, and for what Services never make: entries of
@@ -86,7 +86,7 @@ def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> Entry | None:
         _text(answer.source),
         answer.source_port,
     )
-    return Entry(flow, handle)
+    return ConntrackEntry(flow, handle)
 
 
 def _elsewhere(body: bytes, towards: Container[tuple[Protocol, int]]) -> bool:

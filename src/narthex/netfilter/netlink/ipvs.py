@@ -17,7 +17,7 @@ from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 FAMILY = "IPVS"
 
 
-class Command(enum.IntEnum):
+class IpvsCommand(enum.IntEnum):
     """What is asked of the kernel."""
 
     NEW_SERVER = 1
@@ -32,7 +32,7 @@ class Command(enum.IntEnum):
     GET_TIMEOUTS = 13
 
 
-class Timeouts(NamedTuple):
+class IpvsTimeouts(NamedTuple):
     """Seconds until IPVS forgets an idle connection. 0 leaves a value as it is."""
 
     tcp: int
@@ -40,7 +40,7 @@ class Timeouts(NamedTuple):
     udp: int
 
 
-class HeldServer(NamedTuple):
+class KernelVirtualServer(NamedTuple):
     """A virtual server of the kernel, without its real servers."""
 
     server: VirtualServer
@@ -48,7 +48,7 @@ class HeldServer(NamedTuple):
     """What it has that we never set (`one-packet scheduling`, …); empty for none."""
 
 
-class HeldReal(NamedTuple):
+class KernelRealServer(NamedTuple):
     """A real server of the kernel."""
 
     real: RealServer
@@ -111,13 +111,13 @@ def real(key: ServerKey, wanted: RealServer) -> bytes:
     return server_key(key) + _attribute(_REAL | _NESTED, body)
 
 
-def timeouts(wanted: Timeouts) -> bytes:
+def timeouts(wanted: IpvsTimeouts) -> bytes:
     """Attributes that set the time-outs."""
     kinds = (_TIMEOUT_TCP, _TIMEOUT_TCP_FIN, _TIMEOUT_UDP)
     return b"".join(_attribute(kind, _U32.pack(value)) for kind, value in zip(kinds, wanted, strict=True))
 
 
-def read_server(body: bytes) -> HeldServer | None:
+def read_server(body: bytes) -> KernelVirtualServer | None:
     """A virtual server from the attributes of one message of a dump; None for one that is found by a packet mark, and
     for protocols that Services do not have."""
     held = _attributes(_attributes(body).get(_SERVER, b""))
@@ -139,10 +139,10 @@ def read_server(body: bytes) -> HeldServer | None:
         persistence_seconds=_number(held, _TIMEOUT) if flags & _PERSIST else None,
         hash_ports=bool(flags & _HASH_PORTS),
     )
-    return HeldServer(found, ", ".join(odd))
+    return KernelVirtualServer(found, ", ".join(odd))
 
 
-def read_real(body: bytes) -> HeldReal:
+def read_real(body: bytes) -> KernelRealServer:
     """A real server from the attributes of one message of a dump."""
     held = _attributes(_attributes(body)[_REAL])
     data = held[_REAL_ADDRESS]
@@ -154,13 +154,13 @@ def read_real(body: bytes) -> HeldReal:
         _number(held, _WEIGHT),
         _FORWARD_WORDS.get(_number(held, _FORWARD) & _FORWARD_MASK, "another way"),
     )
-    return HeldReal(found, _number(held, _ACTIVE) + _number(held, _INACTIVE))
+    return KernelRealServer(found, _number(held, _ACTIVE) + _number(held, _INACTIVE))
 
 
-def read_timeouts(body: bytes) -> Timeouts:
+def read_timeouts(body: bytes) -> IpvsTimeouts:
     """The time-outs from the kernel's answer."""
     held = _attributes(body)
-    return Timeouts(*(_number(held, kind) for kind in (_TIMEOUT_TCP, _TIMEOUT_TCP_FIN, _TIMEOUT_UDP)))
+    return IpvsTimeouts(*(_number(held, kind) for kind in (_TIMEOUT_TCP, _TIMEOUT_TCP_FIN, _TIMEOUT_UDP)))
 
 
 def _key(key: ServerKey) -> bytes:

@@ -22,7 +22,7 @@ _AT_ONCE = 256
 """Keys of which the elements are encoded together."""
 
 
-class Slotted(Mapping[ElementKey, ElementData]):
+class SlotMap(Mapping[ElementKey, ElementData]):
     """By key and slot. Filled through `runs`, then only read."""
 
     __slots__ = ("runs",)
@@ -46,7 +46,7 @@ class Slotted(Mapping[ElementKey, ElementData]):
     def __bool__(self) -> bool:
         return bool(self.runs)
 
-    def without(self, other: Slotted) -> dict[ElementKey, ElementData]:
+    def without(self, other: SlotMap) -> dict[ElementKey, ElementData]:
         """The elements that the other does not have, or has with other data."""
         found: dict[ElementKey, ElementData] = {}
         for key, slots in self.runs.items():
@@ -57,7 +57,7 @@ class Slotted(Mapping[ElementKey, ElementData]):
         return found
 
 
-def encode(one: Set, family: IPFamily, held: Slotted) -> Iterator[bytes]:
+def encode(one: Set, family: IPFamily, held: SlotMap) -> Iterator[bytes]:
     """NFTA_LIST_ELEM attributes of all elements of a map to endpoints, in their order. Raises Unprintable for an element
     that does not fit."""
     pack, one_by_one = _packer(one.name, one.key, family)

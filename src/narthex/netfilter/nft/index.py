@@ -113,7 +113,7 @@ def _set(lines: Sequence[str], span: _Span, name: str) -> Set:
     inside = lines[span.first : span.behind]
     at = next((n for n, line in enumerate(inside) if line.startswith("\t\telements = {")), len(inside))
     head = read_set("\n".join(inside[:at]) + "\n}\n", name)
-    if at == len(inside) or head.dynamic or head.strange:
+    if at == len(inside) or head.dynamic or head.unsupported:
         return head
     text = "\n".join(inside[at:])
     elements = plain_elements(text, head.data)

@@ -93,7 +93,7 @@ def _table(family: str, name: str, parts: _Parts) -> Table:
         try:
             return read_set("\n".join((*set_words(kind, msgspec.json.decode(raw)), "}", "")), called)
         except (KeyError, TypeError, ValueError) as error:
-            return Set(name=called, key=(), strange=f"its JSON: {error}")
+            return Set(name=called, key=(), unsupported=f"its JSON: {error}")
 
     known = dict.fromkeys((*parts.chains, *parts.rules))
     bases = tuple(called for called, held in parts.chains.items() if "hook" in held)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from narthex.netfilter.ast import (
     AddressType,
     AnyOf,
-    Chance,
-    Circumstance,
     Compare,
     ConnMarkIs,
     CtDirection,
@@ -20,8 +18,10 @@ from narthex.netfilter.ast import (
     IcmpType,
     IsLocal,
     MarkIs,
+    RandomMatch,
     TcpFlags,
     TcpReset,
+    UndecidableMatch,
 )
 from narthex.netfilter.nft.words import NotUnderstood, Words
 from narthex.netfilter.xtables.values import ICMP_TYPES
@@ -179,7 +179,7 @@ def random(words: Words) -> Many:
         raise NotUnderstood
     words.expect("<")
     share = words.number() / _DRAWN
-    return (Chance(f"{share:.11f}"),)
+    return (RandomMatch(f"{share:.11f}"),)
 
 
 # ---- addresses of this machine -------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def fib(words: Words) -> Many:
     negate = negation(words)
     if result != "type":
         words.take()
-        return (Circumstance("the routes", words.slice(start, words.position)),)
+        return (UndecidableMatch("the routes", words.slice(start, words.position)),)
     types = _word_list(words)
     if not _TYPES.issuperset(types):
         raise NotUnderstood
@@ -215,8 +215,8 @@ def fib(words: Words) -> Many:
         return (plain,)
     text = words.slice(start, words.position)
     if negate:
-        return (Circumstance("which interface has the address", text),)
-    return plain, Circumstance("which interface has the address", text)
+        return (UndecidableMatch("which interface has the address", text),)
+    return plain, UndecidableMatch("which interface has the address", text)
 
 
 # ---- ICMP ----------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def circumstance(words: Words) -> Many:
     subject, forwarded, made_here = about
     if negate:
         forwarded = made_here = True
-    return (Circumstance(subject, words.slice(start, words.position), forwarded, made_here),)
+    return (UndecidableMatch(subject, words.slice(start, words.position), forwarded, made_here),)
 
 
 def limit(words: Words) -> Many:
@@ -340,7 +340,7 @@ def limit(words: Words) -> Many:
             or words.peek()[:1].isdigit()
         ):
             words.take()
-    return (Circumstance("how many packets came before", words.slice(start, words.position)),)
+    return (UndecidableMatch("how many packets came before", words.slice(start, words.position)),)
 
 
 READERS: dict[str, Callable[[Words], Many]] = {

@@ -55,7 +55,7 @@ def read_chain(text: str, name: str) -> Chain:
 
 
 def read_set(text: str, name: str) -> Set:
-    """A set or map from what stands behind its opening brace; `strange` when it is not understood."""
+    """A set or map from what stands behind its opening brace; `unsupported` when it is not understood."""
     return _set(_Reader(text), name)
 
 
@@ -158,7 +158,7 @@ def _table(reader: _Reader, family: str, name: str) -> Table:
             set_name = reader.next() or ""
             reader.next()
             one = _set(reader, set_name)
-            if not one.strange:
+            if not one.unsupported:
                 sets[set_name] = one
         elif word == "{":
             reader.skip_block()
@@ -190,7 +190,7 @@ def _hook(words: Words) -> Hook | None:
 
 
 def _set(reader: _Reader, name: str) -> Set:
-    """A set or map; `strange` when its key, its data or one of its elements has no form here."""
+    """A set or map; `unsupported` when its key, its data or one of its elements has no form here."""
     keys: dict[str, object] = {}
     elements: Words | None = None
     key: Key | None = None
@@ -215,11 +215,11 @@ def _set(reader: _Reader, name: str) -> Set:
             case "elements":
                 elements = words
     if key is None or types:
-        return Set(name=name, key=(), strange=types or "it does not say what it holds")
+        return Set(name=name, key=(), unsupported=types or "it does not say what it holds")
     try:
         parsed = {} if elements is None or keys.get("dynamic") else dict(_elements(elements, data))
     except NotUnderstood:
-        return Set(name=name, key=(), strange="its elements")
+        return Set(name=name, key=(), unsupported="its elements")
     return Set(name=name, key=key, data=data, elements=parsed, **keys)  # type: ignore[arg-type]
 
 

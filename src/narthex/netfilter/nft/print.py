@@ -35,16 +35,16 @@ from narthex.netfilter.ast import (
     MarkXor,
     Masquerade,
     PortRange,
+    RandomGoto,
     RejectPacket,
-    Remember,
     Return,
     Rule,
     Set,
     Slot,
-    Spread,
     Table,
     TcpReset,
     Unprintable,
+    UpdateSet,
     VerdictMap,
 )
 
@@ -163,9 +163,9 @@ def _expression_text(one: Expression, family: Family) -> str:
             return f"{key_text(key, family)} vmap @{name_text(name)}"
         case DnatMap(key, name):
             return f"dnat {_family_word(family)} to {key_text(key, family)} map @{name_text(name)}"
-        case Remember(key, name):
+        case UpdateSet(key, name):
             return f"update @{name_text(name)} {{ {key_text(key, family)} }}"
-        case Spread(chains):
+        case RandomGoto(chains):
             targets = ", ".join(f"{slot} : goto {name_text(chain)}" for slot, chain in enumerate(chains))
             return f"numgen random mod {len(chains)} vmap {{ {targets} }}"
     return _match_text(one) or _statement_text(one, family)

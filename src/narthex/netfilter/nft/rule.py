@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 from narthex.netfilter.ast import (
     AnyOf,
-    Aside,
     Atom,
     Compare,
-    Draw,
     Expression,
     Field,
     Goto,
+    IgnoredStatement,
+    InlineVerdictMap,
     InSet,
     Key,
     PortRange,
+    RandomGoto,
+    RandomMap,
     Rule,
     Slot,
-    Spread,
-    Switch,
     Unknown,
     Verdict,
     VerdictMap,
@@ -189,7 +189,7 @@ def _value(field: Field, text: str) -> Atom:
 # ---- maps in braces ------------------------------------------------------------------------------------------------
 
 
-def _switch(ways: Callable[[], list[Many]], words: Words) -> Switch:
+def _switch(ways: Callable[[], list[Many]], words: Words) -> InlineVerdictMap:
     """`KEY vmap { VALUE : VERDICT, … }`."""
     words.expect("{")
     found: list[tuple[Many, Verdict]] = []
@@ -203,7 +203,7 @@ def _switch(ways: Callable[[], list[Many]], words: Words) -> Switch:
         if words.peek() == ",":
             words.take()
     words.expect("}")
-    return Switch(tuple(found))
+    return InlineVerdictMap(tuple(found))
 
 
 def _spread(words: Words) -> Expression:
@@ -220,8 +220,8 @@ def _spread(words: Words) -> Expression:
     found = nft_statements.arms(words, mod, offset, lambda: nft_statements.verdict(words))
     chains = [what.chain for _, _, what in found if isinstance(what, Goto)]
     if len(chains) == len(found) == mod:
-        return Spread(tuple(chains))
-    return Draw(mod, found)
+        return RandomGoto(tuple(chains))
+    return RandomMap(mod, found)
 
 
 def _state_switch(words: Words) -> Many:
@@ -281,7 +281,7 @@ def _option(words: Words) -> Many:
     words.position += 5
     if words.take() == "rt":
         words.take()
-    return (Aside(words.slice(start, words.position)),)
+    return (IgnoredStatement(words.slice(start, words.position)),)
 
 
 def _ct(words: Words) -> Many:
@@ -295,7 +295,7 @@ def _ct(words: Words) -> Many:
     if words.peek(2) == "set":
         start = words.position
         words.position += 4
-        return (Aside(words.slice(start, words.position)),)
+        return (IgnoredStatement(words.slice(start, words.position)),)
     if words.peek(1) in ("state", "status", "mark", "direction"):
         return nft_matches.ct(words)
     return nft_matches.circumstance(words)
@@ -313,7 +313,7 @@ def _meta(words: Words) -> Many:
     if words.peek(2) == "set":
         start = words.position
         words.position += 4
-        return (Aside(words.slice(start, min(words.position, words.length))),)
+        return (IgnoredStatement(words.slice(start, min(words.position, words.length))),)
     return _field_match(words)
 
 

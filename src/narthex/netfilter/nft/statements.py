@@ -8,30 +8,30 @@ from collections.abc import Callable
 from narthex.model.net import split_port
 from narthex.netfilter.ast import (
     Accept,
-    Aside,
+    CopyMark,
     Counter,
     Dnat,
     DnatMap,
     DnatRange,
-    Draw,
     DropPacket,
     Expression,
     Field,
     Goto,
+    IgnoredStatement,
     Jump,
-    MarkCopy,
     MarkOr,
-    MarkTo,
     MarkXor,
     Masquerade,
+    NoTrack,
+    RandomMap,
     Redirect,
     RedirectRange,
     RejectPacket,
-    Remember,
     Return,
+    SetMark,
     Slot,
     Snat,
-    Untrack,
+    UpdateSet,
     Verdict,
 )
 from narthex.netfilter.nft.words import NotUnderstood, Words
@@ -204,7 +204,7 @@ def numbers(words: Words) -> tuple[int, int]:
     return mod, offset
 
 
-def _drawn(words: Words) -> Draw:
+def _drawn(words: Words) -> RandomMap:
     """`numgen random mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 . 80 }`."""
     mod, offset = numbers(words)
     words.expect("map")
@@ -216,7 +216,7 @@ def _drawn(words: Words) -> Draw:
             return Dnat(address, words.number())
         return _endpoint(address)
 
-    return Draw(mod, arms(words, mod, offset, endpoint))
+    return RandomMap(mod, arms(words, mod, offset, endpoint))
 
 
 def arms(
@@ -252,36 +252,36 @@ def set_mark(words: Words, connection: bool) -> Many:
         elif connection:
             raise NotUnderstood
         return (_changed(words, connection, source in (own, "mark"), source == other),)
-    return (MarkTo(words.number(), _ALL, connection),)
+    return (SetMark(words.number(), _ALL, connection),)
 
 
 def _changed(words: Words, connection: bool, same: bool, copied: bool) -> Expression:
     operator = words.peek()
     if operator not in ("|", "or", "^", "xor", "&", "and"):
         if copied:
-            return MarkCopy(connection)
+            return CopyMark(connection)
         raise NotUnderstood
     words.take()
     bits = words.number()
     further = words.peek()
     if copied:
         if operator in ("&", "and") and further not in ("|", "^", "or", "xor"):
-            return MarkCopy(connection, bits)
+            return CopyMark(connection, bits)
         raise NotUnderstood
     if not same:
         raise NotUnderstood
     if operator in ("|", "or"):
-        return MarkTo(bits, bits, True) if connection else MarkOr(bits)
+        return SetMark(bits, bits, True) if connection else MarkOr(bits)
     if operator in ("^", "xor"):
-        return MarkTo(bits, 0, True) if connection else MarkXor(bits)
+        return SetMark(bits, 0, True) if connection else MarkXor(bits)
     value = 0
     if further in ("|", "^", "or", "xor"):
         words.take()
         value = words.number()
         if further in ("|", "or"):
             # `mark & A | B`: what is set by B is cleared first.
-            return MarkTo(value, ~bits & _ALL | value, connection)
-    return MarkTo(value, ~bits & _ALL, connection)
+            return SetMark(value, ~bits & _ALL | value, connection)
+    return SetMark(value, ~bits & _ALL, connection)
 
 
 # ---- sets and what changes no way ----------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def _update(words: Words) -> Many:
         words.take()
         words.take()
     words.expect("}")
-    return (Remember(key, name[1:]),)
+    return (UpdateSet(key, name[1:]),)
 
 
 def _counter(words: Words) -> Many:
@@ -328,7 +328,7 @@ def _log(words: Words) -> Many:
         words.take()
         while words.peek() == ",":
             words.position += 2
-    return (Aside(words.slice(start, words.position)),)
+    return (IgnoredStatement(words.slice(start, words.position)),)
 
 
 def _aside(count: int) -> Callable[[Words], Many]:
@@ -338,7 +338,7 @@ def _aside(count: int) -> Callable[[Words], Many]:
         start = words.position
         for _ in range(count):
             words.take()
-        return (Aside(words.slice(start, words.position)),)
+        return (IgnoredStatement(words.slice(start, words.position)),)
 
     return read
 
@@ -356,7 +356,7 @@ def _xt(words: Words) -> Many:
     if kind == "match" and name == "comment":
         return ()
     if kind == "target" and name in ("LOG", "NFLOG", "TRACE", "TCPMSS"):
-        return (Aside(words.slice(start, words.position)),)
+        return (IgnoredStatement(words.slice(start, words.position)),)
     if kind == "target" and name == "MASQUERADE":
         return (Masquerade(fully_random=False),)
     raise NotUnderstood
@@ -374,7 +374,7 @@ READERS: dict[str, Callable[[Words], Many]] = {
     "redirect": _redirect,
     "snat": _snat,
     "dnat": _dnat,
-    "notrack": _word(Untrack()),
+    "notrack": _word(NoTrack()),
     "update": _update,
     "add": _update,
     "counter": _counter,

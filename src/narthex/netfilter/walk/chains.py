@@ -12,9 +12,7 @@ from fractions import Fraction
 from narthex.model.packet import WalkNearMiss
 from narthex.netfilter.ast import (
     Accept,
-    Aside,
     Chain,
-    Chance,
     Compare,
     Counter,
     Dnat,
@@ -23,13 +21,15 @@ from narthex.netfilter.ast import (
     Expression,
     Field,
     Goto,
+    IgnoredStatement,
     Jump,
+    OmittedMatch,
+    RandomMatch,
     RejectPacket,
     Rule,
     Table,
-    Unshown,
 )
-from narthex.netfilter.describe import brief, brief_rule
+from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher
 from narthex.netfilter.walk.state import RETURN, Branch, Continuation, HookPoint, graft, merge, merge_results
@@ -43,7 +43,7 @@ _LEGACY_JUMPS = 100
 """xt_jumpstack is as large as a table asks for; no table of a person's is deeper than this."""
 _MAX_RULES = 5_000_000
 _MAX_NEAR, _MAX_NEAR_ADDRESSES = 200, 20
-_SILENT = (Counter, Aside)
+_SILENT = (Counter, IgnoredStatement)
 
 
 class At:
@@ -155,14 +155,14 @@ class ChainWalk:
                 continue
             if kind is Counter:
                 continue
-            if kind is Unshown:
-                assert isinstance(expression, Unshown)
+            if kind is OmittedMatch:
+                assert isinstance(expression, OmittedMatch)
                 if _is_bare(rule):
                     doubt = doubt or expression.text
                 else:
                     supposing = expression.text
                 continue
-            if kind is Chance or kind is EveryNth:
+            if kind is RandomMatch or kind is EveryNth:
                 hit = branch.take(_probability(expression))
                 if branch.probability:
                     ways.append((None, branch))
@@ -257,8 +257,8 @@ class ChainWalk:
             return
         kept[key] = WalkNearMiss(
             where=at.where,
-            what=brief_rule(rule),
-            missing=brief(failed),
+            what=describe_rule(rule),
+            missing=describe(failed),
             why=rule.comment,
             table=at.table.name,
             chain=at.chain.name,
@@ -268,12 +268,12 @@ class ChainWalk:
 
 def _is_bare(rule: Rule) -> bool:
     """Whether a rule that settles a packet's fate shows no match at all: most often one for an interface."""
-    rest = [each for each in rule.expressions if not isinstance(each, (Counter, Unshown))]
+    rest = [each for each in rule.expressions if not isinstance(each, (Counter, OmittedMatch))]
     return len(rest) == 1 and isinstance(rest[0], (Accept, DropPacket, RejectPacket))
 
 
 def _probability(chance: Expression) -> Fraction:
     if isinstance(chance, EveryNth):
         return Fraction(1, max(chance.every, 1))
-    assert isinstance(chance, Chance)
+    assert isinstance(chance, RandomMatch)
     return min(max(Fraction(chance.probability), Fraction(0)), Fraction(1))

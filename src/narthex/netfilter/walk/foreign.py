@@ -12,13 +12,13 @@ from narthex.model.net import IPFamily, contains
 from narthex.model.packet import Packet
 from narthex.netfilter.ast import (
     AddressType,
-    Circumstance,
     ConnMarkIs,
     CtDirection,
     Field,
     IcmpType,
     Table,
     TcpFlags,
+    UndecidableMatch,
 )
 from narthex.netfilter.walk.state import Branch, HookPoint
 
@@ -39,7 +39,7 @@ def foreign_answers(packet: Packet, family: IPFamily, local: Callable[[str], boo
         IcmpType: foreign.icmp_type,
         ConnMarkIs: foreign.connection_mark,
         CtDirection: foreign.direction,
-        Circumstance: foreign.circumstance,
+        UndecidableMatch: foreign.circumstance,
     }
 
 
@@ -98,7 +98,7 @@ class _Foreign:
         """The first packet goes the connection's own way."""
         return branch.tracked and e.original
 
-    def circumstance(self, e: Circumstance, _branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
+    def circumstance(self, e: UndecidableMatch, _branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """Nobody knows, but for packets that cannot have it."""
         if not (e.made_here if self._packet.from_host else e.forwarded):
             return False

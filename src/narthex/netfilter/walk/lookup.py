@@ -122,8 +122,8 @@ def ipset_fields(ipset: IpSet, sides: tuple[str, ...]) -> tuple[Field, ...]:
     Raises ValueError for an unsupported set, and for sides that do not fit its type.
     """
     dimensions = ipset.dimensions
-    if ipset.strange or not dimensions:
-        raise ValueError(f"the set {ipset.name} is not understood: {ipset.strange or ipset.kind}")
+    if ipset.unsupported or not dimensions:
+        raise ValueError(f"the set {ipset.name} is not understood: {ipset.unsupported or ipset.kind}")
     if len(sides) < len(dimensions):
         raise ValueError(f"the set {ipset.name} has {len(dimensions)} dimensions, and the rule names {len(sides)}")
     # The kernel ignores sides that exceed the number of dimensions.

@@ -16,26 +16,26 @@ from narthex.model.packet import Host, Memory, Packet
 from narthex.netfilter.ast import (
     AnyOf,
     Atom,
-    ByIpvs,
     Compare,
     CtState,
     CtStatus,
     Expression,
     Field,
     InSet,
+    IpvsMatch,
     IsLocal,
     Key,
     MarkIs,
     MatchSet,
     PortRange,
-    Recent,
+    RecentCheck,
     Rule,
     Slot,
     Table,
     TcpReset,
     Unknown,
 )
-from narthex.netfilter.describe import brief, brief_rule
+from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.foreign import foreign_answers
 from narthex.netfilter.walk.lookup import ElementIndex, RulesetIndex, ipset_fields, ipset_index
 from narthex.netfilter.walk.state import Branch, HookPoint, KernelObjects
@@ -94,8 +94,8 @@ class Matcher:
             MarkIs: self._mark_is,
             InSet: self._in_set,
             MatchSet: self._match_set,
-            ByIpvs: self._by_ipvs,
-            Recent: self._recent,
+            IpvsMatch: self._by_ipvs,
+            RecentCheck: self._recent,
             Unknown: self._unknown,
             AnyOf: self._any_of,
             **foreign_answers(packet, self.family, self.local),
@@ -157,10 +157,10 @@ class Matcher:
     def told(self, rule: Rule, branch: Branch, point: HookPoint, table: Table) -> str:
         """The rule in brief, with the elements of sets that the packet met. To be asked before the rule acts."""
         texts = (self._told(expression, branch, point, table) for expression in rule.expressions)
-        return ", ".join(filter(None, texts)) or brief_rule(rule)
+        return ", ".join(filter(None, texts)) or describe_rule(rule)
 
     def _told(self, expression: Expression, branch: Branch, point: HookPoint, table: Table) -> str:
-        text = brief(expression)
+        text = describe(expression)
         if isinstance(expression, (InSet, MatchSet)) and not expression.negate:
             with contextlib.suppress(ValueNotKnown):
                 elements, fields = self._looked_up(expression, table)
@@ -294,8 +294,8 @@ class Matcher:
         elements = self._index.elements(table, e.name)
         if elements is None:
             return f"the set {e.name} is not there"
-        if elements.set.strange:
-            return f"the set {e.name} is not understood: {elements.set.strange}"
+        if elements.set.unsupported:
+            return f"the set {e.name} is not understood: {elements.set.unsupported}"
         if any(isinstance(part, Slot) for part in e.key):
             return f"a random number is looked up in the set {e.name}"
         try:
@@ -320,7 +320,7 @@ class Matcher:
         # The kernel's sets with ports hold no packet that has none, and such a packet is in none of them.
         return (key is not None and elements.find(key) is not None) is not e.negate
 
-    def _by_ipvs(self, e: ByIpvs, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _by_ipvs(self, e: IpvsMatch, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         if branch.served is None:
             # What is asked of a virtual server no other packet has; "not touched" every other packet is.
             return e.negate
@@ -331,7 +331,7 @@ class Matcher:
             and e.port in (None, port)
         ) is not e.negate
 
-    def _recent(self, e: Recent, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _recent(self, e: RecentCheck, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return self.remembered(e.name, (self.packet.source,), branch, e.seconds)
 
     def _any_of(self, e: AnyOf, branch: Branch, point: HookPoint, table: Table) -> Answer:

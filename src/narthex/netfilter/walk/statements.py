@@ -11,35 +11,35 @@ from narthex.model.net import address_key, family_of
 from narthex.model.packet import Disposition
 from narthex.netfilter.ast import (
     Accept,
-    Aside,
+    CopyMark,
     Dnat,
     DnatMap,
     DnatRange,
-    Draw,
     DropPacket,
     Expression,
     Goto,
+    IgnoredStatement,
+    InlineVerdictMap,
     Jump,
-    MarkCopy,
     MarkOr,
-    MarkTo,
     MarkXor,
     Masquerade,
+    NoTrack,
+    RandomGoto,
+    RandomMap,
     RecentSet,
     Redirect,
     RedirectRange,
     RejectPacket,
-    Remember,
     Return,
+    SetMark,
     Snat,
-    Spread,
-    Switch,
     Table,
-    Untrack,
+    UpdateSet,
     Verdict,
     VerdictMap,
 )
-from narthex.netfilter.describe import brief, brief_element
+from narthex.netfilter.describe import describe, describe_element
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher, ValueNotKnown
 from narthex.netfilter.walk.state import ACCEPT, RETURN, Branch, BranchEnd, Continuation, HookPoint
@@ -47,7 +47,7 @@ from narthex.netfilter.walk.state import ACCEPT, RETURN, Branch, BranchEnd, Cont
 NameOf = Callable[[str], str]
 """Says what an address is ("pod shop/web-1"), or nothing ("")."""
 
-LEAVES_BEHIND = frozenset((MarkOr, MarkXor, MarkTo, MarkCopy, Untrack, Aside, Remember, RecentSet))
+LEAVES_BEHIND = frozenset((MarkOr, MarkXor, SetMark, CopyMark, NoTrack, IgnoredStatement, UpdateSet, RecentSet))
 """Statements that leave something behind and go on with the next one."""
 
 _U32 = 0xFFFFFFFF
@@ -70,7 +70,7 @@ class Decision:
 class Actor:
     """Carries out statements for one packet."""
 
-    TELLS_ITSELF: ClassVar[frozenset[type]] = frozenset((VerdictMap, DnatMap, Spread, Draw, Switch))
+    TELLS_ITSELF: ClassVar[frozenset[type]] = frozenset((VerdictMap, DnatMap, RandomGoto, RandomMap, InlineVerdictMap))
     """Statements of which the element or arm that was met makes a better step than the rule."""
 
     def __init__(self, matcher: Matcher, index: RulesetIndex, name_of: NameOf) -> None:
@@ -80,9 +80,9 @@ class Actor:
         self._acts: dict[type, Callable[[Any, Branch, HookPoint, Table, str], Iterator[Decision]]] = {
             VerdictMap: self._verdict_map,
             DnatMap: self._dnat_map,
-            Spread: self._spread,
-            Draw: self._draw,
-            Switch: self._switch,
+            RandomGoto: self._spread,
+            RandomMap: self._draw,
+            InlineVerdictMap: self._switch,
             Dnat: self._dnat,
             DnatRange: self._dnat_range,
             Redirect: self._redirect,
@@ -107,23 +107,23 @@ class Actor:
             branch.mark = (branch.mark | e.bits) & _U32
         elif isinstance(e, MarkXor):
             branch.mark = (branch.mark ^ e.bits) & _U32
-        elif isinstance(e, MarkCopy) and not branch.tracked:
+        elif isinstance(e, CopyMark) and not branch.tracked:
             pass
-        elif isinstance(e, MarkTo):
+        elif isinstance(e, SetMark):
             if e.connection:
                 branch.connection_mark = (branch.connection_mark & ~e.mask ^ e.value) & _U32
             else:
                 branch.mark = (branch.mark & ~e.mask ^ e.value) & _U32
-        elif isinstance(e, MarkCopy):
+        elif isinstance(e, CopyMark):
             if e.to_connection:
                 branch.connection_mark = (branch.connection_mark & ~e.to_mask ^ branch.mark & e.from_mask) & _U32
             else:
                 branch.mark = (branch.mark & ~e.to_mask ^ branch.connection_mark & e.from_mask) & _U32
-        elif isinstance(e, Untrack):
+        elif isinstance(e, NoTrack):
             branch.tracked = False
         elif isinstance(e, RecentSet):
             branch.remembers = (*branch.remembers, (e.name, (self._matcher.packet.source,)))
-        elif isinstance(e, Remember):
+        elif isinstance(e, UpdateSet):
             try:
                 key = self._matcher.key(e.key, branch, point)
             except ValueNotKnown as error:
@@ -139,7 +139,7 @@ class Actor:
             return
         act = self._acts.get(type(e))
         if act is None:
-            yield Decision(branch, way=unsupported(f"not understood: {brief(e) or type(e).__name__}"))
+            yield Decision(branch, way=unsupported(f"not understood: {describe(e) or type(e).__name__}"))
             return
         yield from act(e, branch, point, table, where)
 
@@ -171,11 +171,11 @@ class Actor:
     ) -> Iterator[tuple[Branch, str, object]]:
         """The elements that the key may fall on, each with a branch of its own; a Decision for the ways without."""
         elements = self._index.elements(table, e.map)
-        told = brief(e)
-        if elements is None or elements.set.strange:
+        told = describe(e)
+        if elements is None or elements.set.unsupported:
             note = f"the map {e.map} of table {table.name} is not there"
             if elements is not None:
-                note = f"the map {e.map} of table {table.name} is not understood: {elements.set.strange}"
+                note = f"the map {e.map} of table {table.name} is not understood: {elements.set.unsupported}"
             yield branch, "", Decision(branch, way=unsupported(note), told=told)
             return
         try:
@@ -190,25 +190,27 @@ class Actor:
                 continue
             data = elements.data(element)
             # `take` splits what is left of the branch, so a share of the whole has to be scaled up.
-            yield branch.take(share / left), brief_element(e.map, element, data), data
+            yield branch.take(share / left), describe_element(e.map, element, data), data
             left -= share
         if left:
             yield branch, "", Decision(branch)
 
-    def _spread(self, e: Spread, branch: Branch, _place: HookPoint, _table: Table, _where: str) -> Iterator[Decision]:
+    def _spread(
+        self, e: RandomGoto, branch: Branch, _place: HookPoint, _table: Table, _where: str
+    ) -> Iterator[Decision]:
         count = len(e.chains)
         for number, name in enumerate(e.chains):
             out = branch.take(Fraction(1, count - number))
             yield Decision(out, Goto(name), told=f"draw {number} of {count}: goto {name}")
 
-    def _draw(self, e: Draw, branch: Branch, point: HookPoint, _table: Table, _where: str) -> Iterator[Decision]:
+    def _draw(self, e: RandomMap, branch: Branch, point: HookPoint, _table: Table, _where: str) -> Iterator[Decision]:
         left = e.mod
         for first, last, what in e.arms:
             count = last - first + 1
             out = branch.take(Fraction(count, left))
             left -= count
             drawn = str(first) if first == last else f"{first}-{last}"
-            told = f"draw {drawn} of {e.mod}: {brief(what)}"
+            told = f"draw {drawn} of {e.mod}: {describe(what)}"
             if isinstance(what, Dnat):
                 way = self._rewrite(point, out, what.address or out.daddr, what.port)
                 yield Decision(out, way=way, told=told, why=self.name_of(what.address))
@@ -217,12 +219,14 @@ class Actor:
         if left:
             yield Decision(branch)
 
-    def _switch(self, e: Switch, branch: Branch, point: HookPoint, table: Table, where: str) -> Iterator[Decision]:
+    def _switch(
+        self, e: InlineVerdictMap, branch: Branch, point: HookPoint, table: Table, where: str
+    ) -> Iterator[Decision]:
         for matches, verdict in e.arms:
             answer = self._matcher.all_of(matches, branch, point, table)
             if answer is False:
                 continue
-            told = ", ".join((*map(brief, matches), brief(verdict)))
+            told = ", ".join((*map(describe, matches), describe(verdict)))
             if answer is True:
                 yield Decision(branch, verdict, told=told)
                 return

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from narthex.model.net import IPFamily, split_port
 from narthex.netfilter.ast import (
     Accept,
-    ByIpvs,
-    Chance,
     Compare,
     Counter,
     CtState,
@@ -22,6 +20,7 @@ from narthex.netfilter.ast import (
     Expression,
     Field,
     Goto,
+    IpvsMatch,
     IsLocal,
     Jump,
     MarkIs,
@@ -30,7 +29,8 @@ from narthex.netfilter.ast import (
     Masquerade,
     MatchSet,
     PortRange,
-    Recent,
+    RandomMatch,
+    RecentCheck,
     RecentSet,
     Redirect,
     RejectPacket,
@@ -69,7 +69,7 @@ def read_match(name: str, options: list[Option]) -> Iterator[Expression]:
     if not readers:
         yield _unknown_match(name, options)
         return
-    strange: list[Option] = []
+    unsupported: list[Option] = []
     for option in options:
         for reader in readers:
             try:
@@ -79,9 +79,9 @@ def read_match(name: str, options: list[Option]) -> Iterator[Expression]:
             yield from found
             break
         else:
-            strange.append(option)
-    if strange:
-        yield _unknown_match(name, strange)
+            unsupported.append(option)
+    if unsupported:
+        yield _unknown_match(name, unsupported)
 
 
 def _whole_match(name: str, options: list[Option]) -> Expression:
@@ -159,7 +159,7 @@ def _statistic(options: dict[str, Option]) -> Expression:
     probability = options["--probability"]
     if probability.negate:
         raise Misread
-    return Chance(kernel_probability(probability.value))
+    return RandomMatch(kernel_probability(probability.value))
 
 
 _RECENT_MASKS = ("255.255.255.255", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
@@ -174,7 +174,7 @@ def _recent(options: dict[str, Option]) -> Expression:
     if options.keys() == {"--set"}:
         return RecentSet(name)
     if options.keys() == {"--rcheck", "--seconds", "--reap"}:
-        return Recent(name, int(options["--seconds"].value))
+        return RecentCheck(name, int(options["--seconds"].value))
     raise Misread
 
 
@@ -191,13 +191,13 @@ def _set(options: dict[str, Option]) -> Expression:
 
 def _ipvs(options: dict[str, Option]) -> Expression:
     if options.keys() == {"--ipvs"} and not options["--ipvs"].values:
-        return ByIpvs(negate=options["--ipvs"].negate)
+        return IpvsMatch(negate=options["--ipvs"].negate)
     if not options or any(option.negate for option in options.values()):
         raise Misread
     if not options.keys() <= {"--ipvs", "--vaddr", "--vproto", "--vport"}:
         raise Misread
     said = {name: option.value for name, option in options.items() if name != "--ipvs"}
-    return ByIpvs(
+    return IpvsMatch(
         address=plain_network(said["--vaddr"]) if "--vaddr" in said else None,
         protocol=said["--vproto"].lower() if "--vproto" in said else None,
         port=int(said["--vport"]) if "--vport" in said else None,

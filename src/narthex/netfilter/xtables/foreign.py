@@ -10,11 +10,9 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.ast import (
     AddressType,
     AnyOf,
-    Aside,
-    Chance,
-    Circumstance,
     Compare,
     ConnMarkIs,
+    CopyMark,
     CtDirection,
     CtState,
     CtStatus,
@@ -23,15 +21,17 @@ from narthex.netfilter.ast import (
     Expression,
     Field,
     IcmpType,
-    MarkCopy,
-    MarkTo,
+    IgnoredStatement,
     Masquerade,
+    NoTrack,
     PortRange,
-    Recent,
+    RandomMatch,
+    RecentCheck,
     RedirectRange,
+    SetMark,
     Snat,
     TcpFlags,
-    Untrack,
+    UndecidableMatch,
 )
 from narthex.netfilter.netlink.elements import networks_between
 from narthex.netfilter.xtables.print import quoted
@@ -92,7 +92,7 @@ def _iprange(option: Option) -> Iterator[Expression]:
 
 def _addrtype(option: Option) -> Iterator[Expression]:
     if option.name in ("--limit-iface-in", "--limit-iface-out"):
-        yield Circumstance("which interface has the address", f"-m addrtype {option.text()}")
+        yield UndecidableMatch("which interface has the address", f"-m addrtype {option.text()}")
         return
     field = {"--dst-type": Field.DADDR, "--src-type": Field.SADDR}.get(option.name)
     if field is None:
@@ -137,7 +137,7 @@ def _conntrack(option: Option) -> Iterator[Expression]:
         words = option.value.split(",")
         yield CtStatus(tuple(_STATUS.get(word, word.lower()) for word in words), option.negate)
     elif name == "--ctexpire":
-        yield Circumstance("how old the connection is", f"-m conntrack {option.text()}")
+        yield UndecidableMatch("how old the connection is", f"-m conntrack {option.text()}")
     else:
         raise Misread
 
@@ -186,7 +186,7 @@ def _statistic(options: Options) -> Expression:
         return EveryNth(int(options["--every"].value))
     if mode == "random" and options.keys() == {"--mode", "--probability"}:
         share = Fraction(kernel_probability(options["--probability"].value))
-        return Chance(kernel_probability(str(float(1 - share))))
+        return RandomMatch(kernel_probability(str(float(1 - share))))
     raise Misread
 
 
@@ -196,7 +196,7 @@ def _recent(options: Options) -> Expression:
     options = {name: one for name, one in options.items() if name not in ("--mask", "--rsource", "--reap", "--rttl")}
     if verbs and "--hitcount" in options and not any(one.negate for one in options.values()):
         text = " ".join(("-m recent", *(one.text() for one in options.values())))
-        return Circumstance("how often the sender came before", text)
+        return UndecidableMatch("how often the sender came before", text)
     if (
         len(verbs) != 1
         or options.keys() - verbs - {"--seconds", "--name"}
@@ -204,7 +204,7 @@ def _recent(options: Options) -> Expression:
     ):
         raise Misread
     seconds = int(options["--seconds"].value) if "--seconds" in options else 2**31
-    return Recent(options["--name"].value if "--name" in options else "DEFAULT", seconds)
+    return RecentCheck(options["--name"].value if "--name" in options else "DEFAULT", seconds)
 
 
 WHOLE: dict[str, Callable[[Options], Expression]] = {"statistic": _statistic, "recent": _recent}
@@ -241,14 +241,14 @@ CIRCUMSTANCES: dict[str, tuple[str, bool, bool]] = {
 one that was made on the node, can match at all."""
 
 
-def circumstance(name: str, options: list[Option]) -> Circumstance:
+def circumstance(name: str, options: list[Option]) -> UndecidableMatch:
     """A match of CIRCUMSTANCES."""
     about, forwarded, made_here = CIRCUMSTANCES[name]
     text = " ".join((f"-m {quoted(name)}", *(option.text() for option in options)))
     if any(option.negate for option in options):
         # What a packet cannot have, it does not have.
         forwarded = made_here = True
-    return Circumstance(about, text, forwarded, made_here)
+    return UndecidableMatch(about, text, forwarded, made_here)
 
 
 # ---- targets -------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def set_mark(options: Options, connection: bool = False) -> Expression:
         mask = 0
     elif name == "--set-mark":
         mask |= value
-    return MarkTo(value, mask, connection)
+    return SetMark(value, mask, connection)
 
 
 def _connmark_target(options: Options, _family: IPFamily) -> Expression:
@@ -288,13 +288,13 @@ def _connmark_target(options: Options, _family: IPFamily) -> Expression:
             both = int(options["--mask"].value, 0) if "--mask" in options else 0xFFFFFFFF
             packet = int(options["--nfmask"].value, 0) if "--nfmask" in options else both
             connection = int(options["--ctmask"].value, 0) if "--ctmask" in options else both
-            return MarkCopy(True, packet, connection) if to_connection else MarkCopy(False, connection, packet)
+            return CopyMark(True, packet, connection) if to_connection else CopyMark(False, connection, packet)
     return set_mark(options, connection=True)
 
 
 def _ct(options: Options, _family: IPFamily) -> Expression:
     if "--notrack" in options:
-        return Untrack()
+        return NoTrack()
     raise Misread
 
 
@@ -350,7 +350,7 @@ TARGETS: dict[str, Callable[[Options, IPFamily], Expression]] = {
     "MARK": lambda options, _family: set_mark(options),
     "CONNMARK": _connmark_target,
     "CT": _ct,
-    "NOTRACK": lambda _options, _family: Untrack(),
+    "NOTRACK": lambda _options, _family: NoTrack(),
     "SNAT": _snat,
     "DNAT": dnat_range,
     "REDIRECT": _redirect,
@@ -385,6 +385,6 @@ SILENT = frozenset(
 """Targets behind which the next rule is asked, and that change no packet's way."""
 
 
-def aside(name: str, options: list[Option]) -> Aside:
+def aside(name: str, options: list[Option]) -> IgnoredStatement:
     """A target of SILENT."""
-    return Aside(" ".join((f"-j {quoted(name)}", *(option.text() for option in options))))
+    return IgnoredStatement(" ".join((f"-j {quoted(name)}", *(option.text() for option in options))))

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Chain, MarkOr, Rule, Table, Unshown
-from narthex.netfilter.dump.read import Flavour, Held
+from narthex.netfilter.ast import Chain, MarkOr, OmittedMatch, Rule, Table
+from narthex.netfilter.dump.read import DumpTable, Flavour
 from narthex.netfilter.dump.transcript import Command
 from narthex.netfilter.lazy import LazyChains
 from narthex.netfilter.xtables.index import Trouble, rule_or_text
@@ -102,7 +102,7 @@ class Fragment:
         entry.rule = line.rule
         self._entries.append(entry)
 
-    def tables(self, family: IPFamily, flavour: Flavour, origin: str) -> Iterator[tuple[Held, list[Trouble]]]:
+    def tables(self, family: IPFamily, flavour: Flavour, origin: str) -> Iterator[tuple[DumpTable, list[Trouble]]]:
         """The tables that the loose rules make, each with what was taken for something."""
         notes = list(self._notes)
         notes += self._settle_tables()
@@ -114,7 +114,7 @@ class Fragment:
             notes += ((own[0].line, text) for text in supposed)
             rules = sum(1 for entry in own if not entry.policy)
             whole = all(chain in table.chains for chain in ("OUTPUT",)) and not notes
-            held = Held(table=table, flavour=flavour, origin=origin, line=own[0].line, rules=rules, whole=whole)
+            held = DumpTable(table=table, flavour=flavour, origin=origin, line=own[0].line, rules=rules, whole=whole)
             yield held, notes
             notes = []
 
@@ -183,7 +183,7 @@ def _table(name: str, entries: list[_Entry], family: IPFamily, flavour: Flavour)
 
     def make(chain: str) -> Chain:
         if chain in supposed:
-            return Chain(name=chain, rules=(Rule((Unshown(supposed[chain]), MarkOr(_WELL_KNOWN[chain]))),))
+            return Chain(name=chain, rules=(Rule((OmittedMatch(supposed[chain]), MarkOr(_WELL_KNOWN[chain]))),))
         own = rules.get(chain, ())
         made = tuple(entry.rule or rule_or_text(entry.text, family) for entry in own)
         return Chain(name=chain, rules=made, hook=hook_of(name, chain, policies[chain]))

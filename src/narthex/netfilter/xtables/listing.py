@@ -1,7 +1,7 @@
 """`iptables -L`: a chain's block of a listing to rules.
 
 Each line is put into the words of iptables-save and read as such; what has no words stays `Unknown`. Without `-v` the
-listing leaves interfaces out, so every rule gets an `Unshown` that says so. `column -t`, long dashes and stars of a wiki, and
+listing leaves interfaces out, so every rule gets an `OmittedMatch` that says so. `column -t`, long dashes and stars of a wiki, and
 a comment that was broken into two lines, are borne with.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Rule, Unknown, Unshown
+from narthex.netfilter.ast import OmittedMatch, Rule, Unknown
 from narthex.netfilter.dump.transcript import Command, command_of
 from narthex.netfilter.xtables.listed_words import save_words
 from narthex.netfilter.xtables.parse import read_rule
@@ -144,7 +144,7 @@ def read_line(text: str, columns: Columns, family: IPFamily) -> Rule:
     except (SaveTextError, ValueError):
         return Rule((Unknown(text),))
     unknown = tuple(Unknown(each) for each in words.unknown)
-    unshown = () if columns.interfaces else (Unshown(NO_INTERFACES),)
+    unshown = () if columns.interfaces else (OmittedMatch(NO_INTERFACES),)
     last = rule.expressions[-1:] if words.has_target else ()
     matches = rule.expressions[: len(rule.expressions) - len(last)]
     return Rule((*unshown, *matches, *unknown, *last), rule.comment)

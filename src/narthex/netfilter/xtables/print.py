@@ -13,12 +13,8 @@ from typing import Any
 from narthex.model.net import IPFamily, join_port
 from narthex.netfilter.ast import (
     Accept,
-    Aside,
     Atom,
-    ByIpvs,
     Chain,
-    Chance,
-    Circumstance,
     Compare,
     Counter,
     CtState,
@@ -28,6 +24,8 @@ from narthex.netfilter.ast import (
     Expression,
     Field,
     Goto,
+    IgnoredStatement,
+    IpvsMatch,
     IsLocal,
     Jump,
     MarkIs,
@@ -36,7 +34,8 @@ from narthex.netfilter.ast import (
     Masquerade,
     MatchSet,
     PortRange,
-    Recent,
+    RandomMatch,
+    RecentCheck,
     RecentSet,
     Redirect,
     RejectPacket,
@@ -44,6 +43,7 @@ from narthex.netfilter.ast import (
     Rule,
     Ruleset,
     Table,
+    UndecidableMatch,
     Unknown,
     Unprintable,
 )
@@ -286,7 +286,7 @@ def _match_set(e: MatchSet, _family: IPFamily, _protocol: str) -> str:
     return f"-m set {_not(e.negate)}--match-set {_word(_SET_NAME, e.name, 'a set name')} {','.join(e.sides)}"
 
 
-def _by_ipvs(e: ByIpvs, _family: IPFamily, _protocol: str) -> str:
+def _by_ipvs(e: IpvsMatch, _family: IPFamily, _protocol: str) -> str:
     words = []
     if e.address is not None:
         words.append(f"--vaddr {_word(_NETWORK, e.address, 'an address')}")
@@ -299,7 +299,7 @@ def _by_ipvs(e: ByIpvs, _family: IPFamily, _protocol: str) -> str:
     return " ".join(("-m ipvs", *(words or [f"{_not(e.negate)}--ipvs"])))
 
 
-def _chance(e: Chance, _family: IPFamily, _protocol: str) -> str:
+def _chance(e: RandomMatch, _family: IPFamily, _protocol: str) -> str:
     return f"-m statistic --mode random --probability {_word(_PROBABILITY, e.probability, 'a probability')}"
 
 
@@ -308,7 +308,7 @@ def _source_list(name: str, family: IPFamily) -> str:
     return f"--name {_word(_LIST_NAME, name, 'a list name')} --mask {mask} --rsource"
 
 
-def _recent(e: Recent, family: IPFamily, _protocol: str) -> str:
+def _recent(e: RecentCheck, family: IPFamily, _protocol: str) -> str:
     return f"-m recent --rcheck --seconds {int(e.seconds)} --reap {_source_list(e.name, family)}"
 
 
@@ -353,7 +353,7 @@ def _redirect(e: Redirect, _family: IPFamily, protocol: str) -> str:
     return f"-j REDIRECT --to-ports {_port(e.port)}"
 
 
-def _unknown(e: Unknown | Circumstance | Aside, _family: IPFamily, _protocol: str) -> str:
+def _unknown(e: Unknown | UndecidableMatch | IgnoredStatement, _family: IPFamily, _protocol: str) -> str:
     if not e.text.isprintable():
         raise Unprintable(f"{e.text!r} holds control characters")
     return e.text
@@ -367,13 +367,13 @@ _PRINTERS: dict[type, Callable[[Any, IPFamily, str], str]] = {
     CtStatus: _ct_status,
     MarkIs: _mark_is,
     MatchSet: _match_set,
-    ByIpvs: _by_ipvs,
-    Chance: _chance,
-    Recent: _recent,
+    IpvsMatch: _by_ipvs,
+    RandomMatch: _chance,
+    RecentCheck: _recent,
     RecentSet: _recent_set,
     Unknown: _unknown,
-    Circumstance: _unknown,
-    Aside: _unknown,
+    UndecidableMatch: _unknown,
+    IgnoredStatement: _unknown,
     Counter: lambda _e, _family, _protocol: "",
     Jump: lambda e, _family, _protocol: f"-j {chain_word(e.chain)}",
     Goto: lambda e, _family, _protocol: f"-g {chain_word(e.chain)}",

@@ -33,7 +33,7 @@ from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintab
 from narthex.netfilter.netlink import slot_map as slotted
 from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
 from narthex.netfilter.netlink.rules import chain_payload, rule_payload
-from narthex.netfilter.netlink.slot_map import Slotted
+from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.netfilter.nft.print import element_text
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.nftables.frame import TABLE
@@ -201,7 +201,7 @@ class NftablesTarget:
         for kind, elements in ((DELETE_ELEMENTS, changes.deletions), (NEW_ELEMENTS, changes.additions)):
             for name, pairs in elements.items():
                 one = changes.declarations[name]
-                if isinstance(pairs, Slotted) and kind == NEW_ELEMENTS:
+                if isinstance(pairs, SlotMap) and kind == NEW_ELEMENTS:
                     made = slotted.encode(one, self._family, pairs)
                 else:
                     encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)

@@ -10,7 +10,7 @@ from narthex.linux.clock import Clock
 from narthex.model import net
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily
-from narthex.netfilter.netlink.conntrack import Entry
+from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.stale import Owners, Reason, Search
 from narthex.proxy.program.metrics import Metrics
@@ -22,8 +22,8 @@ from narthex.runtime.logs import LOGGER, data
 class Table(Protocol):
     """What `narthex.linux.conntrack.Conntrack` does."""
 
-    def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[Entry]: ...
-    def remove(self, family: IPFamily, entries: Sequence[Entry]) -> list[bool]: ...
+    def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[ConntrackEntry]: ...
+    def remove(self, family: IPFamily, entries: Sequence[ConntrackEntry]) -> list[bool]: ...
 
 
 class _Half:
@@ -95,7 +95,7 @@ class Flows:
     def _clean(self, family: IPFamily, search: Search) -> None:
         start = self._clock.now()
         own = frozenset(self._own_addresses())
-        stale: list[Entry] = []
+        stale: list[ConntrackEntry] = []
         reasons: list[Reason] = []
         for entry in self._table.entries(family, search.towards):
             reason = search.reason(entry.flow, own)

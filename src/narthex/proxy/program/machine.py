@@ -9,7 +9,7 @@ from narthex.linux.addresses import usable_families
 from narthex.linux.errors import ApplyError
 from narthex.linux.privileges import kernel_release, may_change_network, missing_tools, nft_release
 from narthex.model.net import IPFamily
-from narthex.netfilter.netlink.ipvs import Timeouts
+from narthex.netfilter.netlink.ipvs import IpvsTimeouts
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.ipvs.kernel import NoIpvsError, check_scheduler, connect, set_timeouts
 from narthex.proxy.program.settings import Settings
@@ -52,7 +52,7 @@ def make_ready(settings: Settings) -> None:
         return
     ipvs = settings.ipvs
     seconds = (ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout)
-    wanted = Timeouts(*(math.ceil(each) for each in seconds))
+    wanted = IpvsTimeouts(*(math.ceil(each) for each in seconds))
     try:
         check_scheduler(ipvs.scheduler or "rr")
         was = set_timeouts(wanted)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from narthex.netfilter.dump.kernel_trace import KernelStep, KernelTrace, Told
+from narthex.netfilter.dump.kernel_trace import KernelStep, KernelTrace, TraceEvent
 from narthex.proxy.plan.show import visible
 from narthex.trace.model import (
     PacketPath,
@@ -92,14 +92,14 @@ def _told(trace: KernelTrace) -> Iterator[_Move]:
 
 
 def _kernel_move(step: KernelStep) -> str:
-    if step.verdict == "continue" or (step.told is not Told.RULE and step.verdict != "drop"):
+    if step.verdict == "continue" or (step.event is not TraceEvent.RULE and step.verdict != "drop"):
         return ""
     return step.verdict
 
 
 def _kernel_text(step: KernelStep) -> str:
-    what = step.verdict or step.told.value
-    said = f"policy {what}" if step.told is Told.POLICY else what
+    what = step.verdict or step.event.value
+    said = f"policy {what}" if step.event is TraceEvent.POLICY else what
     return f"{step.family} {step.table} {step.chain}: {step.rule + ': ' if step.rule else ''}{said}"
 
 

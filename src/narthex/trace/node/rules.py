@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.netfilter.ast import Chain, Ruleset
-from narthex.netfilter.describe import brief_rule
+from narthex.netfilter.describe import describe_rule
 from narthex.netfilter.dump import read as dump
 from narthex.netfilter.walk.state import KernelObjects
 
@@ -18,7 +18,7 @@ class FamilyRules:
     """The rules of one family, in the form of `narthex.trace.follow.views.Rules`."""
 
     def __init__(self, held: dump.Dump, family: IPFamily) -> None:
-        rules = held.of(family)
+        rules = held.for_family(family)
         self.ruleset: Ruleset = rules.ruleset
         self.objects: KernelObjects = rules.objects
         self.unread = tuple(map(str, held.problems))
@@ -32,12 +32,12 @@ class FamilyRules:
             return "", ""
         alike = (each for each in having[1:] and having if _printed(each.chains[chain], rule) == what)
         held = next(alike, having[0])
-        origin, line, text = self._dump.place(held, chain, rule)
+        origin, line, text = self._dump.locate(held, chain, rule)
         return (f"{origin}:{line}" if line else ""), text
 
 
 def _printed(chain: Chain, rule: int) -> str:
-    return brief_rule(chain.rules[rule]) if rule < len(chain.rules) else ""
+    return describe_rule(chain.rules[rule]) if rule < len(chain.rules) else ""
 
 
 class Rules(Mapping[IPFamily, FamilyRules]):
@@ -46,12 +46,12 @@ class Rules(Mapping[IPFamily, FamilyRules]):
     def __init__(self, texts: Texts = (), dumps: Sequence[dump.Dump] = ()) -> None:
         """Of texts that are read when they are needed, or of dumps that were read."""
         self._texts = [(name, text) for name, text in texts if _says_something(text)]
-        self._dump: dump.Dump | None = dump.together(dumps) if dumps else None
+        self._dump: dump.Dump | None = dump.merge_dumps(dumps) if dumps else None
         self._held: dict[IPFamily, FamilyRules] = {}
 
     def __getitem__(self, family: IPFamily) -> FamilyRules:
         if self._dump is None:
-            self._dump = dump.together(dump.read(text, name, _family(name)) for name, text in self._texts)
+            self._dump = dump.merge_dumps(dump.read(text, name, _family(name)) for name, text in self._texts)
         if family not in self._held:
             self._held[family] = FamilyRules(self._dump, family)
         return self._held[family]

@@ -118,7 +118,7 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     for file, text in files:
         other = _other_than_rules(view, text)
         found = dump.read(text, file)
-        if found.held or found.sets or found.servers:
+        if found.tables or found.sets or found.servers:
             rules.append(found)
         elif not other:
             raise dump.DumpError(

@@ -24,7 +24,7 @@ from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import NftError, NftMissing, OwnedTables
 from narthex.linux.run import Started, start_program
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
-from narthex.netfilter.dump.kernel_trace import KernelTrace, conversations, parse
+from narthex.netfilter.dump.kernel_trace import KernelTrace, parse, probe_traces
 
 TABLE = "narthex-probe"
 DEADLINE = 30.0
@@ -281,7 +281,7 @@ class _Monitor:
         whole = self._held[: self._held.rfind(b"\n") + 1].decode(errors="replace")
         ours = (
             trace
-            for trace in conversations(parse(whole.splitlines()), TABLE)
-            if trace.began in ("made-here", "comes-in")
+            for trace in probe_traces(parse(whole.splitlines()), TABLE)
+            if trace.probe_chain in ("made-here", "comes-in")
         )
         return next(iter(ours), None)

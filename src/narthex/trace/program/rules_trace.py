@@ -9,7 +9,7 @@ import msgspec
 
 from narthex.model.net import IPFamily, Protocol, contains, family_of
 from narthex.model.packet import Host, Packet
-from narthex.netfilter.dump.read import Rules
+from narthex.netfilter.dump.read import FamilyRules
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.program.inputs import Inputs
 from narthex.trace.evaluate import evaluate
@@ -98,7 +98,7 @@ def _arrival(inputs: Inputs, source: Place, sent_from: str) -> str:
     return config.bridge_interface or _DEFAULT_BRIDGE
 
 
-def _relay_table(dump: Rules, family: IPFamily) -> Any:
+def _relay_table(dump: FamilyRules, family: IPFamily) -> Any:
     """The relay's listeners among the comments of a dump."""
     from narthex.proxy.backends.userspace.table import table_of
 
@@ -115,7 +115,7 @@ def answer(
     *,
     others: dict[str, Named] | None = None,
     live_rules: Callable[[IPFamily], Any] | None = None,
-    dump: Callable[[IPFamily], Rules] | None = None,
+    dump: Callable[[IPFamily], FamilyRules] | None = None,
     live_route: Callable[[str], str] | None = None,
     announcers: Mapping[str, NodeAnnouncerState] | None = None,
     path: PacketPath | None = None,

@@ -12,7 +12,7 @@ import msgspec
 
 from narthex.model.names import ServicePortName
 from narthex.model.net import join_port
-from narthex.netfilter.ast import Expression, Field, Jump, Recent, RecentSet, Return, Rule
+from narthex.netfilter.ast import Expression, Field, Jump, RecentCheck, RecentSet, Return, Rule
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import (
     FROM_SELF,
@@ -228,7 +228,7 @@ class _Writer:
         seconds = self._service.affinity_seconds
         if seconds is not None:
             for endpoint, chain in pool:
-                yield rule(Recent(chain, seconds), Jump(chain), comment=self._arrow(endpoint))
+                yield rule(RecentCheck(chain, seconds), Jump(chain), comment=self._arrow(endpoint))
 
     def _sep_rules(self, endpoint: Endpoint, chain: str, comment: str) -> Sequence[Rule]:
         made = EndpointRules(endpoint, self._name.protocol, comment)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import repeat
 
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter.ast import Chance, Compare, Dnat, Field, Jump, Rule
+from narthex.netfilter.ast import Compare, Dnat, Field, Jump, RandomMatch, Rule
 from narthex.netfilter.lazy import LazyRules
 from narthex.netfilter.xtables.print import chain_words, comment_words, host_words, rule_text
 from narthex.netfilter.xtables.values import equal_share
@@ -105,8 +105,8 @@ class DrawRules(LazyRules):
 
 
 @lru_cache(maxsize=4096)
-def _share(left: int) -> Chance:
-    return Chance(equal_share(left))
+def _share(left: int) -> RandomMatch:
+    return RandomMatch(equal_share(left))
 
 
 @lru_cache(maxsize=4096)

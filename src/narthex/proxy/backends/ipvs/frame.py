@@ -15,12 +15,12 @@ from immutables import Map
 from narthex.model.net import is_zero_prefix
 from narthex.netfilter.ast import (
     Accept,
-    ByIpvs,
     Compare,
     CtState,
     DropPacket,
     Expression,
     Field,
+    IpvsMatch,
     IsLocal,
     Jump,
     MarkIs,
@@ -228,7 +228,7 @@ class _Writer:
         the address and port of somebody else's frontend, as host network pods do.
         """
         if self._any(names.BALANCER_FW, *_DROPS):
-            yield rule(ByIpvs(), Return())
+            yield rule(IpvsMatch(), Return())
         yield from self._if_in(names.BALANCER_FW, Jump(names.SOURCE_RANGES))
         if not self._any(*_DROPS):
             return
@@ -261,7 +261,7 @@ class _Writer:
     def _out_filter(self) -> Iterator[Rule]:
         """Free addresses of ServiceCIDRs lead nowhere (row 5.9); an endpoint may well have one."""
         if self._service_cidrs:
-            yield rule(ByIpvs(), Return())
+            yield rule(IpvsMatch(), Return())
         for cidr in self._service_cidrs:
             yield rule(*address_match(Field.DADDR, cidr), IsLocal(Field.DADDR, negate=True), DropPacket())
 

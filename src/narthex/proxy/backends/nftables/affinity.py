@@ -22,11 +22,11 @@ from narthex.netfilter.ast import (
     Goto,
     InSet,
     MarkOr,
-    Remember,
+    RandomGoto,
     Return,
     Rule,
     Set,
-    Spread,
+    UpdateSet,
     Verdict,
 )
 from narthex.proxy.backends.nftables.frame import Settings, by_sender
@@ -81,7 +81,7 @@ def sticky_chains(service: ServicePlan, rows: frozenset[Cells], settings: Settin
         yield Chain(name=f"{prefix}-{cell}", rules=rules)
     for endpoint, chain, clients in _endpoints(service, None):
         send = Dnat(*endpoint)
-        known = Rule((Remember(_SOURCE, clients),))
+        known = Rule((UpdateSet(_SOURCE, clients),))
         yield Chain(name=chain, rules=(known, Rule((Compare(Field.L4PROTO, (service.name.protocol.lower,)), send))))
 
 
@@ -90,7 +90,7 @@ def _draw(service: ServicePlan, scope: Scope) -> tuple[Rule, ...]:
     if len(ways) == 1:
         return (Rule((Goto(ways[0][1]),)),)
     known = [Rule((InSet(_SOURCE, clients), Goto(chain))) for _, chain, clients in ways]
-    return (*known, Rule((Spread(tuple(chain for _, chain, _ in ways)),)))
+    return (*known, Rule((RandomGoto(tuple(chain for _, chain, _ in ways)),)))
 
 
 def _endpoints(service: ServicePlan, scope: Scope | None) -> Iterator[tuple[tuple[str, int], str, str]]:

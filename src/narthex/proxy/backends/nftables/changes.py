@@ -19,7 +19,7 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Set, Table
 from narthex.netfilter.netlink.elements import is_config_set
 from narthex.netfilter.netlink.rules import needs_bytecode
-from narthex.netfilter.netlink.slot_map import Slotted
+from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.netfilter.nft import chain_text, set_text
 from narthex.netfilter.nft.print import element_text, name_text
 
@@ -216,7 +216,7 @@ def _differing_sets(have: Mapping[str, Set], want: Iterable[Set]) -> Iterable[Se
 def _element_difference(
     have: Mapping[ElementKey, ElementData], want: Mapping[ElementKey, ElementData]
 ) -> tuple[dict[ElementKey, ElementData], dict[ElementKey, ElementData]]:
-    if isinstance(have, Slotted) and isinstance(want, Slotted):
+    if isinstance(have, SlotMap) and isinstance(want, SlotMap):
         return have.without(want), want.without(have)
     missing = object()
     leaving = {key: data for key, data in have.items() if want.get(key, missing) != data}

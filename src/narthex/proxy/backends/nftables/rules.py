@@ -15,7 +15,7 @@ from immutables import Map
 
 from narthex.model.names import ServicePortName
 from narthex.netfilter.ast import Ruleset, Set, Table
-from narthex.netfilter.netlink.slot_map import Slotted
+from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.proxy.backends.nftables.changes import NftChanges, between, with_elements
 from narthex.proxy.backends.nftables.frame import TABLE, Settings, frame_chains, shared_sets
 from narthex.proxy.backends.nftables.rows import Count, Row, count_sets, draw_chains, row_chains
@@ -137,8 +137,8 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
         if touched not in coming_sets:
             old.of(touched)
     for touched in old.endpoints.keys() | new.endpoints.keys():
-        new.endpoints.setdefault(touched, Slotted())
-        old.endpoints.setdefault(touched, Slotted())
+        new.endpoints.setdefault(touched, SlotMap())
+        old.endpoints.setdefault(touched, SlotMap())
     # Rows and counts share chains, so a new one has to be seen beside all the others.
     grown = rows != previous.rows or counts != previous.counts
     have = _partial(settings, old, previous.rows, previous.counts, with_shared=grown)

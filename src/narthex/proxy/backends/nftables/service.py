@@ -8,7 +8,7 @@ import msgspec
 
 from narthex.model.net import Protocol
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Goto, Return, Set
-from narthex.netfilter.netlink.slot_map import Slots, Slotted
+from narthex.netfilter.netlink.slot_map import SlotMap, Slots
 from narthex.proxy.backends.nftables.affinity import sticky_chains, sticky_row, sticky_sets
 from narthex.proxy.backends.nftables.frame import (
     ALLOWED_SOURCES,
@@ -66,7 +66,7 @@ class _Way(msgspec.Struct, frozen=True):
     verdict: ElementData
     cells: Cells | None
     """Set where the Service has affinity, and so chains of its own."""
-    sends: tuple[tuple[Count, Slotted], ...] = ()
+    sends: tuple[tuple[Count, SlotMap], ...] = ()
     """The endpoint maps that may be drawn from, each with a count of none."""
 
 
@@ -76,7 +76,7 @@ class Part:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.elements: dict[str, dict[ElementKey, ElementData]] = {}
-        self.endpoints: dict[str, Slotted] = {}
+        self.endpoints: dict[str, SlotMap] = {}
         """Elements of the endpoint maps."""
         self.shared: dict[str, dict[str, int]] = {name: {} for name in SHARED}
         """How often each address is needed in these sets."""
@@ -134,8 +134,8 @@ class Part:
         drawn = [(Count(kind, scope, 0), self._slotted(ENDPOINT_MAPS[kind, scope])) for scope in scopes]
         return _Way(refusals, refused, services, Goto(way.chain), None, tuple(drawn))
 
-    def _slotted(self, name: str) -> Slotted:
-        return self.endpoints.setdefault(name, Slotted())
+    def _slotted(self, name: str) -> SlotMap:
+        return self.endpoints.setdefault(name, SlotMap())
 
 
 def fragment(service: ServicePlan, before: Fragment | None) -> Fragment:

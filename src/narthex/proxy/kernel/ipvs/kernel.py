@@ -10,7 +10,7 @@ from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import Protocol
 from narthex.netfilter.ipvs import VirtualServer
 from narthex.netfilter.netlink import ipvs as wire
-from narthex.netfilter.netlink.ipvs import Command, Timeouts
+from narthex.netfilter.netlink.ipvs import IpvsCommand, IpvsTimeouts
 
 _PROBE = ("198.51.100.0", Protocol.TCP, 20000)
 """Of a network that nobody has (TEST-NET-2, RFC 5737)."""
@@ -40,9 +40,9 @@ def check_scheduler(name: str, namespace: str | None = None) -> None:
         if name in _in_use(link):
             return
         probe = VirtualServer(address=_PROBE[0], protocol=_PROBE[1], port=_PROBE[2], scheduler=name)
-        taken_away = Command.DELETE_SERVER, wire.server_key(probe.key)
+        taken_away = IpvsCommand.DELETE_SERVER, wire.server_key(probe.key)
         # One that a killed proxy has left would be in the way.
-        _, made, _ = link.write([taken_away, (Command.NEW_SERVER, wire.server(probe)), taken_away])
+        _, made, _ = link.write([taken_away, (IpvsCommand.NEW_SERVER, wire.server(probe)), taken_away])
     except OSError as error:
         raise ApplyError(f"cannot ask the kernel for the scheduler {name!r}: {error}") from error
     finally:
@@ -53,18 +53,18 @@ def check_scheduler(name: str, namespace: str | None = None) -> None:
         raise ApplyError(f"this kernel's IPVS does not take the scheduler {name!r}: {made.strerror}")
 
 
-def set_timeouts(wanted: Timeouts, namespace: str | None = None) -> Timeouts | None:
+def set_timeouts(wanted: IpvsTimeouts, namespace: str | None = None) -> IpvsTimeouts | None:
     """Set the time-outs, those that are not 0; return what they were, None when nothing is to be changed. Raises
     ApplyError."""
     if not any(wanted):
         return None
     link = connect(namespace)
     try:
-        was = wire.read_timeouts(link.ask(Command.GET_TIMEOUTS))
+        was = wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
         # The kernel takes a 0 for "as it is".
         if all(new in (0, old) for new, old in zip(wanted, was, strict=True)):
             return None
-        (error,) = link.write([(Command.SET_TIMEOUTS, wire.timeouts(wanted))])
+        (error,) = link.write([(IpvsCommand.SET_TIMEOUTS, wire.timeouts(wanted))])
     except OSError as failed:
         raise ApplyError(f"cannot set the time-outs of IPVS: {failed}") from failed
     finally:
@@ -74,11 +74,11 @@ def set_timeouts(wanted: Timeouts, namespace: str | None = None) -> Timeouts | N
     return was
 
 
-def timeouts(namespace: str | None = None) -> Timeouts:
+def timeouts(namespace: str | None = None) -> IpvsTimeouts:
     """The time-outs in force. Raises ApplyError."""
     link = connect(namespace)
     try:
-        return wire.read_timeouts(link.ask(Command.GET_TIMEOUTS))
+        return wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
     except OSError as error:
         raise ApplyError(f"cannot read the time-outs of IPVS: {error}") from error
     finally:
@@ -88,7 +88,7 @@ def timeouts(namespace: str | None = None) -> Timeouts:
 def _in_use(link: Genetlink) -> set[str]:
     found = set()
     try:
-        for body in link.listing(Command.GET_SERVER):
+        for body in link.listing(IpvsCommand.GET_SERVER):
             held = wire.read_server(body)
             if held is not None:
                 found.add(held.server.scheduler)

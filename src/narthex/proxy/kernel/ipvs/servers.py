@@ -15,7 +15,7 @@ from narthex.linux.netlink import Interrupted, NetlinkError
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink import ipvs as wire
-from narthex.netfilter.netlink.ipvs import Command, HeldReal
+from narthex.netfilter.netlink.ipvs import IpvsCommand, KernelRealServer
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel.ipvs.kernel import connect
 
@@ -58,7 +58,7 @@ class IpvsServers:
         raise ApplyError("cannot read the virtual servers: somebody keeps changing them")
 
     def _read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
-        held = [wire.read_server(body) for body in self._link().listing(Command.GET_SERVER)]
+        held = [wire.read_server(body) for body in self._link().listing(IpvsCommand.GET_SERVER)]
         found: dict[ServerKey, VirtualServer] = {}
         leaving: dict[ServerKey, set[Place]] = {}
         for each in held:
@@ -82,8 +82,8 @@ class IpvsServers:
         self._leaving = leaving
         return found
 
-    def _reals(self, key: ServerKey) -> list[HeldReal]:
-        return [wire.read_real(body) for body in self._link().listing(Command.GET_REAL, wire.server_key(key))]
+    def _reals(self, key: ServerKey) -> list[KernelRealServer]:
+        return [wire.read_real(body) for body in self._link().listing(IpvsCommand.GET_REAL, wire.server_key(key))]
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -96,17 +96,17 @@ class IpvsServers:
     ) -> None:
         """Make, edit and remove virtual servers and their real servers, each by one message, all in a few datagrams.
         What is there already is edited, what is gone already is no error. Raises ApplyError."""
-        requests = [_Request(Command.DELETE_SERVER, key) for key in removed]
-        requests += [_Request(Command.SET_SERVER, each.key, server=each) for each in edited]
+        requests = [_Request(IpvsCommand.DELETE_SERVER, key) for key in removed]
+        requests += [_Request(IpvsCommand.SET_SERVER, each.key, server=each) for each in edited]
         for each in added:
-            requests.append(_Request(Command.NEW_SERVER, each.key, server=each))
+            requests.append(_Request(IpvsCommand.NEW_SERVER, each.key, server=each))
             # A round begins with the one that came last. Nodes must not all begin with the same.
             reals_of_it = random.sample(each.reals, len(each.reals))
-            requests += (_Request(Command.NEW_REAL, each.key, real) for real in reals_of_it)
+            requests += (_Request(IpvsCommand.NEW_REAL, each.key, real) for real in reals_of_it)
         for key, change in (reals or {}).items():
             requests += self._real_requests(key, change)
         refused = self._send(requests)
-        taken = [one.server for one in refused if one.command is Command.NEW_SERVER and one.server]
+        taken = [one.server for one in refused if one.command is IpvsCommand.NEW_SERVER and one.server]
         again = [one.edit() for one in refused]
         if again and (still := self._send(again)):
             raise ApplyError(f"{still[0].name}: it is there, yet it cannot be edited")
@@ -122,13 +122,13 @@ class IpvsServers:
         for real in change.removed:
             if gentle:
                 self._leaving.setdefault(key, set()).add((real.address, real.port))
-                yield _Request(Command.SET_REAL, key, RealServer(real.address, real.port, 0))
+                yield _Request(IpvsCommand.SET_REAL, key, RealServer(real.address, real.port, 0))
             else:
-                yield _Request(Command.DELETE_REAL, key, real)
+                yield _Request(IpvsCommand.DELETE_REAL, key, real)
         for real in change.edited:
-            yield _Request(Command.SET_REAL, key, real)
+            yield _Request(IpvsCommand.SET_REAL, key, real)
         for real in change.added:
-            yield _Request(Command.NEW_REAL, key, real)
+            yield _Request(IpvsCommand.NEW_REAL, key, real)
 
     def _note_returned(self, added: Sequence[VirtualServer], reals: Mapping[ServerKey, RealChanges]) -> None:
         """Real servers that were leaving and are wanted again."""
@@ -192,13 +192,13 @@ class IpvsServers:
             # Another program may have given one a weight again, or removed it: then it is not for us to remove.
             leaving &= {place for place, one in held.items() if not _serves(one.real)}
             gone = {place for place in leaving if not held[place].connections or key[1] is not Protocol.TCP}
-            requests += [_Request(Command.DELETE_REAL, key, held[place].real) for place in sorted(gone)]
+            requests += [_Request(IpvsCommand.DELETE_REAL, key, held[place].real) for place in sorted(gone)]
             leaving -= gone
             if not leaving:
                 self._leaving.pop(key, None)
         self._send(requests)
 
-    def _listed(self, key: ServerKey) -> list[HeldReal]:
+    def _listed(self, key: ServerKey) -> list[KernelRealServer]:
         """The real servers that a virtual server has at this moment; none when it is gone itself."""
         for _ in range(_READ_ATTEMPTS):
             try:
@@ -230,7 +230,7 @@ class _Request:
     """One message to the kernel."""
 
     def __init__(
-        self, command: Command, key: ServerKey, real: RealServer | None = None, server: VirtualServer | None = None
+        self, command: IpvsCommand, key: ServerKey, real: RealServer | None = None, server: VirtualServer | None = None
     ) -> None:
         self.command = command
         self.key = key
@@ -245,11 +245,11 @@ class _Request:
 
     @property
     def makes(self) -> bool:
-        return self.command in (Command.NEW_SERVER, Command.NEW_REAL)
+        return self.command in (IpvsCommand.NEW_SERVER, IpvsCommand.NEW_REAL)
 
     @property
     def deletes(self) -> bool:
-        return self.command in (Command.DELETE_SERVER, Command.DELETE_REAL)
+        return self.command in (IpvsCommand.DELETE_SERVER, IpvsCommand.DELETE_REAL)
 
     @property
     def name(self) -> str:
@@ -262,7 +262,7 @@ class _Request:
 
     def edit(self) -> _Request:
         """The same for what is there already."""
-        command = Command.SET_SERVER if self.command is Command.NEW_SERVER else Command.SET_REAL
+        command = IpvsCommand.SET_SERVER if self.command is IpvsCommand.NEW_SERVER else IpvsCommand.SET_REAL
         return _Request(command, self.key, self.real, self.server)
 
     def why(self, error: NetlinkError) -> str:
