@@ -183,6 +183,6 @@ def _by_objects(wish: Wish, iif: str | None, options: dict[str, Any]) -> TraceRe
         inputs,
         inputs.host,
         others=_OUTSIDE,
-        dump=(lambda family: read_all(texts, family).of(family)) if texts else None,
+        dump=(lambda family: read_all(texts, family).for_family(family)) if texts else None,
     )
     return TraceResult(path=path, findings=findings_of_objects(path, cluster.snapshot))
