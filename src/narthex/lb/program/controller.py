@@ -7,7 +7,8 @@ written. Nothing is remembered that matters (`lb/ledger.py`), so it may end at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from narthex.model.objects import IPAddressPool, Service
 from narthex.model.store import Snapshot, Store
 from narthex.runtime.feed import Feed
 from narthex.runtime.logs import LOGGER, printable
+from narthex.runtime.problems import Problems
+from narthex.runtime.reconciler import Reconciler
 
 LOOK_SECONDS = 5.0
 """Everything is decided again this often, though nothing seems to have changed."""
@@ -82,50 +85,48 @@ class LoadBalancerController:
         self._events = events
         self._clock = clock
         self._file = PoolsFile(settings.config) if settings.config is not None else None
-        self._stopping = False
+        self._loop = Reconciler(clock)
+        self._resources = ExitStack()
+        """Of the present term."""
+        self._number = 0
+        """Of the present term; 0 while another process leads."""
+        self._term: _Term | None = None
         self.counts = ControllerCounts()
         self.followed: tuple[Followed, ...] = ()
         self.results: Mapping[str, int] = {}
 
     def stop(self) -> None:
         """End `run`."""
-        self._stopping = True
-        self._clock.wake()
+        self._loop.stop()
 
     def run(self) -> None:
-        """Stand for election and, while elected, give addresses, until `stop`."""
-        with self._leader.running(self._clock.wake):
-            while not self._stopping:
-                self.counts.turn_at = self._clock.now()
-                if term := self._leader.term:
-                    self._lead(term)
-                else:
-                    self._clock.sleep(LOOK_SECONDS)
+        """Stand for election and allocate addresses while this process leads, until `stop`."""
+        with self._leader.running(self._loop.wake), self._resources:
+            self._loop.run(self._reconcile)
 
-    def _lead(self, term: int) -> None:
+    def _reconcile(self) -> float:
+        self.counts.turn_at = self._clock.now()
+        number = self._leader.term
+        if number != self._number:
+            self._resources.close()
+            self._number, self._term = number, self._begin_term() if number else None
+        if self._term is None:
+            return LOOK_SECONDS
+        return self._term.turn(lambda: 0.0 if self._loop.stopping else self._leader.allowance(number))
+
+    def _begin_term(self) -> _Term:
+        """Start to follow the API server, until `_resources` is closed."""
         kinds = [ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS, *([] if self._file is not None else [ADDRESS_POOLS])]
         source = KubeSource(self._access, kinds, newest=True)
         self.followed = source.followed
         writer = StatusWriter(self._access, self._clock)
+        self._resources.callback(writer.close)
         self.results = writer.results
         feed = Feed(source)
-        turns = _Term(self._settings, self._file, source, writer, self._events, self.counts, self._access, self._clock)
-        said: Sequence[object] = ()
-        try:
-            with feed.running(self._clock.wake):
-                while not self._stopping and self._leader.term == term:
-                    self.counts.turn_at = self._clock.now()
-                    turns.take(feed)
-                    if feed.problems != said:
-                        said = feed.problems
-                        for problem in said:
-                            LOGGER.warning("%s", printable(str(problem)))
-                    self._clock.sleep(turns.turn(lambda: self._allowance(term)))
-        finally:
-            writer.close()
-
-    def _allowance(self, term: int) -> float:
-        return 0.0 if self._stopping else self._leader.allowance(term)
+        self._resources.enter_context(feed.running(self._loop.wake))
+        return _Term(
+            self._settings, self._file, source, feed, writer, self._events, self.counts, self._access, self._clock
+        )
 
 
 class _Term:
@@ -136,6 +137,7 @@ class _Term:
         settings: LoadBalancerSettings,
         file: PoolsFile | None,
         source: KubeSource,
+        feed: Feed,
         writer: StatusWriter,
         events: Events,
         counts: ControllerCounts,
@@ -146,6 +148,8 @@ class _Term:
         self._settings = settings
         self._file = file
         self._source = source
+        self._feed = feed
+        self._problems = Problems()
         self._writer = writer
         self._events = events
         self._counts = counts
@@ -159,13 +163,11 @@ class _Term:
         self._seen: tuple[Snapshot | None, tuple[IPAddressPool, ...] | None] = None, None
         self._idle_until = 0.0
 
-    def take(self, feed: Feed) -> None:
-        """Take in what is new."""
-        for event in feed.take():
-            self._store.apply(event)
-
     def turn(self, allowance: Callable[[], float]) -> float:
         """Decide, and write what differs; the seconds until the next look."""
+        for event in self._feed.take():
+            self._store.apply(event)
+        self._problems.tell(self._feed.problems)
         snapshot = self._store.snapshot
         objects = self._objects(snapshot)
         if not snapshot.synced or objects is None:
