@@ -36,7 +36,7 @@ from frame.report import Report, parser
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
 from narthex.model.objects import EndpointSlice, Service
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 CLIENTS = 8
@@ -146,7 +146,7 @@ def _measure(report: Report, folder: Path, services: int, seconds: int, workers:
 def _serve(services: int) -> None:
     """Be the API server: print its URL, and give `svc-1` each address that comes in; for an empty line say when the last
     event was sent."""
-    with ApiServer() as api:
+    with FaultyApiServer() as api:
         objects: list[Service | EndpointSlice] = []
         for number in range(services):
             objects += _objects(number)

@@ -13,25 +13,25 @@ import time
 from pathlib import Path
 
 from frame.report import Report, parser
-from narthex.testing.kernel.segment import VIP, VIP_SIX, Segment, Stream
+from narthex.testing.kernel.segment import VIP, VIP_SIX, EthernetSegment, RequestStream
 from narthex.testing.load import until
 
 NODES = ("a", "b", "c")
 
 
-def _again(segment: Segment, name: str) -> None:
+def _again(segment: EthernetSegment, name: str) -> None:
     """Start one, and wait until all know each other. It stands back, the longer the more often it died."""
     segment.start(name)
     segment.ready()
     until(lambda: len(segment.holders()) == 1, "one holder")
 
 
-def killed(segment: Segment, address: str, *, fresh: bool) -> float:
+def killed(segment: EthernetSegment, address: str, *, fresh: bool) -> float:
     """Seconds from the death of the node that answers to the first answer of another one to a request that was sent after it.
     `fresh`: the client has to find out for each request who has the address."""
     (holder,) = segment.holders()
     rest = [name for name in segment.processes if name != holder]
-    with Stream(segment, address, pause=0.002, fresh=fresh) as stream:
+    with RequestStream(segment, address, pause=0.002, fresh=fresh) as stream:
         until(lambda: bool(stream.seen) and stream.seen[-1][1] == holder, "answers")
         dead = time.monotonic()
         segment.kill(holder)
@@ -42,10 +42,10 @@ def killed(segment: Segment, address: str, *, fresh: bool) -> float:
     return stream.first_answer_after(dead, rest) or 0.0
 
 
-def left(segment: Segment, address: str, *, fresh: bool) -> tuple[int, int]:
+def left(segment: EthernetSegment, address: str, *, fresh: bool) -> tuple[int, int]:
     """Requests, and how many of them got no answer, while the node that answers ends as planned."""
     (holder,) = segment.holders()
-    with Stream(segment, address, pause=0.002, fresh=fresh, wait=0.5) as stream:
+    with RequestStream(segment, address, pause=0.002, fresh=fresh, wait=0.5) as stream:
         until(lambda: len(stream.seen) > 20, "answers")
         segment.end(holder)
         count = len(stream.seen)
@@ -65,7 +65,7 @@ def main() -> int:
     ends = report.table("A node ends as planned: requests without an answer", unit="requests")
     for address in (VIP, VIP_SIX):
         for fresh in (False, True):
-            with tempfile.TemporaryDirectory() as folder, Segment(Path(folder), "nxf", NODES) as segment:
+            with tempfile.TemporaryDirectory() as folder, EthernetSegment(Path(folder), "nxf", NODES) as segment:
                 segment.start()
                 segment.steady()
                 how = f"{address}, {'asks each time' if fresh else 'remembers'}"

@@ -131,7 +131,9 @@ def test_every_cited_row_is_explained():
     number = r"(?:\d{1,2}\.\d{1,2}|[DSCFLMA]\d{1,2})"
     cited = re.compile(rf"\b[Rr]ows? ({number}(?:(?:,? and |, | to |-){number})*)")
     unknown = []
-    for path in sorted(file for kind in ("src", "tests", "docs") for file in (ROOT / kind).rglob("*") if file.is_file()):
+    for path in sorted(
+        file for kind in ("src", "tests", "docs") for file in (ROOT / kind).rglob("*") if file.is_file()
+    ):
         if path.suffix in (".py", ".md", ".yaml"):
             for rows in cited.findall(path.read_text()):
                 unknown += [f"{path}: row {row}" for row in re.findall(number, rows) if row not in known]

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from narthex.lab.encode import encode
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node
 
 _MANAGED = {"manager": "kube-controller-manager", "operation": "Update", "time": "2026-05-05T10:00:00Z"}
@@ -86,7 +86,7 @@ def _endpoint(name: str, end: int) -> dict[str, Any]:
 def serve(services: int, endpoints: int) -> None:
     """Be the server: print its address; for each line `COUNT RATE` that is read make so many changes, so many a second, and print
     when that was done."""
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put_raw("Node", encode(node()))
         for number in range(services):
             server.put_raw("Service", service(number))

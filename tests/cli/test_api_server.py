@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from narthex.cli import main
 from narthex.model.objects import Container, Pod, PodSpec
 from narthex.testing.apiserver.faults import Refuse
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
 
 CIDR = ["--cluster-cidr", "10.64.0.0/12"]
@@ -17,7 +17,7 @@ CIDR = ["--cluster-cidr", "10.64.0.0/12"]
 
 @pytest.fixture
 def server():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         owner = (("kubernetes.io/service-name", "web"),)
         server.put(
             node(),

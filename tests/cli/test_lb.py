@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node, service
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "load-balancer"
@@ -85,7 +85,7 @@ def test_the_cluster_cidr_is_kept_out_of_pools():
 
 
 def test_from_an_api_server():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node(), service("shop/web", "10.110.0.1", type="LoadBalancer", balancers=["192.168.15.2"]))
         meta = {"name": "lan", "namespace": "metallb-system"}
         server.put_raw("IPAddressPool", {"metadata": meta, "spec": {"addresses": ["192.168.15.0/28"]}})

@@ -13,7 +13,7 @@ from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.service_status import ServiceCondition
 from narthex.linux.run import run
 from narthex.model.names import NamespacedName
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import service
 from narthex.testing.load import until
 
@@ -65,7 +65,7 @@ def test_rights_are_those_that_are_used_and_no_others(objects):
     )
     listed = {resource.paths[0] for resource in of_an_announcer()} - {each.paths[0] for each in of_a_proxy("a")}
     asked = {(path.split("/")[2], path.rpartition("/")[2], verb) for path in listed for verb in ("list", "watch")}
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(service("shop/web", "10.110.0.1", type="LoadBalancer"))
         writer = ConditionWriter(Access(master=server.url), settle=0.0)
         said = ServiceCondition(type="narthex/Announced", holds=True, reason="Announces", message="")

@@ -24,7 +24,7 @@ from narthex.model.decode.objects import decode
 from narthex.model.objects import Object
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec, WireServiceAllocation
 from narthex.runtime.configuration.values import ClientConnection
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node, service
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "load-balancer"
@@ -164,7 +164,7 @@ def _right(seen):
 
 def _asked(abilities):
     """The rights that a controller uses in its life, from first election to release."""
-    with ApiServer(abilities) as server:
+    with FaultyApiServer(abilities) as server:
         server.put(node(), service("shop/web", "10.110.0.1", type="LoadBalancer"))
         meta = {"name": "lan", "namespace": "metallb-system"}
         server.put_raw("IPAddressPool", {"metadata": meta, "spec": {"addresses": ["192.168.15.0/28"]}})

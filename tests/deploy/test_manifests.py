@@ -22,7 +22,7 @@ from narthex.linux import privileges
 from narthex.model import documents
 from narthex.model.net import split_port
 from narthex.runtime.configuration.file import read
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ class _Asked:
 
     def __init__(self, abilities):
         self.rights = set()
-        with ApiServer(abilities) as server:
+        with FaultyApiServer(abilities) as server:
             server.put(node())
             origin = api_origin(Access(master=server.url), "worker-a", 900.0, time.time)
             stop = threading.Event()

@@ -10,7 +10,7 @@ from narthex.model import documents
 from narthex.overlay.net_conf import parse
 from narthex.overlay.program.annotate import NodeWriter
 from narthex.runtime.configuration.values import OverlayConfiguration
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -43,7 +43,7 @@ def test_rights_are_those_that_are_used_and_no_others():
     for each in (role, binding):
         assert codecs.from_dict(each).to_dict() == each
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node("worker-a"))
         NodeWriter(Access(master=server.url)).patch("worker-a", {"metadata": {"annotations": {"a/b": "c"}}})
         assert [(seen.method, seen.path) for seen in server.requests] == [("PATCH", "/api/v1/nodes/worker-a/status")]

@@ -20,7 +20,7 @@ from narthex.kube.rate_limit import Pace
 from narthex.kube.resources import NODES
 from narthex.kube.snapshot import read_once
 from narthex.runtime.configuration.values import ClientConnection
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node, service
 
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -37,7 +37,7 @@ def inline(name):
 
 @pytest.fixture
 def plain():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node())
         yield server
 
@@ -48,7 +48,7 @@ def secure():
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=CERTIFICATES / "ca.pem")
     context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
     context.verify_mode = ssl.CERT_REQUIRED
-    with ApiServer(tls=context) as server:
+    with FaultyApiServer(tls=context) as server:
         server.put(node())
         yield server
 
@@ -58,7 +58,7 @@ def guarded():
     """A server that wants to see a token, over TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
-    with ApiServer(tls=context, token="open-sesame") as server:
+    with FaultyApiServer(tls=context, token="open-sesame") as server:
         server.put(node())
         yield server
 

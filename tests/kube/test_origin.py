@@ -11,7 +11,7 @@ from narthex.kube.events import event_object, starting
 from narthex.kube.exchange import Counts
 from narthex.kube.origin import EventPoster, SourceMetrics, api_origin
 from narthex.kube.source import Followed
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 
 
 def scrape(collector):
@@ -74,7 +74,7 @@ def test_an_origin_has_all_that_a_proxy_needs():
 @pytest.mark.row("26.4")
 def test_events_are_posted_where_they_belong():
     event = event_object(starting("worker-a"), 1.0, "worker-a")
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         EventPoster(Access(master=server.url)).create_event("default", event)
     (seen,) = server.requests
     assert (seen.method, seen.path) == ("POST", "/apis/events.k8s.io/v1/namespaces/default/events")
@@ -83,7 +83,7 @@ def test_events_are_posted_where_they_belong():
 
 
 def test_a_server_that_refuses_or_is_away_is_an_error():
-    with ApiServer(token="right") as server:
+    with FaultyApiServer(token="right") as server:
         poster = EventPoster(Access(master=server.url))
         with pytest.raises(RuntimeError, match="status 401"):
             poster.create_event("default", {})

@@ -14,8 +14,8 @@ from narthex.kube.snapshot import read_once
 from narthex.kube.source import KubeSource
 from narthex.kube.watch import Watch
 from narthex.lab.api.reads import Abilities
-from narthex.testing.apiserver.faults import Drop, Garble, Refuse, Silence
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.faults import DropConnection, Garble, Refuse, Silence
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
 
 SERVICES = "/api/v1/services"
@@ -29,7 +29,7 @@ def slice_of(name, *ips):
 
 @pytest.fixture
 def server():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node(), node("another"), service("shop/web", "10.110.0.1"), slice_of("shop/web", "10.64.1.1"))
         yield server
 
@@ -121,7 +121,7 @@ def test_a_broken_object_is_named_and_the_others_are_used(server):
 
 @BOTH
 def test_a_connection_may_drop_at_any_byte(streaming):
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node(), service("shop/web", "10.110.0.1"), slice_of("shop/web", "10.64.1.1"))
         for after in range(0, 1000, 37):
             struck = []
@@ -131,7 +131,7 @@ def test_a_connection_may_drop_at_any_byte(streaming):
                 if key in struck:
                     return None
                 struck.append(key)
-                return Drop(after)
+                return DropConnection(after)
 
             server.faults = once
             with following(server.url, streaming=streaming, gather=0.0) as it:
@@ -176,7 +176,7 @@ def test_a_list_that_never_comes_is_given_up(server):
 
 def test_old_servers_are_understood():
     old = Abilities(streaming=False, service_cidrs=(), service_fields=False, bookmarks=False)
-    with ApiServer(old) as server:
+    with FaultyApiServer(old) as server:
         server.put(node(), service("shop/web", "10.110.0.1"), service("shop/headless", "None"))
         with following(server.url) as it:
             it.wait(lambda: it.synced)
@@ -187,7 +187,7 @@ def test_old_servers_are_understood():
 
 
 def test_long_lists_come_in_pages():
-    with ApiServer(Abilities(cached_lists=False)) as server:
+    with FaultyApiServer(Abilities(cached_lists=False)) as server:
         for number in range(1203):
             server.put(service(f"shop/s{number}", f"10.110.{number >> 8}.{number & 255}"))
         with following(server.url, streaming=False) as it:
@@ -228,7 +228,7 @@ def test_what_is_known_of_the_lists(server):
 
 
 def test_the_token_is_asked_for():
-    with ApiServer(token="secret") as server, following(server.url) as it:
+    with FaultyApiServer(token="secret") as server, following(server.url) as it:
         it.wait(lambda: any("401" in str(problem) for problem in it.source.problems))
         assert not it.synced
 
@@ -241,7 +241,7 @@ def test_one_look(server):
 
 
 def test_one_look_at_nobody():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         url = server.url
     with pytest.raises(Unreachable, match=url):
         read_once(Access(master=url, connection=UNPACED), of_a_proxy(NODE))
@@ -253,7 +253,7 @@ def trouble(dice):
     if what < 0.65:
         return None
     if what < 0.8:
-        return Drop(int(dice.expovariate(1 / 400)))
+        return DropConnection(int(dice.expovariate(1 / 400)))
     if what < 0.9:
         return Refuse(dice.choice((410, 429, 500, 503, 504)))
     return Garble(int(dice.expovariate(1 / 300))) if what < 0.96 else Silence(int(dice.expovariate(1 / 400)))
@@ -263,7 +263,7 @@ def trouble(dice):
 def test_random_sequences_end_as_a_fresh_list(seed):
     dice = random.Random(seed)
     abilities = Abilities(streaming=dice.random() < 0.5, cached_lists=dice.random() < 0.5)
-    with ApiServer(abilities, bookmark_seconds=0.1) as server:
+    with FaultyApiServer(abilities, bookmark_seconds=0.1) as server:
         server.faults = lambda _: trouble(dice)
         backups = [server.do(lambda data: data.backup())]
         with following(server.url, times=QUICK, gather=0.005, streaming=dice.random() < 0.6) as it:

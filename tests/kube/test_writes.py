@@ -7,8 +7,8 @@ import pytest
 
 from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, Conflict, Exists, Missing, NoAnswer, writing
-from narthex.testing.apiserver.faults import Drop, Refuse
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.faults import DropConnection, Refuse
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import service
 
 WEB = "/api/v1/namespaces/shop/services/web"
@@ -17,7 +17,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/shop/leases"
 
 @pytest.fixture
 def server():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(service("shop/web", "10.110.0.1"))
         yield server
 
@@ -150,7 +150,7 @@ def test_a_lease_is_not_updated_without_a_version(server):
         (Refuse(403), ApiError, "grant the verb patch on it"),
         (Refuse(500), ApiError, "to be tried again"),
         (Refuse(404), Missing, "gone, or its kind is not installed"),
-        (Drop(), NoAnswer, "to be tried again"),
+        (DropConnection(), NoAnswer, "to be tried again"),
     ],
 )
 def test_refusals_name_the_object_and_the_way_out(server, fault, error, said):
@@ -160,7 +160,7 @@ def test_refusals_name_the_object_and_the_way_out(server, fault, error, said):
 
 
 def test_an_answer_that_is_lost_does_not_undo_the_write(server):
-    server.faults = lambda seen: Drop(10) if seen.method == "PATCH" else None
+    server.faults = lambda seen: DropConnection(10) if seen.method == "PATCH" else None
     with pytest.raises(NoAnswer):
         do(server, lambda writer: writer.patch(WEB, {"metadata": {"labels": {"a": "b"}}}))
     assert server.do(lambda data: data.get("Service", ("shop", "web"))).raw["metadata"]["labels"] == {"a": "b"}

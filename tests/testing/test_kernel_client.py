@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.model.net import Protocol
-from narthex.testing.kernel.client import Client, crc32c, first_packet, sctp_packet
+from narthex.testing.kernel.client import ProbeClient, crc32c, first_packet, sctp_packet
 
 
 def test_checksum_known_answers():
@@ -36,7 +36,7 @@ def test_only_a_syn_is_a_first_packet():
     ],
 )
 def test_only_what_no_port_says_is_asked_again(protocol, refusal, excused):
-    client = Client("127.0.0.1", "127.0.0.1", 9, protocol)
+    client = ProbeClient("127.0.0.1", "127.0.0.1", 9, protocol)
     with client.socket:
         client.refusal = refusal
         assert client.excuse() is excused

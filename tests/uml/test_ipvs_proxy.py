@@ -28,7 +28,7 @@ from narthex.netfilter import ipvs as ipvsadm
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
 from narthex.proxy.kernel.ipvs import link as ipvs_link
-from narthex.testing.load import Line, Load, until
+from narthex.testing.load import Load, OpenConnection, until
 
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]
 HELD = 24
@@ -106,15 +106,15 @@ def test_kill_and_restart_without_harm(cluster, load):
 @pytest.mark.row("24.8", "18.4")
 def test_an_endpoint_that_goes_keeps_its_connections(cluster):
     cluster.start().ready()
-    lines = [Line(cluster.from_pod(4)) for _ in range(4)]
+    lines = [OpenConnection(cluster.from_pod(4)) for _ in range(4)]
     # Masqueraded ones would not find back without their entry in the table of connections.
-    lines += [Line(cluster.from_outside(4)) for _ in range(2)]
+    lines += [OpenConnection(cluster.from_outside(4)) for _ in range(2)]
     gone = HERE[4][0]
     held = [line for line in lines if line.endpoint.startswith(gone)]
     assert len(held) == 3, "turns are taken"
     cluster.put("web", service(), *slices(dict.fromkeys(ENDPOINTS[1:], "ready")))
     cluster.wait(lambda: weights(cluster, CLUSTER_IP[4]).get(gone) == 0, "the endpoint's leaving")
-    new = [Line(cluster.from_pod(4)) for _ in range(4)]
+    new = [OpenConnection(cluster.from_pod(4)) for _ in range(4)]
     assert {line.endpoint for line in new} == {f"{THERE[4][0]}:8080"}
     # One more sync: what comes after the first is over, stale connections were looked for.
     cluster.put("other", service("other", number=2, node_port=30081))
@@ -167,8 +167,8 @@ def test_what_others_change_is_mended(cluster):
     cluster.wait(lambda: servers(cluster) == before, "the virtual servers")
     cluster.wait(lambda: set(CLUSTER_IP.values()) <= ipvs_link.addresses(None, node), "the addresses")
     cluster.wait(lambda: ipset.read(lambda name: name == "KUBE-CLUSTER-IP", node)["KUBE-CLUSTER-IP"].entries, "the set")
-    Line(cluster.from_pod(4)).close()
-    Line(cluster.from_outside(6)).close()
+    OpenConnection(cluster.from_pod(4)).close()
+    OpenConnection(cluster.from_outside(6)).close()
 
 
 def test_a_scheduler_that_the_kernel_lacks_ends_the_start(cluster):
@@ -191,8 +191,8 @@ def test_modes_take_over_from_each_other(cluster, load):
     cluster.wait(lambda: not any(name.startswith("KUBE-SVC-") for name in kube_chains(cluster)), "the end of iptables")
     assert {name for name in kube_chains(cluster) if "SVC" in name or "SEP" in name or "EXT" in name} == set()
     settled(load)
-    Line(cluster.from_pod(4)).close()
-    Line(cluster.from_outside(6)).close()
+    OpenConnection(cluster.from_pod(4)).close()
+    OpenConnection(cluster.from_outside(6)).close()
     cluster.kill()
     cluster.mode = "iptables"
     cluster.start().ready()
@@ -200,8 +200,8 @@ def test_modes_take_over_from_each_other(cluster, load):
     assert servers(cluster) == {}
     assert ipset.read(lambda _: True, cluster.world.node) == {}
     assert not {"KUBE-LOAD-BALANCER", "KUBE-IPVS-FILTER", "KUBE-NODE-PORT"} & kube_chains(cluster)
-    Line(cluster.from_pod(6)).close()
-    Line(cluster.from_outside(4)).close()
+    OpenConnection(cluster.from_pod(6)).close()
+    OpenConnection(cluster.from_outside(4)).close()
 
 
 @pytest.mark.row("26.3")

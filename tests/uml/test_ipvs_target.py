@@ -20,7 +20,7 @@ from narthex.proxy.kernel.ipvs import link as ipvs_link
 from narthex.proxy.kernel.ipvs.target import IpvsTarget
 from narthex.proxy.plan.kernel_settings import for_mode
 from narthex.testing import build
-from narthex.testing.load import Answers, Line, Way, until
+from narthex.testing.load import ClientRoute, EchoEndpoints, OpenConnection, until
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 ENDPOINTS = [f"10.64.1.{number}" for number in range(10, 14)]
@@ -206,13 +206,13 @@ class Clients:
 
     def __init__(self, space, stack):
         self.space, self.lines = space, []
-        self.answers = stack.enter_context(Answers())
+        self.answers = stack.enter_context(EchoEndpoints())
         for address in ENDPOINTS:
             self.answers.open(space, address, 8080)
 
     def call(self):
-        way = Way(label="node", namespace=self.space, source="10.20.0.11", destination="10.110.0.1", port=80)
-        self.lines.append(Line(way))
+        way = ClientRoute(label="node", namespace=self.space, source="10.20.0.11", destination="10.110.0.1", port=80)
+        self.lines.append(OpenConnection(way))
         return self.lines[-1].endpoint.partition(":")[0]
 
 

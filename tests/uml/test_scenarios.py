@@ -10,7 +10,7 @@ from tests.scenario_files import SCENARIOS
 
 from narthex.testing.findings import print_said
 from narthex.testing.kernel import witness as kernel
-from narthex.testing.runner import Request, hear_all
+from narthex.testing.runner import ScenarioRequest, hear_all
 
 MODE = "ipvs"
 CASES = [
@@ -31,7 +31,7 @@ def heard(request):
     # this kernel is more than the silences that it would wait for beside others'.
     slow = [scenario for scenario in asked if scenario.steps_in(MODE)]
     quick = [scenario for scenario in asked if not scenario.steps_in(MODE)]
-    what = Request(modes=(MODE,), against=("kernel",))
+    what = ScenarioRequest(modes=(MODE,), against=("kernel",))
     coming = itertools.chain(hear_all(slow, what, len(slow)), hear_all(quick, what, 1))
     come = {}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from narthex.testing.findings import Finding, print_said
-from narthex.testing.runner import WITNESSES, Counts, Request, clean_up_on_signals, hear_all, modes_of
+from narthex.testing.findings import WitnessFinding, print_said
+from narthex.testing.runner import WITNESSES, ScenarioCounts, ScenarioRequest, clean_up_on_signals, hear_all, modes_of
 from narthex.testing.scenario import KNOWN_MODES, Scenario, ScenarioError, find, load
 
 
@@ -52,7 +52,7 @@ def run(
     The witness `plan` evaluates the decided plan, `rules` walks the rendered rules, `kernel` sends real packets
     through network namespaces (as root). Exit status 0 only when something was checked and all of it holds.
     """
-    request = Request(modes=modes, against=against or WITNESSES, skip_levels=frozenset(skip_level))
+    request = ScenarioRequest(modes=modes, against=against or WITNESSES, skip_levels=frozenset(skip_level))
     if "kernel" in request.against:
         if os.geteuid() != 0:
             raise click.UsageError("the witness kernel needs root; use --against plan --against rules without it")
@@ -62,7 +62,7 @@ def run(
         paths = find(list(files))
     except ScenarioError as error:
         raise click.UsageError(str(error)) from None
-    counts = Counts()
+    counts = ScenarioCounts()
     for scenario, findings in hear_all(_loaded(paths, counts), request, jobs):
         _tell(scenario, findings, request, output)
         counts.add(findings)
@@ -84,7 +84,7 @@ def _not_here(asked: tuple[str, ...]) -> frozenset[str]:
     return frozenset(reasons)
 
 
-def _loaded(paths: list[Path], counts: Counts) -> list[Scenario]:
+def _loaded(paths: list[Path], counts: ScenarioCounts) -> list[Scenario]:
     """The files that are scenarios; the others are reported and counted."""
     scenarios = []
     for path in paths:
@@ -100,7 +100,7 @@ def _loaded(paths: list[Path], counts: Counts) -> list[Scenario]:
     return scenarios
 
 
-def _tell(scenario: Scenario, findings: list[Finding], request: Request, output: str) -> None:
+def _tell(scenario: Scenario, findings: list[WitnessFinding], request: ScenarioRequest, output: str) -> None:
     """Print the findings of one scenario."""
     tally: dict[tuple[str, str], list[bool]] = {}
     for finding in findings:
@@ -119,7 +119,7 @@ def _tell(scenario: Scenario, findings: list[Finding], request: Request, output:
                 click.echo(f"{'ok  ' if good else 'FAIL'} {scenario.name} ({mode}): {', '.join(sums)}")
 
 
-def _sum_up(counts: Counts, output: str) -> None:
+def _sum_up(counts: ScenarioCounts, output: str) -> None:
     if output == "json":
         click.echo(msgspec.json.encode(counts))
         return

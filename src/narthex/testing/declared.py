@@ -14,10 +14,10 @@ from narthex.model.net import Protocol
 from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import Deviation
 from narthex.testing.findings import End
-from narthex.testing.scenario import Flow
+from narthex.testing.scenario import ScenarioFlow
 
 
-def as_declared(flows: Iterable[Flow], deviations: Set[Deviation]) -> tuple[Flow, ...]:
+def as_declared(flows: Iterable[ScenarioFlow], deviations: Set[Deviation]) -> tuple[ScenarioFlow, ...]:
     """The flows with the ends that a backend with these deviations has to give."""
     return tuple(
         msgspec.structs.replace(flow, expect=frozenset(_end(end, flow.protocol, deviations) for end in flow.expect))

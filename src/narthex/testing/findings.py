@@ -14,7 +14,7 @@ End = tuple[Disposition, tuple[str, int] | None, bool]
 Ends = frozenset[End]
 """All ends that one connection can have."""
 
-Said = str | Mapping[str, object]
+OutcomeText = str | Mapping[str, object]
 """An outcome in the words of a scenario file, or `{error: text}`, or `{unsupported: text}`."""
 
 _WORDS = {Disposition.REJECTED: "reject", Disposition.DROPPED: "drop", Disposition.NOT_OURS: "none"}
@@ -24,7 +24,7 @@ DROP: Ends = frozenset({(Disposition.DROPPED, None, False)})
 NONE: Ends = frozenset({(Disposition.NOT_OURS, None, False)})
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class WitnessFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One flow or step, one mode, one witness."""
 
     scenario: str
@@ -32,8 +32,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     against: str
     """`plan`, `rules` or `kernel`."""
-    expect: Said
-    got: Said
+    expect: OutcomeText
+    got: OutcomeText
     ok: bool
 
 
@@ -53,7 +53,7 @@ def targets_of(ends: Ends) -> frozenset[tuple[str, int]]:
     return frozenset(endpoint for _, endpoint, _ in ends if endpoint is not None)
 
 
-def say(ends: Ends, note: str = "") -> Said:
+def say(ends: Ends, note: str = "") -> OutcomeText:
     """Ends in the words of a scenario file. What no single expectation can say is put under `also`."""
     deliveries = sorted(
         (join_port(*end[1]), end[2]) for end in ends if end[0] is Disposition.DELIVERED and end[1] is not None
@@ -80,13 +80,13 @@ def say(ends: Ends, note: str = "") -> Said:
     return said
 
 
-def say_trace(trace: Trace) -> Said:
+def say_trace(trace: Trace) -> OutcomeText:
     """The same for a trace; the walker's note says what it did not understand."""
     note = next((outcome.note for outcome in trace.outcomes if outcome.note), "")
     return say(possible_ends(trace), note)
 
 
-def print_said(said: Said) -> str:
+def print_said(said: OutcomeText) -> str:
     """One line for people."""
     if isinstance(said, str):
         return said

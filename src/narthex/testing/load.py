@@ -29,7 +29,7 @@ _TOTAL_RETRANS = 100
 """Offset of `tcpi_total_retrans` in linux/tcp.h's `struct tcp_info`."""
 
 
-class Answers:
+class EchoEndpoints:
     """Endpoints over TCP: each tells who connects its own `address:port` in a line, and echoes what it is sent."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Answers:
         self._thread = threading.Thread(target=self._serve, name="answers", daemon=True)
         self._ended = False
 
-    def __enter__(self) -> Answers:
+    def __enter__(self) -> EchoEndpoints:
         self._thread.start()
         return self
 
@@ -112,7 +112,7 @@ class Answers:
             taken.close()
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class ClientRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One way to a Service: from where, to what."""
 
     label: str
@@ -122,10 +122,10 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
-class Line:
+class OpenConnection:
     """One open connection. Raises OSError when it cannot be made."""
 
-    def __init__(self, way: Way, patience: float = PATIENCE) -> None:
+    def __init__(self, way: ClientRoute, patience: float = PATIENCE) -> None:
         self.way = way
         with netns.entered(way.namespace):
             self._socket = socket.socket(ADDRESS_FAMILY[family_of(way.source)], socket.SOCK_STREAM)
@@ -165,10 +165,10 @@ class Line:
 class Load:
     """Calls a Service by several ways, again and again, and writes down what fails."""
 
-    def __init__(self, ways: Sequence[Way]) -> None:
+    def __init__(self, ways: Sequence[ClientRoute]) -> None:
         self._ways = itertools.cycle(ways)
         self._lock = threading.RLock()
-        self.held: list[Line] = []
+        self.held: list[OpenConnection] = []
         self.failures: list[str] = []
         self.made = 0
         """New connections that were made, said a word, heard it back and ended."""
@@ -181,7 +181,7 @@ class Load:
         """Open connections and keep them."""
         for _ in range(count):
             with self._lock, self._noting("opening"):
-                self.held.append(Line(next(self._ways)))
+                self.held.append(OpenConnection(next(self._ways)))
 
     def exchange(self) -> None:
         """Use every connection that is kept."""
@@ -229,7 +229,7 @@ class Load:
     def _call(self) -> None:
         way = next(self._ways)
         with self._noting(f"new connection {way.label}"):
-            line = Line(way)
+            line = OpenConnection(way)
             try:
                 line.exchange()
                 self.resent += line.resent
@@ -238,7 +238,7 @@ class Load:
             self.endpoints[line.endpoint] += 1
             self.made += 1
 
-    def _use(self, line: Line) -> None:
+    def _use(self, line: OpenConnection) -> None:
         # One at a time: a buffered reader drops what it has read ahead when two threads want a line of it at once.
         with self._lock, self._noting(f"open connection {line.way.label} to {line.endpoint}"):
             line.exchange()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from narthex.model.objects import Service
-from narthex.testing.scenario import Scenario, Step
+from narthex.testing.scenario import Scenario, ScenarioStep
 
 LONGEST = 15.0
 """Seconds that the steps of one file may take."""
@@ -23,13 +23,13 @@ class Paced(msgspec.Struct, frozen=True, kw_only=True):
 
     scenario: Scenario
     """The same with its affinity timeouts shortened."""
-    steps: tuple[Step, ...]
+    steps: tuple[ScenarioStep, ...]
     times: tuple[float, ...]
     timeout: int
     """What every affinity timeout has become; seconds."""
 
 
-def pace(scenario: Scenario, steps: tuple[Step, ...]) -> Paced:
+def pace(scenario: Scenario, steps: tuple[ScenarioStep, ...]) -> Paced:
     """Choose the times. Raises ValueError when the relations cannot be kept within LONGEST seconds."""
     relations = _relations(scenario, steps)
     for timeout in _TIMEOUTS:
@@ -43,7 +43,7 @@ _Relation = tuple[int, int, bool]
 """Earlier step, later step, whether the later one comes within the timeout."""
 
 
-def _relations(scenario: Scenario, steps: tuple[Step, ...]) -> list[_Relation]:
+def _relations(scenario: Scenario, steps: tuple[ScenarioStep, ...]) -> list[_Relation]:
     found = []
     for later, step in enumerate(steps):
         service = _service_of(scenario, step)
@@ -56,7 +56,7 @@ def _relations(scenario: Scenario, steps: tuple[Step, ...]) -> list[_Relation]:
     return found
 
 
-def _service_of(scenario: Scenario, step: Step) -> Service | None:
+def _service_of(scenario: Scenario, step: ScenarioStep) -> Service | None:
     """The Service that a step talks to."""
     node_ports = None
     for service in scenario.services:

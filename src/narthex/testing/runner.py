@@ -15,17 +15,17 @@ import msgspec
 
 from narthex.proxy.backends import BACKENDS
 from narthex.testing import witnesses
-from narthex.testing.findings import Finding, say
+from narthex.testing.findings import WitnessFinding, say
 from narthex.testing.kernel import witness as kernel
 from narthex.testing.kernel import world as kernel_world
-from narthex.testing.scenario import Flow, Scenario
+from narthex.testing.scenario import Scenario, ScenarioFlow
 
 _PR_SET_PDEATHSIG = 1
 
 WITNESSES = ("plan", "rules", "kernel")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ScenarioRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to check."""
 
     modes: tuple[str, ...] = ()
@@ -40,12 +40,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return against in self.against and not (against == "kernel" and mode in self.not_here)
 
 
-def modes_of(scenario: Scenario, request: Request) -> tuple[str, ...]:
+def modes_of(scenario: Scenario, request: ScenarioRequest) -> tuple[str, ...]:
     """The modes to run a scenario in, in the order of BACKENDS."""
     return tuple(mode for mode in BACKENDS if mode in scenario.modes and (not request.modes or mode in request.modes))
 
 
-def hear(scenario: Scenario, request: Request) -> Iterator[Finding]:
+def hear(scenario: Scenario, request: ScenarioRequest) -> Iterator[WitnessFinding]:
     """All findings of one scenario: mode by mode, witness by witness."""
     if scenario.level in request.skip_levels:
         return
@@ -58,7 +58,9 @@ def hear(scenario: Scenario, request: Request) -> Iterator[Finding]:
                 yield from _testify(scenario, mode, against, flows)
 
 
-def hear_all(scenarios: Sequence[Scenario], request: Request, jobs: int) -> Iterator[tuple[Scenario, list[Finding]]]:
+def hear_all(
+    scenarios: Sequence[Scenario], request: ScenarioRequest, jobs: int
+) -> Iterator[tuple[Scenario, list[WitnessFinding]]]:
     """The findings of each scenario, in order, with `jobs` of them heard at a time.
 
     A kernel waits for silence and for seconds to pass, so more jobs than processors pay.
@@ -99,11 +101,11 @@ def _die_with_parent(parent: int) -> None:
         leave(signal.SIGTERM, None)
 
 
-def _heard(scenario: Scenario, request: Request) -> list[Finding]:
+def _heard(scenario: Scenario, request: ScenarioRequest) -> list[WitnessFinding]:
     return list(hear(scenario, request))
 
 
-def _testify(scenario: Scenario, mode: str, against: str, flows: tuple[Flow, ...]) -> list[Finding]:
+def _testify(scenario: Scenario, mode: str, against: str, flows: tuple[ScenarioFlow, ...]) -> list[WitnessFinding]:
     try:
         if against == "kernel":
             return kernel.testify(scenario, mode, flows)
@@ -114,12 +116,14 @@ def _testify(scenario: Scenario, mode: str, against: str, flows: tuple[Flow, ...
         labels = [(flow.label, say(flow.expect)) for flow in flows]
         labels += [(f"step {step.number}", step.pick) for step in scenario.steps_in(mode)]
         return [
-            Finding(scenario=scenario.name, label=label, mode=mode, against=against, expect=expect, got=said, ok=False)
+            WitnessFinding(
+                scenario=scenario.name, label=label, mode=mode, against=against, expect=expect, got=said, ok=False
+            )
             for label, expect in labels
         ]
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class ScenarioCounts(msgspec.Struct, kw_only=True):
     """The sum of a run."""
 
     scenarios: int = 0
@@ -130,7 +134,7 @@ class Counts(msgspec.Struct, kw_only=True):
     invalid: int = 0
     """Files that are no scenario."""
 
-    def add(self, findings: Iterable[Finding]) -> None:
+    def add(self, findings: Iterable[WitnessFinding]) -> None:
         """Count them."""
         for finding in findings:
             self.flows += 1

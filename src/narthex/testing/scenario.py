@@ -46,7 +46,7 @@ class _Wrong(ValueError):
         super().__init__(f"{key}: {message}" if key else message)
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class ScenarioConnection(msgspec.Struct, frozen=True, kw_only=True):
     """A NEW connection as the node sees it before any rewriting. Addresses are canonical."""
 
     source: str
@@ -58,7 +58,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[str, ...] = ()
 
 
-class Flow(Connection, frozen=True, kw_only=True):
+class ScenarioFlow(ScenarioConnection, frozen=True, kw_only=True):
     """One connection and the complete set of ends it may have."""
 
     label: str
@@ -66,7 +66,7 @@ class Flow(Connection, frozen=True, kw_only=True):
     level: str = "must"
 
 
-class Step(Connection, frozen=True, kw_only=True):
+class ScenarioStep(ScenarioConnection, frozen=True, kw_only=True):
     """One connection in a row of them, for affinity and turns."""
 
     number: int
@@ -119,16 +119,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[tuple[str, str], ...]
     config: Config
     objects: tuple[AnyObject, ...]
-    flows: tuple[Flow, ...]
-    steps: tuple[Step, ...]
+    flows: tuple[ScenarioFlow, ...]
+    steps: tuple[ScenarioStep, ...]
     warnings: tuple[str, ...] = ()
     """What was not understood but does not stop the file."""
 
-    def flows_in(self, mode: str) -> tuple[Flow, ...]:
+    def flows_in(self, mode: str) -> tuple[ScenarioFlow, ...]:
         """The flows that apply to a mode."""
         return tuple(flow for flow in self.flows if mode in (flow.modes or self.modes))
 
-    def steps_in(self, mode: str) -> tuple[Step, ...]:
+    def steps_in(self, mode: str) -> tuple[ScenarioStep, ...]:
         """The steps that apply to a mode."""
         return tuple(step for step in self.steps if mode in (step.modes or self.modes))
 
@@ -275,18 +275,18 @@ def _connection(raw: dict[str, Any], key: str, modes: tuple[str, ...]) -> dict[s
     }
 
 
-def _flow(raw: dict[str, Any], key: str, modes: tuple[str, ...], origin: str, warnings: list[str]) -> Flow:
+def _flow(raw: dict[str, Any], key: str, modes: tuple[str, ...], origin: str, warnings: list[str]) -> ScenarioFlow:
     warnings += [f"{origin}: {key}.{name}: unknown key, not read" for name in sorted(raw.keys() - _FLOW, key=str)]
     if "expect" not in raw:
         raise _Wrong(f"{key}.expect", "missing")
     fields = _connection(raw, key, modes)
     label = _text(raw, "label", f"{fields['source']} to {fields['destination']}:{fields['port']}", f"{key}.")
-    return Flow(
+    return ScenarioFlow(
         label=label, expect=expectation(raw["expect"], f"{key}.expect"), level=raw.get("level", "must"), **fields
     )
 
 
-def _step(raw: dict[str, Any], key: str, modes: tuple[str, ...], origin: str, warnings: list[str]) -> Step:
+def _step(raw: dict[str, Any], key: str, modes: tuple[str, ...], origin: str, warnings: list[str]) -> ScenarioStep:
     warnings += [f"{origin}: {key}.{name}: unknown key, not read" for name in sorted(raw.keys() - _STEP, key=str)]
     at, pick = raw.get("at"), raw.get("pick", "any")
     if isinstance(at, bool) or not isinstance(at, int | float) or at < 0:
@@ -294,10 +294,10 @@ def _step(raw: dict[str, Any], key: str, modes: tuple[str, ...], origin: str, wa
     if not isinstance(pick, str) or not _PICK.fullmatch(pick):
         raise _Wrong(f"{key}.pick", f"{pick!r} is none of any, same-as-N, differs-from-N")
     number = int(key.partition("[")[2].rstrip("]"))
-    return Step(number=number, at=float(at), pick=pick, **_connection(raw, key, modes))
+    return ScenarioStep(number=number, at=float(at), pick=pick, **_connection(raw, key, modes))
 
 
-def _check_steps(steps: tuple[Step, ...]) -> None:
+def _check_steps(steps: tuple[ScenarioStep, ...]) -> None:
     for number, step in enumerate(steps):
         if step.refers_to is not None and step.refers_to >= number:
             raise _Wrong(f"steps[{number}].pick", f"{step.pick!r} does not refer to an earlier step")

@@ -10,7 +10,7 @@ from narthex.model.packet import Host, Packet
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.settings import LOCALHOST_MODES
-from narthex.testing.scenario import Connection, Scenario
+from narthex.testing.scenario import Scenario, ScenarioConnection
 
 
 def node_config(scenario: Scenario, mode: str) -> NodeConfig:
@@ -78,7 +78,7 @@ def balancer_addresses(scenario: Scenario) -> frozenset[str]:
     return frozenset(found)
 
 
-def from_host(scenario: Scenario, connection: Connection) -> bool:
+def from_host(scenario: Scenario, connection: ScenarioConnection) -> bool:
     """Whether a process on the node makes the connection."""
     source = connection.source
     if contains(family_of(source).loopback, source):
@@ -123,14 +123,14 @@ def home_interface(scenario: Scenario, address: str) -> str:
     return pod_interface(scenario) if is_local_pod(scenario, address) else uplink(scenario)
 
 
-def arrival(scenario: Scenario, connection: Connection) -> str:
+def arrival(scenario: Scenario, connection: ScenarioConnection) -> str:
     """The interface that a connection comes in on; empty for the node's own."""
     if from_host(scenario, connection):
         return ""
     return connection.iface or home_interface(scenario, connection.source)
 
 
-def packet_of(scenario: Scenario, connection: Connection) -> Packet:
+def packet_of(scenario: Scenario, connection: ScenarioConnection) -> Packet:
     """The connection's first packet."""
     return Packet(
         source=connection.source,
@@ -142,7 +142,7 @@ def packet_of(scenario: Scenario, connection: Connection) -> Packet:
     )
 
 
-def host_of(scenario: Scenario, connection: Connection) -> Host:
+def host_of(scenario: Scenario, connection: ScenarioConnection) -> Host:
     """The node as the connection finds it: an address that a host process sends from is one of the node's."""
     own = scenario.node_ips
     source = connection.source
@@ -151,7 +151,7 @@ def host_of(scenario: Scenario, connection: Connection) -> Host:
     return Host(addresses=own)
 
 
-def families_of(connections: tuple[Connection, ...]) -> tuple[IPFamily, ...]:
+def families_of(connections: tuple[ScenarioConnection, ...]) -> tuple[IPFamily, ...]:
     """The families that connections use, IPv4 first."""
     used = {family_of(connection.destination) for connection in connections}
     return tuple(family for family in IPFamily if family in used)

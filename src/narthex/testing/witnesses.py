@@ -12,8 +12,8 @@ from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Tra
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import plan_once
 from narthex.testing.declared import as_declared
-from narthex.testing.findings import Finding, Said, possible_ends, say, say_trace
-from narthex.testing.scenario import Flow, Scenario, Step
+from narthex.testing.findings import OutcomeText, WitnessFinding, possible_ends, say, say_trace
+from narthex.testing.scenario import Scenario, ScenarioFlow, ScenarioStep
 from narthex.testing.setting import families_of, host_of, node_config, packet_of, snapshot
 from narthex.trace.evaluate import evaluate
 
@@ -52,14 +52,14 @@ def rules_answer(scenario: Scenario, mode: str) -> Answer:
 ANSWERS = {"plan": plan_answer, "rules": rules_answer}
 
 
-def testify(scenario: Scenario, mode: str, against: str, flows: tuple[Flow, ...]) -> list[Finding]:
+def testify(scenario: Scenario, mode: str, against: str, flows: tuple[ScenarioFlow, ...]) -> list[WitnessFinding]:
     """What the witness `against` says of the flows and of all steps."""
     answer = ANSWERS[against](scenario, mode)
     findings = []
     for flow in as_declared(flows, BACKENDS[mode].deviations):
         trace = answer(packet_of(scenario, flow), host_of(scenario, flow), None, 0.0)
         findings.append(
-            Finding(
+            WitnessFinding(
                 scenario=scenario.name,
                 label=flow.label,
                 mode=mode,
@@ -79,16 +79,16 @@ class _History(msgspec.Struct):
     picks: Mapping[int, tuple[str, int]] = {}
 
 
-def _follow(scenario: Scenario, mode: str, against: str, answer: Answer) -> list[Finding]:
+def _follow(scenario: Scenario, mode: str, against: str, answer: Answer) -> list[WitnessFinding]:
     """The steps in every history that chance allows (up to BRANCHES): a demand has to hold in all of them."""
     histories = [_History(Memory())]
-    findings: list[Finding] = []
+    findings: list[WitnessFinding] = []
     for step in scenario.steps_in(mode):
         packet, host = packet_of(scenario, step), host_of(scenario, step)
         traces = [(history, answer(packet, host, history.memory, step.at)) for history in histories]
         got, ok = _judge(step, traces)
         findings.append(
-            Finding(
+            WitnessFinding(
                 scenario=scenario.name,
                 label=f"step {step.number}",
                 mode=mode,
@@ -104,7 +104,7 @@ def _follow(scenario: Scenario, mode: str, against: str, answer: Answer) -> list
     return findings
 
 
-def _judge(step: Step, traces: list[tuple[_History, Trace]]) -> tuple[Said, bool]:
+def _judge(step: ScenarioStep, traces: list[tuple[_History, Trace]]) -> tuple[OutcomeText, bool]:
     """Whether every outcome in every history fits; and the first that does not."""
     picks: set[str] = set()
     for history, trace in traces:
@@ -123,7 +123,7 @@ def _live(trace: Trace) -> list[Outcome]:
     return [outcome for outcome in trace.outcomes if outcome.probability > 0]
 
 
-def _after(history: _History, outcome: Outcome, step: Step) -> _History:
+def _after(history: _History, outcome: Outcome, step: ScenarioStep) -> _History:
     memory = copy.deepcopy(history.memory)
     for name, key in outcome.remembers:
         memory.touch(name, key, step.at)

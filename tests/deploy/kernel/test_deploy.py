@@ -32,10 +32,10 @@ from tests.proxy.kernel.small_cluster import (
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node
 from narthex.testing.build import service as service_object
-from narthex.testing.load import Line, until
+from narthex.testing.load import OpenConnection, until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("19.9")]
 
@@ -106,7 +106,7 @@ def deployed(directory, mode, **fields):
 
 
 def answers(way):
-    line = Line(way)
+    line = OpenConnection(way)
     line.close()
     return line.endpoint
 
@@ -159,7 +159,7 @@ def test_the_relay_of_mode_userspace_needs_no_more(tmp_path):
 
 def nobody_answers(cluster):
     with pytest.raises(OSError):
-        Line(cluster.from_pod(), patience=SILENCE)
+        OpenConnection(cluster.from_pod(), patience=SILENCE)
     return True
 
 
@@ -279,7 +279,7 @@ def api(tmp_path):
         netns.create(name)
         stack.callback(netns.delete, name)
         with netns.entered(name):
-            server = stack.enter_context(ApiServer(tls=tls, token=TOKEN))
+            server = stack.enter_context(FaultyApiServer(tls=tls, token=TOKEN))
         yield name, server, secrets
 
 

@@ -56,7 +56,7 @@ class Session:
     def __init__(self, version, server, home):
         try:
             self.program = kubectls.kubectl(version)
-        except kubectls.NotToBeHad as error:
+        except kubectls.KubectlUnavailable as error:
             pytest.fail(f"kubectl {version} cannot be had, so that nothing is known of it: {error}")
         self.version, self.server, self.home = version, server, home
 

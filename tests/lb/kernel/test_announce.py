@@ -18,8 +18,8 @@ from narthex.testing.kernel.segment import (
     LINK,
     VIP,
     VIP_SIX,
-    Segment,
-    Stream,
+    EthernetSegment,
+    RequestStream,
     endpoints,
     node,
     service,
@@ -33,7 +33,7 @@ FAILOVER_LIMIT = 10.0
 
 @pytest.fixture(scope="module")
 def segment(tmp_path_factory):
-    with Segment(tmp_path_factory.mktemp("segment"), "nxa") as made:
+    with EthernetSegment(tmp_path_factory.mktemp("segment"), "nxa") as made:
         made.start()
         yield made
 
@@ -125,7 +125,7 @@ def test_a_foreign_announcement_is_heard_and_answered(steady):
 
 def test_a_dead_node_is_replaced(steady):
     holder = the_holder(steady)
-    with Stream(steady) as four, Stream(steady, VIP_SIX) as six:
+    with RequestStream(steady) as four, RequestStream(steady, VIP_SIX) as six:
         until(
             lambda: all(each.seen and each.seen[-1][1] == holder for each in (four, six)), "answers", also=steady.logs
         )
@@ -197,7 +197,7 @@ def test_a_process_that_stood_still_does_not_answer_for_what_others_have(going):
 
 def test_a_planned_end_loses_no_question(going):
     holder = the_holder(going)
-    with Stream(going, fresh=True) as asked, Stream(going, VIP_SIX, fresh=True) as asked_six:
+    with RequestStream(going, fresh=True) as asked, RequestStream(going, VIP_SIX, fresh=True) as asked_six:
         streams = asked, asked_six
         until(lambda: all(len(each.seen) >= 5 for each in streams), "answers")
         assert going.end(holder) == 0

@@ -3,8 +3,8 @@
 import pytest
 
 from narthex.linux import namespaces as netns
-from narthex.testing.apiserver.server import ApiServer
-from narthex.testing.kernel.segment import VIP, Segment, endpoints, node, pool, service
+from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.kernel.segment import VIP, EthernetSegment, endpoints, node, pool, service
 from narthex.testing.load import until
 
 pytestmark = pytest.mark.kernel
@@ -17,9 +17,9 @@ def condition(server):
 
 
 def test_with_an_api_server(tmp_path):
-    with Segment(tmp_path, "nxb", nodes=("a",)) as segment:
+    with EthernetSegment(tmp_path, "nxb", nodes=("a",)) as segment:
         with netns.entered(segment.ns("a")):
-            server = ApiServer()
+            server = FaultyApiServer()
             server.start()
         try:
             for each in (node("a", "192.0.2.1"), service("web", VIP), endpoints("web", "a")):

@@ -21,7 +21,7 @@ from narthex.model.objects import IPAddressPool, L2Advertisement
 from narthex.model.store import Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.inputs import Inputs
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
 from narthex.testing.kernel.segment import endpoints as slice_manifest
 from narthex.testing.kernel.segment import node as node_manifest
@@ -248,7 +248,7 @@ def verbs(server):
 
 
 def test_a_condition_is_written_once_and_again_only_when_it_differs():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         other = {
             "type": "other/One",
             "status": "True",

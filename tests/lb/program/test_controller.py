@@ -15,8 +15,8 @@ from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSe
 from narthex.lb.program.start import ControllerMetrics
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import ClientConnection
-from narthex.testing.apiserver.faults import Drop, Refuse
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.faults import DropConnection, Refuse
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node, service
 
 QUICK = Times(lease=3.0, renew=2.0, retry=0.2)
@@ -77,7 +77,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node(), service("shop/web", "10.110.0.1", type="LoadBalancer"))
         yield Cluster(server)
 
@@ -194,7 +194,7 @@ def test_a_foreign_writer_is_not_fought(cluster):
         assert controller.counts.foreign == 1
 
 
-@pytest.mark.parametrize("fault", [Refuse(500), Refuse(429, 1), Drop(), Drop(30)])
+@pytest.mark.parametrize("fault", [Refuse(500), Refuse(429, 1), DropConnection(), DropConnection(30)])
 def test_writes_that_fail_are_made_again(cluster, fault):
     cluster.pool("lan", "192.168.15.0/28")
     failed = []

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from narthex.testing.apiserver.faults import Drop, Refuse
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.faults import DropConnection, Refuse
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node, service
 
 LIMIT = 60.0
@@ -84,7 +84,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path):
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node())
         meta = {"name": "lan", "namespace": "metallb-system"}
         server.put_raw("IPAddressPool", {"metadata": meta, "spec": {"addresses": ["192.168.15.0/24"]}})
@@ -101,7 +101,7 @@ def test_one_takes_over_from_the_other(place):
     def faults(seen):
         # Leases and Services alike: refused, or done and not told.
         if seen.method == "PATCH" and chance.random() < 0.15:
-            return chance.choice([Refuse(500), Drop(), Refuse(409)])
+            return chance.choice([Refuse(500), DropConnection(), Refuse(409)])
         return None
 
     place.server.faults = faults

@@ -16,7 +16,7 @@ from narthex.testing.build import NODE, NODE_IPS
 from narthex.testing.crowds import crowds
 from narthex.testing.findings import possible_ends, print_said
 from narthex.testing.kernel import witness as kernel
-from narthex.testing.scenario import Config, Flow, Scenario
+from narthex.testing.scenario import Config, Scenario, ScenarioFlow
 from narthex.testing.setting import host_of, packet_of
 from narthex.testing.witnesses import plan_answer
 
@@ -66,7 +66,7 @@ def scenario(config, objects, packets, mode):
 def flow(packet):
     """A pod that may be an endpoint is in one place only, so it arrives where its route leads."""
     movable = not packet.from_host and packet.source not in (*some.PODS[IPFamily.IPV4], *some.PODS[IPFamily.IPV6])
-    return Flow(
+    return ScenarioFlow(
         source=packet.source,
         destination=packet.destination,
         port=packet.port,

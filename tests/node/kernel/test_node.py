@@ -21,9 +21,9 @@ from narthex.linux import namespaces as netns
 from narthex.model.backoff import Backoff
 from narthex.node.process import NodeWork
 from narthex.proxy.program.settings import settings
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node
-from narthex.testing.load import Line, until
+from narthex.testing.load import OpenConnection, until
 
 pytestmark = pytest.mark.kernel
 
@@ -159,13 +159,13 @@ def test_a_proxy_that_fails_while_it_runs_begins_anew_and_frees_what_it_had(clus
     try:
         until(serves, "the first run")
         way = cluster.from_pod()
-        line, rules, files = Line(way), cluster.rules(), []
+        line, rules, files = OpenConnection(way), cluster.rules(), []
         for failures in (1, 2, 3):
             poison.set()
             until(lambda: work.report()["proxy"].failures == failures, "the failure")  # noqa: B023
             until(serves, "the next run")
             files.append(open_files())
-            Line(way).close()
+            OpenConnection(way).close()
         assert cluster.rules() == rules
         # A connection to the status server closes a moment after its answer.
         until(lambda: open_files() <= files[0] + 1, "the end of what each run had open")
@@ -202,7 +202,7 @@ def test_parts_that_the_file_switches_off_end(cluster):
 @pytest.mark.row("17.8", "26.4")
 def test_a_taken_port_that_must_be_had_ends_it_and_is_told(cluster):
     with netns.entered(cluster.world.node):
-        server = ApiServer()
+        server = FaultyApiServer()
         server.start()
         holder = socket.create_server(("0.0.0.0", 10256))
     cluster.configure(bindAddressHardFail=True)
@@ -218,7 +218,7 @@ def test_a_taken_port_that_must_be_had_ends_it_and_is_told(cluster):
 
 
 def test_an_api_server_that_comes_late(cluster):
-    with netns.entered(cluster.world.node), ApiServer() as server:
+    with netns.entered(cluster.world.node), FaultyApiServer() as server:
         server.put(node())
         server.stop()
         cluster.start(origin=("--master", server.url))

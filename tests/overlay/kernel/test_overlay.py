@@ -22,7 +22,7 @@ from narthex.model.decode.objects import load
 from narthex.model.store import Synced, Upsert
 from narthex.overlay.kernel.checksums import ChecksumVerdict, offloaded
 from narthex.overlay.program.part import OverlayOrigin, api_origin
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.load import until
 
 pytestmark = pytest.mark.kernel
@@ -403,7 +403,7 @@ def server(place):
     with contextlib.ExitStack() as stack:
         # Its thread is in the node's namespace, and so is where it listens.
         with netns.entered(place.ns("a")):
-            made = stack.enter_context(ApiServer())
+            made = stack.enter_context(FaultyApiServer())
         yield made
 
 

@@ -13,7 +13,7 @@ from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
 from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.part import OverlayPart, directory_origin, exposition, routes
 from narthex.overlay.program.settings import OverlaySettings
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.load import until
 
 WANTED = lease_annotations(
@@ -38,7 +38,7 @@ class Recorder:
 
 
 def test_annotations_and_condition_are_written_and_others_stay():
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(node())
         announcer = NodeAnnotator(NodeWriter(Access(master=server.url)), condition=True)
         with announcer.running():

@@ -12,7 +12,7 @@ import yaml
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
 from narthex.testing.kernel.world import Layout, Site, World
-from narthex.testing.load import Answers, Way, until
+from narthex.testing.load import ClientRoute, EchoEndpoints, until
 
 SOURCE = Path(__file__).parents[3] / "src"
 NODE_IPS = ("10.20.0.11", "10.20.1.11", "fd20::11")
@@ -104,7 +104,7 @@ class SmallCluster:
     def __init__(self, directory, mode):
         self.mode = mode
         self.world = World(layout())
-        self.answers = Answers()
+        self.answers = EchoEndpoints()
         self.manifests = directory / "manifests"
         self.manifests.mkdir()
         self.log_path = directory / "log"
@@ -155,7 +155,9 @@ class SmallCluster:
     def way(self, label, site, source, destination, port):
         where = self.world.node if site is None else self.world.namespace(site)
         version = 6 if ":" in source else 4
-        return Way(label=f"{label} (IPv{version})", namespace=where, source=source, destination=destination, port=port)
+        return ClientRoute(
+            label=f"{label} (IPv{version})", namespace=where, source=source, destination=destination, port=port
+        )
 
     # ---- the proxy -------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import pytest
 from tests.proxy.kernel.small_cluster import CLUSTER_IP, HERE, THERE, SmallCluster, service, slices
 
 from narthex.linux.run import run
-from narthex.testing.load import Line
+from narthex.testing.load import OpenConnection
 
 pytestmark = pytest.mark.kernel
 
@@ -35,7 +35,7 @@ def answers(way, count=6):
     """Who answers some connections in a row."""
     seen = set()
     for _ in range(count):
-        line = Line(way)
+        line = OpenConnection(way)
         line.close()
         seen.add(line.endpoint.rpartition(":")[0])
     return seen
@@ -46,12 +46,12 @@ def answers(way, count=6):
 def test_a_service_that_becomes_empty_refuses_the_new_only(cluster):
     started(cluster, (HERE_4, "ready"))
     ways = [cluster.from_pod(), cluster.from_outside()]
-    lines = [Line(way) for way in ways]
+    lines = [OpenConnection(way) for way in ways]
     cluster.put("web", service(), *slices({HERE_4: "unready"}))
     cluster.wait(lambda: HERE_4 not in cluster.rules(), "the empty Service")
     for way in ways:
         with pytest.raises(ConnectionRefusedError):
-            Line(way)
+            OpenConnection(way)
     for line in lines:
         line.exchange()
         line.close()
@@ -73,7 +73,7 @@ def test_what_another_table_drops_stays_dropped(cluster):
     filtered(cluster, "chain forward { type filter hook forward priority 10; policy drop; }")
     for way in (cluster.from_pod(), cluster.from_outside()):
         with pytest.raises(TimeoutError):
-            Line(way, SOON)
+            OpenConnection(way, SOON)
 
 
 @pytest.mark.parametrize("mode", ["iptables"])
@@ -84,4 +84,4 @@ def test_under_a_closed_forward_only_what_is_masqueraded_passes(cluster):
     assert answers(cluster.from_outside()) <= {HERE_4, THERE_4}
     assert answers(cluster.from_outside(address=CLUSTER_IP[4], port=80)) <= {HERE_4, THERE_4}
     with pytest.raises(TimeoutError):
-        Line(cluster.from_pod(), SOON)
+        OpenConnection(cluster.from_pod(), SOON)

@@ -16,7 +16,7 @@ from narthex.linux.monitor import Concern, LegacySizes, Monitor, Poll
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.run import run
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.testing.load import Line, until
+from narthex.testing.load import OpenConnection, until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("21.8", "21.17", "29.9")]
 
@@ -68,7 +68,7 @@ def read_backs(cluster):
 def works(cluster):
     """New connections in both families reach an endpoint."""
     for way in (cluster.from_pod(4), cluster.from_outside(4), cluster.from_pod(6), cluster.from_outside(6)):
-        line = Line(way)
+        line = OpenConnection(way)
         line.exchange()
         line.close()
 

@@ -21,7 +21,7 @@ from tests.proxy.kernel.small_cluster import (
 from narthex.linux import links
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
-from narthex.testing.load import PATIENCE, Line
+from narthex.testing.load import PATIENCE, OpenConnection
 
 pytestmark = pytest.mark.kernel
 
@@ -59,7 +59,7 @@ def make(tmp_path):
 def tried(way, patience=PATIENCE):
     """Who answers, or how it ends."""
     try:
-        line = Line(way, patience)
+        line = OpenConnection(way, patience)
     except ConnectionRefusedError:
         return "refused"
     except TimeoutError:

@@ -11,7 +11,7 @@ from tests.proxy.kernel.test_proxy_surface import Running
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
 from narthex.testing.apiserver.faults import Refuse
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import NODE_IPS, endpoint, endpoint_slice, node, service
 
 pytestmark = pytest.mark.kernel
@@ -61,7 +61,7 @@ def cluster(tmp_path):
     try:
         with ExitStack() as stack:
             with netns.entered(name):
-                server = stack.enter_context(ApiServer())
+                server = stack.enter_context(FaultyApiServer())
             server.put(node(), WEB, ends("10.64.1.5"))
             yield Cluster(server, running)
     finally:

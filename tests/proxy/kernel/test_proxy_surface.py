@@ -16,7 +16,7 @@ from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service,
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
-from narthex.testing.apiserver.server import ApiServer
+from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node
 from narthex.testing.build import service as service_object
 from narthex.testing.load import Load, until
@@ -252,7 +252,7 @@ def test_new_connections_are_counted_exactly(tmp_path, mode):
 @pytest.mark.row("26.4", "17.3")
 def test_with_an_api_server_it_tells_events_and_needs_its_node(proxy):
     with netns.entered(proxy.namespace):
-        server = ApiServer()
+        server = FaultyApiServer()
         server.start()
     try:
         server.put(service_object("shop/web", "10.110.0.1"), ENDS)
@@ -280,7 +280,7 @@ def test_with_an_api_server_it_tells_events_and_needs_its_node(proxy):
 )
 def test_a_taken_port_that_must_be_had_is_told_before_the_end(proxy, address, reason):
     with netns.entered(proxy.namespace):
-        server = ApiServer()
+        server = FaultyApiServer()
         server.start()
         holder = socket.create_server(address)
     with holder:
@@ -297,7 +297,7 @@ def test_a_taken_port_that_must_be_had_is_told_before_the_end(proxy, address, re
 @pytest.mark.row("26.4", "16.7")
 def test_a_health_check_port_that_cannot_be_had_is_told_of_the_service(proxy):
     with netns.entered(proxy.namespace):
-        server = ApiServer()
+        server = FaultyApiServer()
         server.start()
         holder = socket.create_server(("0.0.0.0", 31000))
     balanced = msgspec.structs.replace(
@@ -354,7 +354,7 @@ portRange: ""
 def test_in_the_place_of_a_kube_proxy_of_kubeadm(proxy, tmp_path):
     """Its configuration file, its kubeconfig, its flags; its port that another holds for a while."""
     with netns.entered(proxy.namespace):
-        server = ApiServer(token="secret")
+        server = FaultyApiServer(token="secret")
         server.start()
         holder = socket.create_server(("0.0.0.0", 10256))
     kubeconfig, config = tmp_path / "kubeconfig.conf", tmp_path / "config.conf"

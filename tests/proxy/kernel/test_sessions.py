@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from tests.proxy.kernel.small_cluster import CLUSTER_IP, CROWD, HERE, THERE, SmallCluster, service, slices
 
-from narthex.testing.load import Line
+from narthex.testing.load import OpenConnection
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("14.1", "14.2", "14.3", "30.5")]
 
@@ -33,7 +33,7 @@ def started(cluster, web, states=None):
 
 def ask(way):
     """Who answers one connection."""
-    line = Line(way)
+    line = OpenConnection(way)
     line.close()
     return line.endpoint.rpartition(":")[0].strip("[]")
 

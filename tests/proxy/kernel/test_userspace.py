@@ -17,7 +17,7 @@ from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.proxy.backends.userspace.ports import FIRST, LAST
 from narthex.proxy.relay.inspect import shown
-from narthex.testing.load import Line, Load, until
+from narthex.testing.load import Load, OpenConnection, until
 
 pytestmark = pytest.mark.kernel
 
@@ -186,7 +186,7 @@ def test_a_new_process_takes_the_same_ports_and_writes_no_rule(cluster, load):
     until(lambda: not relays(cluster), "the end of the relays")
     assert cluster.rules() == before
     with pytest.raises(ConnectionRefusedError):
-        Line(cluster.from_pod(4)).close()
+        OpenConnection(cluster.from_pod(4)).close()
     cluster.start().ready()
     assert (cluster.rules(), set(listeners(cluster))) == (before, had)
     with load.streaming():
@@ -239,17 +239,17 @@ def test_nobody_comes_to_the_relay_but_by_a_service(cluster):
     assert set(listeners(cluster)) == {(Protocol.TCP, 61500)}
     for way in (cluster.from_outside(port=61500), cluster.from_pod(address=NODE_IP[4], port=61500)):
         with pytest.raises(ConnectionRefusedError):
-            Line(way).close()
-    Line(cluster.from_outside()).close()
+            OpenConnection(way).close()
+    OpenConnection(cluster.from_outside()).close()
 
 
 def test_more_services_than_ports_are_refused_not_mixed_up(cluster):
     """Ports are given by name, so it is known who gets none."""
     cluster.put("api", service("api", 2, 30081), *slices({ENDPOINTS[1]: "ready", ENDPOINTS[3]: "ready"}, "api"))
     cluster.start("--proxy-port-range", "61500-61500").ready()
-    Line(cluster.from_outside(port=30081)).close()
+    OpenConnection(cluster.from_outside(port=30081)).close()
     with pytest.raises(ConnectionRefusedError):
-        Line(cluster.from_outside()).close()
+        OpenConnection(cluster.from_outside()).close()
 
 
 @pytest.mark.row("26.1", "29.15")

@@ -10,10 +10,10 @@ import pytest
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
 from narthex.model.net import IPFamily
-from narthex.testing.findings import Finding
+from narthex.testing.findings import WitnessFinding
 from narthex.testing.kernel import witness as kernel
-from narthex.testing.kernel.probe import Ears, Tap
-from narthex.testing.kernel.witness import Stand, listen
+from narthex.testing.kernel.probe import PacketListeners, Tap
+from narthex.testing.kernel.witness import KernelWitness, listen
 from narthex.testing.kernel.world import PREFIX, World, lay_out
 from narthex.testing.scenario import Scenario, parse
 
@@ -57,18 +57,18 @@ def scenario(version: int, *flows: dict[str, object], node: dict[str, object] = 
 
 
 @contextmanager
-def standing(case: Scenario, rules: str) -> Iterator[Stand]:
+def standing(case: Scenario, rules: str) -> Iterator[KernelWitness]:
     """The world of a scenario with these rules in its node."""
     with ExitStack() as stack:
         world = stack.enter_context(World(lay_out(case, case.flows)))
-        ears = stack.enter_context(Ears(IPFamily, {flow.protocol for flow in case.flows}))
+        ears = stack.enter_context(PacketListeners(IPFamily, {flow.protocol for flow in case.flows}))
         listen(case, world, ears)
         tap = stack.enter_context(Tap(world.node))
         run(["nft", "-f", "-"], stdin=rules, namespace=world.node)
-        yield Stand(case, "nftables", world, ears, tap)
+        yield KernelWitness(case, "nftables", world, ears, tap)
 
 
-def judged(case: Scenario, rules: str) -> list[Finding]:
+def judged(case: Scenario, rules: str) -> list[WitnessFinding]:
     """What the kernel does to each flow."""
     with standing(case, rules) as stand:
         return [stand.judge_flow(flow, None) for flow in case.flows]
@@ -90,7 +90,7 @@ def at(address: str) -> str:
     return f"[{address}]:80" if ":" in address else f"{address}:80"
 
 
-def got(findings: list[Finding]) -> list[object]:
+def got(findings: list[WitnessFinding]) -> list[object]:
     """What was seen, flow by flow."""
     return [finding.got for finding in findings]
 

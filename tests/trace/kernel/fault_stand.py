@@ -47,8 +47,8 @@ from narthex.proxy.plan.kernel_settings import for_mode
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.testing.kernel.client import ADDRESS_FAMILY
 from narthex.testing.kernel.world import World
-from narthex.testing.load import Answers, Line
-from narthex.testing.load import Way as Call
+from narthex.testing.load import ClientRoute as Call
+from narthex.testing.load import EchoEndpoints, OpenConnection
 from narthex.trace.causes.find import find
 from narthex.trace.causes.finding import Finding
 from narthex.trace.follow.views import NodeView
@@ -161,7 +161,7 @@ def snapshot(*changes: object) -> Snapshot:
     return store.apply(Synced())
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class ClientRoute(msgspec.Struct, frozen=True, kw_only=True):
     """A connection to try and to explain."""
 
     source: str = POD[4]
@@ -176,17 +176,17 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 SITES = {POD[4]: CALLERS, POD[6]: CALLERS, OUTSIDE[4]: CLIENTS, OUTSIDE[6]: CLIENTS}
 
 
-def to_service(name: str, version: int = 4) -> Way:
-    return Way(source=POD[version], destination=cluster_ip(name, version))
+def to_service(name: str, version: int = 4) -> ClientRoute:
+    return ClientRoute(source=POD[version], destination=cluster_ip(name, version))
 
 
-def to_node_port(name: str, version: int = 4, address: str = "") -> Way:
+def to_node_port(name: str, version: int = 4, address: str = "") -> ClientRoute:
     to = address or (NODE_IPS[0] if version == 4 else NODE_IPS[2])
-    return Way(source=OUTSIDE[version], destination=to, port=node_port(name))
+    return ClientRoute(source=OUTSIDE[version], destination=to, port=node_port(name))
 
 
-def from_node(name: str, version: int = 4) -> Way:
-    return Way(source=NODE_IPS[0] if version == 4 else NODE_IPS[2], destination=cluster_ip(name, version))
+def from_node(name: str, version: int = 4) -> ClientRoute:
+    return ClientRoute(source=NODE_IPS[0] if version == 4 else NODE_IPS[2], destination=cluster_ip(name, version))
 
 
 class Stand:
@@ -195,7 +195,7 @@ class Stand:
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.world = World(layout())
-        self.answers = Answers()
+        self.answers = EchoEndpoints()
         self._sockets: list[socket.socket] = []
         self._targets = {family: target_for(mode, family, self.world.node) for family in IPFamily}
 
@@ -293,20 +293,20 @@ class Stand:
 
     # ---- packets -----------------------------------------------------------------------------------------------------
 
-    def arrives(self, way: Way, patience: float) -> str:
+    def arrives(self, way: ClientRoute, patience: float) -> str:
         """Who answers a connection, or nothing."""
         if way.protocol is Protocol.UDP:
             return self._datagram(way, patience)
         call = Call(label="", namespace=self.site(SITES.get(way.source)), source=way.source, destination=way.destination,
                     port=way.port)  # fmt: skip
         try:
-            line = Line(call, patience)
+            line = OpenConnection(call, patience)
         except OSError:
             return ""
         line.close()
         return line.endpoint
 
-    def _datagram(self, way: Way, patience: float) -> str:
+    def _datagram(self, way: ClientRoute, patience: float) -> str:
         with netns.entered(self.site(SITES.get(way.source))):
             sock = socket.socket(
                 ADDRESS_FAMILY[IPFamily.IPV6 if ":" in way.source else IPFamily.IPV4], socket.SOCK_DGRAM
@@ -333,7 +333,7 @@ class Stand:
                          for name, number in (("client", CALLERS), ("servers", SERVERS))}  # fmt: skip
         return view
 
-    def journey(self, way: Way, cluster: Snapshot, view: NodeView) -> PacketPath:
+    def journey(self, way: ClientRoute, cluster: Snapshot, view: NodeView) -> PacketPath:
         # A fault may have turned the route back to a client elsewhere: that is not where it comes in.
         wish = Wish(
             source=way.source, destination=f"{join_port(way.destination, way.port)}/{way.protocol.lower}", node=NODE,
@@ -342,7 +342,7 @@ class Stand:
         return travel(Known(views=(view,), snapshot=cluster, has_objects=True), wish)
 
     def explain(
-        self, way: Way, cluster: Snapshot | None = None, view: NodeView | None = None, objects: bool = True
+        self, way: ClientRoute, cluster: Snapshot | None = None, view: NodeView | None = None, objects: bool = True
     ) -> list[Finding]:
         """`objects`: with those of the cluster, else by the node alone."""
         cluster, view = cluster or snapshot(), view or self.view()

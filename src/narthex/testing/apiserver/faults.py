@@ -9,7 +9,7 @@ import msgspec
 from narthex.lab.api.requests import Request
 
 
-class Drop(msgspec.Struct, frozen=True):
+class DropConnection(msgspec.Struct, frozen=True):
     """The connection is reset after so many bytes of the answer, its head among them."""
 
     after: int = 0
@@ -34,7 +34,7 @@ class Silence(msgspec.Struct, frozen=True):
     after: int = 0
 
 
-Fault = Drop | Refuse | Garble | Silence
+Fault = DropConnection | Refuse | Garble | Silence
 
 
 Faults = Callable[[Request], Fault | None]

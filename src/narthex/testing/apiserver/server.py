@@ -29,12 +29,12 @@ from narthex.lab.encode import encode
 from narthex.lab.server.connection import Connection
 from narthex.lab.server.server import ApiServer as Server
 from narthex.model.objects import AnyObject
-from narthex.testing.apiserver.faults import Drop, Fault, Faults, Garble, Refuse, Silence
+from narthex.testing.apiserver.faults import DropConnection, Fault, Faults, Garble, Refuse, Silence
 
 T = TypeVar("T")
 
 
-class ApiServer:
+class FaultyApiServer:
     """One server and its data. `start` and `stop` may take turns; the port and the data stay."""
 
     def __init__(
@@ -91,7 +91,7 @@ class ApiServer:
         """Be gone: connections are reset, and nobody listens."""
         self._server.stop()
 
-    def __enter__(self) -> ApiServer:
+    def __enter__(self) -> FaultyApiServer:
         self.start()
         return self
 
@@ -144,7 +144,7 @@ class _Faulty(Server):
     """The server, with what the test wishes before each answer."""
 
     def __init__(
-        self, test: ApiServer, api: Api, lock: threading.RLock, *, token: str, bookmark_seconds: float
+        self, test: FaultyApiServer, api: Api, lock: threading.RLock, *, token: str, bookmark_seconds: float
     ) -> None:
         super().__init__(api, lock, token=token, bookmark_seconds=bookmark_seconds)
         self._test = test
@@ -201,14 +201,14 @@ class _FaultyConnection(Connection):
     async def write(self, data: bytes) -> None:
         """Send, as far as the fault lets."""
         fault, room = self.fault, len(data)
-        if isinstance(fault, Drop | Silence):
+        if isinstance(fault, DropConnection | Silence):
             room = max(0, fault.after - self.written)
         if self.frozen:
             room = 0
         self.written += len(data)
         self.writer.write(data[:room])
-        if room < len(data) or (isinstance(fault, Drop) and room == len(data) == 0):
-            if isinstance(fault, Drop) and not self.frozen:
+        if room < len(data) or (isinstance(fault, DropConnection) and room == len(data) == 0):
+            if isinstance(fault, DropConnection) and not self.frozen:
                 await self.writer.drain()
                 self.reset()
                 raise ConnectionResetError

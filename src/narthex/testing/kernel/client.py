@@ -31,7 +31,7 @@ _TCP_REPAIR_OFF_NO_WINDOW_PROBE = -1
 """Linux 4.20."""
 
 
-class ProbeError(RuntimeError):
+class WitnessError(RuntimeError):
     """The packet could not even be sent."""
 
 
@@ -75,7 +75,7 @@ def first_packet(data: bytes, protocol: Protocol) -> bytes | None:
     return data[16:20] if len(data) >= 20 and data[12] == 1 else None
 
 
-class Client:
+class ProbeClient:
     """The calling end of one connection."""
 
     def __init__(self, source: str, destination: str, port: int, protocol: Protocol) -> None:
@@ -98,7 +98,7 @@ class Client:
             self.socket.bind((source, 0))
         except OSError as error:
             self.socket.close()
-            raise ProbeError(f"cannot send from {source}: {error.strerror}") from None
+            raise WitnessError(f"cannot send from {source}: {error.strerror}") from None
 
     def _set_initial_sequence_number(self) -> None:
         """Make the nonce the sequence number of the SYN (tcp(7), TCP_REPAIR)."""
@@ -125,7 +125,7 @@ class Client:
             if number == errno.ECONNREFUSED and not self.refusal:
                 self.refusal = "refused"
             return
-        raise ProbeError(f"cannot send to {join_port(destination, port)}: {os.strerror(number)}")
+        raise WitnessError(f"cannot send to {join_port(destination, port)}: {os.strerror(number)}")
 
     def send_again(self) -> None:
         """Send the same packet once more, as whoever uses a datagram does that is not answered. TCP does it by itself."""

@@ -20,7 +20,7 @@ import msgspec
 
 from narthex.linux import namespaces as netns
 from narthex.model.net import IPFamily, Protocol, address, family_of
-from narthex.testing.kernel.client import ADDRESS_FAMILY, SOCKET_KIND, Client, first_packet, sctp_packet
+from narthex.testing.kernel.client import ADDRESS_FAMILY, SOCKET_KIND, ProbeClient, first_packet, sctp_packet
 
 _AGAIN = 1.0
 """Seconds until a packet that nobody has heard of is sent again, which may be lost on a machine that is busy."""
@@ -47,7 +47,7 @@ class Call(NamedTuple):
     protocol: Protocol
 
 
-class Result(msgspec.Struct, kw_only=True):
+class ProbeResult(msgspec.Struct, kw_only=True):
     """What became of one connection."""
 
     arrivals: list[Arrival]
@@ -57,7 +57,7 @@ class Result(msgspec.Struct, kw_only=True):
     """The client heard from whom it called."""
 
 
-class Ears:
+class PacketListeners:
     """Listens in all namespaces of a world and lets endpoints answer."""
 
     def __init__(self, families: Iterable[IPFamily], protocols: Iterable[Protocol]) -> None:
@@ -75,7 +75,7 @@ class Ears:
         self.passed_by: frozenset[tuple[int, Protocol, int]] = frozenset()
         """Site, protocol and port where a relay takes what arrives and passes it on: no end of anything."""
 
-    def __enter__(self) -> Ears:
+    def __enter__(self) -> PacketListeners:
         return self
 
     def __exit__(
@@ -116,7 +116,7 @@ class Ears:
         """Whether somebody answers there."""
         return (endpoint, port, protocol) in self._answering
 
-    def connect(self, call: Call, patience: float) -> Result:
+    def connect(self, call: Call, patience: float) -> ProbeResult:
         """Send one NEW connection and watch what becomes of it, for at most `patience` seconds.
 
         Raises ProbeError when it cannot be sent.
@@ -160,14 +160,14 @@ class Ears:
                 self._listen(left)
             return False
 
-    def _send(self, call: Call, stack: ExitStack) -> Client:
+    def _send(self, call: Call, stack: ExitStack) -> ProbeClient:
         """Let a client send, watched until the stack closes. The first of a stack forgets what was heard before."""
         if not self._calling:
             self._listen(0)
             self._heard.clear()
             self._carried.clear()
         with netns.entered(call.namespace):
-            client = Client(call.source, call.destination, call.port, call.protocol)
+            client = ProbeClient(call.source, call.destination, call.port, call.protocol)
         number = client.socket.fileno()
         self._calling += 1
         self._on_event[number] = client.look
@@ -182,15 +182,15 @@ class Ears:
         client.send()
         return client
 
-    def _result(self, client: Client) -> Result:
+    def _result(self, client: ProbeClient) -> ProbeResult:
         mine = [
             arrival
             for arrival, port, nonce in self._heard
             if client.sent(nonce) or self._relayed(client, arrival, port)
         ]
-        return Result(arrivals=mine, refusal=client.refusal, answered=client.answered)
+        return ProbeResult(arrivals=mine, refusal=client.refusal, answered=client.answered)
 
-    def _relayed(self, client: Client, arrival: Arrival, source_port: int) -> bool:
+    def _relayed(self, client: ProbeClient, arrival: Arrival, source_port: int) -> bool:
         """Return True if a relay made this connection for the client.
 
         The client's nonce arrived on it. Where nobody answers, no data can arrive: then the first packet has to do.
@@ -202,7 +202,7 @@ class Ears:
             return True
         return not self.answers(arrival.destination, arrival.port, client.protocol)
 
-    def _settled(self, client: Client, result: Result) -> bool:
+    def _settled(self, client: ProbeClient, result: ProbeResult) -> bool:
         """Whether there is nothing more to wait for: it arrived, and the answer came or none can come."""
         if not result.arrivals:
             return False

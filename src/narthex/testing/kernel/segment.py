@@ -32,7 +32,7 @@ _PORT = 7
 _ECHO_SECONDS = 5.0
 
 
-class Segment:
+class EthernetSegment:
     """Call it with a directory for its files, and use it as a context manager."""
 
     def __init__(self, directory: Path, prefix: str, nodes: Sequence[str] = ("a", "b", "c")) -> None:
@@ -48,7 +48,7 @@ class Segment:
         """The namespace of a node, of the client, or of the switch (`link`)."""
         return f"{self.prefix}-{name}"
 
-    def __enter__(self) -> Segment:
+    def __enter__(self) -> EthernetSegment:
         self.manifests.mkdir()
         (self.directory / "key").write_text(KEY + "\n")
         try:
@@ -223,11 +223,17 @@ class Segment:
             threading.Thread(target=_echo, args=(sock, name.encode()), daemon=True).start()
 
 
-class Stream:
+class RequestStream:
     """Requests of the client one after the other, in a thread, and what became of each."""
 
     def __init__(
-        self, segment: Segment, address: str = VIP, *, pause: float = 0.01, fresh: bool = False, wait: float = 0.0
+        self,
+        segment: EthernetSegment,
+        address: str = VIP,
+        *,
+        pause: float = 0.01,
+        fresh: bool = False,
+        wait: float = 0.0,
     ) -> None:
         """`fresh`: before each the client's kernel forgets who has the address. `wait`: so long for each answer, in
         seconds; 0: long enough for a question on the link, or for an answer without one."""
@@ -241,7 +247,7 @@ class Stream:
         self.seen: list[tuple[float, str, float]] = []
         """When each was sent, on the monotonic clock, which node answered (empty when none did), and when."""
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> RequestStream:
         self._thread.start()
         return self
 

@@ -41,7 +41,7 @@ Number = Callable[[str], int]
 """The number of a link by its name, or of an open file by the name of a namespace."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class LinkRequest(msgspec.Struct, frozen=True):
     """One request. `text` says it in the words of `ip`."""
 
     text: str
@@ -51,15 +51,15 @@ class Change(msgspec.Struct, frozen=True):
     """Gives the message. What it asks the number of has been made by changes before this one."""
 
 
-def bridge(name: str, mac: str = "") -> Change:
+def bridge(name: str, mac: str = "") -> LinkRequest:
     """A bridge that is up; no spanning tree, no snooping."""
     data = attribute(_BR_STP_STATE, struct.pack("=I", 0)) + attribute(_BR_MCAST_SNOOPING, b"\0")
     info = attribute(_INFO_KIND, b"bridge") + attribute(_INFO_DATA, data)
     body = _LINK.pack(0, 0, 0, _UP, _UP) + _named(name, mac) + attribute(_IFLA_LINKINFO, info)
-    return Change(f"link add {name} up type bridge", _NEWLINK, _CREATE | _EXCL, lambda _: body)
+    return LinkRequest(f"link add {name} up type bridge", _NEWLINK, _CREATE | _EXCL, lambda _: body)
 
 
-def veth(name: str, master: str, peer: str, peer_mac: str, namespace: str) -> Change:
+def veth(name: str, master: str, peer: str, peer_mac: str, namespace: str) -> LinkRequest:
     """A port of a bridge, up, whose other end is in another namespace."""
 
     def body(number: Number) -> bytes:
@@ -70,27 +70,27 @@ def veth(name: str, master: str, peer: str, peer_mac: str, namespace: str) -> Ch
         return head + attribute(_IFLA_MASTER, struct.pack("=I", number(master))) + attribute(_IFLA_LINKINFO, info)
 
     text = f"link add {name} up master {master} type veth peer {peer} netns {namespace}"
-    return Change(text, _NEWLINK, _CREATE | _EXCL, body)
+    return LinkRequest(text, _NEWLINK, _CREATE | _EXCL, body)
 
 
-def up(name: str) -> Change:
+def up(name: str) -> LinkRequest:
     """Switch a link on."""
     body = _LINK.pack(0, 0, 0, _UP, _UP) + _named(name)
-    return Change(f"link set {name} up", _NEWLINK, 0, lambda _: body)
+    return LinkRequest(f"link set {name} up", _NEWLINK, 0, lambda _: body)
 
 
-def bear(address: str, device: str) -> Change:
+def bear(address: str, device: str) -> LinkRequest:
     """Give a device an address. An IPv6 one must be of use at once: its check for duplicates, even when it is off, would
     end a moment later."""
     return _address("add", _NEWADDR, _CREATE | _EXCL, address, device)
 
 
-def drop(address: str, device: str) -> Change:
+def drop(address: str, device: str) -> LinkRequest:
     """Take an address away."""
     return _address("del", _DELADDR, 0, address, device)
 
 
-def neighbour(address: str, mac: str, device: str) -> Change:
+def neighbour(address: str, mac: str, device: str) -> LinkRequest:
     """Who has an address, for good."""
     raw = _raw(address)
     attributes = attribute(_NDA_DST, raw) + attribute(_NDA_LLADDR, _mac(mac))
@@ -99,10 +99,10 @@ def neighbour(address: str, mac: str, device: str) -> Change:
     def body(number: Number) -> bytes:
         return _NEIGHBOUR.pack(family, number(device), _PERMANENT, 0, 0) + attributes
 
-    return Change(f"neighbour replace {address} lladdr {mac} dev {device}", _NEWNEIGH, _CREATE | _REPLACE, body)
+    return LinkRequest(f"neighbour replace {address} lladdr {mac} dev {device}", _NEWNEIGH, _CREATE | _REPLACE, body)
 
 
-def route(network: str, device: str, via: str = "") -> Change:
+def route(network: str, device: str, via: str = "") -> LinkRequest:
     """The way to a network ("10.0.0.0/8"): on a link, or by a router that is said to be there."""
     address, _, prefix = network.partition("/")
     family = family_of(address)
@@ -115,10 +115,10 @@ def route(network: str, device: str, via: str = "") -> Change:
         return _ROUTE.pack(*head) + attributes + attribute(_RTA_OIF, struct.pack("=I", number(device)))
 
     text = f"route replace {network}{f' via {via}' if via else ''} dev {device}"
-    return Change(text, _NEWROUTE, _CREATE | _REPLACE, body)
+    return LinkRequest(text, _NEWROUTE, _CREATE | _REPLACE, body)
 
 
-def not_local(network: str) -> Change:
+def not_local(network: str) -> LinkRequest:
     """What the kernel takes for its own on `lo`, it no longer does."""
     address, _, prefix = network.partition("/")
     head = _ROUTE.pack(socket.AF_INET, int(prefix), 0, 0, _LOCAL, 0, _SCOPE_HOST, _TYPE_LOCAL, 0)
@@ -127,17 +127,17 @@ def not_local(network: str) -> Change:
     def body(number: Number) -> bytes:
         return head + attributes + attribute(_RTA_OIF, struct.pack("=I", number("lo")))
 
-    return Change(f"route del local {network} dev lo", _DELROUTE, 0, body)
+    return LinkRequest(f"route del local {network} dev lo", _DELROUTE, 0, body)
 
 
-def wire(namespace: str, changes: Sequence[Change]) -> None:
+def wire(namespace: str, changes: Sequence[LinkRequest]) -> None:
     """Make changes in a namespace, in order. Raises LinkError with the first that the kernel refused."""
     with ExitStack() as stack:
         stack.enter_context(netns.entered(namespace))
         netlink = RtNetlink()
         stack.callback(netlink.close)
         numbers: dict[str, int] = {}
-        waiting: list[tuple[Change, bytes]] = []
+        waiting: list[tuple[LinkRequest, bytes]] = []
 
         def send() -> None:
             answers = netlink.batch([(change.kind, change.flags, body) for change, body in waiting])
@@ -178,7 +178,7 @@ def forwarding(namespace: str) -> None:
     netlink.close()
 
 
-def _address(word: str, kind: int, flags: int, address: str, device: str) -> Change:
+def _address(word: str, kind: int, flags: int, address: str, device: str) -> LinkRequest:
     raw, family = _raw(address), family_of(address)
     nodad = _NODAD if family is IPFamily.IPV6 else 0
     attributes = attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw)
@@ -187,7 +187,7 @@ def _address(word: str, kind: int, flags: int, address: str, device: str) -> Cha
     def body(number: Number) -> bytes:
         return _ADDRESS.pack(_FAMILIES[family], len(raw) * 8, nodad, 0, number(device)) + attributes
 
-    return Change(f"address {word} {address}/{len(raw) * 8} dev {device}", kind, flags, body)
+    return LinkRequest(f"address {word} {address}/{len(raw) * 8} dev {device}", kind, flags, body)
 
 
 def _named(name: str, mac: str = "") -> bytes:

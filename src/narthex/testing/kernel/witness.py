@@ -22,12 +22,12 @@ from narthex.proxy.kernel.targets import target_for
 from narthex.proxy.plan.kernel_settings import for_mode
 from narthex.proxy.plan.planner import plan_once
 from narthex.testing.declared import as_declared
-from narthex.testing.findings import DROP, NONE, End, Ends, Finding, Said, say, targets_of
-from narthex.testing.kernel.client import ProbeError
-from narthex.testing.kernel.probe import Call, Ears, Result, Tap
+from narthex.testing.findings import DROP, NONE, End, Ends, OutcomeText, WitnessFinding, say, targets_of
+from narthex.testing.kernel.client import WitnessError
+from narthex.testing.kernel.probe import Call, PacketListeners, ProbeResult, Tap
 from narthex.testing.kernel.world import NODE, World, gateways, lay_out
 from narthex.testing.pace import Paced, pace
-from narthex.testing.scenario import Connection, Flow, Scenario, Step
+from narthex.testing.scenario import Scenario, ScenarioConnection, ScenarioFlow, ScenarioStep
 from narthex.testing.setting import arrival, families_of, from_host, node_config, snapshot
 
 SILENCE = 0.3
@@ -41,11 +41,11 @@ FURTHER_DRAWS = 8
 """Draws per target at least, so that a target too many shows: it stays hidden with a chance of about e^-8."""
 
 
-class Trouble(RuntimeError):
+class UnexpectedObservation(RuntimeError):
     """An observation that no expectation has a word for."""
 
 
-class Rules:
+class LoadedRules:
     """A mode's rules in one namespace, for the families in use."""
 
     def __init__(self, scenario: Scenario, mode: str, families: tuple[IPFamily, ...], namespace: str) -> None:
@@ -57,7 +57,7 @@ class Rules:
         with netns.entered(namespace):
             refused = [each for each in sysctls.apply(for_mode(mode, kernel_release())) if each.error]
         if refused:
-            raise Trouble(f"{refused[0].setting.path}: {refused[0].error}")
+            raise UnexpectedObservation(f"{refused[0].setting.path}: {refused[0].error}")
         for family in families:
             rules: Any = backend.render(plan_once(objects, config, family))
             self._loads[family] = target_for(mode, family, namespace), backend.diff(None, rules)
@@ -86,22 +86,24 @@ class Rules:
                 target.close()
 
 
-def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Finding]:
+def testify(scenario: Scenario, mode: str, flows: tuple[ScenarioFlow, ...]) -> list[WitnessFinding]:
     """What the kernel does to the flows and to all steps."""
     flows = as_declared(flows, BACKENDS[mode].deviations)
-    connections: tuple[Connection, ...] = (*flows, *scenario.steps_in(mode))
+    connections: tuple[ScenarioConnection, ...] = (*flows, *scenario.steps_in(mode))
     if not connections:
         return []
     with ExitStack() as stack:
         world = stack.enter_context(World(lay_out(scenario, connections)))
         families = families_of(connections)
-        ears = stack.enter_context(Ears(families, sorted({c.protocol for c in connections}, key=lambda p: p.number)))
+        ears = stack.enter_context(
+            PacketListeners(families, sorted({c.protocol for c in connections}, key=lambda p: p.number))
+        )
         listen(scenario, world, ears)
         tap = stack.enter_context(Tap(world.node))
-        stand = Stand(scenario, mode, world, ears, tap)
+        stand = KernelWitness(scenario, mode, world, ears, tap)
         findings = []
         if flows:
-            rules = Rules(scenario, mode, families, world.node)
+            rules = LoadedRules(scenario, mode, families, world.node)
             stack.callback(rules.close)
             rules.load()
             ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
@@ -112,7 +114,7 @@ def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Find
                 rules.remove()
         if scenario.steps_in(mode):
             paced = pace(scenario, scenario.steps_in(mode))
-            rules = Rules(paced.scenario, mode, families, world.node)
+            rules = LoadedRules(paced.scenario, mode, families, world.node)
             stack.callback(rules.close)
             rules.load()
             ears.passed_by = frozenset((NODE, *place) for place in rules.relayed)
@@ -120,7 +122,7 @@ def testify(scenario: Scenario, mode: str, flows: tuple[Flow, ...]) -> list[Find
         return findings
 
 
-def listen(scenario: Scenario, world: World, ears: Ears) -> None:
+def listen(scenario: Scenario, world: World, ears: PacketListeners) -> None:
     """Ears everywhere; answers at every endpoint."""
     ears.open(NODE, world.node)
     for number, namespace in enumerate(world.sites):
@@ -139,27 +141,27 @@ def _remembers(scenario: Scenario) -> bool:
     return any(obj.affinity_seconds is not None for obj in scenario.objects if isinstance(obj, Service))
 
 
-class Stand:
+class KernelWitness:
     """Draws connections in one world and says what they came to."""
 
-    def __init__(self, scenario: Scenario, mode: str, world: World, ears: Ears, tap: Tap) -> None:
+    def __init__(self, scenario: Scenario, mode: str, world: World, ears: PacketListeners, tap: Tap) -> None:
         self._scenario, self._mode = scenario, mode
         self.world, self._ears, self._tap = world, ears, tap
         self._masquerades = gateways(world.layout) | set(scenario.node_ips)
 
-    def judge_flow(self, flow: Flow, forget: Callable[[IPFamily], None] | None) -> Finding:
+    def judge_flow(self, flow: ScenarioFlow, forget: Callable[[IPFamily], None] | None) -> WitnessFinding:
         """Draw a flow until it is known what it can come to."""
         seen: set[End] = set()
         error = ""
         try:
             with self._sending(flow):
                 self._draw_all(flow, forget, seen)
-        except (Trouble, ProbeError) as trouble:
+        except (UnexpectedObservation, WitnessError) as trouble:
             error = str(trouble)
-        said: Said = {"error": error} if error else say(frozenset(seen))
+        said: OutcomeText = {"error": error} if error else say(frozenset(seen))
         return self._finding(flow.label, say(flow.expect), said, not error and frozenset(seen) == flow.expect)
 
-    def silent_together(self, flows: tuple[Flow, ...]) -> dict[Flow, Finding]:
+    def silent_together(self, flows: tuple[ScenarioFlow, ...]) -> dict[ScenarioFlow, WitnessFinding]:
         """Judge all expected drops in one wait. Empty when anything is heard of any of them: then each has to
         be judged alone."""
         drops = [flow for flow in flows if flow.expect == DROP and self._needs_nothing(flow)]
@@ -167,25 +169,25 @@ class Stand:
         try:
             if not drops or not self._ears.silent([self._call(flow) for flow in drops], SILENCE):
                 return {}
-        except ProbeError:
+        except WitnessError:
             return {}
         reached = self._tap.take()
         if any(self._passage(flow) not in reached for flow in drops if arrival(self._scenario, flow)):
             return {}
         return {flow: self._finding(flow.label, say(DROP), say(DROP), True) for flow in drops}
 
-    def _needs_nothing(self, flow: Flow) -> bool:
+    def _needs_nothing(self, flow: ScenarioFlow) -> bool:
         """Whether the world can send this flow as it stands."""
         interface = arrival(self._scenario, flow)
         if not interface:
             return flow.source in self._scenario.node_ips
         return self.world.layout.senders[flow.source, interface] == self.world.layout.homes[flow.source]
 
-    def _passage(self, connection: Connection) -> tuple[str, str, str]:
+    def _passage(self, connection: ScenarioConnection) -> tuple[str, str, str]:
         """What the tap sees of a connection that comes in."""
         return connection.source, connection.destination, arrival(self._scenario, connection)
 
-    def _draw_all(self, flow: Flow, forget: Callable[[IPFamily], None] | None, seen: set[End]) -> None:
+    def _draw_all(self, flow: ScenarioFlow, forget: Callable[[IPFamily], None] | None, seen: set[End]) -> None:
         """Add the ends of enough draws to `seen`; stop early at the first that is not expected."""
         targets = len(flow.expect)
         single = not targets_of(flow.expect)
@@ -197,23 +199,23 @@ class Stand:
             if not seen <= flow.expect or (seen == flow.expect and count >= least):
                 return
 
-    def judge_steps(self, paced: Paced) -> list[Finding]:
+    def judge_steps(self, paced: Paced) -> list[WitnessFinding]:
         """Make the connections of the steps at their times."""
         start = time.monotonic()
         picks: dict[int, tuple[str, int]] = {}
         findings = []
         for step, at in zip(paced.steps, paced.times, strict=True):
             time.sleep(max(0.0, start + at - time.monotonic()))
-            said: Said
+            said: OutcomeText
             try:
                 with self._sending(step):
                     said, ok = self._judge_step(step, picks)
-            except (Trouble, ProbeError) as trouble:
+            except (UnexpectedObservation, WitnessError) as trouble:
                 said, ok = {"error": str(trouble)}, False
             findings.append(self._finding(f"step {step.number}", step.pick, said, ok))
         return findings
 
-    def _judge_step(self, step: Step, picks: dict[int, tuple[str, int]]) -> tuple[Said, bool]:
+    def _judge_step(self, step: ScenarioStep, picks: dict[int, tuple[str, int]]) -> tuple[OutcomeText, bool]:
         """One step. A demand to be the same is drawn several times at that moment: once could be luck."""
         before = picks.get(step.refers_to) if step.refers_to is not None else None
         got: dict[str, None] = {}
@@ -228,7 +230,7 @@ class Stand:
                 return {"dnat": list(got), "before": join_port(*before) if before else "nothing"}, False
         return {"dnat": list(got)}, True
 
-    def _sending(self, connection: Connection) -> ExitStack:
+    def _sending(self, connection: ScenarioConnection) -> ExitStack:
         """Make the source able to send, for the time of the block."""
         stack = ExitStack()
         source = connection.source
@@ -242,7 +244,7 @@ class Stand:
             self.world.turn_to(source, arrival(self._scenario, connection))
         return stack
 
-    def _call(self, connection: Connection) -> Call:
+    def _call(self, connection: ScenarioConnection) -> Call:
         interface = arrival(self._scenario, connection)
         sender = self.world.layout.senders[connection.source, interface] if interface else NODE
         return Call(
@@ -253,7 +255,7 @@ class Stand:
             connection.protocol,
         )
 
-    def _draw(self, connection: Connection, expected: Ends) -> End:
+    def _draw(self, connection: ScenarioConnection, expected: Ends) -> End:
         """Send one connection. Raises Trouble for what no expectation has a word for."""
         interface = arrival(self._scenario, connection)
         loopback = contains(family_of(connection.destination).loopback, connection.destination)
@@ -266,23 +268,27 @@ class Stand:
         if result.refusal in ("port unreachable", "refused"):
             return Disposition.REJECTED, None, False
         if result.refusal:
-            raise Trouble(f"refused, but by {result.refusal}")
+            raise UnexpectedObservation(f"refused, but by {result.refusal}")
         if nowhere:
             # Routing has no place for loopback addresses from outside: left alone, such a packet ends in silence.
             return Disposition.NOT_OURS, None, False
         if interface and expected == DROP and self._passage(connection) not in self._tap.take():
-            raise Trouble(f"the packet never reached the node's interface {interface}")
+            raise UnexpectedObservation(f"the packet never reached the node's interface {interface}")
         return Disposition.DROPPED, None, False
 
-    def _arrived(self, connection: Connection, result: Result, expected: Ends) -> End:
+    def _arrived(self, connection: ScenarioConnection, result: ProbeResult, expected: Ends) -> End:
         places = {(each.destination, each.port) for each in result.arrivals}
         if len(places) != 1:
-            raise Trouble(f"arrived at {len(places)} places: {', '.join(sorted(join_port(*p) for p in places))}")
+            raise UnexpectedObservation(
+                f"arrived at {len(places)} places: {', '.join(sorted(join_port(*p) for p in places))}"
+            )
         arrival_ = result.arrivals[0]
         place = (arrival_.destination, arrival_.port)
         rewritten = arrival_.source != connection.source
         if rewritten and arrival_.source not in self._masquerades:
-            raise Trouble(f"{join_port(*place)} saw the source {arrival_.source}, which is not the node's")
+            raise UnexpectedObservation(
+                f"{join_port(*place)} saw the source {arrival_.source}, which is not the node's"
+            )
         if place == (connection.destination, connection.port) and place not in targets_of(expected):
             return Disposition.NOT_OURS, None, rewritten
         if arrival_.site == NODE and place in targets_of(expected):
@@ -292,17 +298,17 @@ class Stand:
         # Who talks to itself is not waited for: see Ears.
         to_itself = arrival_.source == arrival_.destination
         if not result.answered and not to_itself and self._must_answer(connection, place, rewritten):
-            raise Trouble(f"{join_port(*place)} got it, but no answer came back")
+            raise UnexpectedObservation(f"{join_port(*place)} got it, but no answer came back")
         return Disposition.DELIVERED, place, rewritten
 
-    def _must_answer(self, connection: Connection, place: tuple[str, int], rewritten: bool) -> bool:
+    def _must_answer(self, connection: ScenarioConnection, place: tuple[str, int], rewritten: bool) -> bool:
         """Whether an answer can find its way: not when a remote pod met itself with its source kept."""
         if place[0] == connection.source and not rewritten:
             return False
         return self._ears.answers(*place, connection.protocol)
 
-    def _finding(self, label: str, expect: Said, got: Said, ok: bool) -> Finding:
-        return Finding(
+    def _finding(self, label: str, expect: OutcomeText, got: OutcomeText, ok: bool) -> WitnessFinding:
+        return WitnessFinding(
             scenario=self._scenario.name,
             label=label,
             mode=self._mode,

@@ -29,8 +29,8 @@ from narthex.linux import namespaces as netns
 from narthex.model.net import IPFamily, contains, family_of, host_network
 from narthex.model.objects import EndpointSlice
 from narthex.testing.kernel import wiring
-from narthex.testing.kernel.wiring import Change
-from narthex.testing.scenario import Connection, Scenario
+from narthex.testing.kernel.wiring import LinkRequest
+from narthex.testing.scenario import Scenario, ScenarioConnection
 from narthex.testing.setting import arrival, from_host, home_interface, pod_interface, uplink
 
 PREFIX = "nxs-"
@@ -100,7 +100,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Source address and interface to the site that sends."""
 
 
-def lay_out(scenario: Scenario, connections: tuple[Connection, ...]) -> Layout:
+def lay_out(scenario: Scenario, connections: tuple[ScenarioConnection, ...]) -> Layout:
     """Place every address of a scenario."""
     sources = {(each.source, arrival(scenario, each)) for each in connections if not from_host(scenario, each)}
     servers = {address for address in _receivers(scenario, connections) if address not in scenario.node_ips}
@@ -141,7 +141,7 @@ def lay_out(scenario: Scenario, connections: tuple[Connection, ...]) -> Layout:
     return Layout(node_ips=scenario.node_ips, interfaces=tuple(interfaces), sites=sites, homes=homes, senders=senders)
 
 
-def _receivers(scenario: Scenario, connections: tuple[Connection, ...]) -> set[str]:
+def _receivers(scenario: Scenario, connections: tuple[ScenarioConnection, ...]) -> set[str]:
     """Every address that a packet may end at: endpoints, and destinations that nobody rewrites."""
     found = {
         endpoint.address
@@ -172,7 +172,7 @@ def _site_mac(site: int) -> str:
     return f"02:6e:78:01:{site:02x}:02"
 
 
-def node_wires(layout: Layout, namespaces: list[str]) -> list[Change]:
+def node_wires(layout: Layout, namespaces: list[str]) -> list[LinkRequest]:
     """The node's bridges, ports, addresses and routes."""
     made = []
     for number, name in enumerate(layout.interfaces):
@@ -190,7 +190,7 @@ def node_wires(layout: Layout, namespaces: list[str]) -> list[Change]:
     return made
 
 
-def way_to(layout: Layout, address: str, site: int) -> list[Change]:
+def way_to(layout: Layout, address: str, site: int) -> list[LinkRequest]:
     """The node's way to an address leads to a site."""
     interface = layout.sites[site].interface
     return [
@@ -199,7 +199,7 @@ def way_to(layout: Layout, address: str, site: int) -> list[Change]:
     ]
 
 
-def site_wires(layout: Layout, number: int) -> list[Change]:
+def site_wires(layout: Layout, number: int) -> list[LinkRequest]:
     """The link, the addresses and the routes of one site."""
     site = layout.sites[number]
     interface = layout.interfaces.index(site.interface)
