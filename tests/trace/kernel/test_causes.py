@@ -12,8 +12,8 @@ from tests.trace.kernel.fault_stand import (
     PATIENCE,
     SILENCE,
     THIRD_IP,
+    ClientRoute,
     Stand,
-    Way,
     cluster_ip,
     from_node,
     pod,
@@ -37,7 +37,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """How to break it, how to see that it is broken, and what must be said."""
 
     cause: str
-    way: Way
+    way: ClientRoute
     make: object = None
     """A function of the stand that gives a context manager; None: the cluster's objects are the fault."""
     mode: str = "nftables"
@@ -223,14 +223,16 @@ def iptables(table: str, chain: str, rule: str) -> tuple[str, str]:
     return f"iptables -t {table} -I {chain} {rule}", f"iptables -t {table} -D {chain} {rule}"
 
 
-DATAGRAM = Way(destination=cluster_ip("dns"), protocol=Protocol.UDP)
+DATAGRAM = ClientRoute(destination=cluster_ip("dns"), protocol=Protocol.UDP)
 SAME_FLOW = msgspec.structs.replace(DATAGRAM, source_port=45353)
-LARGE = Way(source=OUTSIDE[4], destination=NODE_IPS[0], port=to_node_port("dns").port, protocol=Protocol.UDP, size=1500)
+LARGE = ClientRoute(
+    source=OUTSIDE[4], destination=NODE_IPS[0], port=to_node_port("dns").port, protocol=Protocol.UDP, size=1500
+)
 LOCAL_HERE = slices("local", HERE[4][0], HERE[6][0])
 RANGE = ServiceCIDR(name="kubernetes", cidrs=("10.110.0.0/16",))
 TWIN = service("twin", cluster_ips=(cluster_ip("web"),))
 NEW = (service("twin"), *slices("twin", HERE[4][0]))
-RANGED = Way(source=OUTSIDE[4], destination="203.0.113.11")
+RANGED = ClientRoute(source=OUTSIDE[4], destination="203.0.113.11")
 FORWARD_DROP = ("iptables -P FORWARD DROP", "iptables -P FORWARD ACCEPT")
 POLICY_RULES = (
     ("iptables -N KUBE-NWPLCY-X", "iptables -X KUBE-NWPLCY-X"),
@@ -246,14 +248,14 @@ FAULTS = [
     Fault(cause="endpoints-not-ready", way=to_service("unready"), evidence="ready=false"),
     Fault(cause="port-name", way=to_service("portname"), evidence="metrics 8080/tcp"),
     Fault(cause="wrong-family", way=to_service("six"), evidence=HERE[6][0]),
-    Fault(cause="no-such-service", way=Way(destination="10.110.0.200"), cluster=(RANGE,), evidence="10.110.0.0/16"),
+    Fault(cause="no-such-service", way=ClientRoute(destination="10.110.0.200"), cluster=(RANGE,), evidence="10.110.0.0/16"),
     Fault(cause="port-not-served", way=msgspec.structs.replace(to_service("web"), port=81), evidence="80/tcp (http)"),
-    Fault(cause="local-policy", way=Way(source=OUTSIDE[4], destination=BALANCER), evidence="worker-b"),
+    Fault(cause="local-policy", way=ClientRoute(source=OUTSIDE[4], destination=BALANCER), evidence="worker-b"),
     Fault(cause="local-policy", way=to_service("inside"), evidence="internalTrafficPolicy: Local", name="internal"),
     Fault(cause="source-range", way=RANGED, evidence="192.0.2.0/24", mode="iptables"),
     Fault(cause="duplicate-cluster-ip", way=to_service("web"), cluster=(TWIN,), gone=f"{HERE[4][0]}:8080"),
     Fault(
-        cause="health-check", way=Way(source=OUTSIDE[4], destination=BALANCER), gone=f"{HERE[4][0]}:8080",
+        cause="health-check", way=ClientRoute(source=OUTSIDE[4], destination=BALANCER), gone=f"{HERE[4][0]}:8080",
         make=both(local_pods, commands(iptables("filter", "INPUT", "-p tcp --dport 32000 -j DROP"))),
         cluster=tuple(LOCAL_HERE), evidence="32000",
     ),
@@ -274,7 +276,7 @@ FAULTS = [
     Fault(cause="node-port-address", way=to_node_port("web", address=NODE_IPS[1]), evidence=NODE_IPS[0]),
     Fault(
         cause="localhost-node-port",
-        way=Way(source="127.0.0.1", destination="127.0.0.1", port=to_node_port("web").port),
+        way=ClientRoute(source="127.0.0.1", destination="127.0.0.1", port=to_node_port("web").port),
     ),
     Fault(
         cause="rule-in-the-way", way=to_service("web"), mode="iptables", evidence="PREROUTING",
@@ -336,7 +338,7 @@ FAULTS = [
     Fault(cause="fdb-missing", way=to_service("away"), make=overlay_without_entry, evidence="02:00:00:00:00:99"),
     # The answer.
     Fault(cause="not-listening", way=to_service("deaf"), pods=True, evidence="8080"),
-    Fault(cause="not-listening", way=Way(destination=NODE_IPS[0], port=9001), name="node", evidence="9000"),
+    Fault(cause="not-listening", way=ClientRoute(destination=NODE_IPS[0], port=9001), name="node", evidence="9000"),
     Fault(
         cause="missing-hairpin", way=to_service("self"), mode="iptables",
         make=commands(iptables("nat", "POSTROUTING", f"-s {POD[4]} -d {POD[4]} -j ACCEPT")),
@@ -401,7 +403,7 @@ HEALTHY = {
     "outside to node port, pod elsewhere": lambda version: to_node_port("away", version),
     "datagram": lambda _: DATAGRAM,
     "large datagram": lambda _: LARGE,
-    "pod to node port": lambda version: Way(
+    "pod to node port": lambda version: ClientRoute(
         source=POD[version], destination=NODE_IPS[0 if version == 4 else 2], port=to_node_port("web").port
     ),
 }
@@ -424,7 +426,7 @@ def test_healthy_policies_have_no_findings(stands: Callable[..., Stand], mode: s
     allowed = service("ranged", type="LoadBalancer", ingress=RANGED_HERE.ingress, source_ranges=("198.51.100.0/24",))
     cluster = snapshot(*LOCAL_HERE, allowed)
     stand.load(cluster)
-    ways = [to_service("sticky"), Way(source=OUTSIDE[4], destination=BALANCER), RANGED]
+    ways = [to_service("sticky"), ClientRoute(source=OUTSIDE[4], destination=BALANCER), RANGED]
     for way in ways:
         assert stand.arrives(way, PATIENCE)
     view = stand.view()

@@ -16,8 +16,8 @@ from tests.proxy.kernel.small_cluster import NODE_IPS, OUTSIDE, POD
 from tests.trace.kernel.fault_stand import (
     NODE,
     SITES,
+    ClientRoute,
     Stand,
-    Way,
     cluster_ip,
     from_node,
     snapshot,
@@ -41,7 +41,7 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
         yield made
 
 
-def tried(stand: Stand, way: Way) -> Tried:
+def tried(stand: Stand, way: ClientRoute) -> Tried:
     journey = stand.journey(way, snapshot(), stand.view())
     return send(journey, sender=stand.site(SITES.get(way.source)), node=stand.world.node, node_name=NODE)
 
@@ -54,12 +54,12 @@ WAYS = {
     "pod to nobody": (to_service("nobody"), "refused"),
     "outside to node port": (to_node_port("away"), "connected"),
     "outside to node port, IPv6": (to_node_port("away", 6), "connected"),
-    "outside to source ranges": (Way(source=OUTSIDE[4], destination="203.0.113.11"), "nothing"),
+    "outside to source ranges": (ClientRoute(source=OUTSIDE[4], destination="203.0.113.11"), "nothing"),
     "node to cluster IP": (from_node("web"), "connected"),
     "node to cluster IP of the host's network": (from_node("host"), "connected"),
-    "datagram": (Way(destination=cluster_ip("dns"), protocol=Protocol.UDP), "answered"),
-    "ping": (Way(destination=NODE_IPS[0], port=0, protocol=Protocol.ICMP), "answered"),
-    "ping, IPv6": (Way(source=POD[6], destination=NODE_IPS[2], port=0, protocol=Protocol.ICMP), "answered"),
+    "datagram": (ClientRoute(destination=cluster_ip("dns"), protocol=Protocol.UDP), "answered"),
+    "ping": (ClientRoute(destination=NODE_IPS[0], port=0, protocol=Protocol.ICMP), "answered"),
+    "ping, IPv6": (ClientRoute(source=POD[6], destination=NODE_IPS[2], port=0, protocol=Protocol.ICMP), "answered"),
 }
 
 
@@ -113,10 +113,10 @@ def test_legacy_rules_are_left_out_and_that_is_said(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("way", [
-    Way(source="10.64.1.250", destination=cluster_ip("web")),
+    ClientRoute(source="10.64.1.250", destination=cluster_ip("web")),
     msgspec.structs.replace(to_service("web"), protocol=Protocol.SCTP),
 ], ids=["nobody's address", "sctp"])  # fmt: skip
-def test_what_cannot_be_sent_is_said_and_nothing_is_left(stand: Stand, way: Way) -> None:
+def test_what_cannot_be_sent_is_said_and_nothing_is_left(stand: Stand, way: ClientRoute) -> None:
     journey = stand.journey(way, snapshot(), stand.view())
     with pytest.raises(TraceError, match="the probe: "):
         send(journey, sender=stand.site(SITES[POD[4]]), node=stand.world.node, node_name=NODE)
