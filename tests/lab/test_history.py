@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.lab.controllers.world import World, deployment, service
 
 from narthex.cli import main
-from narthex.lab.admission import admission
+from narthex.lab.controllers.service.admission import admission
 from narthex.lab.faults import Fault, Kind
 from narthex.lab.history import BadHistory, Begin, Changed, Turned, read
-from narthex.lab.program.recorder import Recorder
+from narthex.lab.program.recording import Recorder
 from narthex.lab.replay import Differs, Replay, objects
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from narthex.lab.cluster_dns import ADDRESSES, DNS_PORT, SERVICE
 from narthex.lab.topology import API_ADDRESS, API_PORT, SERVICE_CIDRS, LabNode
+from narthex.model.names import NamespacedName
 from narthex.model.net import FAMILIES, family_of
 
 Object = dict[str, Any]
@@ -16,8 +16,11 @@ API_SERVICE_ADDRESS = "10.96.0.1"
 """The first of the Services' range, as everywhere."""
 
 
-DNS = SERVICE
-"""Name of the DNS Service."""
+DOMAIN = "cluster.local"
+DNS_SERVICE = NamespacedName("kube-system", "kube-dns")
+ADDRESSES = ("10.96.0.10", "fd00:10:96::a")
+"""Where clusters have it by custom: the tenth address of the range."""
+DNS_PORT = 53
 
 
 def namespace(name: str) -> Object:
@@ -108,11 +111,11 @@ def _definition(group: str, version: str, kind: str) -> Object:
 def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
     """The cluster's DNS, which every node answers: a Service without a selector, and its slices."""
     ports = [("dns", "UDP"), ("dns-tcp", "TCP")]
-    meta = {"namespace": SERVICE.namespace, "labels": {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"}}
+    meta = {"namespace": DNS_SERVICE.namespace, "labels": {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"}}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": SERVICE.name, **meta},
+        "metadata": {"name": DNS_SERVICE.name, **meta},
         "spec": {
             "type": "ClusterIP",
             "clusterIP": ADDRESSES[0],
@@ -133,9 +136,9 @@ def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": {
-                "name": f"{SERVICE.name}-{family.label.lower()}",
-                "namespace": SERVICE.namespace,
-                "labels": {"kubernetes.io/service-name": SERVICE.name},
+                "name": f"{DNS_SERVICE.name}-{family.label.lower()}",
+                "namespace": DNS_SERVICE.namespace,
+                "labels": {"kubernetes.io/service-name": DNS_SERVICE.name},
             },
             "addressType": family.label,
             "endpoints": [
@@ -149,3 +152,25 @@ def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
         for family in FAMILIES
     ]
     return [service, *slices]
+
+
+def own_addresses(mode: str) -> tuple[str, ...]:
+    """The Service's addresses that nodes have themselves. In mode ipvs they are on the proxy's own link."""
+    return () if mode == "ipvs" else ADDRESSES
+
+
+def corefile() -> str:
+    """What every node answers. Nobody beyond the lab can be asked, so the root is answered here, too: a name that is not
+    the cluster's does not exist, and no resolver waits for it."""
+    zones = f"{DOMAIN} in-addr.arpa ip6.arpa"
+    return (
+        f"{zones} {{\n    errors\n    kubernetes {zones} {{\n        pods insecure\n    }}\n"
+        "    prometheus :9353\n    loadbalance\n}\n"
+        ". {\n    errors\n    kubernetes .\n}\n"
+    )
+
+
+def resolv_conf(namespace: str) -> str:
+    """What a kubelet writes for a pod (row S22)."""
+    zones = f"{namespace}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}"
+    return f"search {zones}\nnameserver {ADDRESSES[0]}\noptions ndots:5\n"

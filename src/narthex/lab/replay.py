@@ -15,8 +15,7 @@ import msgspec
 
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw, Store
-from narthex.lab.controllers.cluster import all_controllers, settle
-from narthex.lab.controllers.turn import Control
+from narthex.lab.controllers.controller_manager import Control, all_controllers, settle
 from narthex.lab.faults import Fault
 from narthex.lab.history import BadHistory, Begin, Broke, Changed, Entry, Held, Mended, Turned
 

@@ -11,8 +11,8 @@ from narthex.lab.api.admission import admit
 from narthex.lab.api.api import Api
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.registry import Registry
-from narthex.lab.controllers.service_admission import Allocation
-from narthex.lab.program import credentials
+from narthex.lab.controllers.service.admission import Allocation
+from narthex.lab.program.api_server import kubeconfig
 from narthex.lab.server import certificate
 from narthex.lab.server.server import ApiServer
 
@@ -87,7 +87,7 @@ class Bare:
         port = self.server.listen(("127.0.0.1", 0), made.context())
         self.url, self.certificate = f"https://127.0.0.1:{port}", folder / "certificate.pem"
         self.kubeconfig = folder / "kubeconfig"
-        self.kubeconfig.write_text(credentials.kubeconfig("bare", self.url, self.certificate, TOKEN))
+        self.kubeconfig.write_text(kubeconfig("bare", self.url, self.certificate, TOKEN))
 
     def create(self, kind, raw):
         """Make an object as controllers do."""

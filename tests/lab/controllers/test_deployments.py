@@ -2,8 +2,8 @@
 
 import pytest
 
-from narthex.lab.controllers.deployment_status import NO_DEADLINE
-from narthex.lab.controllers.rollout import Fences, Size, in_proportion
+from narthex.lab.controllers.deployment.progress import NO_DEADLINE
+from narthex.lab.controllers.deployment.rolling import Fences, Size, in_proportion
 
 from .world import World, deployment, template
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from narthex.lab.controllers.packing import MAX_ENDPOINTS
+from narthex.lab.controllers.endpointslice.reconciler import MAX_ENDPOINTS
 
 from .world import World, node, pod, service
 

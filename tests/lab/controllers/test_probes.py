@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.lab.controllers.probes import Exec, HttpGet, Impossible, Judgement, TcpSocket, http_ok, probes_of
+from narthex.lab.kubelet.probes import (
+    Exec,
+    HttpGet,
+    Impossible,
+    Judgement,
+    TcpSocket,
+    http_ok,
+    probes_of,
+)
 
 from .world import START
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from narthex.lab.controllers.objects import controller_of, leaving, stamp
-from narthex.lab.controllers.pod_ranking import first_to_go
+from narthex.lab.controllers.replicaset import first_to_go
 
 from .world import START, World, pod, replica_set
 

@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.controllers.ranges import address_range, port_range
+from narthex.lab.controllers.service.allocator import address_range, port_range
 from narthex.lab.topology import SERVICE_CIDRS
 
 from .world import World, service

@@ -1,6 +1,6 @@
 """All controllers together: from what a user writes to what a proxy reads."""
 
-from narthex.lab.controllers.cluster import all_controllers
+from narthex.lab.controllers.controller_manager import all_controllers
 
 from .world import World, deployment, service
 

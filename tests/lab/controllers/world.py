@@ -3,12 +3,11 @@
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from narthex.lab.admission import admission
 from narthex.lab.api.errors import forbidden
 from narthex.lab.api.registry import Registry
-from narthex.lab.controllers.cluster import all_controllers, settle
+from narthex.lab.controllers.controller_manager import all_controllers, settle
 from narthex.lab.controllers.objects import leaving, spec_of, stamp, with_condition
-from narthex.lab.controllers.service_admission import Allocation
+from narthex.lab.controllers.service.admission import Allocation, admission
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -11,8 +11,8 @@ import sys
 import pytest
 from tests.lab.kernel.test_lab import ENVIRONMENT, ask, eventually, fresh_name, left_of, narthex
 
-from narthex.lab.program import ask as status
 from narthex.lab.program import labs
+from narthex.lab.program import node_client as status
 from narthex.lab.program.state import StateDirectory
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run

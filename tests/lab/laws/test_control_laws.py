@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.lab.controllers.world import World, deployment, service, template
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.controllers.cluster import all_controllers
+from narthex.lab.controllers.controller_manager import all_controllers
 from narthex.lab.controllers.objects import controller_of, leaving
 
 NAMES = st.sampled_from(["a", "b"])

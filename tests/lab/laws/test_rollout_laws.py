@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.controllers.world import World, deployment, template
 
+from narthex.lab.controllers.deployment.rolling import fences
 from narthex.lab.controllers.objects import leaving, pod_active, pod_ready
-from narthex.lab.controllers.rollout import fences
 
 PARTS = st.one_of(st.integers(0, 4), st.sampled_from(["0%", "10%", "25%", "34%", "50%", "100%"]))
 STEPS = st.one_of(

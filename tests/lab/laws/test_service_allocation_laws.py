@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.lab.controllers.world import World, service
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.controllers.ranges import NODE_PORTS
+from narthex.lab.controllers.service.allocator import NODE_PORTS
 from narthex.lab.topology import SERVICE_CIDRS
 
 PORTS = st.lists(

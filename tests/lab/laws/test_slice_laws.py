@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.controllers.world import World, pod, service
 
-from narthex.lab.controllers.endpoints import Endpoints
-from narthex.lab.controllers.packing import MAX_ENDPOINTS, pack
+from narthex.lab.controllers.endpointslice.pod_endpoints import Endpoints
+from narthex.lab.controllers.endpointslice.reconciler import MAX_ENDPOINTS, pack
 
 NUMBERS = count()
 PORTS = [({"name": "http", "protocol": "TCP", "port": number},) for number in (80, 81)]

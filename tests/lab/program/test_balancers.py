@@ -3,7 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from narthex.lab.program.balancers import balance, patches, pools_of, to_answer
+from narthex.lab.program.load_balancer_addresses import (
+    balance,
+    patches,
+    pools_of,
+    to_answer,
+)
 from narthex.lab.topology import nodes
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service, ServiceCIDR, ServicePort

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from narthex.lab import topology
-from narthex.lab.program import ask as lab_ask
-from narthex.lab.program import inside
+from narthex.lab.program import exec as inside
 from narthex.lab.program import labs as lab
+from narthex.lab.program import node_client as lab_ask
 from narthex.lab.program import state as lab_state
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 from narthex.linux.processes import Process

@@ -16,7 +16,8 @@ from narthex.cli.lab import output as lab_output
 from narthex.cli.lab.faults import fault
 from narthex.cli.lab.history import record, replay
 from narthex.cli.ui import port_option, show
-from narthex.lab.program import inside, labs
+from narthex.lab.program import exec as inside
+from narthex.lab.program import labs
 from narthex.lab.program.state import LabError
 
 OVERLAYS = ("none", "vxlan", "host-gw")
@@ -236,7 +237,7 @@ def ui(name: str, port: int) -> None:
 
     The page is for this machine alone: it listens on 127.0.0.1 and asks for the token in the address that is printed.
     """
-    from narthex.lab.program.shown import board_of
+    from narthex.lab.program.ui import board_of
 
     show(*board_of(name), port)
 

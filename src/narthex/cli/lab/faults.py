@@ -11,7 +11,7 @@ import msgspec
 
 from narthex.lab.faults import Fault, Kind
 from narthex.lab.program import labs
-from narthex.lab.program.ask import request
+from narthex.lab.program.node_client import request
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.model.duration import duration
 from narthex.runtime.logs import printable

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from narthex.lab.program import labs
-from narthex.lab.program.ask import request
+from narthex.lab.program.node_client import request
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.runtime.logs import printable
 
@@ -36,7 +36,7 @@ def replay(file: Path, speed: float | None, output: str) -> None:
     objects at the end are the same: names, addresses, slices. JSON has all of them. A controller that decides otherwise, in
     another version of Narthex for instance, ends the replay with the first thing that differs.
     """
-    from narthex.lab.program.replaying import replay as go
+    from narthex.lab.program.recording import replay as go
 
     told = _Teller(quiet=output == "json" or speed is None)
     try:

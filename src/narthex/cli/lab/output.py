@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from narthex.lab.cluster_dns import SERVICE as DNS
+from narthex.lab.cluster import DNS_SERVICE
 from narthex.lab.program.labs import DEFAULT_NAME, LabStatus, NodeStatus, Started
 from narthex.lab.program.state import LabState, ServiceRecord
 from narthex.model.net import join_port
@@ -183,7 +183,7 @@ def _first(state: LabState, kind: str) -> _Way | None:
 
 def _own_services(state: LabState) -> list[ServiceRecord]:
     """The user's, without the lab's DNS."""
-    return [service for service in state.services if (service.namespace, service.name) != DNS]
+    return [service for service in state.services if (service.namespace, service.name) != DNS_SERVICE]
 
 
 def _option(state: LabState) -> str:

@@ -146,8 +146,7 @@ def _over_nodes(options: dict[str, Any], wish: Wish, *, probe: bool) -> TraceRes
 
 def _in_lab(name: str, wish: Wish, *, probe: bool) -> TraceResult:
     """Follow the packet over the lab's nodes, and compare the live rules with the plan."""
-    from narthex.lab.program.known import known_of, look_into_pods, namespace_of
-    from narthex.lab.program.trace import trace_lab
+    from narthex.lab.program.trace import known_of, look_into_pods, namespace_of, trace_lab
     from narthex.trace.program.probing import send
 
     followed: list[tuple[Known, str]] = []

@@ -1,6 +1,6 @@
 """What is done to every object before it is held: completed, checked, and put only where there is a namespace for it.
 
-What Services are given of addresses and ports is another's: `lab/controllers/service_admission.py` goes behind this.
+What Services are given of addresses and ports is another's: `lab/controllers/service/admission.py` goes behind this.
 """
 
 from __future__ import annotations

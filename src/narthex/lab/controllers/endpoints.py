@@ -1,146 +1,111 @@
-"""Which endpoints a Service has: one for each pod that it selects, with the ports that the pod gives it."""
+"""Endpoints, the older form of slices: written for Services with a selector, mirrored into slices where a user wrote them.
+
+`kubectl describe service` reads them, and so do older programs. Kubernetes: `pkg/controller/endpoint`,
+`pkg/controller/endpointslicemirroring`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 
-from narthex.lab.controllers.objects import (
-    key_of,
-    labels_of,
-    leaving,
-    pod_addresses,
-    pod_over,
-    pod_ready,
-    spec_of,
-    uid_of,
+from narthex.lab.controllers.cluster_state import Present, Seen
+from narthex.lab.controllers.endpointslice.controller import HEADLESS, concerned_by_pod
+from narthex.lab.controllers.endpointslice.pod_endpoints import (
+    Endpoints,
+    families_of,
 )
-from narthex.lab.controllers.present import Present
-from narthex.lab.controllers.view import Key, Object
+from narthex.lab.controllers.interfaces import (
+    Answer,
+    Create,
+    Delete,
+    Key,
+    Object,
+    Update,
+)
+from narthex.lab.controllers.objects import annotations_of, labels_of, leaving, spec_of
 
-ZONE = "topology.kubernetes.io/zone"
-FAMILIES = ("IPv4", "IPv6")
-
-Group = tuple[tuple[Object, ...], list[Object]]
-"""Ports, and the endpoints that have exactly these."""
-
-
-class _Made(NamedTuple):
-    """What became of one pod, and what of."""
-
-    pod: Object
-    node: Object | None
-    ports: tuple[Object, ...]
-    same: str
-    """Equal for equal ports."""
-    endpoint: Object | None
+MANAGED_BY = "endpoints.kubernetes.io/managed-by"
+MANAGER = "endpoint-controller"
+_OVER_CAPACITY = "endpoints.kubernetes.io/over-capacity"
+MAX_ADDRESSES = 1000
 
 
-def families_of(service: Object) -> tuple[str, ...]:
-    """Address types of its slices, the first family first."""
-    spec = spec_of(service)
-    given = spec.get("ipFamilies")
-    if not given:
-        given = ["IPv6" if ":" in address else "IPv4" for address in spec.get("clusterIPs") or () if address != "None"]
-    return tuple(dict.fromkeys(given)) or ("IPv4",)
+class EndpointsObjects:
+    """One Endpoints for each Service with a selector, of its first family."""
 
+    name = "endpoint-controller"
+    kinds = frozenset({"Service", "Endpoints", "Pod"})
 
-class Endpoints:
-    """The endpoints of Services. What follows from a pod is remembered until the pod, its node or the Service is another."""
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[Key, str], tuple[Object, dict[str, _Made]]] = {}
+    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+        """The Service, its Endpoints, the Services that select a pod."""
+        if seen.kind in ("Service", "Endpoints"):
+            return [seen.key]
+        return concerned_by_pod(seen, present)
 
-    def of(self, service: Object, pods: Iterable[Object], family: str, present: Present) -> list[Group]:
-        """The endpoints of a family by their ports, in order of pods. Pods may give one named port different numbers, so
-        each set of ports needs slices of its own."""
-        place = (key_of(service), family)
-        held, before = self._made.get(place, (None, {}))
-        if held is not service:
-            before = {}
-        made: dict[str, _Made] = {}
-        groups: dict[str, Group] = {}
-        for pod in pods:
-            name, node = pod["metadata"]["name"], present.get("Node", Key("", spec_of(pod).get("nodeName") or ""))
-            found = before.get(name)
-            if found is None or found.pod is not pod or found.node is not node:
-                found = _make(service, pod, node, family)
-            made[name] = found
-            if found.endpoint is not None:
-                groups.setdefault(found.same, (found.ports, []))[1].append(found.endpoint)
-        self._made[place] = (service, made)
-        return list(groups.values())
-
-    def forget(self, service: Key) -> None:
-        """It is gone."""
-        for family in FAMILIES:
-            self._made.pop((service, family), None)
-
-
-def _make(service: Object, pod: Object, node: Object | None, family: str) -> _Made:
-    address = next((each for each in pod_addresses(pod) if (":" in each) == (family == "IPv6")), None)
-    if address is None or pod_over(pod):
-        return _Made(pod, node, (), "", None)
-    ports = _ports(service, pod)
-    return _Made(pod, node, ports, repr(ports), _endpoint(service, pod, address, node))
-
-
-def _ports(service: Object, pod: Object) -> tuple[Object, ...]:
-    found = []
-    for port in spec_of(service).get("ports") or ():
-        number = target_port(port, pod)
-        if number is not None:
-            application = {"appProtocol": port["appProtocol"]} if port.get("appProtocol") else {}
-            found.append(
-                {
-                    "name": port.get("name") or "",
-                    "protocol": port.get("protocol") or "TCP",
-                    "port": number,
-                    **application,
-                }
+    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+        """What the Endpoints need to become."""
+        del now
+        service, have = present.get("Service", key), present.get("Endpoints", key)
+        if service is None:
+            if have is not None and labels_of(have).get(MANAGED_BY) == MANAGER:
+                yield Delete("Endpoints", *key)
+            return
+        if leaving(service) or not spec_of(service).get("selector") or spec_of(service).get("type") == "ExternalName":
+            return
+        family = families_of(service)[0]
+        groups = self._endpoints.of(service, present.selected("Service", service), family, present)
+        subsets = [subset for ports, some in groups if (subset := _subset(ports, some, service)) is not None]
+        headless = {HEADLESS: ""} if spec_of(service).get("clusterIP") == "None" else {}
+        labels = {**labels_of(service), **headless, MANAGED_BY: MANAGER}
+        cut = _cut(subsets)
+        if have is None:
+            metadata = {"name": key.name, "namespace": key.namespace, "labels": labels}
+            if cut:
+                metadata["annotations"] = {_OVER_CAPACITY: "truncated"}
+            yield Create(
+                "Endpoints", {"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets}
             )
-    return tuple(found)
+        elif (have.get("subsets") or []) != subsets or labels_of(have) != labels:
+            notes = {name: value for name, value in annotations_of(have).items() if name != _OVER_CAPACITY}
+            metadata = {**have["metadata"], "labels": labels, "annotations": notes}
+            if cut:
+                metadata["annotations"] = {**notes, _OVER_CAPACITY: "truncated"}
+            yield Update("Endpoints", {**have, "metadata": metadata, "subsets": subsets})
 
 
-def target_port(port: Object, pod: Object) -> int | None:
-    """The number of a Service's port in this pod; None when its targetPort is a name that the pod does not have."""
-    target = port.get("targetPort") or port.get("port")
-    if isinstance(target, int):
-        return target
-    protocol = port.get("protocol") or "TCP"
-    for container in _containers(pod):
-        for each in container.get("ports") or ():
-            if each.get("name") == target and (each.get("protocol") or "TCP") == protocol:
-                number: int = each["containerPort"]
-                return number
-    return None
-
-
-def _containers(pod: Object) -> Sequence[Object]:
-    spec = spec_of(pod)
-    sidecars = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
-    return [*(spec.get("containers") or ()), *sidecars]
-
-
-def _endpoint(service: Object, pod: Object, address: str, node: Object | None) -> Object:
-    spec, key = spec_of(pod), key_of(pod)
-    ready, terminating = pod_ready(pod), leaving(pod)
-    published = bool(spec_of(service).get("publishNotReadyAddresses"))
-    endpoint: Object = {
-        "addresses": [address],
-        "conditions": {
-            "ready": published or (ready and not terminating),
-            "serving": ready,
-            "terminating": terminating,
-        },
-        "targetRef": {"kind": "Pod", "namespace": key.namespace, "name": key.name, "uid": uid_of(pod)},
+def _subset(ports: Iterable[Object], endpoints: Iterable[Object], service: Object) -> Object | None:
+    ready: list[Object] = []
+    others: list[Object] = []
+    for endpoint in endpoints:
+        conditions = endpoint["conditions"]
+        if conditions["terminating"] and not spec_of(service).get("publishNotReadyAddresses"):
+            continue
+        address = {"ip": endpoint["addresses"][0], "targetRef": endpoint["targetRef"]}
+        address |= {field: endpoint[field] for field in ("nodeName", "hostname") if field in endpoint}
+        (ready if conditions["ready"] else others).append(address)
+    subset: Object = {
+        name: value
+        for name, value in (("addresses", ready), ("notReadyAddresses", others), ("ports", _named(ports)))
+        if value
     }
-    if spec.get("nodeName"):
-        endpoint["nodeName"] = spec["nodeName"]
-        zone = labels_of(node).get(ZONE) if node is not None else None
-        if zone:
-            endpoint["zone"] = zone
-    # A name of its own below a headless Service (KEP: pod hostname and subdomain).
-    if spec.get("hostname") and spec.get("subdomain") == service["metadata"]["name"]:
-        endpoint["hostname"] = spec["hostname"]
-    return endpoint
+    return subset if ready or others else None
+
+
+def _named(ports: Iterable[Object]) -> list[Object]:
+    return [{name: value for name, value in port.items() if value} for port in ports]
+
+
+def _cut(subsets: list[Object]) -> bool:
+    """Leave a thousand addresses, ready ones first; whether there were more."""
+    room, cut = MAX_ADDRESSES, False
+    for field in ("addresses", "notReadyAddresses"):
+        for subset in subsets:
+            have = subset.get(field) or []
+            if len(have) > room:
+                subset[field], cut = have[:room], True
+            room -= len(subset.get(field) or [])
+    return cut

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 
-from narthex.lab.controllers.objects import key_of, letters, stamp, uid_of
-from narthex.lab.controllers.view import Create, Object
+from narthex.lab.controllers.cluster_state import Present, Seen
+from narthex.lab.controllers.interfaces import (
+    Again,
+    Answer,
+    Create,
+    Delete,
+    Key,
+    Object,
+)
+from narthex.lab.controllers.objects import key_of, letters, moment, stamp, uid_of
+from narthex.lab.controllers.settings import Settings
 
 
 def event(about: Object, reason: str, message: str, now: datetime, *, source: str, warning: bool = False) -> Create:
@@ -42,3 +53,38 @@ def event(about: Object, reason: str, message: str, now: datetime, *, source: st
             "reportingInstance": "",
         },
     )
+
+
+_OLDEST = Key("", "oldest")
+
+
+class OldEvents:
+    """It has one key only: the event that goes next."""
+
+    name = "old-events"
+    kinds = frozenset({"Event"})
+
+    def __init__(self, settings: Settings) -> None:
+        self._keep = timedelta(seconds=settings.event_seconds)
+        self._ages: deque[tuple[datetime, Key]] = deque()
+        """In the order in which they came."""
+
+    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+        """The oldest one, when there was none."""
+        del present
+        born = moment(seen.after["metadata"].get("creationTimestamp")) if seen.after is not None else None
+        if seen.before is None and born is not None:
+            self._ages.append((born, seen.key))
+            if len(self._ages) == 1:
+                return [_OLDEST]
+        return []
+
+    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+        """Delete what is too old."""
+        del key
+        while self._ages and self._ages[0][0] + self._keep <= now:
+            _, old = self._ages.popleft()
+            if present.get("Event", old) is not None:
+                yield Delete("Event", *old)
+        if self._ages:
+            yield Again(self._ages[0][0] + self._keep)

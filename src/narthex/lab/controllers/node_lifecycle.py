@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from narthex.lab.controllers.cluster_state import Present, Seen
 from narthex.lab.controllers.events import event
+from narthex.lab.controllers.interfaces import (
+    Again,
+    Answer,
+    Delete,
+    Key,
+    Object,
+    Update,
+)
 from narthex.lab.controllers.objects import (
     condition,
     key_of,
@@ -25,10 +34,8 @@ from narthex.lab.controllers.objects import (
     with_spec,
     with_status,
 )
-from narthex.lab.controllers.present import Present, Seen
 from narthex.lab.controllers.scheduling_filters import UNSCHEDULABLE, toleration
 from narthex.lab.controllers.settings import Settings
-from narthex.lab.controllers.view import Again, Answer, Delete, Key, Object, Update
 
 LEASES = "kube-node-lease"
 NOT_READY = "node.kubernetes.io/not-ready"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from narthex.lab.controllers.view import Key, Object
+from narthex.lab.controllers.interfaces import Key, Object
 
 ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """Letters that form no words, as in Kubernetes' generated names."""

@@ -8,8 +8,15 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.controllers import scheduling_filters as fitness
-from narthex.lab.controllers.endpoints import ZONE
+from narthex.lab.controllers.cluster_state import Present, Seen
+from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE
 from narthex.lab.controllers.events import event
+from narthex.lab.controllers.interfaces import (
+    Answer,
+    Key,
+    Object,
+    Update,
+)
 from narthex.lab.controllers.objects import (
     condition,
     controller_of,
@@ -22,8 +29,6 @@ from narthex.lab.controllers.objects import (
     with_spec,
     with_status,
 )
-from narthex.lab.controllers.present import Present, Seen
-from narthex.lab.controllers.view import Answer, Key, Object, Update
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import labels_of, spec_of, status_of
-from narthex.lab.controllers.view import Object
 from narthex.lab.topology import MAX_PODS_PER_NODE
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"

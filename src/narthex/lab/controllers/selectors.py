@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from narthex.lab.controllers.view import Key
+from narthex.lab.controllers.interfaces import Key
 
 Pair = tuple[str, str]
 

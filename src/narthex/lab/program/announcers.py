@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from narthex.lab.program.ask import announcer_says
 from narthex.lab.program.labs import Lab, access_of, open_lab
+from narthex.lab.program.node_client import announcer_says
 from narthex.lab.program.state import LabError
 from narthex.lb.program.inspection import States, WhyError, read_status, why_service
 from narthex.lb.why import ServiceExplanation

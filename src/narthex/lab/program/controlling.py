@@ -7,10 +7,9 @@ import time
 import traceback
 from datetime import UTC, datetime
 
-from narthex.lab.controllers.cluster import settle
-from narthex.lab.controllers.turn import Control
-from narthex.lab.program.ledger import Ledger
-from narthex.lab.program.recorder import Recorder
+from narthex.lab.controllers.controller_manager import Control, settle
+from narthex.lab.program.recording import Recorder
+from narthex.lab.program.shared_registry import Ledger
 
 _ERROR_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE = 0.25

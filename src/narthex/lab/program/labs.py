@@ -18,7 +18,8 @@ import msgspec
 
 from narthex.lab import topology
 from narthex.lab.pod_network import NONE
-from narthex.lab.program import ask, beginning
+from narthex.lab.program import daemon as beginning
+from narthex.lab.program import node_client as ask
 from narthex.lab.program.state import (
     LABS,
     PROGRAMS,
@@ -191,7 +192,7 @@ def up(
     try:
         members = topology.nodes(name, nodes)
         if pools:
-            from narthex.lab.program import balancers
+            from narthex.lab.program import load_balancer_addresses as balancers
 
             balancers.pools_of(pools, members)
     except ValueError as error:

@@ -10,10 +10,16 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab import cluster_dns, pod_network, topology
+from narthex.lab import cluster, pod_network, topology
 from narthex.lab.containers.forks import Forks
 from narthex.lab.pod_network import NONE
-from narthex.lab.program.ask import HEALTH_PORT, METRICS_PORT, announcer, healthy, synced_since
+from narthex.lab.program.node_client import (
+    HEALTH_PORT,
+    METRICS_PORT,
+    announcer,
+    healthy,
+    synced_since,
+)
 from narthex.lab.program.node_process import NodeOrder, NodeProcess
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
 from narthex.lab.topology import LabNode
@@ -45,7 +51,7 @@ class Nodes:
         records = []
         if announce:
             self._make_key()
-        self._directory.corefile.write_text(cluster_dns.corefile())
+        self._directory.corefile.write_text(cluster.corefile())
         if self._overlay != NONE:
             conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
             self._directory.net_conf.write_bytes(msgspec.json.format(msgspec.json.encode(conf)))
@@ -198,7 +204,7 @@ class Nodes:
             },
             "cni": {"socket": str(places.socket), "stateDirectory": str(places.records)},
             "dns": {
-                "addresses": cluster_dns.own_addresses(self._mode),
+                "addresses": cluster.own_addresses(self._mode),
                 "listen": node.addresses,
                 "corefile": str(self._directory.corefile),
             },

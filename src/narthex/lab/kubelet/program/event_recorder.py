@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.program.ledger import Ledger
+from narthex.lab.program.shared_registry import Ledger
 
 _AT_ONCE = 20
 """So many are written while the lock is held."""

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from narthex import __version__
-from narthex.lab import node_objects
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.registry import Registry
-from narthex.lab.program.ledger import Ledger
+from narthex.lab.kubelet import node_status as node_objects
+from narthex.lab.program.shared_registry import Ledger
 from narthex.lab.topology import LabNode
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from narthex.lab.api.errors import ApiFault
+from narthex.lab.kubelet.program.containers import Tools
 from narthex.lab.kubelet.program.pod import PodLife
-from narthex.lab.kubelet.program.starting import Tools
-from narthex.lab.program.ledger import Ledger
-from narthex.lab.program.worker import Worker
+from narthex.lab.kubelet.program.work_queue import Worker
+from narthex.lab.program.shared_registry import Ledger
 from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
 

@@ -18,11 +18,18 @@ from typing import Any
 from narthex.cni.errors import CniError
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.containers.container import Container, StartError
-from narthex.lab.controllers.probes import Probe
 from narthex.lab.kubelet.environment import ConfigFault
-from narthex.lab.kubelet.program.image import image_of
-from narthex.lab.kubelet.program.probing import Place, Result
-from narthex.lab.kubelet.program.starting import Run, Tools, echo_name, start_echo, start_program
+from narthex.lab.kubelet.probes import Probe
+from narthex.lab.kubelet.program.containers import (
+    Run,
+    Tools,
+    echo_name,
+    image_of,
+    start_echo,
+    start_program,
+)
+from narthex.lab.kubelet.program.prober import Place, Result
+from narthex.lab.kubelet.program.work_queue import Worker
 from narthex.lab.kubelet.status import (
     ContainerFacts,
     PodFacts,
@@ -33,7 +40,6 @@ from narthex.lab.kubelet.status import (
     status,
     wants_restart,
 )
-from narthex.lab.program.worker import Worker
 from narthex.lab.topology import LabNode
 from narthex.linux.links import LinkError
 from narthex.model.names import NamespacedName

@@ -17,9 +17,14 @@ from narthex.lab.containers.inside import find
 from narthex.lab.containers.log import LogReader
 from narthex.lab.containers.program import Entry, Program
 from narthex.lab.kubelet.environment import hostname
+from narthex.lab.kubelet.program.containers import (
+    Run,
+    Tools,
+    echo_name,
+    environment_of,
+)
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLife
-from narthex.lab.kubelet.program.starting import Run, Tools, echo_name, environment_of
 from narthex.lab.kubelet.status import ContainerFacts, Running
 from narthex.model.names import NamespacedName
 

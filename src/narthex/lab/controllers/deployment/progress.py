@@ -1,0 +1,163 @@
+"""What a Deployment says of itself, in upstream's words: `kubectl rollout status` and `kubectl wait` read it.
+
+Kubernetes: `pkg/controller/deployment/{sync,progress}.go`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from narthex.lab.controllers.deployment.rolling import fences
+from narthex.lab.controllers.interfaces import Object
+from narthex.lab.controllers.objects import (
+    condition,
+    moment,
+    number,
+    spec_of,
+    stamp,
+    status_of,
+    with_condition,
+)
+
+NO_DEADLINE = 2147483647
+TIMED_OUT = "ProgressDeadlineExceeded"
+COMPLETE = "NewReplicaSetAvailable"
+PAUSED = "DeploymentPaused"
+
+
+def has_deadline(deployment: Object) -> bool:
+    """It wants to be told when it does not progress."""
+    return number(spec_of(deployment).get("progressDeadlineSeconds"), 600) != NO_DEADLINE
+
+
+def counted(deployment: Object, new: Object | None, sets: Sequence[Object], now: datetime) -> Object:
+    """The status with its numbers and the condition Available."""
+
+    def total(field: str) -> int:
+        return sum(number(status_of(each).get(field)) for each in sets)
+
+    limits = fences(deployment)
+    available = total("availableReplicas")
+    wanted = sum(number(spec_of(each).get("replicas"), 1) for each in sets)
+    enough = available >= limits.least
+    have = status_of(deployment)
+    numbers = {
+        "observedGeneration": deployment["metadata"].get("generation") or 0,
+        "replicas": total("replicas"),
+        "updatedReplicas": number(status_of(new).get("replicas")) if new is not None else 0,
+        "readyReplicas": total("readyReplicas"),
+        "availableReplicas": available,
+        "unavailableReplicas": max(0, wanted - available),
+        "terminatingReplicas": total("terminatingReplicas"),
+        "collisionCount": have.get("collisionCount") or 0,
+    }
+    conditions = _said(
+        have.get("conditions") or [],
+        "Available",
+        "True" if enough else "False",
+        "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable",
+        f"Deployment {'has' if enough else 'does not have'} minimum availability.",
+        now,
+    )
+    kept = {name: value for name, value in numbers.items() if value or name == "observedGeneration"}
+    return {**kept, "conditions": conditions}
+
+
+def progressed(deployment: Object, status: Object, new: Object | None, now: datetime) -> Object:
+    """The status with the condition Progressing, as a rollout goes on."""
+    if not has_deadline(deployment):
+        return {**status, "conditions": [each for each in status["conditions"] if each.get("type") != "Progressing"]}
+    current = condition(deployment, "Progressing")
+    settled = current is not None and current.get("reason") == COMPLETE
+    if settled and status.get("replicas", 0) == status.get("updatedReplicas", 0):
+        return status
+    name = deployment["metadata"]["name"]
+    who = f'ReplicaSet "{new["metadata"]["name"]}"' if new is not None else f'Deployment "{name}"'
+    have = status["conditions"]
+    if is_complete(deployment, status):
+        words = f"{who} has successfully progressed."
+        conditions = _said(have, "Progressing", "True", COMPLETE, words, now)
+    elif _progresses(status_of(deployment), status):
+        # Each step of progress is a moment from which the deadline counts anew.
+        conditions = with_condition(
+            have, _condition("Progressing", "True", "ReplicaSetUpdated", f"{who} is progressing.", now), now
+        )
+    elif is_late(deployment, now):
+        words = f"{who} has timed out progressing."
+        conditions = _said(have, "Progressing", "False", TIMED_OUT, words, now)
+    else:
+        conditions = have
+    return {**status, "conditions": conditions}
+
+
+def with_progress(
+    deployment: Object, status: Object, reason: str, message: str, now: datetime, value: str = "True"
+) -> Object:
+    """The status with this condition Progressing."""
+    if not has_deadline(deployment):
+        return status
+    return {**status, "conditions": _said(status.get("conditions") or [], "Progressing", value, reason, message, now)}
+
+
+def is_complete(deployment: Object, status: Object) -> bool:
+    """All pods are of the present template and available."""
+    wanted = fences(deployment).replicas
+    return bool(
+        status.get("updatedReplicas", 0) == wanted
+        and status.get("replicas", 0) == wanted
+        and status.get("availableReplicas", 0) == wanted
+        and status.get("observedGeneration", 0) >= number(deployment["metadata"].get("generation"))
+    )
+
+
+def is_late(deployment: Object, now: datetime) -> bool:
+    """Its deadline is over without progress."""
+    current = condition(deployment, "Progressing")
+    if current is not None and current.get("reason") == TIMED_OUT:
+        return True
+    at = late_at(deployment)
+    return at is not None and at <= now
+
+
+def late_at(deployment: Object) -> datetime | None:
+    """When it is late, if nothing happens until then."""
+    current = condition(deployment, "Progressing")
+    if not has_deadline(deployment) or spec_of(deployment).get("paused"):
+        return None
+    if current is None or current.get("reason") in (COMPLETE, TIMED_OUT):
+        return None
+    since = moment(current.get("lastUpdateTime"))
+    seconds = number(spec_of(deployment).get("progressDeadlineSeconds"), 600)
+    return since + timedelta(seconds=seconds) if since is not None else None
+
+
+def _progresses(old: object, new: Object) -> bool:
+    before = old if isinstance(old, dict) else {}
+
+    def of(status: Object, field: str) -> int:
+        return number(status.get(field))
+
+    def stale(status: Object) -> int:
+        return of(status, "replicas") - of(status, "updatedReplicas")
+
+    return (
+        of(new, "updatedReplicas") > of(before, "updatedReplicas")
+        or stale(new) < stale(before)
+        or of(new, "readyReplicas") > of(before, "readyReplicas")
+        or of(new, "availableReplicas") > of(before, "availableReplicas")
+    )
+
+
+def _said(
+    conditions: Sequence[Object], kind: str, status: str, reason: str, message: str, now: datetime
+) -> list[Object]:
+    """The conditions with this one, which stays as it is while status and reason stay."""
+    for each in conditions:
+        if each.get("type") == kind and each.get("status") == status and each.get("reason") == reason:
+            return list(conditions)
+    return with_condition(conditions, _condition(kind, status, reason, message, now), now)
+
+
+def _condition(kind: str, status: str, reason: str, message: str, now: datetime) -> Object:
+    return {"type": kind, "status": status, "lastUpdateTime": stamp(now), "reason": reason, "message": message}

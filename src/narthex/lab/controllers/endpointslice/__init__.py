@@ -1,0 +1,1 @@
+"""The EndpointSlice controllers: `controller.py` first."""

@@ -1,0 +1,113 @@
+"""Which zones and nodes an endpoint is for: the proxy does not read the Service's wish, only these hints.
+
+`trafficDistribution` (KEP-4444, KEP-3015): each endpoint is for its own zone, or its own node. The annotation topology-mode
+Auto (KEP-2433): zones get endpoints by their share of the nodes' CPUs, so that none is overloaded by more than a fifth; where
+that cannot be had, nobody gets a hint. Kubernetes: `staging/src/k8s.io/endpointslice/{trafficdist,topologycache}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from narthex.lab.controllers.cluster_state import Present
+from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE, Group
+from narthex.lab.controllers.interfaces import Object
+from narthex.lab.controllers.objects import annotations_of, condition_holds, labels_of, spec_of, status_of
+
+_SAME_ZONE = ("PreferClose", "PreferSameZone")
+_SAME_NODE = "PreferSameNode"
+_MODE = "service.kubernetes.io/topology-mode"
+_OLD_MODE = "service.kubernetes.io/topology-aware-hints"
+_CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+_OVERLOAD = Fraction(1, 5)
+
+
+def hinted(service: Object, groups: Sequence[Group], present: Present) -> list[Group]:
+    """The endpoints with their hints; only ready ones have any."""
+    wish = spec_of(service).get("trafficDistribution")
+    if is_automatic(service):
+        # The annotation wins over the field.
+        ready = [each for _, some in groups for each in some if each["conditions"]["ready"]]
+        zones = _shared_out(ready, _cpu_shares(present))
+        return [(ports, [_for_zone(each, zones.get(_id(each), "")) for each in some]) for ports, some in groups]
+    if wish in (*_SAME_ZONE, _SAME_NODE):
+        return [(ports, [_own(each, nodes=wish == _SAME_NODE) for each in some]) for ports, some in groups]
+    return list(groups)
+
+
+def is_automatic(service: Object) -> bool:
+    """It asks for hints by the nodes' CPUs."""
+    annotations = annotations_of(service)
+    return annotations.get(_MODE, annotations.get(_OLD_MODE, "")) in ("Auto", "auto")
+
+
+def node_share(node: Object | None) -> object:
+    """What of a node decides about such hints."""
+    if node is None or any(label in labels_of(node) for label in _CONTROL_PLANE) or not condition_holds(node, "Ready"):
+        return None
+    return labels_of(node).get(ZONE) or "", _cpus(node)
+
+
+def _own(endpoint: Object, *, nodes: bool) -> Object:
+    if not endpoint["conditions"]["ready"]:
+        return endpoint
+    hints = {}
+    if endpoint.get("zone"):
+        hints["forZones"] = [{"name": endpoint["zone"]}]
+    if nodes and endpoint.get("nodeName"):
+        hints["forNodes"] = [{"name": endpoint["nodeName"]}]
+    return {**endpoint, "hints": hints} if hints else endpoint
+
+
+def _for_zone(endpoint: Object, zone: str) -> Object:
+    return {**endpoint, "hints": {"forZones": [{"name": zone}]}} if zone else endpoint
+
+
+def _id(endpoint: Object) -> str:
+    address: str = endpoint["addresses"][0]
+    return f"{address} {(endpoint.get('targetRef') or {}).get('name')}"
+
+
+def _cpus(node: Object) -> Fraction:
+    text = str((status_of(node).get("allocatable") or {}).get("cpu", ""))
+    milli = text.endswith("m")
+    number = text.removesuffix("m")
+    if not (number.isascii() and number.isdigit() and len(number) < 10):
+        return Fraction(0)
+    return Fraction(int(number), 1000 if milli else 1)
+
+
+def _cpu_shares(present: Present) -> dict[str, Fraction]:
+    """Each zone's part of all CPUs; empty when a node does not say its zone or CPUs, or there is one zone only."""
+    cpus: dict[str, Fraction] = {}
+    for node in present.all("Node").values():
+        share = node_share(node)
+        if not isinstance(share, tuple):
+            continue
+        zone, count = share
+        if not zone or not count:
+            return {}
+        cpus[zone] = cpus.get(zone, Fraction(0)) + count
+    total = sum(cpus.values(), Fraction(0))
+    return {zone: count / total for zone, count in sorted(cpus.items())} if len(cpus) > 1 else {}
+
+
+def _shared_out(ready: Sequence[Object], shares: Mapping[str, Fraction]) -> dict[str, str]:
+    """The zone of each endpoint; nothing when some zone would have none or an endpoint says no zone that there is."""
+    if not shares or len(ready) < len(shares) or any(each.get("zone") not in shares for each in ready):
+        return {}
+    wanted = {zone: share * len(ready) for zone, share in shares.items()}
+    least = {zone: math.ceil(want / (1 + _OVERLOAD)) for zone, want in wanted.items()}
+    by_zone: dict[str, list[str]] = {zone: [] for zone in shares}
+    for each in ready:
+        by_zone[each["zone"]].append(_id(each))
+    for zone, need in least.items():
+        while len(by_zone[zone]) < need:
+            # Who has most beyond its need gives; the sum of all needs is never more than there are.
+            giver = max(by_zone, key=lambda other: (len(by_zone[other]) - least[other], other))
+            if len(by_zone[giver]) <= least[giver]:
+                return {}
+            by_zone[zone].append(by_zone[giver].pop())
+    return {each: zone for zone, some in by_zone.items() for each in some}

@@ -1,0 +1,1 @@
+"""What the API server and the ServiceCIDR controller do for Services: `admission.py` first."""

@@ -1,0 +1,194 @@
+"""Which addresses and node ports are whose, read off the Services there are."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Collection, Container, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.controllers.interfaces import Key, Object, View
+from narthex.lab.controllers.objects import key_of, leaving, number, spec_of
+from narthex.lab.topology import SERVICE_CIDRS
+
+_TAKEN = "provided IP is already allocated"
+_PORT_TAKEN = "provided port is already allocated"
+_PROTOCOLS = ("TCP", "UDP", "SCTP")
+
+_Claim = int | tuple[str, int]
+"""An address as a number, or a protocol and a port."""
+
+
+class Allocated:
+    """Follows a view. What a Service lets go is free at once."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._holders: dict[_Claim, Key] = {}
+        self._claims: dict[Key, tuple[_Claim, ...]] = {}
+        self._ranges: dict[str, list[tuple[str, Range]]] = {}
+
+    def follow(self, view: View) -> None:
+        """Take in what has been written since."""
+        if view.version == self._version:
+            return
+        try:
+            changes = list(view.changes_since(self._version)) if self._version >= 0 else None
+        except ApiFault:
+            changes = None
+        if changes is None:
+            self._holders.clear()
+            self._claims.clear()
+            for service in view.list("Service"):
+                self._put(key_of(service), service)
+        for change in changes or ():
+            if change.kind == "Service":
+                self._put(Key(*change.key), change.after)
+        if changes is None or any(change.kind == "ServiceCIDR" for change in changes):
+            self._ranges = _ranges(view.list("ServiceCIDR"))
+        self._version = view.version
+
+    def _put(self, key: Key, service: Object | None) -> None:
+        for claim in self._claims.pop(key, ()):
+            if self._holders.get(claim) == key:
+                del self._holders[claim]
+        if service is not None:
+            claims = tuple(_claims(service))
+            self._claims[key] = claims
+            self._holders.update(dict.fromkeys(claims, key))
+
+    def families(self) -> tuple[str, ...]:
+        """Those that the cluster has addresses of, its first one first."""
+        return tuple(self._ranges)
+
+    def why_not_address(self, text: str, key: Key) -> str:
+        """Why a Service cannot have the address that it asks for; empty when it can."""
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return f"{text!r} is not an IP address"
+        ranges = self._ranges.get(f"IPv{address.version}", [])
+        if not any(int(address) in each for _, each in ranges):
+            valid = ", ".join(cidr for cidr, _ in ranges)
+            return f"the provided IP ({text}) is not in the valid range. The range of valid IPs is {valid}"
+        return _TAKEN if self._holders.get(int(address), key) != key else ""
+
+    def draw_address(self, key: Key, family: str) -> str | None:
+        """A free address that follows from the Service's name; None when all are taken."""
+        for _, each in self._ranges.get(family, ()):
+            drawn = each.draw(f"{key} {family}", self._holders)
+            if drawn is not None:
+                address = ipaddress.IPv4Address(drawn) if family == "IPv4" else ipaddress.IPv6Address(drawn)
+                return str(address)
+        return None
+
+    def why_not_port(self, protocol: str, port: int, key: Key) -> str:
+        """Why a Service cannot have the node port that it asks for; empty when it can."""
+        if port not in NODE_PORTS:
+            last = NODE_PORTS.stop - 1
+            return f"provided port is not in the valid range. The range of valid ports is {NODE_PORTS.start}-{last}"
+        return _PORT_TAKEN if self._holders.get((protocol, port), key) != key else ""
+
+    def draw_port(self, seed: str, wanted: Mapping[int, Collection[str]]) -> int | None:
+        """A node port that nobody has for any protocol, and that is not among `wanted`."""
+        return _PORTS.draw(seed, _Used(self._holders, wanted))
+
+
+class _Used:
+    """Ports that are somebody's, whatever the protocol."""
+
+    def __init__(self, holders: Mapping[_Claim, Key], wanted: Mapping[int, Collection[str]]) -> None:
+        self._holders = holders
+        self._wanted = wanted
+
+    def __contains__(self, port: object) -> bool:
+        return port in self._wanted or any((protocol, port) in self._holders for protocol in _PROTOCOLS)
+
+
+def address_numbers(service: Object) -> Iterator[int]:
+    """The cluster IPs of a Service as numbers."""
+    spec = spec_of(service)
+    for address in spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else []):
+        if address != "None":
+            try:
+                yield int(ipaddress.ip_address(address))
+            except ValueError:
+                continue
+
+
+def _claims(service: Object) -> Iterator[_Claim]:
+    spec = spec_of(service)
+    if spec.get("type") == "ExternalName":
+        return
+    yield from address_numbers(service)
+    for port in spec.get("ports") or ():
+        if number(port.get("nodePort")):
+            yield port.get("protocol") or "TCP", port["nodePort"]
+    if number(spec.get("healthCheckNodePort")):
+        yield "TCP", spec["healthCheckNodePort"]
+
+
+def _ranges(objects: list[Object]) -> dict[str, list[tuple[str, Range]]]:
+    """Of each family, the cluster's own range first. A ServiceCIDR that goes gives nothing any more (KEP-1880)."""
+    living = sorted(
+        (each for each in objects if not leaving(each)),
+        key=lambda each: (each["metadata"]["name"] != "kubernetes", each["metadata"]["name"]),
+    )
+    cidrs = [cidr for each in living for cidr in spec_of(each).get("cidrs") or ()]
+    found: dict[str, list[tuple[str, Range]]] = {}
+    for cidr in cidrs if objects else SERVICE_CIDRS:
+        try:
+            each = address_range(cidr)
+        except ValueError:
+            continue
+        found.setdefault("IPv6" if ":" in cidr else "IPv4", []).append((cidr, each))
+    return found
+
+
+NODE_PORTS = range(30000, 32768)
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Whole numbers, the first of which are the static band."""
+
+    first: int
+    count: int
+    static: int
+
+    def draw(self, seed: str, taken: Container[Any]) -> int | None:
+        """A free number that follows from `seed`; None when all are taken."""
+        start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
+        for base, count in ((self.static, self.count - self.static), (0, self.static)):
+            for step in range(count):
+                number = self.first + base + (start + step) % count
+                if number not in taken:
+                    return number
+        return None
+
+    def __contains__(self, number: int) -> bool:
+        return self.first <= number < self.first + self.count
+
+
+def address_range(cidr: str) -> Range:
+    """The addresses of a network that Services may have: not its first, and not the last of an IPv4 one."""
+    network = ipaddress.ip_network(cidr)
+    count = min(network.num_addresses, 1 << 64) - (2 if network.version == 4 else 1)
+    return Range(int(network.network_address) + 1, max(0, count), _static(count, smallest=16, largest=256, share=16))
+
+
+def port_range() -> Range:
+    """Node ports, with upstream's band."""
+    static = _static(len(NODE_PORTS), smallest=16, largest=128, share=32)
+    return Range(NODE_PORTS.start, len(NODE_PORTS), static)
+
+
+def _static(count: int, *, smallest: int, largest: int, share: int) -> int:
+    if count < smallest:
+        return 0
+    return max(smallest, min(largest, count // share))
+
+
+_PORTS = port_range()

@@ -1,0 +1,71 @@
+"""Whether a pod that goes away is still sent anything: the nodes' proxies say what they have written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from narthex.lab.program.shared_registry import Ledger
+from narthex.model.names import NamespacedName
+
+_SETTLED_SECONDS = 0.3
+"""So long after the slices have changed the nodes have at least begun to take it in."""
+_FRESH_SECONDS = 0.05
+
+
+class Releases:
+    """Asks the nodes, for many pods at once. Safe from any thread."""
+
+    def __init__(self, ledger: Ledger, synced: Callable[[float], bool]) -> None:
+        """`synced(moment)`: all proxies have seen a change after it, and written all that they have seen."""
+        self._ledger = ledger
+        self._synced = synced
+        self._lock = threading.Lock()
+        self._taken_out: dict[NamespacedName, tuple[float, float]] = {}
+        """By pod: when its end was wished, and since when no slice has it as ready."""
+        self._answers: dict[float, tuple[float, bool]] = {}
+
+    def __call__(self, key: NamespacedName, since: float) -> bool:
+        """Whether nobody is sent to the pod any more whose end was wished then (seconds since 1970)."""
+        now = time.time()
+        listed, ready = self._slices(key)
+        if not listed:
+            return True
+        with self._lock:
+            wished, out = self._taken_out.get(key, (0.0, 0.0))
+            if ready or wished != since:
+                self._taken_out[key] = (since, now)
+                return False
+            if now - out < _SETTLED_SECONDS:
+                return False
+            if not self._ask(since, now):
+                return False
+            del self._taken_out[key]
+        return True
+
+    def _ask(self, since: float, now: float) -> bool:
+        asked, answer = self._answers.get(since, (0.0, False))
+        if now - asked > _FRESH_SECONDS and not answer:
+            answer = self._synced(since)
+            self._answers = {moment: each for moment, each in self._answers.items() if now - each[0] < 60.0}
+            self._answers[since] = (now, answer)
+        return answer
+
+    def _slices(self, key: NamespacedName) -> tuple[bool, bool]:
+        """Whether a Service with an address has the pod among its endpoints, and as a ready one."""
+        listed = ready = False
+        with self._ledger.held() as registry:
+            for each in registry.list("EndpointSlice", key.namespace):
+                if "service.kubernetes.io/headless" in (each["metadata"].get("labels") or {}):
+                    continue
+                for endpoint in each.get("endpoints") or ():
+                    if _target(endpoint) == key.name:
+                        listed = True
+                        ready = ready or (endpoint.get("conditions") or {}).get("ready") is not False
+        return listed, ready
+
+
+def _target(endpoint: dict[str, Any]) -> str:
+    return str((endpoint.get("targetRef") or {}).get("name") or "")

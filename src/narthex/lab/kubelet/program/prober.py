@@ -1,0 +1,184 @@
+"""Probes, run against a pod from its node's network as a kubelet does.
+
+What a result comes to is judged elsewhere (`lab/kubelet/probes.py`). The messages are upstream's
+(`pkg/probe/http`, `pkg/probe/tcp`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from narthex.lab.containers.container import Containers, StartError
+from narthex.lab.containers.program import Entry
+from narthex.lab.kubelet.probes import (
+    Action,
+    Exec,
+    HttpGet,
+    Probe,
+    TcpSocket,
+    http_ok,
+)
+from narthex.linux import namespaces as netns
+from narthex.model.net import join_port
+
+_AT_ONCE = 8
+_MOST_BYTES = 10 * 1024
+"""So much is read of an answer (`maxRespBodyLength`)."""
+
+
+class Result(NamedTuple):
+    """What a probe has found."""
+
+    ok: bool
+    why: str = ""
+    """Why not."""
+
+
+class Place(NamedTuple):
+    """Against what a probe runs."""
+
+    namespace: str
+    """The node's network namespace."""
+    address: str
+    """The pod's first address."""
+    process: int
+    """Number of the container's program; 0: the echo server stands for it."""
+    environment: dict[str, str]
+
+
+class Prober:
+    """Runs probes, a few at once."""
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "probe")
+
+    def run(self, probe: Probe, place: Place, told: Callable[[Result], None]) -> None:
+        """Run a probe; `told` is called with its result by another thread."""
+        self._pool.submit(lambda: told(self._run(probe.action, place, float(probe.timeout))))
+
+    def _run(self, action: Action, place: Place, timeout: float) -> Result:
+        try:
+            if isinstance(action, HttpGet):
+                return _get(action, place, timeout)
+            if isinstance(action, TcpSocket):
+                return _connect(action, place, timeout)
+            if isinstance(action, Exec):
+                return self._execute(action, place, timeout)
+            return Result(False, action.why)
+        except Exception as error:
+            # Whatever a stranger's server says, it is a probe that failed.
+            return Result(False, f"{type(error).__name__}: {error}")
+
+    def _execute(self, action: Exec, place: Place, timeout: float) -> Result:
+        if not place.process:
+            # The echo server has none of the image's programs, and is well when it answers.
+            return Result(True)
+        reader, writer = os.pipe()
+        try:
+            with Path(os.devnull).open("rb") as null:
+                entry = Entry(beside=place.process, argv=action.command, environment=place.environment)
+                program = self._containers.enter(entry, (null.fileno(), writer, writer))
+        except StartError as error:
+            os.close(reader)
+            return Result(False, str(error))
+        finally:
+            os.close(writer)
+        try:
+            status = program.wait(timeout)
+            if status is None:
+                program.signal(9)
+                return Result(False, f"command timed out: {' '.join(action.command)!r} timed out after {timeout:g}s")
+            ready, _, _ = select.select([reader], [], [], 0)
+            said = os.read(reader, _MOST_BYTES).decode(errors="replace") if ready else ""
+            return Result(status == 0, said)
+        finally:
+            os.close(reader)
+
+
+def _connect(action: TcpSocket, place: Place, timeout: float) -> Result:
+    host = action.host or place.address
+    try:
+        _dial(place.namespace, host, action.port, timeout).close()
+    except OSError as error:
+        return Result(False, _dial_failed(host, action.port, error))
+    return Result(True)
+
+
+def _get(action: HttpGet, place: Place, timeout: float) -> Result:
+    host = action.host or place.address
+    url = f"{action.scheme}://{join_port(host, action.port)}{action.path}"
+    deadline = time.monotonic() + timeout
+    try:
+        sock = _dial(place.namespace, host, action.port, timeout)
+    except OSError as error:
+        return Result(False, f'Get "{url}": {_dial_failed(host, action.port, error)}')
+    try:
+        with _secured(sock, action) as stream:
+            stream.settimeout(max(0.001, deadline - time.monotonic()))
+            stream.sendall(_request(action, join_port(host, action.port)))
+            head = b""
+            while b"\r\n" not in head and len(head) < _MOST_BYTES:
+                part = stream.recv(_MOST_BYTES)
+                if not part:
+                    break
+                head += part
+    except TimeoutError:
+        why = f'Get "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+        return Result(False, why)
+    except OSError as error:
+        return Result(False, f'Get "{url}": {error.strerror or error}')
+    words = head.split(None, 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+        return Result(False, f'Get "{url}": net/http: HTTP/1.x transport connection broken: malformed HTTP response')
+    status = int(words[1])
+    return Result(True) if http_ok(status) else Result(False, f"HTTP probe failed with statuscode: {status}")
+
+
+def _request(action: HttpGet, authority: str) -> bytes:
+    headers = {"host": authority, "user-agent": "kube-probe/1.34", "accept": "*/*", "connection": "close"}
+    headers |= {name.lower(): value for name, value in action.headers}
+    lines = "".join(f"{_plain(name)}: {_plain(value)}\r\n" for name, value in headers.items())
+    return f"GET {_plain(action.path).replace(' ', '%20')} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+def _plain(text: str) -> str:
+    """Without what would begin another line."""
+    return text.replace("\r", "").replace("\n", "")
+
+
+def _secured(sock: socket.socket, action: HttpGet) -> socket.socket:
+    if action.scheme != "https":
+        return sock
+    # A kubelet looks at no certificate.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(sock)
+
+
+def _dial(namespace: str, host: str, port: int, timeout: float) -> socket.socket:
+    with netns.entered(namespace):
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _dial_failed(host: str, port: int, error: OSError) -> str:
+    where = f"dial tcp {join_port(host, port)}"
+    if isinstance(error, TimeoutError):
+        return f"{where}: i/o timeout"
+    return f"{where}: connect: {(error.strerror or str(error)).lower()}"

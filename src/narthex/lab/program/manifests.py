@@ -1,0 +1,322 @@
+"""The user's manifests, applied to the API as `kubectl apply --server-side` does, and followed.
+
+What a file no longer holds is deleted. What is refused is told with file and line, and tried again at each turn; the rest
+goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from narthex.kube.manifests import ManifestSource
+from narthex.lab.api.api import Api
+from narthex.lab.api.kinds import Kind
+from narthex.lab.api.requests import Request, Whole
+from narthex.lab.cluster import namespace
+from narthex.lab.kubelet.program.containers import ECHO
+from narthex.lab.program.shared_registry import Ledger
+from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
+from narthex.model.names import NamespacedName
+from narthex.model.objects import AnyObject, Object
+from narthex.model.problem import Problem
+from narthex.model.store import Delete, Synced, Upsert
+
+MANAGER = "manifests"
+"""The field manager that the user's files are."""
+
+_FIRST = ("Namespace", "CustomResourceDefinition", "ConfigMap", "Secret")
+"""What others need comes before them."""
+_SERVERS = (
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+)
+"""Metadata that only a server writes; files that came out of a cluster have them."""
+
+
+class Written(Object, frozen=True, kw_only=True):
+    """An object of any kind, as a file has it."""
+
+    kind: str
+    api_version: str
+    raw: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return f"{self.kind} {self.key}"
+
+
+def written(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None) -> Decoded:
+    """One document of a file. What Narthex knows well is looked at here already, since the API knows no lines."""
+    if not isinstance(raw, dict):
+        return _refused(origin, "", "is no Kubernetes object: apiVersion, kind, metadata, ...")
+    kind, version, meta = raw.get("kind"), raw.get("apiVersion"), raw.get("metadata")
+    if not isinstance(kind, str) or not isinstance(version, str) or not kind or not version:
+        return _refused(origin, "", "apiVersion and kind are required: a Kubernetes object has them, and metadata")
+    name = meta.get("name") if isinstance(meta, dict) else None
+    if not isinstance(name, str) or not name or not isinstance(meta, dict):
+        return _refused(origin, kind, "metadata.name is required")
+    if kind in KINDS and kind not in ("Pod", "Deployment"):
+        read = decode(raw, origin, locate)
+        if any(problem.severity == "error" for problem in read.problems):
+            return Decoded(None, read.problems, read.identity)
+    home = meta.get("namespace")
+    made = Written(
+        name=name,
+        namespace=home if isinstance(home, str) else "",
+        origin=origin,
+        kind=kind,
+        api_version=version,
+        raw=raw,
+    )
+    return Decoded(cast(AnyObject, made), (), (kind, made.key))
+
+
+def _refused(origin: str, label: str, message: str) -> Decoded:
+    return Decoded(None, (Problem(origin=origin, object=label, message=message),))
+
+
+class Applying:
+    """Keeps the API as the files are. Used by one thread."""
+
+    def __init__(
+        self, source: Path, ledger: Ledger, api: Api, nodes: tuple[str, ...], kept: Path | None = None
+    ) -> None:
+        """`nodes`: names of the lab's. `kept`: the file that remembers what was applied."""
+        self._kept = kept
+        self._source = ManifestSource(source, written)
+        self._ledger = ledger
+        self._api = api
+        self._nodes = nodes
+        self._wanted: dict[Identity, Written] = {}
+        self._found = False
+        """The files were there once."""
+        self._pending: set[Identity] = set()
+        self._applied: dict[Identity, Written] = _remembered(kept)
+        self._lost = set(self._applied)
+        """Applied by an earlier lab, and not seen among the files yet."""
+        self._faults: dict[Identity, Problem] = {}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """All that is wrong with the files now."""
+        return (
+            *self._source.problems,
+            *(fault for _, fault in sorted(self._faults.items(), key=lambda each: each[1].origin)),
+        )
+
+    @property
+    def pending(self) -> bool:
+        """Something could not be done yet and is worth another try."""
+        return bool(self._pending)
+
+    def wanted(self, kind: str, key: NamespacedName) -> Written | None:
+        """What the files say of an object."""
+        return self._wanted.get((kind, key)) or self._wanted.get((kind, NamespacedName("", key.name)))
+
+    def turn(self) -> None:
+        """Take in what the files hold now."""
+        gone: list[Identity] = []
+        events = self._source.scan()
+        self._found = self._found or any(isinstance(event, Synced) for event in events)
+        for event in events:
+            if isinstance(event, Upsert):
+                item = cast(Written, event.object)
+                identity = (item.kind, item.key)
+                self._wanted[identity] = item
+                self._pending.add(identity)
+            elif isinstance(event, Delete):
+                gone.append((event.kind, event.key))
+        if self._lost and self._found and not self._source.problems:
+            gone += [identity for identity in self._lost if identity not in self._wanted]
+            self._lost.clear()
+        for identity in gone:
+            self._wanted.pop(identity, None)
+            self._pending.discard(identity)
+            self._faults.pop(identity, None)
+            applied = self._applied.pop(identity, None)
+            if applied is not None:
+                self._delete(applied)
+        changed = bool(gone or self._pending)
+        for identity in sorted(self._pending, key=self._rank):
+            if self._apply(identity, self._wanted[identity]):
+                self._pending.discard(identity)
+        if changed and self._kept is not None:
+            self._remember(self._kept)
+
+    def _remember(self, path: Path) -> None:
+        draft = path.with_name(f".{path.name}")
+        draft.write_bytes(msgspec.json.encode(list(self._applied.values())))
+        draft.rename(path)
+
+    def _rank(self, identity: Identity) -> tuple[int, str, Identity]:
+        order = _FIRST.index(identity[0]) if identity[0] in _FIRST else len(_FIRST)
+        return order, self._wanted[identity].origin.rpartition(":")[0], identity
+
+    def _apply(self, identity: Identity, item: Written) -> bool:
+        """Whether it is over, done or not."""
+        kind = self._kind(item)
+        if kind is None:
+            self._fault(identity, item, f"this lab knows no {item.kind} of {item.api_version}")
+            return False
+        if item.kind == "Node" and item.name not in self._nodes:
+            first, last = self._nodes[0], self._nodes[-1]
+            words = f"is not one of this lab's nodes ({first} to {last}), so it is left out"
+            self._fault(identity, item, words, severity="warning")
+            return True
+        if item.kind in ("EndpointSlice", "Endpoints") and self._has_selector(item):
+            # Its slices are made by the cluster; files that came out of another one have those of that one.
+            self._faults.pop(identity, None)
+            return True
+        self._have_namespace(kind, item)
+        path, body = self._path(kind, item), self._body(identity, item)
+        answer = self._send("PATCH", path, body)
+        if answer.status >= 300:
+            return self._cannot(identity, item, kind, answer)
+        for part in _statuses(item):
+            self._send("PATCH", f"{self._path(kind, item)}/status", part)
+        self._applied[identity] = item
+        self._faults.pop(identity, None)
+        return True
+
+    def _cannot(self, identity: Identity, item: Written, kind: Kind, answer: Whole) -> bool:
+        if item.kind == "Pod" and identity in self._applied and answer.status == 422:
+            # Most of a pod cannot be changed: there is to be another one of this name, when this one has gone.
+            self._send("DELETE", self._path(kind, item), {})
+            return False
+        said = msgspec.json.decode(answer.body)
+        message = str(said.get("message") or f"is refused ({answer.status})")
+        self._fault(identity, item, message)
+        # What cannot be understood is not understood better later; the file has to change.
+        return answer.status in (400, 422)
+
+    def _fault(self, identity: Identity, item: Written, message: str, severity: str = "error") -> None:
+        self._faults[identity] = Problem(
+            origin=item.origin,
+            object=item.title,
+            message=message,
+            severity="warning" if severity == "warning" else "error",
+        )
+
+    def _delete(self, item: Written) -> None:
+        kind = self._kind(item)
+        if kind is not None:
+            self._send("DELETE", self._path(kind, item), {})
+
+    def _kind(self, item: Written) -> Kind | None:
+        group, _, version = item.api_version.rpartition("/")
+        with self._ledger.held() as registry:
+            kinds = tuple(registry.kinds.values())
+        return next(
+            (each for each in kinds if (each.kind, each.group) == (item.kind, group) and version in each.versions), None
+        )
+
+    def _path(self, kind: Kind, item: Written) -> str:
+        root = f"/apis/{item.api_version}" if kind.group else f"/api/{item.api_version}"
+        home = f"/namespaces/{item.namespace or 'default'}" if kind.namespaced else ""
+        return f"{root}{home}/{kind.plural}/{item.name}"
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Whole:
+        query = {"fieldManager": MANAGER, "force": "true"} if method == "PATCH" else {}
+        request = Request(
+            method,
+            path,
+            query,
+            {"content-type": "application/apply-patch+yaml" if method == "PATCH" else "application/json"},
+            msgspec.json.encode(body) if body else b"",
+            tuple(query.items()),
+        )
+        with self._ledger.held():
+            answer = self._api.answer(request)
+        if not isinstance(answer, Whole):
+            raise TypeError(f"{method} {path} was answered by a stream")
+        return answer
+
+    def _body(self, identity: Identity, item: Written) -> dict[str, Any]:
+        """What is applied: the file's object without what only servers write."""
+        meta = {name: value for name, value in item.raw["metadata"].items() if name not in _SERVERS}
+        made = {**item.raw, "metadata": meta}
+        made.pop("status", None)
+        if item.kind == "Node":
+            spec = made.get("spec") or {}
+            made["spec"] = {name: spec[name] for name in ("taints", "unschedulable") if name in spec}
+        if item.kind == "Pod":
+            made["spec"] = _with_images(made.get("spec"))
+        elif isinstance(template := (made.get("spec") or {}).get("template"), dict):
+            made["spec"] = {**made["spec"], "template": {**template, "spec": _with_images(template.get("spec"))}}
+        replicas = self._scaled(identity, item)
+        if replicas is not None:
+            made["spec"] = {**made["spec"], "replicas": replicas}
+        return made
+
+    def _scaled(self, identity: Identity, item: Written) -> int | None:
+        """The number of replicas that somebody else has asked for, as long as the file does not ask for another one
+        itself."""
+        before = self._applied.get(identity)
+        if before is None or _replicas(before.raw) is None or _replicas(before.raw) != _replicas(item.raw):
+            return None
+        with self._ledger.held() as registry:
+            held = registry.get(item.kind, item.namespace or "default", item.name)
+        return None if held is None else _replicas(held)
+
+    def _has_selector(self, item: Written) -> bool:
+        labels = item.raw["metadata"].get("labels") or {}
+        name = labels.get("kubernetes.io/service-name") if item.kind == "EndpointSlice" else item.name
+        home = item.namespace or "default"
+        wanted = self.wanted("Service", NamespacedName(home, str(name)))
+        with self._ledger.held() as registry:
+            held = wanted.raw if wanted is not None else registry.get("Service", home, str(name))
+        return bool(held and (held.get("spec") or {}).get("selector"))
+
+    def _have_namespace(self, kind: Kind, item: Written) -> None:
+        """Namespaces come with the first thing that is in them, so that a file can be tried alone."""
+        home = item.namespace
+        if kind.namespaced and home:
+            with self._ledger.held() as registry:
+                if registry.get("Namespace", "", home) is None:
+                    registry.create("Namespace", namespace(home))
+
+
+def _with_images(spec: Any) -> Any:
+    """A pod's spec in which each container has an image: a lab's file need not name one for the echo server."""
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(containers, list):
+        return spec
+    named = [{"image": ECHO, **each} if isinstance(each, dict) else each for each in containers]
+    return {**spec, "containers": named}
+
+
+def _remembered(path: Path | None) -> dict[Identity, Written]:
+    if path is None or not path.exists():
+        return {}
+    found = msgspec.json.decode(path.read_bytes(), type=list[Written])
+    return {(each.kind, each.key): each for each in found}
+
+
+def _replicas(raw: Mapping[str, Any]) -> int | None:
+    found = (raw.get("spec") or {}).get("replicas")
+    return found if isinstance(found, int) else None
+
+
+def _statuses(item: Written) -> Iterator[dict[str, Any]]:
+    """What a file says of a load balancer's address is kept: no controller of the lab gave it."""
+    balancer = (item.raw.get("status") or {}).get("loadBalancer") if isinstance(item.raw.get("status"), dict) else None
+    if item.kind == "Service" and balancer:
+        meta = {"name": item.name, "namespace": item.namespace or "default"}
+        yield {
+            "apiVersion": item.api_version,
+            "kind": item.kind,
+            "metadata": meta,
+            "status": {"loadBalancer": balancer},
+        }

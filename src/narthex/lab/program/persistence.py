@@ -1,0 +1,61 @@
+"""A lab that is kept: what its API held, and which manifests were applied, for the next lab of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.store import Store
+from narthex.lab.kubelet.node_status import LEASES
+from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.state import LabError, StateDirectory
+from narthex.lab.server.keeping import Keeper, Unreadable
+
+
+class Keeping:
+    """The files of one lab."""
+
+    def __init__(self, directory: StateDirectory) -> None:
+        """Raises LabError when they cannot be read."""
+        self._forget = f"`narthex lab down --forget --name {directory.name}` begins anew"
+        self.applied: Path = directory.applied
+        try:
+            self._keeper = Keeper(directory.objects)
+        except (Unreadable, OSError) as error:
+            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._forget}") from error
+
+    def load(self, store: Store) -> None:
+        """Put what was kept into an empty store. Raises LabError."""
+        try:
+            self._keeper.load(store)
+        except Unreadable as error:
+            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._forget}") from error
+
+    def begin_again(self, registry: Registry, nodes: Collection[str]) -> None:
+        """Nothing of it runs any more: nodes that this lab does not have are gone, pods that were going are gone, and the
+        others are to be started once more."""
+        for kind, namespace in (("Node", ""), ("Lease", LEASES)):
+            for each in registry.list(kind, namespace):
+                if each["metadata"]["name"] not in nodes:
+                    registry.delete(kind, namespace, each["metadata"]["name"])
+        for pod in registry.list("Pod"):
+            meta, status = pod["metadata"], pod.get("status") or {}
+            if status.get("phase") in ("Succeeded", "Failed") and pod["spec"].get("nodeName") in nodes:
+                continue
+            if meta.get("deletionTimestamp") or pod["spec"].get("nodeName") not in (None, "", *nodes):
+                registry.delete("Pod", meta["namespace"], meta["name"], grace=0)
+                continue
+            scheduled = [each for each in status.get("conditions") or () if each["type"] == "PodScheduled"]
+            begun = {"phase": "Pending", "conditions": scheduled, "qosClass": status.get("qosClass", "BestEffort")}
+            registry.update("Pod", {**pod, "status": begun}, subresource="status")
+
+    def follow(self, ledger: Ledger) -> None:
+        """Keep what is changed from now on."""
+        with ledger.held() as registry:
+            self._keeper.follow(registry, ledger.lock)
+        ledger.listen(self._keeper.wake)
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._keeper.close()

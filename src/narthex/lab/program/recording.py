@@ -1,0 +1,116 @@
+"""Writes a lab's history into a file while it happens. Whoever calls holds the lock of the objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from narthex.lab.api.store import Store
+from narthex.lab.controllers.service.admission import admission
+from narthex.lab.faults import Fault
+from narthex.lab.history import BadHistory, Broke, Entry, Mended, Turned, begun, changed, line, read
+from narthex.lab.program.state import LabError
+from narthex.lab.replay import Differs, Replay
+
+
+class Recorder:
+    """One history."""
+
+    def __init__(self, path: Path, lab: str, store: Store, now: datetime) -> None:
+        """Begins the file, which must not be there yet. Raises OSError."""
+        # Objects may hold what is nobody else's business.
+        path.touch(mode=0o600, exist_ok=False)
+        self.path = path
+        self._file = path.open("ab")
+        self._store = store
+        self._version = store.version
+        for entry in begun(lab, store, now):
+            self._write(entry)
+        self._file.flush()
+
+    def turned(self, moment: datetime, after: int, now: datetime) -> None:
+        """The controllers had their turn with the objects of version `after`, and were told `moment`."""
+        self.catch_up(now)
+        self._write(Turned(turn=moment, after=after, upto=self._version))
+        self._file.flush()
+
+    def broke(self, fault: Fault, now: datetime) -> None:
+        """A fault began."""
+        self.catch_up(now)
+        self._write(Broke(fault=fault, at=now))
+        self._file.flush()
+
+    def mended(self, number: int, now: datetime) -> None:
+        """A fault ended."""
+        self.catch_up(now)
+        self._write(Mended(ended=number, at=now))
+        self._file.flush()
+
+    def catch_up(self, now: datetime) -> None:
+        """Write what has changed since the last time."""
+        for change in self._store.changes(self._version):
+            self._write(changed(change, now))
+        self._version = self._store.version
+
+    def close(self, now: datetime) -> None:
+        """End the file."""
+        self.catch_up(now)
+        self._file.close()
+
+    def _write(self, entry: Entry) -> None:
+        self._file.write(line(entry))
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """A history that was gone through."""
+
+    lab: str
+    begin: datetime
+    end: datetime
+    written: int
+    """Changes that people and nodes had made."""
+    decided: int
+    """Changes that the controllers decided again, each as then."""
+    turns: int
+    objects: list[dict[str, Any]]
+    """At the end, by kind, namespace and name."""
+
+
+def replay(
+    path: Path, speed: float | None = None, seen: Callable[[datetime, Replay], object] | None = None
+) -> Replayed:
+    """Go through the history in a file. `speed`: 2 takes half the time that it took then; None waits for nothing. `seen` is
+    told after each step. Raises LabError when it is no history, and when the controllers decide otherwise."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        with file:
+            again = Replay(read(file), admission())
+            last = begin = again.begin.at
+            started = time.monotonic()
+            while (moment := again.step()) is not None:
+                last = max(last, moment)
+                if speed is not None:
+                    time.sleep(max(0.0, (last - begin).total_seconds() / speed - (time.monotonic() - started)))
+                if seen is not None:
+                    seen(last, again)
+    except BadHistory as error:
+        raise LabError(f"{path} is no history of a lab: {error}") from None
+    except Differs as error:
+        raise LabError(f"{path}: the controllers of this version decide otherwise: {error}") from None
+    return Replayed(
+        lab=again.begin.lab,
+        begin=begin,
+        end=last,
+        written=again.written,
+        decided=again.decided,
+        turns=again.turns,
+        objects=again.objects(),
+    )

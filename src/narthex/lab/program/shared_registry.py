@@ -1,0 +1,151 @@
+"""The cluster's objects, the one lock around them, and those who want to know when they have changed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.registry import Registry
+from narthex.model.decode.objects import KINDS, decode
+from narthex.model.names import NamespacedName
+from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
+
+_RULES = {
+    "Service": ("spec", "ingress"),
+    "EndpointSlice": ("endpoints", "ports", "addressType"),
+    "ServiceCIDR": ("spec",),
+}
+"""What of which objects the nodes make rules of."""
+_HEADLESS = "service.kubernetes.io/headless"
+
+
+class Ledger:
+    """A Registry for several threads."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.lock = threading.RLock()
+        self._registry = registry
+        self._listeners: list[Callable[[], None]] = []
+        self._looked_at = registry.version
+        self._told_at = time.time()
+        self.rules_at = 0.0
+        """No later than when something last changed that the nodes make rules of, in seconds since 1970; 0.0: never."""
+
+    def listen(self, ring: Callable[[], None]) -> None:
+        """Call this whenever something has changed. It must be quick, and safe in any thread; it may be called while the
+        lock is held."""
+        self._listeners.append(ring)
+
+    @contextmanager
+    def held(self) -> Iterator[Registry]:
+        """The registry, for as long as the lock is held; who listens is told afterwards, if something has changed."""
+        with self.lock:
+            before = self._registry.version
+            try:
+                yield self._registry
+            finally:
+                changed = self._registry.version != before
+                if changed:
+                    self._look()
+        if changed:
+            self._ring()
+
+    def tell(self) -> None:
+        """Something has changed, by somebody who has held the lock without `held`."""
+        with self.lock:
+            self._look()
+        self._ring()
+
+    def _ring(self) -> None:
+        for ring in self._listeners:
+            ring()
+
+    def _look(self) -> None:
+        """See whether the nodes are to be concerned. What has changed has done so since the last look."""
+        now = time.time()
+        try:
+            concerned = any(map(_makes_rules, self._registry.changes_since(self._looked_at)))
+        except ApiFault:
+            concerned = True
+        if concerned:
+            self.rules_at = self._told_at
+        self._looked_at, self._told_at = self._registry.version, now
+
+
+def _makes_rules(change: Any) -> bool:
+    fields = _RULES.get(change.kind)
+    if fields is None:
+        return False
+    before, after = change.before or {}, change.after or {}
+    either = after or before
+    if change.kind == "EndpointSlice" and _HEADLESS in (either["metadata"].get("labels") or {}):
+        return False
+    return any(_part(before, field) != _part(after, field) for field in fields)
+
+
+def _part(obj: dict[str, Any], field: str) -> Any:
+    if field == "ingress":
+        return ((obj.get("status") or {}).get("loadBalancer") or {}).get("ingress") or None
+    return obj.get(field)
+
+
+_OF_GROUPS = {"IPAddressPool.metallb.io": "IPAddressPool", "L2Advertisement.metallb.io": "L2Advertisement"}
+"""Custom kinds, as the registry calls them."""
+_REGISTERED = {**{kind: kind for kind in KINDS if kind not in _OF_GROUPS.values()}, **_OF_GROUPS}
+
+
+class _Registry(Protocol):
+    @property
+    def version(self) -> int: ...
+
+    def list(self, kind: str, namespace: str = "") -> list[dict[str, Any]]: ...
+
+    def changes_since(self, version: int) -> Any: ...
+
+
+class Mirror:
+    """Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._store = Store()
+        self._version = -1
+
+    def follow(self, registry: _Registry) -> Snapshot:
+        """All there is now. The caller holds the registry's lock. An object that cannot be read is left out."""
+        try:
+            if self._version < 0:
+                raise ApiFault(410, "Expired", "nothing is known yet")
+            events = [
+                event
+                for change in registry.changes_since(self._version)
+                if change.kind in _REGISTERED
+                for event in _event(_REGISTERED[change.kind], change.key, change.after)
+            ]
+        except ApiFault:
+            self._store = Store()
+            events = [
+                event
+                for kind, ours in _REGISTERED.items()
+                for raw in registry.list(kind)
+                for event in _event(ours, _key(raw), raw)
+            ]
+            events.append(Synced())
+        for event in events:
+            self._store.apply(event)
+        self._version = registry.version
+        return self._store.snapshot
+
+
+def _event(kind: str, key: tuple[str, str], raw: dict[str, Any] | None) -> list[Event]:
+    if raw is None:
+        return [Delete(kind, NamespacedName(*key))]
+    made = decode(raw).object
+    return [] if made is None else [Upsert(made)]
+
+
+def _key(raw: dict[str, Any]) -> tuple[str, str]:
+    return raw["metadata"].get("namespace") or "", raw["metadata"]["name"]
