@@ -89,7 +89,7 @@ def test_a_service_without_cluster_ip_waits():
 )
 def test_the_class_says_whose_it_is(own, theirs, ours):
     web = service("shop/web", load_balancer_class=theirs)
-    assert bool(given([web], LAN, balancer_class=own)) is ours
+    assert bool(given([web], LAN, load_balancer_class=own)) is ours
 
 
 def test_a_service_of_another_type_is_nobodys():
@@ -141,7 +141,7 @@ def test_what_an_unreadable_service_holds_is_held():
 
 def test_what_is_promised_is_held_and_comes_back():
     promised = {NamespacedName("shop", "z"): ("192.168.15.0",)}
-    found = given([service("shop/a"), service("shop/z")], LAN, promised=promised)
+    found = given([service("shop/a"), service("shop/z")], LAN, pending=promised)
     assert found["shop/a"].addresses == ("192.168.15.1",)
     assert found["shop/z"].addresses == ("192.168.15.0",)
 
@@ -149,7 +149,7 @@ def test_what_is_promised_is_held_and_comes_back():
 def test_a_promise_in_exchange_for_what_goes():
     web = service("shop/web", "192.168.15.3", notes={"address-pool": "two"})
     promised = {web.key: ("172.6.6.7",)}
-    assert one(web, LAN, pool("two", "172.6.6.6-172.6.6.7"), promised=promised).addresses == ("172.6.6.7",)
+    assert one(web, LAN, pool("two", "172.6.6.6-172.6.6.7"), pending=promised).addresses == ("172.6.6.7",)
 
 
 # What it has it keeps.

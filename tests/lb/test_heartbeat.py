@@ -11,7 +11,7 @@ from narthex.lb.heartbeat import (
     Membership,
     PeerLink,
     PeerState,
-    sealed,
+    seal,
 )
 
 KEY = b"k" * 32
@@ -35,7 +35,7 @@ class Wire:
         self.runs += 1
         member = Membership(name, self.runs, self.keys.get(name, (KEY,)), self.now)
         self.members[name] = member
-        member.know({each: each for each in names or self.members})
+        member.set_nodes({each: each for each in names or self.members})
         return member
 
     def stop(self, name):
@@ -75,11 +75,11 @@ def test_one_that_falls_silent_is_lost_within_a_second():
     wire = Wire("a", "b", "c")
     wire.run(2)
     wire.stop("c")
-    wire.run(TIMES.patience + 0.1)
+    wire.run(TIMES.timeout + 0.1)
     assert wire.alive("a") == {"b"} and wire.alive("b") == {"a"}
     assert wire.members["a"].peers["c"].state is PeerState.LOST
     assert wire.members["a"].lost(wire.now) == {"c"}
-    assert TIMES.patience < 0.8
+    assert TIMES.timeout < 0.8
 
 
 def test_a_node_that_answers_for_a_dead_announcer_is_not_gone():
@@ -103,14 +103,14 @@ def test_a_refusal_alone_loses_nobody():
 
 def test_who_is_restarted_is_known_again_and_its_earlier_run_forgotten():
     wire = Wire("a", "b")
-    wire.members["b"].tell(HeartbeatPayload(held=("192.0.2.1",)))
+    wire.members["b"].publish(HeartbeatPayload(held=("192.0.2.1",)))
     wire.run(2)
-    assert wire.members["a"].peers["b"].told.held == ("192.0.2.1",)
+    assert wire.members["a"].peers["b"].payload.held == ("192.0.2.1",)
     wire.stop("b")
     wire.run(0.2)
     wire.start("b", ("a", "b"))
     wire.run(0.3)
-    assert wire.alive("a") == {"b"} and wire.members["a"].peers["b"].told.held == ()
+    assert wire.alive("a") == {"b"} and wire.members["a"].peers["b"].payload.held == ()
 
 
 def test_both_must_hear_each_other():
@@ -132,9 +132,9 @@ def test_what_is_told_arrives_at_once_and_once_whole_is_not_repeated_each_time()
     told = HeartbeatPayload(
         links=(PeerLink("eth0", b"\2" * 6),), held=("192.0.2.1", "2001:db8::1"), yielding=("192.0.2.1",)
     )
-    assert wire.members["a"].tell(told) and not wire.members["a"].tell(told)
+    assert wire.members["a"].publish(told) and not wire.members["a"].publish(told)
     wire.run(0.05)
-    assert wire.members["b"].peers["a"].told == told
+    assert wire.members["b"].peers["a"].payload == told
     wire.sent.clear()
     wire.run(6)
     whole = [b"192.0.2.1" in data for sender, _, data in wire.sent if sender == "a"]
@@ -143,18 +143,18 @@ def test_what_is_told_arrives_at_once_and_once_whole_is_not_repeated_each_time()
 
 def test_a_change_whose_beats_were_lost_is_no_longer_believed():
     wire = Wire("a", "b")
-    wire.members["a"].tell(HeartbeatPayload(held=("192.0.2.1",)))
+    wire.members["a"].publish(HeartbeatPayload(held=("192.0.2.1",)))
     wire.run(2)
     held = wire.members["b"].peers["a"]
-    wire.members["a"].tell(HeartbeatPayload())
+    wire.members["a"].publish(HeartbeatPayload())
     dropped = (
         wire.members["a"].due(wire.now),
         wire.members["a"].due(wire.now + 0.2),
         wire.members["a"].due(wire.now + 0.4),
     )
-    assert all(dropped) and held.told.held == ("192.0.2.1",)
+    assert all(dropped) and held.payload.held == ("192.0.2.1",)
     wire.run(0.7)
-    assert held.told.held == ()
+    assert held.payload.held == ()
 
 
 def test_leaving_and_a_farewell():
@@ -230,46 +230,46 @@ def test_an_ended_run_does_not_come_back():
     first = recorded(wire, "b", "a")
     wire.stop("b")
     again = wire.start("b", ("a", "b"))
-    again.tell(HeartbeatPayload(held=("192.0.2.1",)))
+    again.publish(HeartbeatPayload(held=("192.0.2.1",)))
     wire.run(1)
     for data in first:
         wire.members["a"].receive(data, wire.now)
-    assert wire.members["a"].peers["b"].told.held == ("192.0.2.1",)
+    assert wire.members["a"].peers["b"].payload.held == ("192.0.2.1",)
 
 
 @pytest.mark.parametrize(
     "data",
     [b"", b"x", MAGIC, MAGIC + bytes(32), MAGIC + bytes(64), b"\0" * 70000,
-     sealed(msgspec.Raw(b"\x90"), KEY), sealed(msgspec.Raw(b"\xc1"), KEY)],
+     seal(msgspec.Raw(b"\x90"), KEY), seal(msgspec.Raw(b"\xc1"), KEY)],
 )  # fmt: skip
 def test_garbage(data):
     member = Membership("a", 1, (KEY,), 0.0)
-    member.know({"b": "b"})
+    member.set_nodes({"b": "b"})
     assert member.receive(data, 0.0) == []
-    assert member.counts.garbled + member.counts.wrong_key == 1
+    assert member.counts.malformed + member.counts.wrong_key == 1
 
 
 def beat(**fields):
     given = {"sender": "b", "receiver": "a", "run": 9, "echo": 1, "sequence": 1, "interval": 0.15, "losses": 0,
              "leaving": False, "gone": False, "standing_back": False, "version": 0, "told": HeartbeatPayload()}  # fmt: skip
-    return sealed(Heartbeat(**{**given, **fields}), KEY)
+    return seal(Heartbeat(**{**given, **fields}), KEY)
 
 
 def test_strangers_and_what_is_for_others():
     member = Membership("a", 1, (KEY,), 0.0)
-    member.know({"a": "a", "b": "b"})
-    assert member.receive(beat(sender="z"), 0.0) == [] and member.counts.strangers == 1
+    member.set_nodes({"a": "a", "b": "b"})
+    assert member.receive(beat(sender="z"), 0.0) == [] and member.counts.unknown_senders == 1
     assert member.receive(beat(receiver="c"), 0.0) == [] and member.counts.replayed == 1
     assert set(member.peers) == {"b"} and not member.alive
     member.receive(beat(), 0.0)
     assert set(member.alive) == {"b"}
-    member.know({"a": "a"})
+    member.set_nodes({"a": "a"})
     assert not member.peers
 
 
 def test_beats_go_seldom_to_who_was_never_heard():
     member = Membership("a", 1, (KEY,), 0.0)
-    member.know({"b": "b", "c": ""})
+    member.set_nodes({"b": "b", "c": ""})
     sent = [to for step in range(200) for to, _ in member.due(step * 0.05)]
     assert set(sent) == {"b"} and 10 <= len(sent) <= 18
     assert member.next_due() > 9.9
@@ -277,7 +277,7 @@ def test_beats_go_seldom_to_who_was_never_heard():
 
 def test_a_large_cluster_beats_more_slowly_and_says_so():
     member = Membership("n0", 1, (KEY,), 0.0)
-    member.know({f"n{number}": f"n{number}" for number in range(401)})
+    member.set_nodes({f"n{number}": f"n{number}" for number in range(401)})
     ((_, data), *_) = member.due(0.0)
     assert msgspec.msgpack.decode(data[36:])[5] == pytest.approx(0.6)
 
@@ -311,14 +311,14 @@ def test_a_young_run_that_has_an_address_lets_nobody_go_first_one_that_was_cut_o
     wire = Wire("a", "b")
     wire.run(1)
     member = wire.members["a"]
-    member.settle()
+    member.end_initial_stand_back()
     assert not member.standing_back(wire.now)
     member.cut_off(wire.now)
-    member.settle()
+    member.end_initial_stand_back()
     assert member.standing_back(wire.now)
     member.restart_listening(wire.now)
     assert member.listening(wire.now) and member.standing_back(wire.now)
-    member.settle()
+    member.end_initial_stand_back()
     assert not member.standing_back(wire.now)
 
 

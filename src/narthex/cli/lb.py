@@ -100,7 +100,7 @@ def controller(
         times=Times(lease=lease_seconds, renew=lease_seconds * 2 / 3, retry=lease_seconds * 2 / 15),
         lease_name=lease_name or "-".join(filter(None, (CONTROLLER, _plain(lb_class)))),
     )
-    settings = LoadBalancerSettings(balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))
+    settings = LoadBalancerSettings(load_balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))
     try:
         serve(_access(where, quick=True), settings, place)
     except StartError as error:
@@ -192,7 +192,7 @@ def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[s
             manifests=where["manifests"],
             access=None if where["manifests"] is not None else _access(where),
             config=config,
-            balancer_class=lb_class,
+            load_balancer_class=lb_class,
             cluster_cidrs=_cidrs(cluster_cidr),
         )
     except InspectionError as error:

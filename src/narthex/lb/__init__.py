@@ -1,1 +1,1 @@
-"""Load balancers on bare metal: addresses that are given, announced, and explained. Pure; effects are in `host/lb`."""
+"""Addresses for Services of type LoadBalancer: allocation, announcement by ARP and NDP, and explanations."""

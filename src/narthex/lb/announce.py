@@ -1,9 +1,8 @@
-"""Who answers for each load balancer address, and for every node why it does or does not (rows A1-A5, A9, A10).
+"""Election of the node that announces each load balancer address, with a reason for every node (rows A1-A5, A9, A10).
 
-All announcers decide by themselves, from the same objects and the same view of who is alive, and come to the same end:
-of the nodes that could answer, the first in an order that nobody chooses, the SHA-256 of the node's name and the Service's
-first address, has it. How two of them behave while their views differ is `lb/ownership.py`'s business, and how an address
-is answered for `lb/l2.py`'s.
+All announcers compute the election independently from the same objects and the same membership, and reach the same result:
+among the eligible nodes, the first in the order of the SHA-256 of node name and first Service address. `lb/ownership.py`
+handles nodes whose views differ temporarily; `lb/l2.py` encodes the announcements.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ EXCLUDE = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 
 class AnnouncementReason(enum.Enum):
-    """Why a node answers for an address, or does not. The value is one word, for conditions and metrics."""
+    """Why a node announces an address, or does not. The value is a CamelCase word for conditions and metrics."""
 
     ANNOUNCES = "Announces"
     ELECTION_LOST = "AnotherNodeAnnounces"
@@ -46,40 +45,39 @@ class AnnouncementReason(enum.Enum):
 
 
 class NodeAnnouncerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one node's announcer."""
+    """State of one node's announcer."""
 
     state: PeerState = PeerState.ALIVE
     leaving: bool = False
-    """It is about to end."""
+    """It is shutting down."""
     links: tuple[str, ...] | None = None
-    """Where it can answer; None: not known, taken to be wherever it is asked for."""
+    """Links on which it can answer; None if unknown, which means any."""
     standing_back: bool = False
-    """Others go first."""
+    """Other nodes are preferred."""
     node_gone: bool = False
-    """Lost, and the node does not answer either: its endpoints are gone with it."""
+    """The announcer is lost and the node does not respond either: its endpoints are gone too."""
 
 
 NO_ANNOUNCER = NodeAnnouncerState(state=PeerState.UNHEARD)
 
 
 class ElectionInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What decisions are made from."""
+    """Everything that an election depends on."""
 
     snapshot: Snapshot
     announcers: Mapping[str, NodeAnnouncerState]
-    """By node; nodes that are not in it have none."""
+    """By node name; other nodes have no announcer."""
     ignore_exclude_label: bool = False
 
     @property
     def nodes(self) -> dict[str, Node]:
-        """All nodes that can be thought of: those with a Node object, and those with an announcer, which without an API
-        server may have none."""
+        """All candidate nodes: those with a Node object, and those with an announcer, which may have none without an API server."""
         known = {key.name: node for key, node in self.snapshot.nodes.items()}
         return {name: known.get(name) or Node(name=name) for name in sorted({*known, *self.announcers})}
 
 
 class NodeEligibility(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one node, about one address."""
+    """Whether one node can announce one address, and why."""
 
     node: str
     reason: AnnouncementReason
@@ -87,54 +85,55 @@ class NodeEligibility(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def eligible(self) -> bool:
-        """Whether it could answer."""
+        """True if the node could announce the address."""
         return self.reason in (AnnouncementReason.ANNOUNCES, AnnouncementReason.ELECTION_LOST)
 
 
 class AddressElection(msgspec.Struct, frozen=True, kw_only=True):
-    """About one address."""
+    """Result of the election for one address."""
 
     address: str
     services: tuple[NamespacedName, ...]
-    """That have it, in order."""
+    """Services that have the address, in order."""
     first: str = ""
-    """The first address of the first of them: the order is made with it."""
+    """First address of the first Service; the input of the election hash."""
     pool: str = ""
     order: tuple[str, ...] = ()
-    """Nodes that could answer, the best first."""
+    """Eligible nodes, the best first."""
     verdicts: tuple[NodeEligibility, ...] = ()
-    """Of every node, in the order of their names."""
+    """One entry per node, ordered by node name."""
     interfaces: tuple[str, ...] | None = None
-    """The only links that may be answered on; None: all. It is of the advertisements that the holder's node is in."""
+    """Links that the holder may use, from its advertisements; None means all."""
     notes: tuple[str, ...] = ()
-    """What a person should know besides."""
+    """Additional information for users."""
 
     @property
     def holder(self) -> str:
-        """The node that answers; empty when none does."""
+        """The elected node; empty if there is none."""
         return self.order[0] if self.order else ""
 
     def verdict(self, node: str) -> NodeEligibility | None:
-        """What holds for a node."""
+        """Return the eligibility of a node, or None."""
         return next((each for each in self.verdicts if each.node == node), None)
 
 
 def announced_addresses(service: Service) -> tuple[str, ...]:
-    """The addresses of a Service that a node may have to answer for: those of its status that packets arrive with
-    (`ipMode: Proxy` is somebody else's, row L2)."""
+    """Return the status addresses of a Service that a node may have to answer for; `ipMode: Proxy` is excluded (row L2)."""
     if service.type != LOAD_BALANCER:
         return ()
     return tuple(dict.fromkeys(each.ip for each in service.ingress if not each.proxy))
 
 
 def rank(node: str, first_address: str) -> bytes:
-    """The place of a node in the order for a Service: the smallest comes first. MetalLB's, so that an address stays where
-    it is when announcers are exchanged."""
+    """Return the sort key of a node in the election for a Service; the smallest wins.
+
+    Same hash as MetalLB, so that addresses stay in place when the announcers are replaced.
+    """
     return hashlib.sha256(f"{node}#{first_address}".encode()).digest()
 
 
 class AddressElector:
-    """Decides, and decides again only what may differ: an endpoint that comes or goes is one address' business."""
+    """Runs elections and caches results: an endpoint change only affects the addresses of its Service."""
 
     def __init__(self) -> None:
         self._common: tuple[object, ...] = ()
@@ -143,7 +142,7 @@ class AddressElector:
         self._pools = Pools()
 
     def elect(self, view: ElectionInput) -> Mapping[str, AddressElection]:
-        """About all addresses, by address."""
+        """Return the election of each address."""
         snapshot = view.snapshot
         held = (snapshot.nodes, snapshot.address_pools, snapshot.l2_advertisements)
         common = (*map(id, held), view.announcers, view.ignore_exclude_label)
@@ -164,7 +163,7 @@ class AddressElector:
 
 
 def elect(view: ElectionInput) -> Mapping[str, AddressElection]:
-    """About all addresses, by address, once."""
+    """Return the election of each address, without a cache."""
     return AddressElector().elect(view)
 
 
@@ -173,7 +172,7 @@ def _same(one: Sequence[object], two: Sequence[object]) -> bool:
 
 
 def _sharers(snapshot: Snapshot) -> dict[str, list[Service]]:
-    """The Services that have each address, in the order of their names."""
+    """Return the Services of each address, in the order of their names."""
     sharers: dict[str, list[Service]] = {}
     balancers = (key for key, service in snapshot.services.items() if service.type == LOAD_BALANCER)
     for key in sorted(balancers):
@@ -184,7 +183,7 @@ def _sharers(snapshot: Snapshot) -> dict[str, list[Service]]:
 
 
 def _pool_of(address: str, services: Sequence[Service], pools: Pools) -> IPAddressPool | None:
-    """The pool that an address is from. One that is refused gives nothing away, but what it gave is announced on."""
+    """Return the pool of an address. A refused pool assigns nothing, but its assigned addresses are still announced."""
     found = pools.of(address)
     if found is not None:
         return found.object
@@ -244,7 +243,7 @@ def _nobody(
     text: str,
     pool: IPAddressPool | None = None,
 ) -> AddressElection:
-    """For one reason no node announces."""
+    """Return an election without eligible nodes, for one common reason."""
     return AddressElection(
         address=address,
         services=services,
@@ -254,8 +253,10 @@ def _nobody(
 
 
 class _Backing:
-    """Where the endpoints of a Service are that can serve: ready ones, and those that are being ended and serve until then
-    (row A4). An endpoint on a node that is gone is gone, long before Kubernetes says so."""
+    """The nodes with serving endpoints of a Service: ready ones, and terminating ones that still serve (row A4).
+
+    Endpoints on a lost node are gone long before Kubernetes reports it.
+    """
 
     def __init__(self, slices: Slices | None, announcers: Mapping[str, NodeAnnouncerState]) -> None:
         able = [each for part in (slices or {}).values() for each in part.endpoints if _serves(each)]
@@ -271,7 +272,7 @@ def _serves(endpoint: SliceEndpoint) -> bool:
 
 
 class _Judge:
-    """What holds for each node, about one address, before the election."""
+    """Determines the eligibility of each node for one address, before the election."""
 
     def __init__(
         self,
@@ -281,7 +282,7 @@ class _Judge:
         backed: Mapping[NamespacedName, _Backing],
         view: ElectionInput,
     ) -> None:
-        """`services` have an endpoint somewhere."""
+        """Store the inputs; each of `services` has a serving endpoint on some node."""
         self._address = address
         self._services = services
         self._advertisements = advertisements
@@ -289,13 +290,13 @@ class _Judge:
         self._view = view
 
     def of(self, node: Node) -> NodeEligibility:
-        """The first thing that keeps a node out; ELECTION_LOST where nothing does, until somebody has won."""
+        """Return the first reason that excludes a node, or ELECTION_LOST until the election is decided."""
         announcer = self._view.announcers.get(node.name, NO_ANNOUNCER)
         reason, text = self._kept_out(node, announcer) or (AnnouncementReason.ELECTION_LOST, "")
         return NodeEligibility(node=node.name, reason=reason, text=text)
 
     def unserved(self, node: str) -> list[Service]:
-        """Services that want a local endpoint and have none on a node."""
+        """Return the Services that need a local endpoint and have none on the node."""
         local = [service for service in self._services if service.external_policy_local]
         return [service for service in local if node not in self._backed[service.key].nodes]
 
@@ -348,11 +349,11 @@ _SOFT = (
     (AnnouncementReason.NOT_READY, "no node that is Ready could answer, so that is ignored"),
     (AnnouncementReason.SHARED_ELSEWHERE, "no node has local endpoints of all Services that share the address"),
 )
-"""What is looked away from, one after the other, when it would leave nobody to answer."""
+"""Exclusions that are lifted, one after the other, if otherwise no node would be eligible."""
 
 
 def _soften(verdicts: dict[str, NodeEligibility], judge: _Judge) -> list[str]:
-    """Let nodes in that are kept out by nothing worse than no answer at all; what has to be said of it."""
+    """Lift soft exclusions until some node is eligible; return notes about it."""
     for reason, text in _SOFT:
         if any(each.eligible for each in verdicts.values()):
             return []
@@ -366,7 +367,7 @@ def _soften(verdicts: dict[str, NodeEligibility], judge: _Judge) -> list[str]:
 
 
 def _order(verdicts: Mapping[str, NodeEligibility], first: Service, view: ElectionInput) -> tuple[str, ...]:
-    """Those that could answer, the best first."""
+    """Return the eligible nodes, the best first."""
     address = announced_addresses(first)[0]
     able = [name for name, each in verdicts.items() if each.eligible]
     return tuple(
@@ -375,7 +376,7 @@ def _order(verdicts: Mapping[str, NodeEligibility], first: Service, view: Electi
 
 
 def _shared(judge: _Judge, order: Sequence[str]) -> list[str]:
-    """Who is not served where the address is."""
+    """Return notes on the Services that are not served on the elected node."""
     if not order:
         return []
     return [
@@ -385,7 +386,7 @@ def _shared(judge: _Judge, order: Sequence[str]) -> list[str]:
 
 
 def _final(verdict: NodeEligibility, order: Sequence[str], first: Service) -> NodeEligibility:
-    """With the election's result in words."""
+    """Return the eligibility with the result of the election."""
     if not verdict.eligible:
         return verdict
     place = order.index(verdict.node) + 1
@@ -396,7 +397,7 @@ def _final(verdict: NodeEligibility, order: Sequence[str], first: Service) -> No
 
 
 def _interfaces(advertisements: Sequence[L2Advertisement], node: Node) -> tuple[str, ...] | None:
-    """The only links that a node may use (row A9); None: all."""
+    """Return the links that a node may use (row A9); None means all."""
     fitting = [each for each in advertisements if selects_node(each, node.labels)]
     if not fitting or any(not each.interfaces for each in fitting):
         return None

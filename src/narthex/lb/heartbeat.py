@@ -1,12 +1,12 @@
-"""Heartbeats between announcers: who is alive, within a second, by UDP and a shared key.
+"""Heartbeats between announcers: failure detection within a second, over UDP with a shared key.
 
-Each announcer sends each other one a beat several times a second; one that is silent for a few beats is lost. A beat is
-authenticated, and bound to the run of the process that it is sent to (`echo` repeats a number that this run made up), so
-that nothing recorded earlier passes for a sign of life, and clocks need not agree. Both must hear each other: a peer
-that does not repeat our number counts as silent.
+Each announcer sends heartbeats to every other one several times a second; a peer that misses a few is lost. Heartbeats are
+authenticated and bound to the receiver's current process (`echo` repeats its random incarnation number), so recorded
+heartbeats cannot be replayed and clocks need not agree. Both directions must work: a peer that does not repeat our
+incarnation counts as silent.
 
-Beats also carry what the others decide by: links, addresses that are answered for, whether the node is leaving or had
-better stand back. All times are of one monotonic clock, in seconds.
+Heartbeats also carry the data that elections depend on: links, announced addresses, whether the node is leaving or standing
+back. All times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,49 +24,48 @@ from narthex.model.backoff import Backoff
 MAGIC = b"NXH1"
 _MAC_BYTES = 32
 MAX_BYTES = 60_000
-"""Longer datagrams are not read."""
-_REFUSAL_COUNTS = 3.0
-"""Seconds: nodes that say that nobody listens are asked again each second."""
-_RUNS = 256
-"""Ended runs of one peer that are remembered."""
+"""Longer datagrams are dropped."""
+_REFUSAL_SECONDS = 3.0
+"""Validity of an ICMP port unreachable; such nodes are probed every second."""
+_MAX_INCARNATIONS = 256
+"""Number of remembered ended incarnations of one peer."""
 
 
 class HeartbeatTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast and how patient."""
+    """Intervals and timeouts, in seconds."""
 
     interval: float = 0.15
-    """Between two beats to one peer."""
+    """Between two heartbeats to one peer."""
     missed: int = 4
-    """A peer is lost when so many of its intervals pass without a beat."""
+    """Number of missed heartbeats after which a peer is lost."""
     quiet_interval: float = 1.0
-    """Between two beats to a node of which nothing was ever heard: it may have no announcer."""
+    """Between two heartbeats to a node that was never heard: it may have no announcer."""
     listen: float = 0.6
-    """A run listens for so long before it decides anything."""
+    """A new announcer listens for this long before its first election."""
     stand_back: float = 3.0
-    """A run that has just begun, or was cut off, lets others go first for so long, and for longer the more often it was
-    lost lately."""
+    """After a start or a disconnection, other nodes are preferred for this long; doubled with each recent loss."""
     most_stand_back: float = 60.0
     remembered: float = 600.0
-    """Losses of a peer count for so long."""
-    whole_every: int = 20
-    """Each n-th beat tells all; those between only that all is as before."""
+    """Losses of a peer count for this long."""
+    full_every: int = 20
+    """Every n-th heartbeat carries the payload; the others only its version."""
 
     @property
-    def patience(self) -> float:
-        """Seconds of silence after which a peer is lost."""
+    def timeout(self) -> float:
+        """Silence after which a peer is lost."""
         return self.interval * self.missed
 
 
 class PeerState(enum.Enum):
-    """What is known of a peer."""
+    """State of a peer."""
 
     UNHEARD = "unheard"
-    """This run never heard it."""
+    """Never heard by this process."""
     ALIVE = "alive"
     LOST = "lost"
-    """It fell silent."""
+    """Timed out."""
     LEFT = "left"
-    """It said that it ends."""
+    """Announced its shutdown."""
 
 
 class PeerLink(msgspec.Struct, frozen=True, array_like=True):
@@ -77,94 +76,97 @@ class PeerLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeartbeatPayload(msgspec.Struct, frozen=True, array_like=True):
-    """What an announcer tells of itself."""
+    """Data that an announcer publishes."""
 
     links: tuple[PeerLink, ...] = ()
     held: tuple[str, ...] = ()
-    """Addresses that it answers for."""
+    """Addresses that it announces."""
     yielding: tuple[str, ...] = ()
-    """Those of them that it gives up as soon as another has them."""
+    """Those of them that it releases as soon as another node announces them."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One message."""
+    """One heartbeat message."""
 
     sender: str
     receiver: str
-    run: int
-    """A random number that the sender's run goes by."""
+    incarnation: int
+    """Random number that identifies the sender's process."""
     echo: int
-    """The receiver's run as the sender knows it; 0: not known, answer with yours."""
+    """The receiver's incarnation as the sender knows it; 0: unknown, a reply is requested."""
     sequence: int
-    """Grows with each beat of a run to this receiver."""
+    """Increases with each heartbeat of an incarnation to this receiver."""
     interval: float
-    """The sender's next beat comes within so many seconds."""
+    """Seconds until the sender's next heartbeat, at most."""
     losses: int
-    """How often the sender has lost the receiver lately."""
+    """How often the sender recently lost the receiver."""
     leaving: bool
-    """It wants to end: others take over, it answers until they do."""
+    """Shutting down: it announces its addresses until others take over."""
     gone: bool
-    """It has ended."""
+    """It has shut down."""
     standing_back: bool
     version: int
-    """Of `told`; grows with each change."""
-    told: HeartbeatPayload | None
-    """None: as the version says."""
+    """Version of `payload`; increases with each change."""
+    payload: HeartbeatPayload | None
+    """None: unchanged since `version`."""
 
 
 class Peer(msgspec.Struct, kw_only=True):
-    """What is known of one peer."""
+    """State of one peer."""
 
     name: str
     address: str
-    """Where beats go; empty when it has none."""
+    """Destination of heartbeats; empty if the node has no address."""
     state: PeerState = PeerState.UNHEARD
-    run: int = 0
+    incarnation: int = 0
     sequence: int = -1
-    ended_runs: list[int] = []
+    ended_incarnations: list[int] = []
     heard: float = -math.inf
-    """When the last good beat came."""
-    patience: float = math.inf
+    """Time of the last valid heartbeat."""
+    timeout: float = math.inf
     refused: float = -math.inf
-    """When its node last said that nobody listens there: the node lives, its announcer does not."""
+    """Time of the last ICMP port unreachable: the node is up, its announcer is not."""
     losses: list[float] = []
     reported_losses: int = 0
-    """How often it has lost us lately."""
+    """How often the peer recently lost this node."""
     leaving: bool = False
     standing_back: bool = False
     version: int = -1
-    told: HeartbeatPayload = HeartbeatPayload()
+    payload: HeartbeatPayload = HeartbeatPayload()
     sent: int = 0
     send_at: float = -math.inf
-    whole: int = 0
-    """So many more beats to it tell all."""
+    full_sends: int = 0
+    """Number of following heartbeats that carry the payload."""
 
 
 class HeartbeatCounts(msgspec.Struct):
-    """What happened, for metrics."""
+    """Counters for metrics."""
 
     received: int = 0
     wrong_key: int = 0
-    garbled: int = 0
+    malformed: int = 0
     replayed: int = 0
-    """Out of order, of an ended run, or not meant for this one."""
-    strangers: int = 0
-    """Good beats of what is no node."""
+    """Out of order, from an ended incarnation, or addressed to another node."""
+    unknown_senders: int = 0
+    """Valid heartbeats whose sender is not a node."""
     lost: int = 0
-    """Peers that fell silent."""
+    """Peers that timed out."""
 
 
 Datagram = tuple[str, bytes]
-"""Where to, and what."""
+"""Destination address and data."""
 
 
 class Membership:
-    """One announcer's view of the others. Owned by one thread."""
+    """One announcer's view of its peers. Owned by one thread; does no I/O and reads no clock."""
 
     def __init__(
-        self, name: str, run: int, keys: Sequence[bytes], now: float, times: HeartbeatTimes | None = None
+        self, name: str, incarnation: int, keys: Sequence[bytes], now: float, times: HeartbeatTimes | None = None
     ) -> None:
-        """`run`: random, not 0, never used before. The first key signs, each may have signed what comes in."""
+        """Start a new incarnation: a random number, not 0 and never used before.
+
+        The first key signs; any of the keys verifies.
+        """
         self.name = name
         self.times = times or HeartbeatTimes()
         self.keys = tuple(keys)
@@ -173,45 +175,45 @@ class Membership:
         self.leaving = False
         self.changes = 0
         """Grows with each change of what is known of a peer that others decide by."""
-        self._run = run
+        self._incarnation = incarnation
         self._begun = self._steady_since = now
-        self._young = True
+        self._initial = True
         """It stands back because it has just begun, not because it was cut off."""
         self._sent_at: float | None = None
-        self._alone = False
+        self._isolated = False
         """All peers fell silent at one time."""
-        self._told, self._version = HeartbeatPayload(), 0
+        self._payload, self._version = HeartbeatPayload(), 0
 
     @property
     def alive(self) -> dict[str, Peer]:
-        """Peers that are heard now."""
+        """Peers that are currently heard."""
         return {name: peer for name, peer in self.peers.items() if peer.state is PeerState.ALIVE}
 
     def lost(self, now: float) -> frozenset[str]:
-        """Peers that fell silent and whose nodes are silent, too: what runs there is gone with them."""
+        """Return the lost peers whose nodes do not respond either: everything on them is gone."""
         return frozenset(
             name
             for name, peer in self.peers.items()
-            if peer.state is PeerState.LOST and now - peer.refused > _REFUSAL_COUNTS
+            if peer.state is PeerState.LOST and now - peer.refused > _REFUSAL_SECONDS
         )
 
     def listening(self, now: float) -> bool:
-        """Whether it is too early to decide anything."""
+        """Return True while it is too early for an election."""
         return now < self._begun + self.times.listen
 
     def standing_back(self, now: float) -> bool:
-        """Whether others had better go first: this run is young, was cut off lately, or comes and goes."""
+        """Return True while other nodes are preferred: after a start, a disconnection, or repeated losses."""
         return now < self.stand_back_until
 
     @property
     def stand_back_until(self) -> float:
-        """When it ends to stand back."""
+        """When this node stops standing back."""
         losses = max((peer.reported_losses for peer in self.alive.values()), default=0)
         penalty = Backoff(self.times.stand_back, self.times.most_stand_back).delay(max(1, losses))
         return self._steady_since + penalty
 
-    def know(self, addresses: Mapping[str, str]) -> None:
-        """Which nodes there are, and where; those that are gone from it are forgotten."""
+    def set_nodes(self, addresses: Mapping[str, str]) -> None:
+        """Set the addresses of all nodes, by name; other peers are removed."""
         for name in self.peers.keys() - addresses.keys():
             del self.peers[name]
         self.changes += 1
@@ -224,66 +226,68 @@ class Membership:
             else:
                 peer.address = address
 
-    def tell(self, told: HeartbeatPayload) -> bool:
-        """What to tell of this announcer from now on; True when it differs, and beats are due at once."""
-        if told == self._told:
+    def publish(self, payload: HeartbeatPayload) -> bool:
+        """Set the published payload; return True if it changed, in which case heartbeats are due immediately."""
+        if payload == self._payload:
             return False
-        self._told = told
+        self._payload = payload
         self._version += 1
-        self._hurry()
+        self._send_soon()
         return True
 
     def cut_off(self, now: float) -> None:
-        """This run could not be heard for a while: it stood still, or had no link. It begins like a new one."""
-        self._steady_since, self._young = now, False
+        """Handle a disconnection of this node: it was suspended or had no link. It stands back like a new announcer."""
+        self._steady_since, self._initial = now, False
 
     def restart_listening(self, now: float) -> None:
-        """What was known is too old to act by: this process stood still for longer than the others' patience."""
+        """Discard outdated knowledge after a suspension longer than the timeout of the peers."""
         self._begun = self._steady_since = now
-        self._young = True
+        self._initial = True
 
-    def settle(self) -> None:
-        """It has an address. A run that has just begun only gets what nobody else has, so there is nobody to let go
-        first."""
-        if self._young:
+    def end_initial_stand_back(self) -> None:
+        """Stop standing back after the first acquired address.
+
+        A new announcer only acquires addresses that no other node has, so there is no other node to prefer.
+        """
+        if self._initial:
             self._steady_since = -math.inf
 
     def leave(self) -> None:
-        """Ask the others to take over."""
+        """Ask the peers to take over."""
         self.leaving = True
-        self._hurry()
+        self._send_soon()
 
     def farewell(self, now: float) -> list[Datagram]:
-        """The last beats: this announcer has ended."""
+        """Return the final heartbeats, which report that this announcer has shut down."""
         return [self._datagram(peer, now, gone=True) for peer in self.alive.values()]
 
     def due(self, now: float) -> list[Datagram]:
-        """Beats to send now."""
+        """Return the heartbeats to send now."""
         found = []
         for peer in self.peers.values():
             if peer.address and now >= peer.send_at:
-                silent = peer.state is PeerState.UNHEARD or now - peer.heard > 10 * self.times.patience
-                # The first beats of a run are for all, to be heard before it decides.
+                silent = peer.state is PeerState.UNHEARD or now - peer.heard > 10 * self.times.timeout
+                # The first heartbeats of a run are for all, to be heard before it decides.
                 early = self.listening(now)
-                peer.send_at = now + (self.times.quiet_interval if silent and not early else self._pace)
+                peer.send_at = now + (self.times.quiet_interval if silent and not early else self._send_interval)
                 if peer.state is PeerState.ALIVE:
                     self._sent_at = now
                 found.append(self._datagram(peer, now))
         return found
 
-    def unsaid_for(self, now: float) -> float:
-        """Seconds since a beat was last sent to a peer that is alive; 0 where there is none to miss it."""
+    def seconds_since_sent(self, now: float) -> float:
+        """Return the seconds since the last heartbeat to a live peer; 0 if there is none."""
         return now - self._sent_at if self._sent_at is not None and self.alive else 0.0
 
     def next_due(self) -> float:
-        """When `due` or `tick` have something to do."""
+        """Return when `due` or `tick` must be called."""
         send = min((peer.send_at for peer in self.peers.values() if peer.address), default=math.inf)
-        return min(send, *(peer.heard + peer.patience for peer in self.alive.values()), math.inf)
+        return min(send, *(peer.heard + peer.timeout for peer in self.alive.values()), math.inf)
 
     def tick(self, now: float) -> tuple[str, ...]:
-        """Peers that have fallen silent since the last call. What waits at the socket must have been received."""
+        """Return the peers that timed out since the last call. Pending datagrams must have been received before."""
         before = self.alive
-        lost = tuple(name for name, peer in before.items() if now - peer.heard >= peer.patience)
+        lost = tuple(name for name, peer in before.items() if now - peer.heard >= peer.timeout)
         for name in lost:
             peer = self.peers[name]
             peer.state = PeerState.LOST
@@ -291,110 +295,114 @@ class Membership:
             self.counts.lost += 1
             self.changes += 1
         # Of two that lose each other nobody knows who was cut off; of more, the one that loses all.
-        self._alone = self._alone or (len(before) > 1 and len(lost) == len(before))
+        self._isolated = self._isolated or (len(before) > 1 and len(lost) == len(before))
         return lost
 
     def refused(self, address: str, now: float) -> None:
-        """A node's own kernel says that nobody listens there. Anybody could have sent that, so it loses nobody."""
+        """Record an ICMP port unreachable from a node. It can be forged, so it never marks a peer as lost."""
         for peer in self.peers.values():
             if peer.address == address:
                 peer.refused = now
 
     def receive(self, data: bytes, now: float) -> list[Datagram]:
-        """Take a datagram in; returns what has to be answered at once."""
+        """Process a datagram; return the datagrams to send in reply."""
         self.counts.received += 1
-        beat = self._opened(data)
-        if beat is None:
+        heartbeat = self._open(data)
+        if heartbeat is None:
             return []
-        peer = self.peers.get(beat.sender)
-        if beat.receiver != self.name:
+        peer = self.peers.get(heartbeat.sender)
+        if heartbeat.receiver != self.name:
             self.counts.replayed += 1
             return []
         if peer is None:
-            self.counts.strangers += 1
+            self.counts.unknown_senders += 1
             return []
-        if beat.echo != self._run:
-            return self._answer(peer, beat, now)
-        past = beat.run == peer.run and (beat.sequence <= peer.sequence or peer.state is PeerState.LEFT)
-        if past or beat.run in peer.ended_runs:
+        if heartbeat.echo != self._incarnation:
+            return self._answer(peer, heartbeat, now)
+        past = heartbeat.incarnation == peer.incarnation and (
+            heartbeat.sequence <= peer.sequence or peer.state is PeerState.LEFT
+        )
+        if past or heartbeat.incarnation in peer.ended_incarnations:
             self.counts.replayed += 1
             return []
-        self._take(peer, beat, now)
+        self._take(peer, heartbeat, now)
         return []
 
-    def _take(self, peer: Peer, beat: Heartbeat, now: float) -> None:
-        before = peer.state, peer.told, peer.leaving, peer.standing_back
-        if beat.run != peer.run:
-            if peer.run:
-                peer.ended_runs = [*peer.ended_runs, peer.run][-_RUNS:]
-            peer.run, peer.version, peer.told = beat.run, -1, HeartbeatPayload()
-        peer.sequence = beat.sequence
-        if beat.told is not None:
-            peer.told, peer.version = beat.told, beat.version
-        elif peer.version != beat.version:
+    def _take(self, peer: Peer, heartbeat: Heartbeat, now: float) -> None:
+        before = peer.state, peer.payload, peer.leaving, peer.standing_back
+        if heartbeat.incarnation != peer.incarnation:
+            if peer.incarnation:
+                peer.ended_incarnations = [*peer.ended_incarnations, peer.incarnation][-_MAX_INCARNATIONS:]
+            peer.incarnation, peer.version, peer.payload = heartbeat.incarnation, -1, HeartbeatPayload()
+        peer.sequence = heartbeat.sequence
+        if heartbeat.payload is not None:
+            peer.payload, peer.version = heartbeat.payload, heartbeat.version
+        elif peer.version != heartbeat.version:
             # What it tells has not come; until it does, nothing is better than what was.
-            peer.told, peer.version = HeartbeatPayload(links=peer.told.links), beat.version
+            peer.payload, peer.version = HeartbeatPayload(links=peer.payload.links), heartbeat.version
         if peer.state is not PeerState.ALIVE:
-            if self._alone:
-                self._alone = False
+            if self._isolated:
+                self._isolated = False
                 self.cut_off(now)
-            # It, too, has to be told all, and soon.
-            peer.whole, peer.send_at = 3, now
+            # It, too, has to be payload all, and soon.
+            peer.full_sends, peer.send_at = 3, now
         peer.heard = now
-        peer.patience = max(beat.interval, self.times.interval) * self.times.missed
-        peer.leaving, peer.standing_back = beat.leaving, beat.standing_back
-        peer.reported_losses = beat.losses
-        peer.state = PeerState.LEFT if beat.gone else PeerState.ALIVE
-        self.changes += (peer.state, peer.told, peer.leaving, peer.standing_back) != before
+        peer.timeout = max(heartbeat.interval, self.times.interval) * self.times.missed
+        peer.leaving, peer.standing_back = heartbeat.leaving, heartbeat.standing_back
+        peer.reported_losses = heartbeat.losses
+        peer.state = PeerState.LEFT if heartbeat.gone else PeerState.ALIVE
+        self.changes += (peer.state, peer.payload, peer.leaving, peer.standing_back) != before
 
-    def _answer(self, peer: Peer, beat: Heartbeat, now: float) -> list[Datagram]:
-        """Make this run known to a peer that does not know it, or that has lost us. Nothing that it says is believed until
-        it repeats our number; whoever replays it makes us send one datagram to the peer itself."""
-        if beat.run in peer.ended_runs or beat.gone or not peer.address:
+    def _answer(self, peer: Peer, heartbeat: Heartbeat, now: float) -> list[Datagram]:
+        """Send our incarnation to a peer that does not know it or has lost us.
+
+        Its data is ignored until it repeats our incarnation; a replay makes us send one datagram to the peer itself.
+        """
+        if heartbeat.incarnation in peer.ended_incarnations or heartbeat.gone or not peer.address:
             self.counts.replayed += 1
             return []
-        return [self._datagram(peer, now, echo=beat.run)]
+        return [self._datagram(peer, now, echo=heartbeat.incarnation)]
 
     def _datagram(self, peer: Peer, now: float, *, echo: int | None = None, gone: bool = False) -> Datagram:
         peer.sent += 1
-        whole = peer.whole > 0 or peer.sent % self.times.whole_every == 1 or gone or echo is not None
-        peer.whole = max(0, peer.whole - 1)
-        beat = Heartbeat(
+        full = peer.full_sends > 0 or peer.sent % self.times.full_every == 1 or gone or echo is not None
+        peer.full_sends = max(0, peer.full_sends - 1)
+        heartbeat = Heartbeat(
             sender=self.name,
             receiver=peer.name,
-            run=self._run,
+            incarnation=self._incarnation,
             echo=self._known(peer) if echo is None else echo,
             sequence=peer.sent,
-            interval=self._pace,
+            interval=self._send_interval,
             losses=sum(now - at < self.times.remembered for at in peer.losses),
             leaving=self.leaving,
             gone=gone,
             standing_back=self.standing_back(now),
             version=self._version,
-            told=self._told if whole else None,
+            payload=self._payload if full else None,
         )
-        return peer.address, sealed(beat, self.keys[0])
+        return peer.address, seal(heartbeat, self.keys[0])
 
     def _known(self, peer: Peer) -> int:
-        """The number that is repeated to a peer. One that is not heard is told so, that it does not count on us either."""
-        return peer.run if peer.state is PeerState.ALIVE else 0
+        """Return the incarnation to repeat. A peer that we do not hear gets 0, so it does not rely on us either."""
+        return peer.incarnation if peer.state is PeerState.ALIVE else 0
 
     @property
-    def _pace(self) -> float:
-        """A large cluster beats more slowly, or it would do nothing else."""
+    def _send_interval(self) -> float:
+        """Interval between heartbeats, longer in clusters of more than 100 nodes to limit the load."""
         return self.times.interval * max(1.0, len(self.peers) / 100)
 
-    def _hurry(self) -> None:
+    def _send_soon(self) -> None:
         for peer in self.peers.values():
-            peer.whole = 3
+            peer.full_sends = 3
             if peer.state is PeerState.ALIVE:
                 peer.send_at = -math.inf
 
-    def _opened(self, data: bytes) -> Heartbeat | None:
-        """The beat in a datagram; None when it is not one, or not signed by a key of ours."""
+    def _open(self, data: bytes) -> Heartbeat | None:
+        """Verify and decode a datagram; None if it is malformed or not signed by one of our keys."""
         body = data[len(MAGIC) + _MAC_BYTES :]
         if not data.startswith(MAGIC) or not body or len(data) > MAX_BYTES:
-            self.counts.garbled += 1
+            self.counts.malformed += 1
             return None
         signature = data[len(MAGIC) : len(MAGIC) + _MAC_BYTES]
         if not any(hmac.compare_digest(signature, _signature(key, body)) for key in self.keys):
@@ -404,13 +412,13 @@ class Membership:
             return msgspec.msgpack.decode(body, type=Heartbeat)
         except (msgspec.DecodeError, msgspec.ValidationError):
             # Signed by the key, so another version's.
-            self.counts.garbled += 1
+            self.counts.malformed += 1
             return None
 
 
-def sealed(beat: Heartbeat, key: bytes) -> bytes:
-    """A beat as a datagram."""
-    body = msgspec.msgpack.encode(beat)
+def seal(heartbeat: Heartbeat, key: bytes) -> bytes:
+    """Encode and sign a heartbeat."""
+    body = msgspec.msgpack.encode(heartbeat)
     return MAGIC + _signature(key, body) + body
 
 

@@ -1,7 +1,8 @@
-"""ARP (RFC 826) and Neighbour Discovery (RFC 4861) as far as an announcer speaks them: bytes in, bytes out.
+"""ARP (RFC 826) and IPv6 Neighbor Discovery (RFC 4861) as far as an announcer needs them: bytes in, bytes out.
 
-Frames are whole Ethernet frames without VLAN tag. Addresses are canonical texts, hardware addresses six bytes. Nothing
-here knows who should answer.
+Frames are complete Ethernet frames without a VLAN tag. IP addresses are canonical strings, MAC addresses are six bytes.
+Also the socket filters (classic BPF) that pass only frames about announced addresses, so that the neighbor traffic of
+other hosts does not wake the process.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ class NeighborMessageKind(enum.Enum):
     """What a message does."""
 
     ASKS = "asks"
-    """Somebody wants to know who has the target."""
+    """Requests the MAC address of the target."""
     CLAIMS = "claims"
-    """Somebody says that it has it: an answer, a gratuitous announcement, or a check for duplicates before use."""
+    """Claims the address: a reply, a gratuitous announcement, or duplicate address detection."""
 
 
 class NeighborMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message that concerns an address."""
+    """One ARP or NDP message about an address."""
 
     kind: NeighborMessageKind
     address: str
-    """Who has it is asked or claimed."""
+    """The requested or claimed address."""
     mac: bytes
-    """Of the one that asks or claims, by its own words; where it says none, of the frame."""
+    """MAC address of the sender, from the message or else from the frame."""
     sender: str = ""
-    """The address that asks; empty when it has none yet, as in checks for duplicates."""
+    """IP address of the requester; empty in duplicate address detection."""
     destination: bytes = BROADCAST
-    """Where the frame went."""
+    """Destination MAC address of the frame."""
     answerable: bool = False
-    """It asks, and says where to."""
+    """True for a request that names its sender."""
 
 
 def read(frame: bytes) -> tuple[NeighborMessage, ...]:
-    """What a frame says: nothing, one thing, or two where an ARP request for one address claims another."""
+    """Decode a frame into messages: none, one, or two if an ARP request for one address claims another."""
     if len(frame) < _ETHERNET.size:
         return ()
     destination, source, kind = _ETHERNET.unpack_from(frame)
@@ -133,7 +134,7 @@ def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[Neighbo
 
 
 def _options(data: bytes) -> dict[int, bytes] | None:
-    """Link-layer addresses by kind of option; None when the options are broken, which makes the message void."""
+    """Return the link-layer address options by type; None if the options are malformed, which invalidates the message."""
     found: dict[int, bytes] = {}
     at = 0
     while at < len(data):
@@ -146,9 +147,11 @@ def _options(data: bytes) -> dict[int, bytes] | None:
 
 
 def answer(asked: NeighborMessage, mac: bytes, link_local: str) -> bytes | None:
-    """The frame that says to whoever asked that this link's `mac` has the address; None where there is nothing to say, or
-    no `link_local` address to say it from (IPv6). What is not for this link (neither broadcast, multicast nor `mac`) is
-    not answered, so that a bridge in promiscuous mode does not answer for others."""
+    """Return the reply to a request, stating that `mac` has the address; None if there is none to send.
+
+    `link_local` is the source address for IPv6; without one there is no reply. Requests that are neither broadcast, multicast,
+    nor addressed to `mac` are ignored, so that a bridge in promiscuous mode does not answer for others.
+    """
     if asked.kind is not NeighborMessageKind.ASKS or not asked.answerable:
         return None
     if asked.destination != mac and not asked.destination[0] & 1:
@@ -162,8 +165,10 @@ def answer(asked: NeighborMessage, mac: bytes, link_local: str) -> bytes | None:
 
 
 def gratuitous(address: str, mac: bytes, link_local: str) -> tuple[bytes, ...]:
-    """Frames that tell everybody that `mac` has the address from now on: for ARP a request and a reply, since some listen
-    to the one and some to the other. Nothing for IPv6 without a `link_local` address."""
+    """Return frames that announce to all hosts that `mac` has the address.
+
+    For ARP a request and a reply, since hosts differ in which one they accept. Empty for IPv6 without a `link_local` address.
+    """
     if ":" in address:
         if not link_local:
             return ()
@@ -176,8 +181,10 @@ def gratuitous(address: str, mac: bytes, link_local: str) -> tuple[bytes, ...]:
 
 
 def probe(address: str, mac: bytes, link_local: str) -> bytes | None:
-    """A question who has the address, which changes nobody's memory: an ARP probe (RFC 5227), or a solicitation. Whoever
-    answers has it too."""
+    """Return a request for the address that updates no caches: an ARP probe (RFC 5227) or a Neighbor Solicitation.
+
+    Any host that replies uses the address.
+    """
     if ":" not in address:
         return _arp(_REQUEST, mac, _NOBODY[AF_INET], bytes(6), _raw(address), BROADCAST)
     if not link_local:
@@ -188,17 +195,17 @@ def probe(address: str, mac: bytes, link_local: str) -> bytes | None:
 
 
 def solicited_node(address: str) -> str:
-    """The multicast group in which an IPv6 address is asked for (RFC 4291 2.7.1)."""
+    """Return the solicited-node multicast group of an IPv6 address (RFC 4291 2.7.1)."""
     return _text(_SOLICITED_NODE + _raw(address)[13:])
 
 
 def multicast_mac(group: str) -> bytes:
-    """Where frames for an IPv6 multicast group go (RFC 2464 7)."""
+    """Return the destination MAC address of an IPv6 multicast group (RFC 2464 7)."""
     return b"\x33\x33" + _raw(group)[12:]
 
 
 def mac_text(mac: bytes) -> str:
-    """A hardware address as people write it."""
+    """Format a MAC address with colons."""
     return mac.hex(":")
 
 
@@ -222,7 +229,7 @@ def _nd(kind: int, rest: bytes, mac: bytes, source: str, to_mac: bytes, to: str)
 
 
 def _checksum(sender: bytes, receiver: bytes, body: bytes) -> int:
-    """RFC 4443 2.3; 0 over a message that has the right one in it."""
+    """Return the ICMPv6 checksum (RFC 4443 2.3); 0 for a message that contains a valid one."""
     data = sender + receiver + struct.pack("!II", len(body), _ICMPV6) + body + bytes(len(body) % 2)
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
@@ -243,14 +250,15 @@ _WHOLE, _NONE = 0xFFFFFFFF, 0
 _ARP_SENDER, _ARP_TARGET = 28, 38
 _ND_NEXT, _ND_TYPE, _ND_TARGET_END = 20, 54, 74
 _MOST_LISTED = 500
-"""The kernel takes programs of 4096 steps; a long one costs each frame more than it saves."""
+"""Above this, all messages pass: the kernel limits programs to 4096 instructions, and long ones cost more than they save.
+"""
 
 BpfInstruction = tuple[int, int, int, int]
-"""One step of classic BPF: code, jump if true, jump if false, operand."""
+"""One classic BPF instruction: code, jump if true, jump if false, operand."""
 
 
 def arp_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
-    """Classic BPF for a socket that gets ARP only: lets messages pass that are from or about one of the addresses."""
+    """Return a filter for an ARP socket that passes messages from or about one of the addresses."""
     wanted = sorted(_tail(each) for each in addresses if ":" not in each)
     if len(wanted) > _MOST_LISTED:
         return ((_RETURN, 0, 0, _WHOLE),)
@@ -258,8 +266,10 @@ def arp_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
 
 
 def nd_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
-    """The same for a socket that gets IPv6: solicitations and advertisements alone, of which the last four bytes of the
-    target fit. Extension headers are not looked behind; Neighbour Discovery has none."""
+    """Return a filter for an IPv6 socket that passes solicitations and advertisements for one of the addresses.
+
+    Matches the last four bytes of the target. Extension headers are not parsed; Neighbor Discovery has none.
+    """
     wanted = sorted({_tail(each) for each in addresses if ":" in each})
     picked = ((_RETURN, 0, 0, _WHOLE),) if len(wanted) > _MOST_LISTED else _one_of(_ND_TARGET_END, wanted)
     return (
@@ -276,7 +286,7 @@ def nd_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
 
 
 def _one_of(at: int, wanted: Collection[int]) -> tuple[BpfInstruction, ...]:
-    """Lets pass what has one of these words at a place."""
+    """Return instructions that pass packets with one of these words at an offset."""
     steps: list[BpfInstruction] = [(_LD_WORD, 0, 0, at)]
     for word in wanted:
         steps += [(_JUMP_EQUAL, 0, 1, word), (_RETURN, 0, 0, _WHOLE)]
@@ -284,5 +294,5 @@ def _one_of(at: int, wanted: Collection[int]) -> tuple[BpfInstruction, ...]:
 
 
 def _tail(address: str) -> int:
-    """The last four bytes, which is all of an IPv4 address."""
+    """Return the last four bytes of an address: all of an IPv4 address."""
     return int.from_bytes(inet_pton(AF_INET6 if ":" in address else AF_INET, address)[-4:])

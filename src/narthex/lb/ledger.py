@@ -1,7 +1,7 @@
-"""What a controller remembers between its looks at the cluster. All of it can be lost: the statuses are the record.
+"""The controller's memory of its writes between two allocations. All of it can be lost: the statuses are the record.
 
-It closes two gaps. Between writing a status and seeing it in a watch, the address must not be given to somebody else; and
-who writes over our statuses again and again must not be fought.
+It covers two gaps. Between writing a status and observing it in a watch, the address must not be assigned to another
+Service. And a controller that keeps overwriting our statuses must not be fought.
 """
 
 from __future__ import annotations
@@ -16,140 +16,145 @@ from narthex.lb.service_status import AllocationDecision, status_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.objects import LoadBalancerIngress, Service
 
-UNANSWERED_SECONDS = 60.0
-"""A write that nobody answered has not arrived when it is not seen after so long; it was given up long before."""
+UNCONFIRMED_SECONDS = 60.0
+"""A write without a response that is not observed after this long has not arrived; its request timed out long before.
+"""
 
 
-class _Fate(enum.Enum):
-    """What is known of a promise."""
+class _WriteState(enum.Enum):
+    """State of a pending write."""
 
     SENT = "it may arrive yet"
     DONE = "the server has taken it: every version but the one it was made from is younger"
-    WISH = "nothing is on its way; it is what is best given next"
+    INTENDED = "nothing is on its way; it is what is best given next"
 
 
-class _Promise(msgspec.Struct, frozen=True):
+class _PendingWrite(msgspec.Struct, frozen=True):
     uid: str
     addresses: tuple[str, ...]
     base: str = ""
-    """The version that it was made from."""
-    fate: _Fate = _Fate.WISH
+    """The resourceVersion that the write was based on."""
+    state: _WriteState = _WriteState.INTENDED
     until: float = 0.0
-    """After this SENT is WISH."""
-    perhaps: tuple[str, ...] = ()
-    """What was sent before from the same version, and may be there instead."""
+    """When SENT becomes INTENDED."""
+    superseded: tuple[str, ...] = ()
+    """Addresses of earlier writes based on the same version, which may have won."""
 
 
 class AllocationLedger:
-    """One controller's memory, for as long as it leads. Times are seconds that only grow."""
+    """One controller's memory while it is the leader. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._promises: dict[NamespacedName, _Promise] = {}
-        self._settled: dict[NamespacedName, _Promise] = {}
-        self._overwritten: dict[NamespacedName, _Promise] = {}
+        self._pending: dict[NamespacedName, _PendingWrite] = {}
+        self._settled: dict[NamespacedName, _PendingWrite] = {}
+        self._overwritten: dict[NamespacedName, _PendingWrite] = {}
 
     @property
-    def promised(self) -> Mapping[NamespacedName, tuple[str, ...]]:
-        """What was written, or perhaps written, and has not been seen yet; and what is to come back."""
-        return {key: promise.addresses for key, promise in self._promises.items()}
+    def pending(self) -> Mapping[NamespacedName, tuple[str, ...]]:
+        """Addresses that were written or may have been written and are not observed yet, or that will be written again."""
+        return {key: pending.addresses for key, pending in self._pending.items()}
 
     @property
-    def withheld(self) -> Mapping[NamespacedName, tuple[str, ...]]:
-        """What else may be in a status by now, though something else was decided since."""
-        return {key: promise.perhaps for key, promise in self._promises.items() if promise.perhaps}
+    def superseded(self) -> Mapping[NamespacedName, tuple[str, ...]]:
+        """Other addresses that may be in a status, from writes that have been superseded."""
+        return {key: pending.superseded for key, pending in self._pending.items() if pending.superseded}
 
     @property
     def settled(self) -> frozenset[NamespacedName]:
-        """Services that have been seen to have what was decided."""
+        """Services whose decided status has been observed."""
         return frozenset(self._settled)
 
     @property
     def overwritten(self) -> frozenset[NamespacedName]:
-        """Services whose status somebody else has written over."""
+        """Services whose status another controller has overwritten."""
         return frozenset(self._overwritten)
 
-    def promise(self, service: Service, addresses: tuple[str, ...], now: float) -> None:
-        """A status is about to be written. Whatever becomes of that, the addresses are meant for this Service."""
-        base, before = service.resource_version, self._promises.get(service.key)
-        perhaps: tuple[str, ...] = ()
-        if before is not None and before.base == base and before.fate is not _Fate.WISH:
-            perhaps = tuple(dict.fromkeys((*before.perhaps, *before.addresses)))
+    def record_write(self, service: Service, addresses: tuple[str, ...], now: float) -> None:
+        """Record that a status is about to be written. Whatever the outcome, the addresses are reserved for this Service."""
+        base, before = service.resource_version, self._pending.get(service.key)
+        superseded: tuple[str, ...] = ()
+        if before is not None and before.base == base and before.state is not _WriteState.INTENDED:
+            superseded = tuple(dict.fromkeys((*before.superseded, *before.addresses)))
         # From here on any of these may be what is seen next, and none of them is somebody else's.
         self._settled.pop(service.key, None)
-        until = now + UNANSWERED_SECONDS
-        self._promises[service.key] = _Promise(service.uid, addresses, base, _Fate.SENT, until, perhaps)
+        until = now + UNCONFIRMED_SECONDS
+        self._pending[service.key] = _PendingWrite(service.uid, addresses, base, _WriteState.SENT, until, superseded)
 
-    def done(self, service: Service) -> None:
-        """The server has taken what was promised."""
-        self._learn(service, _Fate.DONE)
+    def write_succeeded(self, service: Service) -> None:
+        """Record that the server has accepted the write."""
+        self._set_state(service, _WriteState.DONE)
 
-    def refused(self, service: Service) -> None:
-        """The server has not taken what was promised. What was sent before it may be the very reason for that."""
-        promise = self._promises.get(service.key)
-        if promise is not None and promise.fate is _Fate.SENT and not promise.perhaps:
-            self._learn(service, _Fate.WISH)
+    def write_rejected(self, service: Service) -> None:
+        """Record that the server has rejected the write; an earlier, superseded write may be the cause."""
+        pending = self._pending.get(service.key)
+        if pending is not None and pending.state is _WriteState.SENT and not pending.superseded:
+            self._set_state(service, _WriteState.INTENDED)
 
-    def shown(self, services: Iterable[Service]) -> dict[NamespacedName, Service]:
-        """The Services as they are by now: with the statuses that the server has taken, though no watch has shown them."""
+    def with_pending(self, services: Iterable[Service]) -> dict[NamespacedName, Service]:
+        """Return the Services with the statuses that the server has accepted, even if no watch has delivered them yet."""
         found = {service.key: service for service in services}
-        for key, promise in self._promises.items():
-            if promise.fate is _Fate.DONE and key in found:
-                ingress = tuple(LoadBalancerIngress(ip=address) for address in promise.addresses)
+        for key, pending in self._pending.items():
+            if pending.state is _WriteState.DONE and key in found:
+                ingress = tuple(LoadBalancerIngress(ip=address) for address in pending.addresses)
                 found[key] = msgspec.structs.replace(found[key], ingress=ingress, ingress_names=())
         return found
 
-    def see(self, services: Iterable[Service], pools: Pools, now: float) -> None:
-        """Compare with what there is now."""
+    def observe(self, services: Iterable[Service], pools: Pools, now: float) -> None:
+        """Compare pending writes with the current objects."""
         there = {service.key: service for service in services}
-        for memory in (self._promises, self._settled, self._overwritten):
+        for memory in (self._pending, self._settled, self._overwritten):
             for key in [key for key, kept in memory.items() if key not in there or there[key].uid != kept.uid]:
                 del memory[key]
-        for key, promise in self._promises.items():
-            if promise.fate is _Fate.SENT and now >= promise.until:
-                self._promises[key] = msgspec.structs.replace(promise, fate=_Fate.WISH, perhaps=())
-        for key in {*self._promises, *self._settled, *self._overwritten}:
+        for key, pending in self._pending.items():
+            if pending.state is _WriteState.SENT and now >= pending.until:
+                self._pending[key] = msgspec.structs.replace(pending, state=_WriteState.INTENDED, superseded=())
+        for key in {*self._pending, *self._settled, *self._overwritten}:
             self._compare(key, there[key], pools)
 
-    def decided(self, decisions: Mapping[NamespacedName, AllocationDecision]) -> None:
-        """Wishes that did not come true keep no address from others any more."""
-        for key, promise in list(self._promises.items()):
+    def drop_unmet(self, decisions: Mapping[NamespacedName, AllocationDecision]) -> None:
+        """Release the addresses of intended writes that the decisions do not contain."""
+        for key, pending in list(self._pending.items()):
             decision = decisions.get(key)
-            if promise.fate is _Fate.WISH and (decision is None or decision.addresses != promise.addresses):
-                del self._promises[key]
+            if pending.state is _WriteState.INTENDED and (decision is None or decision.addresses != pending.addresses):
+                del self._pending[key]
 
     def confirm(self, service: Service, decision: AllocationDecision) -> None:
-        """The status is as decided, and nothing is to be written."""
+        """Record that the status matches the decision, so that nothing is written."""
         if decision.addresses and not decision.foreign:
-            self._settled[service.key] = _Promise(service.uid, decision.addresses)
+            self._settled[service.key] = _PendingWrite(service.uid, decision.addresses)
         else:
             self._settled.pop(service.key, None)
 
-    def _learn(self, service: Service, fate: _Fate) -> None:
-        if (promise := self._promises.get(service.key)) is not None:
-            self._promises[service.key] = msgspec.structs.replace(promise, fate=fate)
+    def _set_state(self, service: Service, state: _WriteState) -> None:
+        if (pending := self._pending.get(service.key)) is not None:
+            self._pending[service.key] = msgspec.structs.replace(pending, state=state)
 
     def _compare(self, key: NamespacedName, service: Service, pools: Pools) -> None:
         held = status_addresses(service)
-        promise, settled = self._promises.get(key), self._settled.get(key)
-        if promise is not None and held == promise.addresses:
-            del self._promises[key]
-            self._settled[key] = promise
-        elif promise is not None and promise.fate is not _Fate.WISH and service.resource_version != promise.base:
+        pending, settled = self._pending.get(key), self._settled.get(key)
+        if pending is not None and held == pending.addresses:
+            del self._pending[key]
+            self._settled[key] = pending
+        elif (
+            pending is not None
+            and pending.state is not _WriteState.INTENDED
+            and service.resource_version != pending.base
+        ):
             # A write from the version before this one cannot arrive any more.
-            del self._promises[key]
-            if promise.fate is _Fate.DONE:
-                self._changed(key, service, promise, pools)
-        elif promise is None and settled is not None and held != settled.addresses:
+            del self._pending[key]
+            if pending.state is _WriteState.DONE:
+                self._overwrite(key, service, pending, pools)
+        elif pending is None and settled is not None and held != settled.addresses:
             del self._settled[key]
-            self._changed(key, service, settled, pools)
+            self._overwrite(key, service, settled, pools)
         if not held and not service.ingress_names:
             self._overwritten.pop(key, None)
 
-    def _changed(self, key: NamespacedName, service: Service, was: _Promise, pools: Pools) -> None:
-        """Somebody has made something else of a status that was as decided."""
+    def _overwrite(self, key: NamespacedName, service: Service, was: _PendingWrite, pools: Pools) -> None:
+        """Handle a settled status that another client has changed."""
         held = status_addresses(service)
         if not held and not service.ingress_names:
             # It was cleared: it is to come back as it was.
-            self._promises.setdefault(key, _Promise(was.uid, was.addresses))
+            self._pending.setdefault(key, _PendingWrite(was.uid, was.addresses))
         elif service.ingress_names or any(pools.of(address) is None for address in held):
             self._overwritten[key] = was

@@ -1,8 +1,8 @@
-"""Which addresses this announcer answers for, while views differ and nodes come and go: make before break.
+"""Which addresses this announcer answers for while views differ and nodes change: make before break.
 
-`lb/announce.py` says whose turn it is. Whoever has to give an address up answers on until the next one says that it
-has it, so that no question goes unanswered; two that both think it theirs settle it within a moment by the order that
-both compute. Whoever answers is never silent about it: beats carry it (`lb/heartbeat.py`).
+`lb/announce.py` elects the node. A node that loses an address answers until the elected one announces it in its
+heartbeats, so no request goes unanswered. Two nodes that both consider themselves elected resolve it quickly by the order
+that both compute. A node publishes every address that it answers for (`lb/heartbeat.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 from narthex.lb.announce import AddressElection, rank
 
 HANDOVER_SECONDS = 3.0
-"""Who may not answer any more waits so long for the next one."""
+"""How long a node that is no longer eligible waits for its successor."""
 CONFLICT_SECONDS = 1.0
-"""Two that both answer, and neither of which gives way by its own view, settle it after this."""
+"""Two nodes that both answer, neither yielding by its own view, resolve the conflict after this."""
 
 
 class PeerClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer that is alive tells."""
+    """Addresses that a live peer publishes."""
 
     held: frozenset[str] = frozenset()
     yielding: frozenset[str] = frozenset()
@@ -30,36 +30,36 @@ class PeerClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnedAddress(msgspec.Struct, kw_only=True):
-    """An address that is answered for."""
+    """An address that this node answers for."""
 
     since: float
     yielding: bool = False
-    """It is given up as soon as another has it."""
+    """Released as soon as another node has it."""
     until: float = math.inf
-    """It is given up then in any case."""
+    """When it is released in any case."""
     rivals: dict[str, float] = {}
-    """Peers that answer too without giving way, and since when."""
-    told: set[str] = set()
-    """Those of them that were told of."""
+    """Peers that also answer without yielding, and since when."""
+    reported: set[str] = set()
+    """Rivals that have been reported."""
 
 
 class OwnershipChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at the present has changed."""
+    """Changes of one update."""
 
     gained: tuple[str, ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
-    """Address, and why."""
+    """Address and reason."""
     duplicates: tuple[tuple[str, str], ...] = ()
-    """Address, and the peer that answers for it too, and has not given way for CONFLICT_SECONDS; each told once."""
+    """Address and peer, for peers that also answer and have not yielded for CONFLICT_SECONDS; each reported once."""
     settled: tuple[str, ...] = ()
-    """A rival has given way: everybody should hear once more who has it."""
+    """Addresses whose rival has yielded; they must be announced again."""
 
     def __bool__(self) -> bool:
         return bool(self.gained or self.lost or self.duplicates or self.settled)
 
 
 class AddressOwnership:
-    """The addresses of one announcer. Owned by one thread."""
+    """The addresses that one announcer answers for. Owned by one thread."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -69,11 +69,11 @@ class AddressOwnership:
 
     @property
     def yielding(self) -> frozenset[str]:
-        """What is given up as soon as another has it."""
+        """Addresses that are released as soon as another node has them."""
         return frozenset(address for address, each in self.held.items() if each.yielding)
 
     def next_due(self) -> float:
-        """When `update` has to be called, though nothing else happens."""
+        """Return when `update` must be called even if nothing else happens."""
         ends = [each.until for each in self.held.values()]
         settles = [at + CONFLICT_SECONDS for each in self.held.values() for at in each.rivals.values()]
         return min([*ends, *settles], default=math.inf)
@@ -86,8 +86,10 @@ class AddressOwnership:
         *,
         standing_back: bool = False,
     ) -> OwnershipChanges:
-        """Come as near to the decisions as can be. `rivals` are the peers that are alive; `standing_back` is what this node
-        tells them of itself."""
+        """Approach the elected state as far as the peers allow.
+
+        `rivals` are the claims of all live peers; `standing_back` is what this node publishes about itself.
+        """
         gained, lost, duplicates, settled = [], [], [], []
         for address, each in list(self.held.items()):
             before = dict(each.rivals)
@@ -98,8 +100,8 @@ class AddressOwnership:
                 continue
             settled += [address] if before and not each.rivals and not each.yielding else []
             lasting = {name for name, at in each.rivals.items() if now - at >= CONFLICT_SECONDS}
-            duplicates += [(address, name) for name in sorted(lasting - each.told)]
-            each.told = (each.told | lasting) & each.rivals.keys()
+            duplicates += [(address, name) for name in sorted(lasting - each.reported)]
+            each.reported = (each.reported | lasting) & each.rivals.keys()
         for address, decision in decisions.items():
             if address in self.held or decision.holder != self.node:
                 continue
@@ -120,7 +122,7 @@ class AddressOwnership:
         )
 
     def drop_all(self) -> tuple[str, ...]:
-        """Answer for nothing from now on."""
+        """Release all addresses; return them."""
         before = tuple(self.held)
         self.held.clear()
         return before
@@ -134,7 +136,7 @@ class AddressOwnership:
         now: float,
         standing_back: bool,
     ) -> str:
-        """Why an address is not answered for any more; empty when it still is."""
+        """Return why an address is released; empty if it is kept."""
         if decision is None:
             return "no Service has it any more"
         holders = {name for name, rival in rivals.items() if address in rival.held}
@@ -169,7 +171,7 @@ class AddressOwnership:
         return ""
 
     def _better(self, decision: AddressElection, rivals: Mapping[str, PeerClaims], standing_back: bool) -> set[str]:
-        """Peers that hold an address, do not give way, and come before this node by what both of them know."""
+        """Return the peers that hold an address, do not yield, and precede this node in the order known to both."""
         own = (standing_back, rank(self.node, decision.first))
         return {
             name

@@ -1,4 +1,4 @@
-"""From a Snapshot to what allocation looks at, and what comes of it for each pool."""
+"""Reserved addresses of a cluster, and the usage of its pools after allocation."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from narthex.model.store import Snapshot
 
 
 class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool, for people and metrics."""
+    """Usage of one pool, for output and metrics."""
 
     name: str
     addresses: tuple[str, ...]
-    """As written."""
+    """As written by the user."""
     total: int = 0
-    """How many it can give."""
+    """Number of addresses that it can assign."""
     in_use: int = 0
-    """How many of them a Service has, whoever gave them."""
+    """Number of its addresses that Services have, whichever controller assigned them."""
     services: tuple[str, ...] = ()
-    """Which Services have one."""
+    """Services that have an address of the pool."""
     auto_assign: bool = True
     advertisements: tuple[str, ...] = ()
-    """The L2Advertisements that announce it."""
+    """L2Advertisements that cover the pool."""
     refused: str = ""
-    """Why it cannot be used; empty when it can."""
+    """Why the pool cannot be used; empty if it can."""
 
 
 def reserved_addresses(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) -> ReservedAddresses:
-    """What in a cluster no pool may hold: pods' and Services' addresses, and the nodes' own. `cluster_cidrs` are where all
-    pods are, when somebody says so."""
+    """Return the addresses that no pool may contain: those of Pods, Services, and nodes.
+
+    `cluster_cidrs` are the Pod networks, if configured.
+    """
     networks = dict.fromkeys(cluster_cidrs, "where pods are (--cluster-cidr)")
     addresses: dict[str, str] = {}
     for _, node in sorted(snapshot.nodes.items()):
@@ -57,7 +59,7 @@ def reserved_addresses(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) ->
 
 
 def namespace_labels(snapshot: Snapshot) -> Mapping[str, Labels]:
-    """Labels of the namespaces, by name."""
+    """Return the labels of each namespace by name."""
     return {key.name: namespace.labels for key, namespace in snapshot.namespaces.items()}
 
 
@@ -67,7 +69,7 @@ def usage(
     decisions: Mapping[NamespacedName, AllocationDecision],
     advertisements: Iterable[L2Advertisement] = (),
 ) -> tuple[PoolUse, ...]:
-    """All pools, by name. An address counts as soon as it is decided on, and as long as a status holds it."""
+    """Return the usage of all pools by name. An address counts from the decision until no status contains it."""
     users: dict[str, set[str]] = {}
     for service in services:
         decision = decisions.get(service.key)

@@ -1,7 +1,6 @@
-"""Pools as sets of addresses: which can be used and which are refused, with the reason; never a list of their addresses.
+"""Address pools as ranges of numbers: which are usable, and which are refused and why. Addresses are never enumerated.
 
-A refused pool gives nothing away, and what was given from it stays where it is: a fault that somebody wrote must not take
-an address away that works.
+A refused pool assigns no addresses, and assigned ones stay: a configuration mistake must not remove a working address.
 """
 
 from __future__ import annotations
@@ -33,62 +32,62 @@ _BUGGY_ENDS = (0, 255)
 
 
 class AddressRange(msgspec.Struct, frozen=True, order=True):
-    """Consecutive addresses of one family, as numbers; both ends belong to it."""
+    """Consecutive addresses of one family, as numbers; both ends inclusive."""
 
     version: int
     first: int
     last: int
     text: str
-    """As written."""
+    """As written by the user."""
 
     @property
     def family(self) -> IPFamily:
-        """Its family."""
+        """IP family of the range."""
         return IPFamily(self.version)
 
     @property
     def size(self) -> int:
-        """How many addresses."""
+        """Number of addresses."""
         return self.last - self.first + 1
 
     def meets(self, other: AddressRange) -> bool:
-        """Whether they have an address in common."""
+        """Return True if the ranges overlap."""
         return self.version == other.version and self.first <= other.last and other.first <= self.last
 
 
 class AddressPool(msgspec.Struct, frozen=True):
-    """A pool that can be used."""
+    """A usable pool."""
 
     object: IPAddressPool
     ranges: tuple[AddressRange, ...]
-    """In order, without overlap."""
+    """Sorted, without overlap."""
 
     @property
     def name(self) -> str:
-        """What annotations call it."""
+        """Name of the pool, as annotations refer to it."""
         return self.object.name
 
     @property
     def families(self) -> frozenset[IPFamily]:
-        """The families that it has addresses of."""
+        """IP families of the addresses."""
         return frozenset(each.family for each in self.ranges)
 
     @property
     def size(self) -> int:
-        """How many addresses it can give."""
+        """Number of addresses that the pool can assign."""
         return sum(each.size - (_buggy(each) if self.object.avoid_buggy else 0) for each in self.ranges)
 
     def holds(self, address: str) -> bool:
-        """Whether a canonical address is in it."""
+        """Return True if the pool contains a canonical address."""
         return any(_inside(each, address_key(address)) for each in self.ranges)
 
     def avoids(self, address: str) -> bool:
-        """Whether the address is one of those that it does not give, though it is in it (row M2)."""
+        """Return True if the pool contains the address but does not assign it (`avoidBuggyIPs`, row M2)."""
         version, number = address_key(address)
         return self.object.avoid_buggy and version == 4 and number & 255 in _BUGGY_ENDS
 
     def lowest_free(self, family: IPFamily, taken: Container[int], start: int = 0) -> int | None:
-        """The first address of a family from `start` on that is not taken, as a number. None: there is none."""
+        """Return the first address of a family from `start` on that is not in `taken`, as a number; None if there is none."""
         skip = self.object.avoid_buggy and family is IPFamily.IPV4
         for each in self.ranges:
             if each.family is not family or each.last < start:
@@ -106,44 +105,43 @@ class RefusedPool(msgspec.Struct, frozen=True):
 
     object: IPAddressPool
     reason: str
-    """What is wrong, and what to do."""
+    """What is wrong, and how to fix it."""
 
 
 class Pools(msgspec.Struct, frozen=True):
     """All pools."""
 
     accepted: tuple[AddressPool, ...] = ()
-    """By name."""
+    """Sorted by name."""
     refused: tuple[RefusedPool, ...] = ()
 
     def of(self, address: str) -> AddressPool | None:
-        """The pool that an address is in."""
+        """Return the usable pool that contains an address, or None."""
         return next((pool for pool in self.accepted if pool.holds(address)), None)
 
     def named(self, name: str) -> AddressPool | None:
-        """The pool with a name."""
+        """Return the usable pool of this name, or None."""
         return next((pool for pool in self.accepted if pool.name == name), None)
 
     def refusal_of(self, name: str) -> RefusedPool | None:
-        """The refused pool with a name."""
+        """Return the refused pool of this name, or None."""
         return next((each for each in self.refused if each.object.name == name), None)
 
 
 class ReservedAddresses(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses that are somebody else's, and whose."""
+    """Addresses that the cluster uses otherwise, and for what."""
 
     networks: Mapping[str, str] = {}
-    """Canonical networks of pods and Services."""
+    """Canonical networks of Pods and Services, with their purpose."""
     addresses: Mapping[str, str] = {}
-    """Canonical addresses, such as those of nodes."""
+    """Canonical addresses, such as those of nodes, with their purpose."""
 
 
 NOTHING_RESERVED = ReservedAddresses()
-"""Nothing is known to be somebody else's."""
 
 
 def validate_pools(objects: Iterable[IPAddressPool], surroundings: ReservedAddresses = NOTHING_RESERVED) -> Pools:
-    """Accept or refuse each pool. Where two overlap, the first by name stays."""
+    """Accept or refuse each pool. If two pools overlap, the first one by name is accepted."""
     accepted: list[AddressPool] = []
     refused: list[RefusedPool] = []
     foreign = _Foreign(surroundings)
@@ -161,7 +159,7 @@ def validate_pools(objects: Iterable[IPAddressPool], surroundings: ReservedAddre
 
 
 def pool_containing(pools: Iterable[IPAddressPool], address: str) -> IPAddressPool | None:
-    """The pool in whose written addresses an address is, also where the pool is refused; of several the first by name."""
+    """Return the pool whose written ranges contain an address, even if it is refused; the first one by name."""
     key = address_key(address)
     for each in sorted(pools, key=lambda pool: (pool.name, pool.namespace)):
         if any(_inside(range_, key) for range_ in _readable(each.addresses)):
@@ -170,18 +168,18 @@ def pool_containing(pools: Iterable[IPAddressPool], address: str) -> IPAddressPo
 
 
 def may_contain(pool: IPAddressPool, address: str) -> bool:
-    """Whether an address may be meant to be in a pool: it is in what is written there, or some of that nobody can read."""
+    """Return True if a pool may be meant to contain an address: its ranges do, or one of them is invalid."""
     ranges, key = _readable(pool.addresses), address_key(address)
     return len(ranges) < len(pool.addresses) or any(_inside(range_, key) for range_ in ranges)
 
 
 def address_text(family: IPFamily, number: int) -> str:
-    """The canonical address of a number."""
+    """Return the canonical text of an address number."""
     return str(ipaddress.IPv4Address(number) if family is IPFamily.IPV4 else ipaddress.IPv6Address(number))
 
 
 def read_range(text: str) -> AddressRange:
-    """`10.0.0.0/24` or `10.0.0.5-10.0.0.9`. Raises ValueError with what is wrong and what to write."""
+    """Parse `10.0.0.0/24` or `10.0.0.5-10.0.0.9`. Raises ValueError with the problem and its fix."""
     first, dash, last = (part.strip() for part in text.partition("-"))
     found = _between(text, first, last) if dash else _network(text.strip())
     for cidr, what in _FORBIDDEN:
@@ -229,7 +227,7 @@ def _of_network(cidr: str) -> AddressRange:
 
 
 def _ranges(texts: Sequence[str]) -> tuple[AddressRange, ...]:
-    """All ranges of a pool, in order. Raises ValueError."""
+    """Return all ranges of a pool, sorted. Raises ValueError."""
     if not texts:
         raise ValueError("it has no addresses: write spec.addresses")
     found = sorted(read_range(text) for text in texts)
@@ -268,14 +266,14 @@ def _check_overlap(ranges: Sequence[AddressRange], accepted: Iterable[AddressPoo
 
 
 class _Foreign:
-    """What surrounds the pools, to be asked for many."""
+    """The reserved addresses, prepared for checking many pools."""
 
     def __init__(self, surroundings: ReservedAddresses) -> None:
         self._networks = [(_of_network(cidr), whose) for cidr, whose in sorted(surroundings.networks.items())]
         self._addresses = [(address_key(each), each, whose) for each, whose in sorted(surroundings.addresses.items())]
 
     def check(self, ranges: Sequence[AddressRange]) -> None:
-        """Raise ValueError when something in the ranges is somebody else's."""
+        """Raise ValueError if a range contains a reserved address."""
         for mine in ranges:
             for network_, whose in self._networks:
                 if mine.meets(network_):
@@ -298,7 +296,7 @@ def _inside(range_: AddressRange, key: tuple[int, int]) -> bool:
 
 
 def _buggy(range_: AddressRange) -> int:
-    """How many addresses of a range end in .0 or .255."""
+    """Return the number of addresses in a range that end in .0 or .255."""
     if range_.family is not IPFamily.IPV4:
         return 0
     return sum((range_.last - end) // 256 - (range_.first - 1 - end) // 256 for end in _BUGGY_ENDS)

@@ -1,4 +1,4 @@
-"""What a Service asks its load balancer's address to be (rows M4, M5, M8, M10)."""
+"""Address requests of Services (rows M4, M5, M8, M10), and the rules for sharing an address (row M6)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _REQUIRED = "RequireDualStack"
 
 
 class AddressRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One Service's, read and checked."""
+    """The validated address request of one Service."""
 
     families: tuple[IPFamily, ...]
-    """Those to have an address of, the first first."""
+    """IP families that need an address, the primary one first."""
     all_families: bool
-    """An address of each, or none at all."""
+    """True if an address of every family is required."""
     addresses: tuple[str, ...] = ()
-    """These and no others; empty: any."""
+    """The requested addresses; empty: any."""
     pool: str = ""
-    """From this pool, by name; empty: any."""
+    """Name of the requested pool; empty: any."""
 
 
 def address_request(service: Service) -> AddressRequest | Refusal:
-    """What it asks for, or why that makes no sense."""
+    """Return the request of a Service, or why it is invalid."""
     families = service.ip_families or tuple(family_of(ip) for ip in service.cluster_ips if ip != "None")
     if not families:
         return Refusal(
@@ -80,20 +80,20 @@ def _addresses(service: Service) -> tuple[str, ...] | Refusal:
 
 
 class SharingProfile(msgspec.Struct, frozen=True):
-    """What one Service brings to an address."""
+    """The properties of a Service that decide whether it can share an address."""
 
     service: NamespacedName
     key: str
-    """Of the annotation; empty: it shares with nobody."""
+    """Value of the annotation; empty: no sharing."""
     ports: frozenset[tuple[Protocol, int]]
     backend: Labels | None
-    """Its pods, where only nodes that have them may take its packets; None with the traffic policy Cluster."""
+    """Pod selector, with the traffic policy Local; None with Cluster."""
     ours: bool = True
-    """It is one of those that the same controller gives addresses to."""
+    """True if this controller serves the Service."""
 
 
 def sharing_profile(service: Service, *, ours: bool = True) -> SharingProfile:
-    """What a Service brings."""
+    """Return the sharing profile of a Service."""
     return SharingProfile(
         service.key,
         annotation(service, ALLOW_SHARED_IP),
@@ -104,7 +104,7 @@ def sharing_profile(service: Service, *, ours: bool = True) -> SharingProfile:
 
 
 def sharing_conflict(one: SharingProfile, other: SharingProfile) -> str:
-    """Why `one` cannot have the address that `other` has; empty when it can."""
+    """Return why `one` cannot use the address of `other`; empty if it can."""
     whose = f"{other.service} has it"
     if not other.ours:
         return f"{whose}, which another controller serves or nobody can read"

@@ -1,4 +1,4 @@
-"""Pools of addresses and their announcement, as people write them: MetalLB's custom resources, or a file of our own.
+"""Address pools and their advertisements: MetalLB's custom resources, or a file of kind LoadBalancerConfiguration.
 
     apiVersion: narthex/v1alpha1
     kind: LoadBalancerConfiguration
@@ -10,8 +10,8 @@
       ipAddressPools: [first]
       interfaces: [eth0]
 
-An entry has the custom resource's fields of `spec`, and `name` and `labels` beside them. Both forms become the same
-objects through the same decoder.
+An entry has the `spec` fields of the custom resource, and `name` and `labels`. Both forms are decoded by the same decoder
+into the same objects.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SPECS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("pools", "IPAddressPool", WireIPAddressPoolSpec),
     ("advertisements", "L2Advertisement", WireL2AdvertisementSpec),
 )
-"""Section, kind of its entries, and what these may hold."""
+"""Section, kind of its entries, and their wire type."""
 
 
 class LoadBalancerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds."""
+    """Content of a configuration file."""
 
     pools: tuple[IPAddressPool, ...] = ()
     advertisements: tuple[L2Advertisement, ...] = ()
@@ -49,14 +49,14 @@ class LoadBalancerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Some of it cannot be used, so that none of it should be: what was in force before is nearer to what is meant."""
+        """True if there are errors. Then none of the file is used, and the previous configuration stays in force."""
         return any(problem.severity == "error" for problem in self.problems)
 
 
 def read(data: bytes, origin: str) -> LoadBalancerConfiguration:
-    """The pools and advertisements of a file: documents of our own kind, of MetalLB's, or both. Never raises.
+    """Read pools and advertisements from a file with documents of our kind, MetalLB's kinds, or both. Never raises.
 
-    `origin` is the file's name; problems get `origin:line`.
+    `origin` is the file name; problems get `origin:line`.
     """
     if len(data) > MAX_BYTES:
         return _failed(origin, f"holds {len(data)} bytes, at most {MAX_BYTES} are read")
@@ -83,24 +83,24 @@ def read(data: bytes, origin: str) -> LoadBalancerConfiguration:
 
 
 def selects_pool(advertisement: L2Advertisement, pool: IPAddressPool) -> bool:
-    """Whether the addresses of a pool are announced by it. Without names and selectors all pools' are."""
+    """Return True if the advertisement covers the pool; without names and selectors it covers all pools."""
     if not advertisement.pools and not advertisement.pool_selectors:
         return True
     return pool.name in advertisement.pools or _any(advertisement.pool_selectors, pool.labels)
 
 
 def selects_node(advertisement: L2Advertisement, labels: Labels) -> bool:
-    """Whether a node with these labels may announce for it."""
+    """Return True if a node with these labels may announce for the advertisement."""
     return not advertisement.node_selectors or _any(advertisement.node_selectors, labels)
 
 
 def selects_service(advertisement: L2Advertisement, service: Service) -> bool:
-    """Whether it is for this Service."""
+    """Return True if the advertisement covers the Service."""
     return not advertisement.service_selectors or _any(advertisement.service_selectors, service.labels)
 
 
 def pool_serves(pool: IPAddressPool, service: Service, namespace_labels: Labels) -> bool:
-    """Whether a Service may have an address of a pool. `namespace_labels` are those of the Service's namespace."""
+    """Return True if a Service may use the pool. `namespace_labels` are the labels of its namespace."""
     wanted = pool.allocation
     if wanted is None:
         return True
@@ -121,7 +121,7 @@ def _failed(origin: str, message: str) -> LoadBalancerConfiguration:
 
 
 def _unfold(document: documents.Document, origin: str, problems: list[Problem]) -> Iterator[Any]:
-    """The objects of one document, decoded."""
+    """Yield the decoded objects of one document."""
     raw = document.value
 
     def locate(path: tuple[str | int, ...]) -> str:
@@ -159,7 +159,7 @@ def _unfold(document: documents.Document, origin: str, problems: list[Problem]) 
 
 
 def _resource(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of the file as the custom resource that it stands for."""
+    """Return an entry of the file as a custom resource."""
     meta = {name: entry[name] for name in ("name", "labels") if name in entry}
     spec = {name: value for name, value in entry.items() if name not in meta}
     return {"apiVersion": _GROUP, "kind": kind, "metadata": meta, "spec": spec}

@@ -1,8 +1,7 @@
-"""When to say again who has an address, and when to ask whether somebody else has it.
+"""When to repeat gratuitous announcements, and when to probe for other hosts that use an address.
 
-A gratuitous announcement can be lost, or meet a switch that has just started; MetalLB repeats it for five seconds (row A7),
-which users found too short. Questions find what no announcement tells: on a switch nobody hears an answer that goes to
-somebody else.
+A gratuitous announcement can be lost, or reach a switch that is still starting. MetalLB repeats it for five seconds (row
+A7), which users found too short. Probes detect other users of the address whose unicast replies a switch would hide.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 ANNOUNCE_AFTER = (0.0, 1.1, 2.2, 3.3, 4.4, 5.5, 10.0, 20.0, 30.0, 45.0, 60.0)
-"""Seconds since the address was gained."""
+"""Seconds after the address was acquired."""
 PROBE_AFTER = (2.0, 15.0)
 PROBE_EVERY = 60.0
 
@@ -34,23 +33,23 @@ class _Plan(msgspec.Struct):
 
 
 class AnnouncementSchedule:
-    """What is due for each address that is answered for. Times are of one monotonic clock, in seconds."""
+    """Due announcements and probes of each owned address. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._plans: dict[str, _Plan] = {}
 
     def begin(self, addresses: Iterable[str], now: float) -> None:
-        """These have just been gained, or everybody should hear of them as if they were."""
+        """Start the schedule of addresses that were acquired or must be announced again."""
         for address in addresses:
             self._plans[address] = _Plan(since=now)
 
     def end(self, addresses: Iterable[str]) -> None:
-        """Nothing more is said about these: after it is lost, an address is another's to announce (row A7)."""
+        """Stop the schedule of addresses: a released address is announced by its next owner only (row A7)."""
         for address in addresses:
             self._plans.pop(address, None)
 
     def announcements(self, now: float) -> list[str]:
-        """Addresses to announce now; each is due again at its own time."""
+        """Return the addresses to announce now, and advance their schedule."""
         found = []
         for address, plan in self._plans.items():
             if now >= plan.announce_at:
@@ -60,7 +59,7 @@ class AnnouncementSchedule:
         return found
 
     def probes(self, now: float) -> list[str]:
-        """Addresses to ask for now."""
+        """Return the addresses to probe now, and advance their schedule."""
         found = []
         for address, plan in self._plans.items():
             if now >= plan.probe_at:
@@ -70,5 +69,5 @@ class AnnouncementSchedule:
         return found
 
     def next_due(self) -> float:
-        """When one of both has something."""
+        """Return when the next announcement or probe is due."""
         return min((min(plan.announce_at, plan.probe_at) for plan in self._plans.values()), default=math.inf)

@@ -1,4 +1,4 @@
-"""What is read from and written to a Service about its load balancer: annotations, `status`, conditions."""
+"""A Service's load balancer data: annotations, `status`, conditions, and the patches that write them."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from narthex.model.objects import Service
 
 PREFIX, OLD_PREFIX = "metallb.io/", "metallb.universe.tf/"
 ADDRESS_POOL = "address-pool"
-"""Annotation: the pool to take an address from."""
+"""Annotation: the requested pool."""
 LOAD_BALANCER_IPS = "loadBalancerIPs"
-"""Annotation: the addresses to have, joined by commas."""
+"""Annotation: the requested addresses, separated by commas."""
 ALLOW_SHARED_IP = "allow-shared-ip"
 """Annotation: Services with the same value may share an address."""
 ALLOCATED_FROM = "ip-allocated-from-pool"
-"""Annotation that the controller writes: the pool that the addresses in the status are from."""
+"""Annotation written by the controller: the pool of the status addresses."""
 LOAD_BALANCER = "LoadBalancer"
 
 STRATEGIC = "strategic"
-"""Kind of patch for `condition_patch`."""
+"""Patch type for `condition_patch`."""
 
 
 def annotation(service: Service, name: str) -> str:
-    """The value of one of the annotations above, under MetalLB's prefix or its old one; empty when there is none."""
+    """Return the value of an annotation under MetalLB's current or old prefix; empty if there is none."""
     return service.annotation(PREFIX + name) or service.annotation(OLD_PREFIX + name) or ""
 
 
 def status_addresses(service: Service) -> tuple[str, ...]:
-    """The addresses that the status names, whoever wrote it."""
+    """Return the addresses in the status, whichever controller wrote them."""
     return tuple(dict.fromkeys(entry.ip for entry in service.ingress))
 
 
-def is_served(service: Service, balancer_class: str) -> bool:
-    """Whether it is for a controller of this class; the empty class serves Services that name none (row L1)."""
-    return service.type == LOAD_BALANCER and service.load_balancer_class == balancer_class
+def is_served(service: Service, load_balancer_class: str) -> bool:
+    """Return True if a controller of this class serves the Service; the empty class serves Services without one (row L1)."""
+    return service.type == LOAD_BALANCER and service.load_balancer_class == load_balancer_class
 
 
 def status_patch(addresses: Sequence[str], version: str) -> dict[str, Any]:
-    """Merge patch for the subresource `status`. It is refused when the Service is not of this `resourceVersion` any more.
+    """Return the merge patch for the `status` subresource; it fails unless the Service has this `resourceVersion`.
 
     `ipMode: VIP`: packets arrive with this address as their destination (row L2).
     """
@@ -50,25 +50,25 @@ def status_patch(addresses: Sequence[str], version: str) -> dict[str, Any]:
 
 
 def pool_patch(pool: str, version: str) -> dict[str, Any]:
-    """Merge patch for the annotation that names the pool; none when empty."""
+    """Return the merge patch for the pool annotation; an empty pool removes it."""
     return {"metadata": {"resourceVersion": version, "annotations": {PREFIX + ALLOCATED_FROM: pool or None}}}
 
 
 class ServiceCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """One of a Service's `status.conditions`."""
+    """One entry of a Service's `status.conditions`."""
 
     type: str
     holds: bool | None
     """None: unknown."""
     reason: str
-    """One word in CamelCase."""
+    """One CamelCase word."""
     message: str
 
 
 def condition_patch(condition: ServiceCondition, since: str) -> dict[str, Any]:
-    """Strategic merge patch (kind STRATEGIC) for the subresource `status`; other conditions stay as they are.
+    """Return the strategic merge patch (STRATEGIC) for the `status` subresource; other conditions stay unchanged.
 
-    `since` is when `holds` became what it is, in RFC 3339.
+    `since` is the time of the last transition, in RFC 3339.
     """
     word = {True: "True", False: "False", None: "Unknown"}[condition.holds]
     entry = {
@@ -82,7 +82,7 @@ def condition_patch(condition: ServiceCondition, since: str) -> dict[str, Any]:
 
 
 def service_path(service: Service) -> str:
-    """Where the API server has it."""
+    """Return the API path of a Service."""
     return f"/api/v1/namespaces/{service.namespace}/services/{service.name}"
 
 
@@ -90,7 +90,7 @@ EventReason = Literal["IPAllocated", "AllocationFailed", "ClearAssignment", "For
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a Service does not get what it asks for."""
+    """Why a Service does not get what it requests, and what helps."""
 
     text: str
     advice: str
@@ -100,49 +100,49 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class AllocationDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the status of a Service is to hold, and why."""
+    """The addresses that a Service's status must contain, and why."""
 
     service: NamespacedName
     addresses: tuple[str, ...] = ()
     pool: str = ""
-    """The pool that they are from, by name."""
+    """Name of the pool of the addresses."""
     refusal: Refusal | None = None
-    """Set when something that the Service asks for is not granted, also where it keeps what it has."""
+    """Set if a request is not granted, even if the Service keeps other addresses."""
     cause: str = ""
-    """Why addresses that the status holds are taken away, empty when none are."""
+    """Why addresses are removed from the status; empty if none are."""
     note: str = ""
-    """What a person should know, though nothing is refused."""
+    """Additional information for users."""
     foreign: bool = False
-    """Somebody else writes the status: it is left alone."""
+    """Another controller writes the status: it is left alone."""
 
 
 class ServiceEvent(msgspec.Struct, frozen=True):
-    """An Event about a Service."""
+    """A Kubernetes Event about a Service."""
 
     reason: EventReason
     text: str
 
     @property
     def warning(self) -> bool:
-        """Whether it is one to worry about."""
+        """True for Events of type Warning."""
         return self.reason != "IPAllocated"
 
 
 class ServiceChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be written so that a Service is as decided. Patches carry the version that was decided from."""
+    """What must be written to implement a decision. The patches contain the version that the decision was based on."""
 
     status: dict[str, Any] | None = None
     """Merge patch of the status."""
     pool: str | None = None
-    """New value of the annotation ALLOCATED_FROM, empty to remove it; None: it is right as it is."""
+    """New value of the annotation ALLOCATED_FROM, empty to remove it; None: unchanged."""
     events: tuple[ServiceEvent, ...] = ()
-    """To be told once the status is written."""
+    """Events to record after the status was written."""
     standing: tuple[ServiceEvent, ...] = ()
-    """True as long as the decision is; to be told once."""
+    """Events that apply as long as the decision does; recorded once."""
 
 
 def required_changes(service: Service, decision: AllocationDecision) -> ServiceChanges:
-    """What has to be written. The same decision made again after that asks for nothing more."""
+    """Return what must be written. After that, the same decision requires no more changes."""
     standing = []
     if decision.refusal is not None:
         standing.append(ServiceEvent("AllocationFailed", str(decision.refusal)))
@@ -165,5 +165,5 @@ def required_changes(service: Service, decision: AllocationDecision) -> ServiceC
 
 
 def pool_of(service: Service) -> str:
-    """The pool that the status is from as the annotation has it; empty when no controller like this wrote it."""
+    """Return the pool of the status addresses according to the annotation; empty if no MetalLB-compatible controller wrote it."""
     return service.annotation(PREFIX + ALLOCATED_FROM) or service.annotation(OLD_PREFIX + ALLOCATED_FROM) or ""

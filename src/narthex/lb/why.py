@@ -1,4 +1,4 @@
-"""Why a Service's addresses are answered for, or not: for a person, as data, and as the Service's condition."""
+"""Explanations of why a Service's addresses are announced or not: for users, as data, and as the Service's condition."""
 
 from __future__ import annotations
 
@@ -11,62 +11,64 @@ from narthex.lb.announce import AddressElection, AnnouncementReason
 from narthex.lb.service_status import ServiceCondition
 
 CONDITION = "narthex/Announced"
-"""Type of the condition on a Service."""
+"""Type of the Service condition."""
 FOREIGN = "AlsoAnsweredByOthers"
-"""Reason of the condition when somebody who is none of ours answers, too."""
+"""Reason of the condition if hosts that are not announcers answer for the address, too."""
 _MOST_TEXT = 1500
 
 
 class AnnouncerObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's own announcer says of an address."""
+    """What a node's announcer reports about an address."""
 
     answers: bool = False
     yielding: bool = False
     links: tuple[str, ...] = ()
     last_request: str = ""
-    """In words; empty: there was none."""
+    """Description of the last request; empty if there was none."""
     gratuitous: int = 0
     requests: int = 0
     foreign: tuple[str, ...] = ()
-    """In words: who else was seen to answer."""
+    """Descriptions of other hosts that answered."""
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part in an address."""
+    """One node's role for an address."""
 
     node: str
     announces: bool
     reason: str
     text: str
     seen: AnnouncerObservation | None = None
-    """None: its announcer was not asked, or did not answer."""
+    """None if its announcer was not queried or did not respond."""
 
 
 class AddressExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One address."""
+    """Explanation of one address."""
 
     address: str
     pool: str
     holder: str
-    """The node whose turn it is; empty for none."""
+    """The elected node; empty if there is none."""
     nodes: tuple[NodeExplanation, ...]
     notes: tuple[str, ...] = ()
 
 
 class ServiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer."""
+    """Explanation of all addresses of a Service."""
 
     service: str
     addresses: tuple[AddressExplanation, ...]
     notes: tuple[str, ...] = ()
-    """What holds for all of them."""
+    """Notes that apply to all addresses."""
 
 
 def condition(
     decisions: Sequence[AddressElection], holders: Mapping[str, Sequence[str]], foreign: Mapping[str, Sequence[str]]
 ) -> ServiceCondition:
-    """The condition of a Service whose addresses were decided so. `holders` are the nodes that answer for each, `foreign`
-    the hardware addresses of others that do."""
+    """Return the condition of a Service with these elections.
+
+    `holders` are the nodes that answer for each address, `foreign` the MAC addresses of other hosts that do.
+    """
     missing = [each for each in decisions if not holders.get(each.address)]
     notes = list(dict.fromkeys(note for each in decisions for note in each.notes))
     others = [f"{address} is also answered for by {', '.join(macs)}" for address, macs in foreign.items() if macs]
@@ -91,7 +93,7 @@ def _condition(holds: bool, reason: str, said: Iterable[str]) -> ServiceConditio
 
 
 def _together(decision: AddressElection) -> str:
-    """Why no node answers; what holds for all is said once."""
+    """Explain why no node answers; a common reason appears once."""
     texts = list(dict.fromkeys(verdict.text for verdict in decision.verdicts))
     return "; ".join(texts) or "there is no node"
 
@@ -99,8 +101,7 @@ def _together(decision: AddressElection) -> str:
 def explain(
     service: str, decisions: Iterable[AddressElection], seen: Mapping[str, Mapping[str, AnnouncerObservation]]
 ) -> ServiceExplanation:
-    """Everything, from decisions about a Service's addresses. `seen` is what announcers themselves say, by node and
-    address."""
+    """Return the explanation of a Service. `seen` are the announcers' own observations, by node and address."""
     return ServiceExplanation(
         service=service,
         addresses=tuple(
@@ -126,7 +127,7 @@ def explain(
 
 
 def lines(said: ServiceExplanation) -> list[str]:
-    """For a person."""
+    """Render the explanation as text lines."""
     found = [said.service, *(f"  note: {note}" for note in said.notes)]
     for each in said.addresses:
         turn = f"it is {each.holder}'s turn" if each.holder else "nobody announces it"
@@ -150,7 +151,7 @@ def _seen(seen: AnnouncerObservation | None) -> list[str]:
 
 
 def read_state(state: Mapping[str, Any]) -> dict[str, AnnouncerObservation]:
-    """What a running announcer's status says, by address; nothing where it is not what it should be."""
+    """Return the observations in a running announcer's status, by address; empty if the status is invalid."""
     try:
         told = msgspec.convert(state, _State)
     except msgspec.ValidationError:

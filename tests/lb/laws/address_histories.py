@@ -6,7 +6,7 @@ Each step can be taken by anybody who can `pick` one of a list: a property test,
 import msgspec
 
 from narthex.lb.allocate import AllocationInput, allocate
-from narthex.lb.ledger import UNANSWERED_SECONDS, AllocationLedger
+from narthex.lb.ledger import UNCONFIRMED_SECONDS, AllocationLedger
 from narthex.lb.pools import validate_pools
 from narthex.lb.requests import sharing_conflict, sharing_profile
 from narthex.lb.service_status import PREFIX, is_served, required_changes, status_addresses
@@ -136,12 +136,12 @@ class History:
 
     def come_to_rest(self):
         """After some undisturbed turns nothing is left to do, and all is as it should be, also for a newcomer."""
-        self.time += 2 * UNANSWERED_SECONDS
+        self.time += 2 * UNCONFIRMED_SECONDS
         for _ in range(8):
             self.see(len(self.unseen))
-            before = self.version, self.ledger.promised
+            before = self.version, self.ledger.pending
             self.turn(["done"])
-            if (self.version, self.ledger.promised) == before:
+            if (self.version, self.ledger.pending) == before:
                 break
         else:
             raise AssertionError("it does not come to rest")
@@ -155,24 +155,24 @@ class History:
 
     def decide(self):
         accepted = validate_pools(self.pools.values())
-        self.ledger.see(self.seen.values(), accepted, self.time)
-        shown = self.ledger.shown(self.seen.values())
+        self.ledger.observe(self.seen.values(), accepted, self.time)
+        shown = self.ledger.with_pending(self.seen.values())
         situation = AllocationInput(
             services=list(shown.values()),
             pools=accepted,
-            promised=self.ledger.promised,
-            withheld=self.ledger.withheld,
+            pending=self.ledger.pending,
+            superseded=self.ledger.superseded,
             settled=self.ledger.settled,
             overwritten=self.ledger.overwritten,
         )
         decisions = allocate(situation)
         mirrored = msgspec.structs.replace(situation, services=list(shown.values())[::-1])
         assert allocate(mirrored) == decisions, "the order of Services decides"
-        self.ledger.decided(decisions)
+        self.ledger.drop_unmet(decisions)
         return decisions
 
     def write(self, key, decision, fate):
-        seen, there = self.ledger.shown([self.seen[key]])[key], self.services.get(key)
+        seen, there = self.ledger.with_pending([self.seen[key]])[key], self.services.get(key)
         todo = required_changes(seen, decision)
         if todo.status is None and todo.pool is None:
             self.ledger.confirm(seen, decision)
@@ -180,11 +180,11 @@ class History:
         gone = set(status_addresses(seen)) - set(decision.addresses)
         assert not gone or decision.cause, "taken away without a cause"
         if todo.status is not None:
-            self.ledger.promise(seen, decision.addresses, self.time)
+            self.ledger.record_write(seen, decision.addresses, self.time)
         if fate == "lost":
             return
         if there is None or there.resource_version != seen.resource_version:
-            self.ledger.refused(seen)
+            self.ledger.write_rejected(seen)
             return
         for address in set(decision.addresses) - set(status_addresses(there)):
             self.check_free(address, there)
@@ -194,7 +194,7 @@ class History:
             notes = tuple(sorted((*notes, (PREFIX + "ip-allocated-from-pool", decision.pool))))
         self.put(msgspec.structs.replace(there, ingress=ingress, annotations=notes))
         if fate == "done":
-            self.ledger.done(seen)
+            self.ledger.write_succeeded(seen)
 
     def check_free(self, address, taker):
         """Whoever has it on the server agreed to share it, as far as the controller could know."""

@@ -37,7 +37,7 @@ class Node:
     def __init__(self, name, run, now):
         self.name = name
         self.member = Membership(name, run, (b"k" * 32,), now)
-        self.member.know({each: each for each in NAMES})
+        self.member.set_nodes({each: each for each in NAMES})
         self.holdings = AddressOwnership(name)
 
     def turn(self, now):
@@ -53,15 +53,15 @@ class Node:
         announcers[self.name] = NodeAnnouncerState(standing_back=back, leaving=member.leaving)
         rivals = {
             name: PeerClaims(
-                held=frozenset(peer.told.held), yielding=frozenset(peer.told.yielding),
+                held=frozenset(peer.payload.held), yielding=frozenset(peer.payload.yielding),
                 leaving=peer.leaving, standing_back=peer.standing_back,
             )
             for name, peer in member.alive.items()
         }  # fmt: skip
         decisions = decided(tuple(sorted(announcers.items())))
         if self.holdings.update(decisions, rivals, now, standing_back=back).gained:
-            member.settle()
-        member.tell(HeartbeatPayload(held=tuple(self.holdings.held), yielding=tuple(sorted(self.holdings.yielding))))
+            member.end_initial_stand_back()
+        member.publish(HeartbeatPayload(held=tuple(self.holdings.held), yielding=tuple(sorted(self.holdings.yielding))))
 
 
 class Cluster:

@@ -64,7 +64,7 @@ class Air:
         self.sent += [(name, frame) for frame in frames]
         return len(frames)
 
-    def hear(self, frame, name="lan0"):
+    def receive_frame(self, frame, name="lan0"):
         self.waiting.append((self.links[name], frame))
 
 
@@ -76,13 +76,13 @@ class Alone:
         self.air = Air(*names)
         self.member = Membership("a", 1, (b"k" * 32,), self.now)
         self.announcing = Announcer("a", self.member, self.air, lambda *_: None)
-        self.announcing.look_at_links(self.now)
-        self.take(node("a"), node("b", internal_ips=("192.0.2.2",)), *(objects or OBJECTS))
-        self.announcing.take([Synced()])
+        self.announcing.rescan_links(self.now)
+        self.apply_events(node("a"), node("b", internal_ips=("192.0.2.2",)), *(objects or OBJECTS))
+        self.announcing.apply_events([Synced()])
         self.turn(0.7)
 
-    def take(self, *objects):
-        self.announcing.take([Upsert(each) for each in objects])
+    def apply_events(self, *objects):
+        self.announcing.apply_events([Upsert(each) for each in objects])
 
     def turn(self, seconds=0.0):
         self.now += seconds
@@ -111,10 +111,10 @@ def test_nothing_is_said_while_it_listens():
     made = Alone.__new__(Alone)
     made.now, made.air = 0.0, Air("lan0")
     made.announcing = Announcer("a", Membership("a", 1, (b"k" * 32,), 0.0), made.air, lambda *_: None)
-    made.announcing.look_at_links(0.0)
-    made.take(node("a"), *OBJECTS)
-    made.announcing.take([Synced()])
-    made.air.hear(asked())
+    made.announcing.rescan_links(0.0)
+    made.apply_events(node("a"), *OBJECTS)
+    made.announcing.apply_events([Synced()])
+    made.air.receive_frame(asked())
     made.turn(0.5)
     assert made.air.sent == [] and not made.announcing.holdings.held
     made.turn(0.2)
@@ -126,10 +126,10 @@ def test_it_announces_at_once_answers_and_counts():
     assert [name for name, _ in made.air.sent] == ["lan0"] * 3
     assert made.air.heard == (frozenset((IP, SIX)), {"lan0": frozenset((IP, SIX))})
     made.air.sent.clear()
-    made.air.hear(asked())
-    made.air.hear(asked(SIX))
-    made.air.hear(asked(to=STRANGER))
-    made.air.hear(asked("192.0.2.77"))
+    made.air.receive_frame(asked())
+    made.air.receive_frame(asked(SIX))
+    made.air.receive_frame(asked(to=STRANGER))
+    made.air.receive_frame(asked("192.0.2.77"))
     made.turn()
     assert len(made.air.sent) == 2 and {l2.read(frame)[0].address for _, frame in made.air.sent} == {IP, SIX}
     said = made.state()
@@ -145,17 +145,17 @@ def test_only_the_links_of_the_advertisement_are_used():
     made = Alone(*OBJECTS, L2Advertisement(name="one", interfaces=("lan1",)), names=("lan0", "lan1"))
     assert {name for name, _ in made.air.sent} == {"lan1"}
     made.air.sent.clear()
-    made.air.hear(asked(), "lan0")
+    made.air.receive_frame(asked(), "lan0")
     made.turn()
     assert made.air.sent == []
 
 
 def test_a_service_that_goes_is_not_answered_for():
     made = Alone()
-    made.take(balancer())
+    made.apply_events(balancer())
     made.turn()
     made.air.sent.clear()
-    made.air.hear(asked())
+    made.air.receive_frame(asked())
     made.turn(2)
     assert made.air.sent == [] and made.announcing.decisions == {}
 
@@ -164,7 +164,7 @@ def test_a_strangers_claim_is_kept_and_met_with_an_announcement_now_and_then():
     made = Alone()
     made.air.sent.clear()
     for seconds, defences in ((0.1, 1), (0.1, 1), (10.5, 2)):
-        made.air.hear(l2.gratuitous(IP, STRANGER, "")[0])
+        made.air.receive_frame(l2.gratuitous(IP, STRANGER, "")[0])
         made.turn(seconds)
         claims = [
             each for _, frame in made.air.sent for each in l2.read(frame) if each.kind is l2.NeighborMessageKind.CLAIMS
@@ -181,7 +181,7 @@ def test_a_strangers_claim_is_kept_and_met_with_an_announcement_now_and_then():
 def test_own_frames_and_claims_to_what_is_not_held_are_no_news():
     made = Alone()
     for frame in (*l2.gratuitous(IP, OWN, ""), l2.gratuitous("192.0.2.77", STRANGER, "")[0], asked()):
-        made.air.hear(frame)
+        made.air.receive_frame(frame)
     made.turn()
     assert made.state()["foreign"] == []
 
@@ -189,9 +189,9 @@ def test_own_frames_and_claims_to_what_is_not_held_are_no_news():
 def test_after_standing_still_it_begins_anew_and_says_nothing_of_what_waited():
     made = Alone()
     made.air.sent.clear()
-    made.air.hear(asked())
+    made.air.receive_frame(asked())
     made.now += 5
-    made.announcing.stood_still(made.now, 5.0)
+    made.announcing.resume_after_stall(made.now, 5.0)
     made.turn()
     assert made.air.sent == [] and not made.announcing.holdings.held
     made.turn(0.7)
@@ -211,7 +211,7 @@ def test_what_kubernetes_is_told():
     (key, told), = made.announcing.conditions(made.now).items()  # fmt: skip
     assert str(key) == "shop/web" and told.holds and told.reason == "Announces"
     assert told.message.startswith(f"{IP} by a, {SIX} by a; no L2Advertisement selects pool lan")
-    made.take(endpoint_slice("shop/web"))
+    made.apply_events(endpoint_slice("shop/web"))
     made.turn()
     told = made.announcing.conditions(made.now)[key]
     assert (told.holds, told.reason) == (False, "NoEndpoint")

@@ -57,7 +57,7 @@ class AnnouncerPart:
     def __init__(
         self,
         node_name: str,
-        told: AnnouncerConfiguration,
+        configuration: AnnouncerConfiguration,
         origin: Origin,
         status: StatusPaths | None = None,
         times: HeartbeatTimes | None = None,
@@ -65,7 +65,7 @@ class AnnouncerPart:
         """`origin`: where Services, endpoints, Nodes and pools come from, and the API server that is told. `status`: the
         ports where it shows what it does."""
         self._node = node_name
-        self._told = told
+        self._configuration = configuration
         self._origin = origin
         self._status = status
         self._times = times or HeartbeatTimes()
@@ -108,11 +108,11 @@ class AnnouncerPart:
         """Announce until `stop`. Raises StartError."""
         with ExitStack() as stack:
             try:
-                keys = read_keys(self._told.key_file)
-                beats = HeartbeatSockets(self._told.port)
+                keys = read_keys(self._configuration.key_file)
+                beats = HeartbeatSockets(self._configuration.port)
                 stack.callback(beats.close)
-                station = RawLinkTransport(self._told.exclude_interfaces, _Once().warn)
-                stack.callback(station.close)
+                transport = RawLinkTransport(self._configuration.exclude_interfaces, _Once().warn)
+                stack.callback(transport.close)
                 changes = LinkChanges()
                 stack.callback(changes.close)
             except HeartbeatKeyError as error:
@@ -124,10 +124,14 @@ class AnnouncerPart:
             run = int.from_bytes(os.urandom(8)) | 1
             membership = Membership(self._node, run, keys, now, self._times)
             announcing = Announcer(
-                self._node, membership, station, beats.send, ignore_exclude_label=self._told.ignore_exclude_label
+                self._node,
+                membership,
+                transport,
+                beats.send,
+                ignore_exclude_label=self._configuration.ignore_exclude_label,
             )
             feed = Feed(self._origin.source)
-            pools = PoolsFile(Path(self._told.pools_file)) if self._told.pools_file else None
+            pools = PoolsFile(Path(self._configuration.pools_file)) if self._configuration.pools_file else None
             writer = None
             if self._origin.access is not None:
                 writer = ConditionWriter(self._origin.access)
@@ -137,8 +141,8 @@ class AnnouncerPart:
                 stack.callback(self._status.withdraw, PATH)
             stack.enter_context(feed.running(self._notice))
             loop = AnnouncerLoop(
-                announcing, station, beats, changes, feed,
-                lock=self._lock, wake=self._wake, key_file=self._told.key_file, pools=pools, conditions=writer,
+                announcing, transport, beats, changes, feed,
+                lock=self._lock, wake=self._wake, key_file=self._configuration.key_file, pools=pools, conditions=writer,
             )  # fmt: skip
             with self._lock:
                 self._announcing, self._loop = announcing, loop

@@ -39,7 +39,7 @@ class AnnouncerLoop:
     def __init__(
         self,
         announcing: Announcer,
-        station: RawLinkTransport,
+        transport: RawLinkTransport,
         beats: HeartbeatSockets,
         changes: LinkChanges,
         feed: Feed,
@@ -52,7 +52,7 @@ class AnnouncerLoop:
     ) -> None:
         """`lock` is held while a turn is taken. `wake` is an eventfd that ends a wait."""
         self._announcing = announcing
-        self._station = station
+        self._transport = transport
         self._beats = beats
         self._changes = changes
         self._feed = feed
@@ -86,15 +86,15 @@ class AnnouncerLoop:
 
     def _once(self, limit: float = float("inf")) -> None:
         """Wait until there is something to do, and do it."""
-        patience = self._announcing.membership.times.patience
+        timeout = self._announcing.membership.times.timeout
         now = time.monotonic()
         rest = max(0.0, min(self._announcing.next_due(now), self._look_at, limit) - now)
         ready = {file for file, _ in self._poll.poll(rest * 1000 + 1)}
         now = time.monotonic()
         with self._lock:
-            stood = self._announcing.membership.unsaid_for(now)
-            if stood > patience:
-                self._announcing.stood_still(now, stood)
+            stood = self._announcing.membership.seconds_since_sent(now)
+            if stood > timeout:
+                self._announcing.resume_after_stall(now, stood)
             self._take_in(ready, now)
             self._announcing.turn(now)
             self._announcing.answer(now)
@@ -113,12 +113,12 @@ class AnnouncerLoop:
         if now >= self._look_at:
             self._look_at = now + RESCAN_SECONDS
             self._look(now)
-        self._announcing.take(self._feed.take())
+        self._announcing.apply_events(self._feed.take())
         self._problems.tell(self._feed.problems)
-        self._announcing.hear(list(self._beats.received()), list(self._beats.refusals()), now)
+        self._announcing.handle_heartbeats(list(self._beats.received()), list(self._beats.refusals()), now)
 
     def _look(self, now: float) -> None:
-        if self._announcing.look_at_links(now):
+        if self._announcing.rescan_links(now):
             self._watch()
         if self._pools is not None:
             found = self._pools.current()
@@ -133,7 +133,7 @@ class AnnouncerLoop:
 
     def _watch(self) -> None:
         """Wait at these files from now on."""
-        wanted = {self._wake, self._changes.fileno(), *self._beats.files, *self._station.files}
+        wanted = {self._wake, self._changes.fileno(), *self._beats.files, *self._transport.files}
         for file in self._watched - wanted:
             self._poll.unregister(file)
         for file in wanted:

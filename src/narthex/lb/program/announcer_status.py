@@ -36,7 +36,7 @@ def state(announcing: Announcer, now: float) -> dict[str, Any]:
                 "heardSecondsAgo": _ago(now, peer.heard),
                 "leaving": peer.leaving,
                 "standingBack": peer.standing_back,
-                "links": [link.name for link in peer.told.links],
+                "links": [link.name for link in peer.payload.links],
             }
             for _, peer in sorted(membership.peers.items())
         ],
@@ -45,9 +45,9 @@ def state(announcing: Announcer, now: float) -> dict[str, Any]:
         "beats": {
             "received": counts.received,
             "wrongKey": counts.wrong_key,
-            "garbled": counts.garbled,
+            "garbled": counts.malformed,
             "replayed": counts.replayed,
-            "strangers": counts.strangers,
+            "strangers": counts.unknown_senders,
         },
     }
 
@@ -55,8 +55,8 @@ def state(announcing: Announcer, now: float) -> dict[str, Any]:
 def _address(announcing: Announcer, address: str, now: float) -> dict[str, Any]:
     decision = announcing.decisions[address]
     held = announcing.holdings.held.get(address)
-    account = announcing.accounts.get(address, AddressRecord())
-    asked = account.asked
+    record = announcing.records.get(address, AddressRecord())
+    last_request = record.last_request
     return {
         "address": address,
         "services": [str(key) for key in decision.services],
@@ -67,14 +67,19 @@ def _address(announcing: Announcer, address: str, now: float) -> dict[str, Any]:
         "yielding": held is not None and held.yielding,
         "heldSeconds": _ago(now, held.since) if held else None,
         "links": list(announcing.links_of(address)),
-        "requests": account.requests,
-        "responses": account.answers,
-        "gratuitous": account.gratuitous,
-        "announcedSecondsAgo": _ago(now, account.announced_at),
-        "lastRequest": {"sender": asked.sender, "mac": asked.mac, "link": asked.link, "secondsAgo": _ago(now, asked.at)}
-        if asked
+        "requests": record.requests,
+        "responses": record.answers,
+        "gratuitous": record.gratuitous,
+        "announcedSecondsAgo": _ago(now, record.announced_at),
+        "lastRequest": {
+            "sender": last_request.sender,
+            "mac": last_request.mac,
+            "link": last_request.link,
+            "secondsAgo": _ago(now, last_request.at),
+        }
+        if last_request
         else None,
-        "duplicates": account.duplicates,
+        "duplicates": record.duplicates,
         "foreign": [
             {
                 "mac": each.mac,
@@ -83,7 +88,7 @@ def _address(announcing: Announcer, address: str, now: float) -> dict[str, Any]:
                 "times": each.times,
                 "lastSecondsAgo": _ago(now, each.last),
             }
-            for each in announcing.foreign_now(address, now)
+            for each in announcing.foreign_responders(address, now)
         ],
         "nodes": [{"node": each.node, "reason": each.reason.value, "text": each.text} for each in decision.verdicts],
         "notes": list(decision.notes),
@@ -101,12 +106,12 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     for name, text, number in (
         ("requests_received", "Questions for an address that is answered for here.", lambda each: each.requests),
         ("responses_sent", "Answers to them.", lambda each: each.answers),
-        ("gratuitous_sent", "Announcements that nobody asked for.", lambda each: each.gratuitous),
+        ("gratuitous_sent", "Announcements that nobody last_request for.", lambda each: each.gratuitous),
     ):
         # MetalLB's counters lack the ending that the library would give them.
         family = UnknownMetricFamily(f"metallb_layer2_{name}", text, labels=["ip"])
-        for address, account in sorted(announcing.accounts.items()):
-            family.add_metric([address], number(account))  # type: ignore[no-untyped-call]
+        for address, record in sorted(announcing.records.items()):
+            family.add_metric([address], number(record))  # type: ignore[no-untyped-call]
         yield family
     announced = GaugeMetricFamily(
         "metallb_speaker_announced",
@@ -131,16 +136,16 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
         ("duplicates", "Times that another announcer answered, too.", lambda each: each.duplicates),
     ):
         counter = CounterMetricFamily(f"narthex_announcer_{name}", text, labels=["ip"])
-        for address, account in sorted(announcing.accounts.items()):
-            counter.add_metric([address], number(account))
+        for address, record in sorted(announcing.records.items()):
+            counter.add_metric([address], number(record))
         yield counter
     counts = announcing.membership.counts
     refused = CounterMetricFamily("narthex_announcer_beats_refused", "Beats that were not believed.", labels=["reason"])
     for reason, number_ in (
         ("wrong_key", counts.wrong_key),
-        ("garbled", counts.garbled),
+        ("garbled", counts.malformed),
         ("replayed", counts.replayed),
-        ("stranger", counts.strangers),
+        ("stranger", counts.unknown_senders),
     ):
         refused.add_metric([reason], number_)
     yield refused

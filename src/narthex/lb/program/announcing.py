@@ -30,12 +30,12 @@ from narthex.runtime.logs import LOGGER
 
 _DEFEND_SECONDS = 10.0
 """Somebody else's claim is answered with an announcement not more often than this (RFC 5227 2.4)."""
-_SAY_AGAIN_SECONDS = 60.0
-_MOST_FOREIGN = 16
+_LOG_AGAIN_SECONDS = 60.0
+_MAX_FOREIGN = 16
 """Hardware addresses that are remembered for one address."""
 _FORGET_SECONDS = 300.0
-_DOUBT_SECONDS = 0.5
-_MOST_DOUBTS = 200
+_CLAIM_DELAY_SECONDS = 0.5
+_MAX_PENDING_CLAIMS = 200
 
 
 class LinkTransport(Protocol):
@@ -60,7 +60,7 @@ class Announcer:
         self,
         node: str,
         membership: Membership,
-        air: LinkTransport,
+        transport: LinkTransport,
         send: Callable[[str, bytes], object],
         *,
         ignore_exclude_label: bool = False,
@@ -70,21 +70,21 @@ class Announcer:
         self.membership = membership
         self.holdings = AddressOwnership(node)
         self.decisions: Mapping[str, AddressElection] = {}
-        self.accounts: dict[str, AddressRecord] = {}
+        self.records: dict[str, AddressRecord] = {}
         self.failovers = 0
-        self._air = air
+        self._transport = transport
         self._send = send
         self._ignore_exclude_label = ignore_exclude_label
         self._store = Store()
         self._decider = AddressElector()
         self._repeats = AnnouncementSchedule()
-        self._said: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self._refused = Counter[str]()
         self._had_links = True
         self._changes = 0
         """Of objects, pools and links."""
-        self._decided_of: tuple[object, ...] = ()
-        self._doubts: deque[tuple[float, HostLink, l2.NeighborMessage]] = deque()
+        self._elected_from: tuple[object, ...] = ()
+        self._pending_claims: deque[tuple[float, HostLink, l2.NeighborMessage]] = deque()
         """Claims by nodes of ours, and when to look at them."""
         self._given: tuple[IPAddressPool | L2Advertisement, ...] | None = None
         self._pools: tuple[Map[NamespacedName, IPAddressPool], Map[NamespacedName, L2Advertisement]] | None = None
@@ -102,9 +102,9 @@ class Announcer:
     @property
     def links(self) -> Mapping[str, HostLink]:
         """Where it can answer now."""
-        return self._air.links
+        return self._transport.links
 
-    def take(self, events: Sequence[Event]) -> None:
+    def apply_events(self, events: Sequence[Event]) -> None:
         """What is new about objects."""
         before = self._store.snapshot
         for event in events:
@@ -112,8 +112,10 @@ class Announcer:
         snapshot = self._store.snapshot
         self._changes += snapshot is not before
         if snapshot.nodes is not before.nodes:
-            ways = {key.name: (*node.internal_ips, *node.external_ips, "")[0] for key, node in snapshot.nodes.items()}
-            self.membership.know(ways)
+            addresses = {
+                key.name: (*node.internal_ips, *node.external_ips, "")[0] for key, node in snapshot.nodes.items()
+            }
+            self.membership.set_nodes(addresses)
 
     def use_pools(self, pools: Sequence[IPAddressPool], advertisements: Sequence[L2Advertisement]) -> None:
         """Pools of a file; those that are objects do not count then."""
@@ -122,66 +124,68 @@ class Announcer:
             self._given = (*pools, *advertisements)
             self._pools = Map((each.key, each) for each in pools), Map((each.key, each) for each in advertisements)
 
-    def hear(self, beats: Sequence[bytes], refusals: Sequence[str], now: float) -> None:
+    def handle_heartbeats(self, datagrams: Sequence[bytes], refusals: Sequence[str], now: float) -> None:
         """Datagrams that came, and addresses where nobody listens."""
         before = self.membership.alive.keys()
-        for data in beats:
+        for data in datagrams:
             self._dispatch(self.membership.receive(data, now))
         for name in self.membership.alive.keys() - before:
-            self._meet(name)
+            self._peer_appeared(name)
         for address in refusals:
             self.membership.refused(address, now)
-        self._say_refused_beats(now)
+        self._warn_about_rejected_heartbeats(now)
 
-    def _meet(self, name: str) -> None:
+    def _peer_appeared(self, name: str) -> None:
         """A peer is heard that was not heard before: what both answer for, both have answered for meanwhile."""
         peer = self.membership.peers[name]
-        both = (self.holdings.held.keys() - self.holdings.yielding) & (set(peer.told.held) - set(peer.told.yielding))
+        both = (self.holdings.held.keys() - self.holdings.yielding) & (
+            set(peer.payload.held) - set(peer.payload.yielding)
+        )
         LOGGER.info("announcer: node %s is heard", name)
         self._duplicates((address, name) for address in sorted(both))
 
     def _duplicates(self, found: Iterable[tuple[str, str]]) -> None:
         for address, name in found:
-            self.account(address).duplicates += 1
+            self.record(address).duplicates += 1
             LOGGER.warning("announcer: %s was answered for by %s, too", address, name)
 
-    def look_at_links(self, now: float) -> bool:
+    def rescan_links(self, now: float) -> bool:
         """See which links there are; True when they changed."""
-        changed = self._air.rescan()
+        changed = self._transport.rescan()
         if changed:
             self._changes += 1
             names = ", ".join(f"{name} ({l2.mac_text(link.mac)})" for name, link in sorted(self.links.items()))
             LOGGER.info("announcer: answers on %s", names or "no link: none is up and can broadcast")
             # A new link has heard nothing yet.
             self._repeats.begin(self.holdings.held, now)
-            self.membership.tell(self._told())
+            self.membership.publish(self._payload())
         if self.links and not self._had_links:
             self.membership.cut_off(now)
         self._had_links = bool(self.links)
         return changed
 
-    def stood_still(self, now: float, seconds: float) -> None:
+    def resume_after_stall(self, now: float, seconds: float) -> None:
         """The process was stopped for so long that others have taken over: begin anew, and say nothing of what waits."""
         LOGGER.warning("announcer: stood still for %.1f s; it listens first, since others have taken over", seconds)
-        for _ in self._air.frames():
+        for _ in self._transport.frames():
             pass
         self._repeats.end(self.holdings.drop_all())
-        self._decided_of = ()
-        self.membership.tell(self._told())
+        self._elected_from = ()
+        self.membership.publish(self._payload())
         self.membership.restart_listening(now)
 
     def turn(self, now: float) -> None:
         """Do what is due, after everything that waited was taken in."""
         lost = self.membership.tick(now)
-        orphans = {address for name in lost for address in self.membership.peers[name].told.held}
+        orphans = {address for name in lost for address in self.membership.peers[name].payload.held}
         for name in lost:
-            patience = self.membership.peers[name].patience
-            LOGGER.warning("announcer: node %s is lost: not heard for %.2f s", name, patience)
+            timeout = self.membership.peers[name].timeout
+            LOGGER.warning("announcer: node %s is lost: not heard for %.2f s", name, timeout)
         if self._store.snapshot.synced and not self.membership.listening(now):
-            made_of = self._made_of(now)
-            if made_of != self._decided_of or now >= self.holdings.next_due():
-                self._decide(now, orphans)
-                self._decided_of = made_of
+            inputs = self._inputs(now)
+            if inputs != self._elected_from or now >= self.holdings.next_due():
+                self._elect(now, orphans)
+                self._elected_from = inputs
         self._dispatch(self.membership.due(now))
         for address in self._repeats.announcements(now):
             self._announce(address, now)
@@ -190,21 +194,21 @@ class Announcer:
 
     def answer(self, now: float) -> None:
         """Read what waits on the links, and answer."""
-        while self._doubts and self._doubts[0][0] <= now:
-            _, link, message = self._doubts.popleft()
-            self._claimed(link, message, now, doubted=True)
-        for link, frame in self._air.frames():
+        while self._pending_claims and self._pending_claims[0][0] <= now:
+            _, link, message = self._pending_claims.popleft()
+            self._handle_claim(link, message, now, delayed=True)
+        for link, frame in self._transport.frames():
             for message in l2.read(frame):
                 if message.kind is l2.NeighborMessageKind.ASKS:
-                    self._asked(link, message, now)
+                    self._answer_request(link, message, now)
                 else:
-                    self._claimed(link, message, now)
+                    self._handle_claim(link, message, now)
 
     def next_due(self, now: float) -> float:
         """When `turn` has something to do by itself."""
         due = min(self.membership.next_due(), self.holdings.next_due(), self._repeats.next_due())
-        if self._doubts:
-            due = min(due, self._doubts[0][0])
+        if self._pending_claims:
+            due = min(due, self._pending_claims[0][0])
         if self.membership.listening(now):
             due = min(due, now + self.membership.times.interval)
         if self.membership.standing_back(now):
@@ -234,16 +238,16 @@ class Announcer:
     def holders(self, address: str) -> tuple[str, ...]:
         """The nodes that answer for an address now, as far as is known: one, but for moments."""
         peers = self.membership.alive.items()
-        found = [name for name, peer in peers if address in peer.told.held and address not in peer.told.yielding]
+        found = [name for name, peer in peers if address in peer.payload.held and address not in peer.payload.yielding]
         held = self.holdings.held.get(address)
         return tuple(sorted([*found, self.node] if held is not None and not held.yielding else found))
 
     def conditions(self, now: float) -> dict[NamespacedName, ServiceCondition]:
-        """What this node has to tell Kubernetes: of the Services whose first address it answers for, and, where it is the
-        first of the nodes that are alive, of those whose address nobody is to answer for."""
+        """What this node has to tell Kubernetes: of the Services node first address it answers for, and, where it is the
+        first of the nodes that are alive, of those node address nobody is to answer for."""
         if self.membership.listening(now) or self.membership.leaving:
             return {}
-        told = {}
+        conditions = {}
         first_alive = self.node == min([self.node, *self.membership.alive])
         for key, addresses in self.sharers().items():
             decisions = [self.decisions[address] for address in addresses]
@@ -251,9 +255,11 @@ class Announcer:
             first = holders[addresses[0]]
             nobody = first_alive and not first and not decisions[0].holder
             if first[:1] == (self.node,) or nobody:
-                foreign = {address: [each.mac for each in self.foreign_now(address, now)] for address in addresses}
-                told[key] = why.condition(decisions, holders, foreign)
-        return told
+                foreign = {
+                    address: [each.mac for each in self.foreign_responders(address, now)] for address in addresses
+                }
+                conditions[key] = why.condition(decisions, holders, foreign)
+        return conditions
 
     def announcers(self, now: float) -> dict[str, NodeAnnouncerState]:
         """What is known of all nodes' announcers."""
@@ -262,7 +268,9 @@ class Announcer:
             name: NodeAnnouncerState(
                 state=peer.state,
                 leaving=peer.leaving,
-                links=tuple(sorted(link.name for link in peer.told.links)) if peer.state is PeerState.ALIVE else None,
+                links=tuple(sorted(link.name for link in peer.payload.links))
+                if peer.state is PeerState.ALIVE
+                else None,
                 standing_back=peer.standing_back,
                 node_gone=name in gone,
             )
@@ -275,7 +283,7 @@ class Announcer:
         )
         return found
 
-    def _made_of(self, now: float) -> tuple[object, ...]:
+    def _inputs(self, now: float) -> tuple[object, ...]:
         """What decisions depend on, without what is the same each time: there is a turn for each beat that comes."""
         return (
             self._changes,
@@ -285,7 +293,7 @@ class Announcer:
             self.membership.lost(now),
         )
 
-    def _decide(self, now: float, orphans: Collection[str]) -> None:
+    def _elect(self, now: float, orphans: Collection[str]) -> None:
         view = ElectionInput(
             snapshot=self.snapshot,
             announcers=self.announcers(now),
@@ -294,107 +302,107 @@ class Announcer:
         self.decisions = self._decider.elect(view)
         rivals = {
             name: PeerClaims(
-                held=frozenset(peer.told.held),
-                yielding=frozenset(peer.told.yielding),
+                held=frozenset(peer.payload.held),
+                yielding=frozenset(peer.payload.yielding),
                 leaving=peer.leaving,
                 standing_back=peer.standing_back,
             )
             for name, peer in self.membership.alive.items()
         }
         back = self.membership.standing_back(now)
-        moves = self.holdings.update(self.decisions, rivals, now, standing_back=back)
-        if moves:
-            self._moved(moves, orphans, now)
-        if moves.gained:
-            self.membership.settle()
+        changes = self.holdings.update(self.decisions, rivals, now, standing_back=back)
+        if changes:
+            self._apply_changes(changes, orphans, now)
+        if changes.gained:
+            self.membership.end_initial_stand_back()
         answered = {name: frozenset(a for a in self.holdings.held if name in self.links_of(a)) for name in self.links}
         heard = frozenset(self.decisions), answered
         if heard != self._heard:
             self._heard = heard
-            self._air.listen_for(*heard)
-        self.membership.tell(self._told())
+            self._transport.listen_for(*heard)
+        self.membership.publish(self._payload())
 
-    def _moved(self, moves: OwnershipChanges, orphans: Collection[str], now: float) -> None:
-        for address in moves.gained:
+    def _apply_changes(self, changes: OwnershipChanges, orphans: Collection[str], now: float) -> None:
+        for address in changes.gained:
             names = ", ".join(map(str, self.decisions[address].services))
             where = ", ".join(self.links_of(address)) or "no link"
             LOGGER.info("announcer: answers for %s (%s) on %s", address, names, where)
             self.failovers += address in orphans
-        for address, reason in moves.lost:
+        for address, reason in changes.lost:
             LOGGER.info("announcer: no longer answers for %s: %s", address, reason)
-        self._duplicates(moves.duplicates)
-        self._repeats.end(address for address, _ in moves.lost)
-        self._repeats.begin((*moves.gained, *moves.settled), now)
+        self._duplicates(changes.duplicates)
+        self._repeats.end(address for address, _ in changes.lost)
+        self._repeats.begin((*changes.gained, *changes.settled), now)
 
-    def account(self, address: str) -> AddressRecord:
+    def record(self, address: str) -> AddressRecord:
         """What was done for an address."""
-        return self.accounts.setdefault(address, AddressRecord())
+        return self.records.setdefault(address, AddressRecord())
 
-    def _told(self) -> HeartbeatPayload:
+    def _payload(self) -> HeartbeatPayload:
         links = tuple(PeerLink(name, link.mac) for name, link in sorted(self.links.items()))
         return HeartbeatPayload(links, tuple(sorted(self.holdings.held)), tuple(sorted(self.holdings.yielding)))
 
     def _announce(self, address: str, now: float) -> None:
-        account = self.account(address)
-        account.announced_at = now
-        account.gratuitous += self._each_link(address, lambda link: l2.gratuitous(address, link.mac, link.link_local))
+        record = self.record(address)
+        record.announced_at = now
+        record.gratuitous += self._each_link(address, lambda link: l2.gratuitous(address, link.mac, link.link_local))
 
     def _probe(self, address: str) -> None:
         self._each_link(address, lambda link: _some(l2.probe(address, link.mac, link.link_local)))
 
     def _each_link(self, address: str, frames: Callable[[HostLink], Collection[bytes]]) -> int:
-        return sum(self._air.send(name, frames(self.links[name])) for name in self.links_of(address))
+        return sum(self._transport.send(name, frames(self.links[name])) for name in self.links_of(address))
 
-    def _asked(self, link: HostLink, message: l2.NeighborMessage, now: float) -> None:
+    def _answer_request(self, link: HostLink, message: l2.NeighborMessage, now: float) -> None:
         address = message.address
         if address not in self.holdings.held or link.name not in self.links_of(address):
             return
-        if self._whose(message.mac) == self.node:
+        if self._node_with(message.mac) == self.node:
             # A question of our own, on another link to the same wire.
             return
         frame = l2.answer(message, link.mac, link.link_local)
         if frame is None:
             return
-        account = self.account(address)
-        account.requests += 1
-        account.asked = LastRequest(at=now, sender=message.sender, mac=l2.mac_text(message.mac), link=link.name)
-        account.answers += self._air.send(link.name, (frame,))
+        record = self.record(address)
+        record.requests += 1
+        record.last_request = LastRequest(at=now, sender=message.sender, mac=l2.mac_text(message.mac), link=link.name)
+        record.answers += self._transport.send(link.name, (frame,))
 
-    def _claimed(self, link: HostLink, message: l2.NeighborMessage, now: float, *, doubted: bool = False) -> None:
-        """Somebody says that it has an address. `doubted`: it was given the time to tell us, too."""
+    def _handle_claim(self, link: HostLink, message: l2.NeighborMessage, now: float, *, delayed: bool = False) -> None:
+        """Somebody says that it has an address. `delayed`: it was given the time to tell us, too."""
         address = message.address
         held = self.holdings.held.get(address)
-        whose = self._whose(message.mac)
-        if held is None or held.yielding or whose == self.node or link.name not in self.links_of(address):
+        node = self._node_with(message.mac)
+        if held is None or held.yielding or node == self.node or link.name not in self.links_of(address):
             return
-        if whose and not doubted:
+        if node and not delayed:
             # Its beat may be on the way.
-            if len(self._doubts) < _MOST_DOUBTS:
-                self._doubts.append((now + _DOUBT_SECONDS, link, message))
+            if len(self._pending_claims) < _MAX_PENDING_CLAIMS:
+                self._pending_claims.append((now + _CLAIM_DELAY_SECONDS, link, message))
             return
-        peer = self.membership.alive.get(whose)
-        if peer is not None and address in peer.told.held:
+        peer = self.membership.alive.get(node)
+        if peer is not None and address in peer.payload.held:
             # Two announcers that know of each other settle it.
             return
-        account, mac = self.account(address), l2.mac_text(message.mac)
-        account.foreign_seen += 1
-        known = account.foreign.get(mac)
+        record, mac = self.record(address), l2.mac_text(message.mac)
+        record.foreign_seen += 1
+        known = record.foreign.get(mac)
         if known is None:
-            if len(account.foreign) >= _MOST_FOREIGN:
-                del account.foreign[min(account.foreign, key=lambda each: account.foreign[each].last)]
-            account.foreign[mac] = ForeignResponder(mac=mac, link=link.name, node=whose, first=now, last=now)
+            if len(record.foreign) >= _MAX_FOREIGN:
+                del record.foreign[min(record.foreign, key=lambda each: record.foreign[each].last)]
+            record.foreign[mac] = ForeignResponder(mac=mac, link=link.name, node=node, first=now, last=now)
         else:
-            known.last, known.times, known.node, known.link = now, known.times + 1, whose, link.name
-        if self._may_say(f"{address} {mac}", now):
-            LOGGER.warning("announcer: %s is answered for by %s on %s, too", address, _who(mac, whose), link.name)
-        if now - account.defended_at >= _DEFEND_SECONDS:
-            account.defended_at = now
+            known.last, known.times, known.node, known.link = now, known.times + 1, node, link.name
+        if self._may_log(f"{address} {mac}", now):
+            LOGGER.warning("announcer: %s is answered for by %s on %s, too", address, _who(mac, node), link.name)
+        if now - record.defended_at >= _DEFEND_SECONDS:
+            record.defended_at = now
             self._announce(address, now)
 
-    def foreign_now(self, address: str, now: float) -> list[ForeignResponder]:
+    def foreign_responders(self, address: str, now: float) -> list[ForeignResponder]:
         """Who else answered for an address lately."""
-        account = self.accounts.get(address)
-        found = account.foreign.values() if account else ()
+        record = self.records.get(address)
+        found = record.foreign.values() if record else ()
         return [each for each in found if now - each.last < _FORGET_SECONDS]
 
     def sharers(self) -> dict[NamespacedName, list[str]]:
@@ -405,32 +413,32 @@ class Announcer:
                 found.setdefault(key, []).append(address)
         return found
 
-    def _whose(self, mac: bytes) -> str:
+    def _node_with(self, mac: bytes) -> str:
         """The node that has a link with this hardware address; empty when none is known."""
         if any(link.mac == mac for link in self.links.values()):
             return self.node
         peers = self.membership.peers.values()
-        return next((peer.name for peer in peers if any(link.mac == mac for link in peer.told.links)), "")
+        return next((peer.name for peer in peers if any(link.mac == mac for link in peer.payload.links)), "")
 
     def _dispatch(self, datagrams: Sequence[Datagram]) -> None:
         for address, data in datagrams:
             self._send(address, data)
 
-    def _may_say(self, what: str, now: float) -> bool:
-        if now - self._said.get(what, -1e9) < _SAY_AGAIN_SECONDS:
+    def _may_log(self, what: str, now: float) -> bool:
+        if now - self._logged.get(what, -1e9) < _LOG_AGAIN_SECONDS:
             return False
-        if len(self._said) > 1000:
-            self._said.clear()
-        self._said[what] = now
+        if len(self._logged) > 1000:
+            self._logged.clear()
+        self._logged[what] = now
         return True
 
-    def _say_refused_beats(self, now: float) -> None:
+    def _warn_about_rejected_heartbeats(self, now: float) -> None:
         counts = self.membership.counts
         for what, number, hint in (
             ("are signed with another key", counts.wrong_key, "give all announcers the same key"),
-            ("cannot be read", counts.garbled, "is something else sent to this port, or another version?"),
+            ("cannot be read", counts.malformed, "is something else sent to this port, or another version?"),
         ):
-            if number > self._refused[what] and self._may_say(what, now):
+            if number > self._refused[what] and self._may_log(what, now):
                 self._refused[what] = number
                 LOGGER.warning("announcer: %d beats %s: %s", number, what, hint)
 
@@ -442,7 +450,7 @@ def _some(frame: bytes | None) -> tuple[bytes, ...]:
 def _who(mac: str, node: str) -> str:
     if not node:
         return f"hardware address {mac}, which no announcer has"
-    return f"node {node} ({mac}), whose announcer does not: something else there does, or beats do not get through"
+    return f"node {node} ({mac}), node announcer does not: something else there does, or beats do not get through"
 
 
 class ForeignResponder(msgspec.Struct, kw_only=True):
@@ -474,7 +482,7 @@ class AddressRecord(msgspec.Struct, kw_only=True):
     gratuitous: int = 0
     announced_at: float | None = None
     defended_at: float = -1e9
-    asked: LastRequest | None = None
+    last_request: LastRequest | None = None
     foreign: dict[str, ForeignResponder] = {}
     foreign_seen: int = 0
     duplicates: int = 0

@@ -40,18 +40,18 @@ from narthex.runtime.logs import LOGGER, printable
 from narthex.runtime.problems import Problems
 from narthex.runtime.reconciler import Reconciler
 
-LOOK_SECONDS = 5.0
+RESYNC_SECONDS = 5.0
 """Everything is decided again this often, though nothing seems to have changed."""
 _FILE_SECONDS = 1.0
 """The file with the pools is looked at this often."""
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 """Rest after a server that does not answer."""
 
 
 class LoadBalancerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a controller was told."""
+    """What a controller was event."""
 
-    balancer_class: str = ""
+    load_balancer_class: str = ""
     config: Path | None = None
     """File with the pools; None: they are custom resources."""
     cluster_cidrs: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class LoadBalancerController:
             self._resources.close()
             self._number, self._term = number, self._begin_term() if number else None
         if self._term is None:
-            return LOOK_SECONDS
+            return RESYNC_SECONDS
         return self._term.turn(lambda: 0.0 if self._loop.stopping else self._leader.allowance(number))
 
     def _begin_term(self) -> _Term:
@@ -156,11 +156,11 @@ class _Term:
         self._access = access
         self._store = Store()
         self._ledger = AllocationLedger()
-        self._told: dict[NamespacedName, frozenset[ServiceEvent]] = {}
+        self._reported: dict[NamespacedName, frozenset[ServiceEvent]] = {}
         self._refusals: dict[NamespacedName, str] = {}
         self._settled: tuple[tuple[object, ...], Pools] | None = None
-        self._patience = LOOK_SECONDS if file is None else _FILE_SECONDS
-        self._seen: tuple[Snapshot | None, tuple[IPAddressPool, ...] | None] = None, None
+        self._poll_seconds = RESYNC_SECONDS if file is None else _FILE_SECONDS
+        self._last_input: tuple[Snapshot | None, tuple[IPAddressPool, ...] | None] = None, None
         self._idle_until = 0.0
 
     def turn(self, allowance: Callable[[], float]) -> float:
@@ -171,40 +171,40 @@ class _Term:
         snapshot = self._store.snapshot
         objects = self._objects(snapshot)
         if not snapshot.synced or objects is None:
-            return self._patience
-        if snapshot is self._seen[0] and objects == self._seen[1] and self._clock.now() < self._idle_until:
-            return self._patience
-        self._seen, self._idle_until = (snapshot, objects), 0.0
+            return self._poll_seconds
+        if snapshot is self._last_input[0] and objects == self._last_input[1] and self._clock.now() < self._idle_until:
+            return self._poll_seconds
+        self._last_input, self._idle_until = (snapshot, objects), 0.0
         pools = self._pools(snapshot, objects)
-        self._ledger.see(snapshot.services.values(), pools, self._clock.now())
-        services = self._ledger.shown(snapshot.services.values())
+        self._ledger.observe(snapshot.services.values(), pools, self._clock.now())
+        services = self._ledger.with_pending(snapshot.services.values())
         unreadable = self._unreadable(snapshot)
         if unreadable is None:
-            return _AGAIN_SECONDS
+            return _RETRY_SECONDS
         decisions = allocate(
             AllocationInput(
                 services=services.values(),
                 pools=pools,
                 namespaces=namespace_labels(snapshot),
-                balancer_class=self._settings.balancer_class,
+                load_balancer_class=self._settings.load_balancer_class,
                 unreadable=unreadable,
                 pools_unreadable=self._broken("IPAddressPool") > 0,
-                promised=self._ledger.promised,
-                withheld=self._ledger.withheld,
+                pending=self._ledger.pending,
+                superseded=self._ledger.superseded,
                 settled=self._ledger.settled,
                 overwritten=self._ledger.overwritten,
             )
         )
-        self._ledger.decided(decisions)
+        self._ledger.drop_unmet(decisions)
         self._count(services, pools, decisions)
         self._writer.forget(lambda key: key in snapshot.services)
-        self._told = {key: told for key, told in self._told.items() if key in decisions}
+        self._reported = {key: event for key, event in self._reported.items() if key in decisions}
         try:
-            wait = min([LOOK_SECONDS, *self._write(services, decisions, allowance)])
+            wait = min([RESYNC_SECONDS, *self._write(services, decisions, allowance)])
         except ServerUnavailable:
-            return _AGAIN_SECONDS
+            return _RETRY_SECONDS
         self._idle_until = self._clock.now() + wait
-        return min(self._patience, wait)
+        return min(self._poll_seconds, wait)
 
     def _write(
         self,
@@ -217,7 +217,7 @@ class _Term:
         for key, decision in decisions.items():
             service = services[key]
             todo = required_changes(service, decision)
-            self._say(service, todo.standing)
+            self._report_standing(service, todo.standing)
             if todo.status is None and todo.pool is None:
                 self._ledger.confirm(service, decision)
                 continue
@@ -229,17 +229,17 @@ class _Term:
             # A first run with very many Services takes minutes.
             self._counts.turn_at = self._clock.now()
             if todo.status is not None:
-                self._ledger.promise(service, decision.addresses, self._clock.now())
-            outcome = self._writer.write(service, todo, allowance, partial(self._ledger.done, service))
+                self._ledger.record_write(service, decision.addresses, self._clock.now())
+            outcome = self._writer.write(service, todo, allowance, partial(self._ledger.write_succeeded, service))
             if outcome is not WriteOutcome.DONE:
                 if outcome is WriteOutcome.REFUSED:
-                    self._ledger.refused(service)
+                    self._ledger.write_rejected(service)
                 waits.append(self._writer.waits(service))
                 continue
-            for told in todo.events:
-                self._tell(service, told)
-                self._counts.allocations += told.reason == "IPAllocated"
-                self._counts.cleared += told.reason == "ClearAssignment"
+            for event in todo.events:
+                self._record_event(service, event)
+                self._counts.allocations += event.reason == "IPAllocated"
+                self._counts.cleared += event.reason == "ClearAssignment"
         return waits
 
     def _objects(self, snapshot: Snapshot) -> tuple[IPAddressPool, ...] | None:
@@ -254,10 +254,10 @@ class _Term:
         key = (objects, around)
         if self._settled is None or self._settled[0] != key:
             self._settled = key, validate_pools(objects, around)
-            self._say_refused(self._settled[1])
+            self._report_refused_pools(self._settled[1])
         return self._settled[1]
 
-    def _say_refused(self, pools: Pools) -> None:
+    def _report_refused_pools(self, pools: Pools) -> None:
         refusals = {each.object.key: each.reason for each in pools.refused}
         for each in pools.refused:
             if self._refusals.get(each.object.key) != each.reason:
@@ -287,25 +287,25 @@ class _Term:
     def _broken(self, kind: str) -> int:
         return sum(each.broken for each in self._source.followed if each.kind == kind)
 
-    def _say(self, service: Service, standing: tuple[ServiceEvent, ...]) -> None:
+    def _report_standing(self, service: Service, standing: tuple[ServiceEvent, ...]) -> None:
         """Tell what stands, once."""
-        before = self._told.get(service.key, frozenset())
-        self._told[service.key] = frozenset(standing)
-        for told in standing:
-            if told not in before:
-                self._tell(service, told)
+        before = self._reported.get(service.key, frozenset())
+        self._reported[service.key] = frozenset(standing)
+        for event in standing:
+            if event not in before:
+                self._record_event(service, event)
 
-    def _tell(self, service: Service, told: ServiceEvent) -> None:
-        LOGGER.log(30 if told.warning else 20, "%s: %s: %s", service.key, told.reason, printable(told.text))
+    def _record_event(self, service: Service, event: ServiceEvent) -> None:
+        LOGGER.log(30 if event.warning else 20, "%s: %s: %s", service.key, event.reason, printable(event.text))
         self._events.tell(
             Happening(
                 kind="Service",
                 object=service.key,
                 uid=service.uid,
-                warning=told.warning,
-                reason=told.reason,
+                warning=event.warning,
+                reason=event.reason,
                 action="AllocateAddress",
-                note=told.text,
+                note=event.text,
             )
         )
 

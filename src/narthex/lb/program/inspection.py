@@ -78,7 +78,7 @@ def inspect_cluster(
     manifests: Path | None = None,
     access: Access | None = None,
     config: Path | None = None,
-    balancer_class: str = "",
+    load_balancer_class: str = "",
     cluster_cidrs: tuple[str, ...] = (),
     endpoints: bool = False,
 ) -> ClusterInspection:
@@ -106,7 +106,7 @@ def inspect_cluster(
             services=snapshot.services.values(),
             pools=pools,
             namespaces=namespace_labels(snapshot),
-            balancer_class=balancer_class,
+            load_balancer_class=load_balancer_class,
         )
     )
     uses = usage(pools, snapshot.services.values(), decisions, advertisements)
