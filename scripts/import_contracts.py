@@ -47,7 +47,8 @@ class PureFoldersContract(Contract):
             for node in ast.parse(details["line_contents"]).body
         ]
         return all(
-            isinstance(node, ast.ImportFrom) and all(f"{node.module}.{name.name}" in self.pure_names for name in node.names)
+            isinstance(node, ast.ImportFrom)
+            and all(f"{node.module}.{name.name}" in self.pure_names for name in node.names)
             for node in statements
         )
 

@@ -250,8 +250,8 @@ def test_garbage(data):
 
 
 def beat(**fields):
-    given = {"sender": "b", "receiver": "a", "run": 9, "echo": 1, "sequence": 1, "interval": 0.15, "losses": 0,
-             "leaving": False, "gone": False, "standing_back": False, "version": 0, "told": HeartbeatPayload()}  # fmt: skip
+    given = {"sender": "b", "receiver": "a", "incarnation": 9, "echo": 1, "sequence": 1, "interval": 0.15, "losses": 0,
+             "leaving": False, "gone": False, "standing_back": False, "version": 0, "payload": HeartbeatPayload()}  # fmt: skip
     return seal(Heartbeat(**{**given, **fields}), KEY)
 
 
