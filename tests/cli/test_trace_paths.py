@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
-from narthex.trace.node.layout import Table
+from narthex.trace.node.layout import BundleManifest
 from narthex.trace.program.bundle_writing import write_file
 
 DUMPS = Path(__file__).parents[1] / "dumps"
@@ -123,7 +123,7 @@ def bundles(tmp_path: Path, *nodes: dict[str, str]) -> list[str]:
     words: list[str] = []
     for number, parts in enumerate(nodes, 1):
         path = tmp_path / f"node-{number}.tgz"
-        write_file(path, Table(node=f"node-{number}", writer="test"), parts)
+        write_file(path, BundleManifest(node=f"node-{number}", writer="test"), parts)
         words += ["--bundle", str(path)]
     return words
 

@@ -7,9 +7,9 @@ from narthex.netfilter.ast import Accept, Chain, DropPacket, Hook, Rule, Ruleset
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.find import find
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.causes.names import name_not_found
-from narthex.trace.follow.views import Address, FdbEntry, Link, Neighbour, NextHop, NodeView, Route
+from narthex.trace.follow.views import FdbEntry, LinkAddress, NextHop, NodeLink, NodeNeighbour, NodeRoute, NodeView
 from narthex.trace.model import (
     Fate,
     Header,
@@ -34,7 +34,7 @@ ARRIVED = PathEnd(fate=Fate.DELIVERED, node="worker-a", address="10.244.1.7", po
 STEP = PathStep(stage=Stage.FORWARD, node="worker-a", what="forwarded")
 
 
-def check(found: list[Finding], *, cause: str, certain: bool = True) -> Finding:
+def check(found: list[CauseFinding], *, cause: str, certain: bool = True) -> CauseFinding:
     assert [each.cause.id for each in found] == [cause]
     assert found[0].certain is certain
     assert found[0].cause is CAUSES[cause]
@@ -75,12 +75,12 @@ def overlay(mtu: int = 1450, **parts: object) -> NodeView:
     made = {
         "name": "worker-a",
         "links": (
-            Link(name="eth0", mtu=1500),
-            Link(name="flannel.1", kind="vxlan", mtu=mtu, vxlan_under="eth0", vxlan_local="192.0.2.1"),
+            NodeLink(name="eth0", mtu=1500),
+            NodeLink(name="flannel.1", kind="vxlan", mtu=mtu, vxlan_under="eth0", vxlan_local="192.0.2.1"),
         ),
-        "addresses": (Address("192.0.2.1", 24, "eth0"),),
-        "routes": (Route(destination="10.96.0.0/16", hops=(NextHop(link="flannel.1", via="10.244.2.0"),)),),
-        "neighbours": (Neighbour("10.244.2.0", "flannel.1", "aa:bb:cc:dd:ee:ff", "PERMANENT"),),
+        "addresses": (LinkAddress("192.0.2.1", 24, "eth0"),),
+        "routes": (NodeRoute(destination="10.96.0.0/16", hops=(NextHop(link="flannel.1", via="10.244.2.0"),)),),
+        "neighbours": (NodeNeighbour("10.244.2.0", "flannel.1", "aa:bb:cc:dd:ee:ff", "PERMANENT"),),
         "fdb": (FdbEntry("aa:bb:cc:dd:ee:ff", "flannel.1", "192.0.2.2"),),
         **parts,
     }

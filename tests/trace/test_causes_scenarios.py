@@ -11,10 +11,10 @@ from narthex.testing.findings import DROP, REJECT, targets_of
 from narthex.testing.scenario import Scenario
 from narthex.testing.setting import families_of, host_of, node_config, packet_of, snapshot
 from narthex.trace.causes.find import find
-from narthex.trace.follow.views import Address, NodeView
-from narthex.trace.node.rules import Rules
-from narthex.trace.program.known import Known
-from narthex.trace.program.travel import Wish, travel
+from narthex.trace.follow.views import LinkAddress, NodeView
+from narthex.trace.node.rules import RulesByFamily
+from narthex.trace.program.known import KnownCluster
+from narthex.trace.program.travel import TraceRequest, travel
 
 CASES = [
     pytest.param(mode, scenario, id=f"{scenario.name}-{mode}")
@@ -24,7 +24,7 @@ CASES = [
 ]
 
 
-def rules_of(scenario: Scenario, mode: str) -> Rules:
+def rules_of(scenario: Scenario, mode: str) -> RulesByFamily:
     """What the mode's tools would print on the node."""
     objects, config, backend = snapshot(scenario), node_config(scenario, mode), BACKENDS[mode]
     texts = []
@@ -32,7 +32,7 @@ def rules_of(scenario: Scenario, mode: str) -> Rules:
         tool = "iptables" if family is IPFamily.IPV4 else "ip6tables"
         name = f"{family.value}.nft" if mode == "nftables" else f"rules/{tool}-nft.txt"
         texts.append((name, backend.text(backend.render(plan_once(objects, config, family)))))
-    return Rules(texts)
+    return RulesByFamily(texts)
 
 
 @pytest.mark.parametrize(("mode", "scenario"), CASES)
@@ -42,13 +42,13 @@ def test_only_what_does_not_arrive_has_a_cause(mode: str, scenario: Scenario) ->
         packet, host = packet_of(scenario, flow), host_of(scenario, flow)
         # IPVS mode puts the Services' addresses on a link of its own.
         bound = rules[family_of(flow.destination)].objects.bound
-        own = tuple(Address(each, 128 if ":" in each else 32, "eth0") for each in (*host.addresses, *sorted(bound)))
+        own = tuple(LinkAddress(each, 128 if ":" in each else 32, "eth0") for each in (*host.addresses, *sorted(bound)))
         view = NodeView(name=scenario.node_name, rules=rules, addresses=own)
-        wish = Wish(
+        wish = TraceRequest(
             source=flow.source, destination=f"{join_port(flow.destination, flow.port)}/{flow.protocol.lower}",
             node=scenario.node_name, iif="" if packet.from_host else packet.iif,
         )  # fmt: skip
-        journey = travel(Known(views=(view,), snapshot=cluster, has_objects=True), wish)
+        journey = travel(KnownCluster(views=(view,), snapshot=cluster, has_objects=True), wish)
         found = find(journey, {view.name: view}, cluster)
         told = [(each.cause.id, each.sentence) for each in found]
         targets = targets_of(flow.expect)

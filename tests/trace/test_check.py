@@ -7,10 +7,10 @@ import pytest
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.proxy.backends import BACKENDS
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
-from narthex.trace.follow.views import Address, NodeView
-from narthex.trace.node.connections import ConnectionTable
+from narthex.trace.follow.views import LinkAddress, NodeView
+from narthex.trace.node.connections import ConntrackListing
 from narthex.trace.node.view import view_of_files
-from narthex.trace.reports.check import Kind, check
+from narthex.trace.reports.check import DiscrepancyKind, check
 
 OWN = ("10.0.0.2",)
 MODES = ("nftables", "iptables", "ipvs")
@@ -34,11 +34,11 @@ def seen(mode: str, wanted, more: str = "") -> NodeView:
     text = backend.text(backend.render(wanted))
     texts = [("rules.txt", text)] + ([("more.txt", more)] if more else [])
     view = view_of_files(texts, "node-a")
-    view.addresses = (Address(OWN[0], 24, "eth0"),)
+    view.addresses = (LinkAddress(OWN[0], 24, "eth0"),)
     return view
 
 
-def kinds(wanted, view: NodeView) -> list[tuple[Kind, str, str]]:
+def kinds(wanted, view: NodeView) -> list[tuple[DiscrepancyKind, str, str]]:
     return sorted(
         {(each.kind, each.service or each.frontend, each.endpoint) for each in check(wanted, view, OWN).findings},
         key=lambda each: (each[0].value, *each[1:]),
@@ -57,8 +57,8 @@ def test_the_same_objects_differ_in_nothing(mode: str) -> None:
 def test_an_endpoint_that_came_and_one_that_went(mode: str) -> None:
     wanted = objects("10.244.1.7", "10.244.2.9")
     assert kinds(wanted, seen(mode, objects("10.244.1.7", "10.244.2.7"))) == [
-        (Kind.MISSING, "shop/web:http", "10.244.2.9:8080"),
-        (Kind.STALE, "shop/web:http", "10.244.2.7:8080"),
+        (DiscrepancyKind.MISSING, "shop/web:http", "10.244.2.9:8080"),
+        (DiscrepancyKind.STALE, "shop/web:http", "10.244.2.7:8080"),
     ]
 
 
@@ -67,16 +67,18 @@ def test_a_service_that_nobody_told_the_kernel_of_and_one_that_is_gone(mode: str
     wanted = objects("10.244.1.7")
     without = plan(cluster_cidrs=("10.244.0.0/16",), node_addresses=OWN, node_port_addresses=None)
     found = kinds(wanted, seen(mode, without))
-    assert (Kind.MISSING, "shop/web:http", "") in found
-    assert {each[0] for each in kinds(without, seen(mode, wanted))} == {Kind.EXTRA}
+    assert (DiscrepancyKind.MISSING, "shop/web:http", "") in found
+    assert {each[0] for each in kinds(without, seen(mode, wanted))} == {DiscrepancyKind.EXTRA}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_service_without_endpoints_is_to_be_refused(mode: str) -> None:
     wanted = objects()
     assert kinds(wanted, seen(mode, wanted)) == []
-    assert (Kind.STALE, "shop/web:http", "10.244.1.7:8080") in kinds(wanted, seen(mode, objects("10.244.1.7")))
-    assert (Kind.ANSWER, "shop/web:http", "") in kinds(objects("10.244.1.7"), seen(mode, wanted))
+    assert (DiscrepancyKind.STALE, "shop/web:http", "10.244.1.7:8080") in kinds(
+        wanted, seen(mode, objects("10.244.1.7"))
+    )
+    assert (DiscrepancyKind.ANSWER, "shop/web:http", "") in kinds(objects("10.244.1.7"), seen(mode, wanted))
 
 
 def test_a_share_that_is_wrong() -> None:
@@ -85,8 +87,8 @@ def test_a_share_that_is_wrong() -> None:
     backend = BACKENDS["iptables"]
     text = backend.text(backend.render(wanted)).replace("--probability 0.50000000000", "--probability 0.90000000000")
     view = view_of_files([("rules.txt", text)], "node-a")
-    view.addresses = (Address(OWN[0], 24, "eth0"),)
-    assert {each[0] for each in kinds(wanted, view)} == {Kind.SHARE}
+    view.addresses = (LinkAddress(OWN[0], 24, "eth0"),)
+    assert {each[0] for each in kinds(wanted, view)} == {DiscrepancyKind.SHARE}
 
 
 def test_a_rule_of_somebody_else_that_takes_the_packet_first() -> None:
@@ -96,15 +98,15 @@ def test_a_rule_of_somebody_else_that_takes_the_packet_first() -> None:
     rule = "-A PREROUTING -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.9.9.9:99\n"
     text = re.sub(r"^(-A PREROUTING )", rule.replace("\\", r"\\") + r"\1", text, count=1, flags=re.MULTILINE)
     view = view_of_files([("rules.txt", text)], "node-a")
-    view.addresses = (Address(OWN[0], 24, "eth0"),)
-    assert kinds(wanted, view) == [(Kind.SHADOWED, "shop/web:http", "")]
+    view.addresses = (LinkAddress(OWN[0], 24, "eth0"),)
+    assert kinds(wanted, view) == [(DiscrepancyKind.SHADOWED, "shop/web:http", "")]
 
 
 def test_two_proxies_side_by_side() -> None:
     wanted = objects("10.244.1.7")
     other = BACKENDS["nftables"]
     view = seen("iptables", wanted, other.text(other.render(wanted)))
-    assert {each[0] for each in kinds(wanted, view)} == {Kind.DUPLICATE}
+    assert {each[0] for each in kinds(wanted, view)} == {DiscrepancyKind.DUPLICATE}
 
 
 def test_known_connections_to_an_endpoint_that_is_gone() -> None:
@@ -112,7 +114,7 @@ def test_known_connections_to_an_endpoint_that_is_gone() -> None:
     view = seen("iptables", wanted)
     line = "udp 17 25 src=10.0.0.9 dst={} sport=5 dport={} src={} dst=10.0.0.9 sport=8080 dport=5 use=1"
     line = line.replace("udp 17", "tcp 6 99 ESTABLISHED")
-    view.connections = ConnectionTable(
+    view.connections = ConntrackListing(
         "\n".join(
             (
                 line.format("10.96.0.9", 80, "10.244.1.7"),
@@ -122,7 +124,7 @@ def test_known_connections_to_an_endpoint_that_is_gone() -> None:
             )
         )
     )
-    assert kinds(wanted, view) == [(Kind.CONNECTION, "shop/web:http", "10.244.1.8:8080")]
+    assert kinds(wanted, view) == [(DiscrepancyKind.CONNECTION, "shop/web:http", "10.244.1.8:8080")]
     assert len(check(wanted, view, OWN).findings) == 2
 
 
@@ -146,8 +148,8 @@ def test_a_cache_of_names_on_the_node_answers_in_its_place() -> None:
     wanted = objects("10.244.1.7")
     more = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.9/32 -p tcp -m tcp --dport 80 -j NOTRACK\nCOMMIT\n"
     view = seen("iptables", wanted, more)
-    assert kinds(wanted, view) == [(Kind.MISSING, "shop/web:http", "")]
-    view.addresses = (*(view.addresses or ()), Address("10.96.0.9", 32, "nodelocaldns"))
+    assert kinds(wanted, view) == [(DiscrepancyKind.MISSING, "shop/web:http", "")]
+    view.addresses = (*(view.addresses or ()), LinkAddress("10.96.0.9", 32, "nodelocaldns"))
     assert kinds(wanted, view) == []
 
 
@@ -160,7 +162,7 @@ def test_what_a_relay_does_no_rule_tells() -> None:
         "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -d 10.96.0.10/32 -j REJECT\nCOMMIT\n"
     )
     view = view_of_files([("rules.txt", more)], "node-a")
-    view.addresses = (Address(OWN[0], 24, "eth0"),)
+    view.addresses = (LinkAddress(OWN[0], 24, "eth0"),)
     report = check(wanted, view, OWN)
     assert (report.findings, report.status) == ((), 2)
     assert all("a relay on this node takes it" in text for text in report.unknown)

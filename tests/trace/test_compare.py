@@ -15,7 +15,7 @@ from narthex.testing import setting
 from narthex.testing.build import CONFIG, HOST, endpoint, endpoint_slice, service, snapshot
 from narthex.trace.evaluate import evaluate, find_frontend, sender_of
 from narthex.trace.reports.compare import compare
-from narthex.trace.reports.factors import Side, factors, serving
+from narthex.trace.reports.factors import ModeSetup, factors, serving
 
 WEB = (
     service("shop/web", "10.110.0.5", node_port=30080),
@@ -24,7 +24,7 @@ WEB = (
 
 
 def side(mode="one", deviations=(), **config):
-    return Side(mode=mode, config=msgspec.structs.replace(CONFIG, **config), deviations=frozenset(deviations))
+    return ModeSetup(mode=mode, config=msgspec.structs.replace(CONFIG, **config), deviations=frozenset(deviations))
 
 
 def told(before, after, *objects, family=IPFamily.IPV4, host=HOST):
@@ -176,7 +176,7 @@ def test_services_without_a_difference_are_not_named():
 
 
 def way(scenario, mode):
-    return Side(mode=mode, config=setting.node_config(scenario, mode), deviations=BACKENDS[mode].deviations)
+    return ModeSetup(mode=mode, config=setting.node_config(scenario, mode), deviations=BACKENDS[mode].deviations)
 
 
 def tells(change, packet, plans, host):

@@ -6,12 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
-from narthex.trace.node.layout import Table
+from narthex.trace.node.layout import BundleManifest
 from narthex.trace.program.bundle_writing import write_file
 from narthex.trace.reports.counting import (
+    ConnectionCounter,
     ConnectionLike,
-    Count,
-    Counts,
+    CounterReading,
     count,
     of_connections,
     of_iptables,
@@ -114,9 +114,10 @@ def test_the_best_source_there_is(rules, nft, ipvs, source) -> None:
     assert count(rules, nft, ipvs, lambda: (), NAMES).source.startswith(source)
 
 
-def look(*figures: int) -> Counts:
-    return Counts(
-        source="x", counts=tuple(Count(f"c{n}", f"s{n % 2}", f"e{n}", figure) for n, figure in enumerate(figures))
+def look(*figures: int) -> CounterReading:
+    return CounterReading(
+        source="x",
+        counts=tuple(ConnectionCounter(f"c{n}", f"s{n % 2}", f"e{n}", figure) for n, figure in enumerate(figures)),
     )
 
 
@@ -140,7 +141,7 @@ def test_orders() -> None:
 
 
 def test_the_command_over_a_bundle(tmp_path) -> None:
-    write_file(tmp_path / "b.tgz", Table(node="n", writer="test"), {"rules/iptables-nft.txt": IPTABLES})
+    write_file(tmp_path / "b.tgz", BundleManifest(node="n", writer="test"), {"rules/iptables-nft.txt": IPTABLES})
     done = CliRunner().invoke(main, ["top", "--bundle", str(tmp_path / "b.tgz"), "-o", "json"])
     assert done.exit_code == 0, done.output
     data = json.loads(done.output)

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
-from narthex.trace.node.layout import Table
+from narthex.trace.node.layout import BundleManifest
 from narthex.trace.program.bundle_writing import write_file
 
 NAT = """\
@@ -36,7 +36,7 @@ def bundle(path: Path, rules: str, n: int = 0, **more: str) -> str:
         "net/links.json": '[{"ifname": "eth0", "flags": ["UP"], "mtu": 1500}]',
         **{name.replace("__", "/"): text for name, text in more.items()},
     }
-    write_file(path, Table(node="n", writer="test"), parts)
+    write_file(path, BundleManifest(node="n", writer="test"), parts)
     return str(path)
 
 
@@ -84,7 +84,9 @@ def test_parts_that_differ(tmp_path: Path, part: str, text: str, told: str) -> N
 def test_a_part_that_one_side_lacks_cannot_be_told(tmp_path: Path) -> None:
     one = bundle(tmp_path / "a.tgz", TWO)
     write_file(
-        tmp_path / "b.tgz", Table(node="n", writer="test"), {"rules/iptables-nft.txt": NAT.format(rules=TWO, n=0)}
+        tmp_path / "b.tgz",
+        BundleManifest(node="n", writer="test"),
+        {"rules/iptables-nft.txt": NAT.format(rules=TWO, n=0)},
     )
     status, said = diff(one, str(tmp_path / "b.tgz"))
     assert status == 2

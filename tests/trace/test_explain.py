@@ -38,7 +38,7 @@ from narthex.trace.document import trace_document
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import PlanCase, explain
 from narthex.trace.model import PacketPath, PathEnd, fraction_text, probability_text
-from narthex.trace.names import Named, Names
+from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.render.text import text
 
 OBJECTS = (
@@ -53,7 +53,7 @@ OBJECTS = (
     Pod(namespace="shop", name="client", ips=("10.64.1.200",), spec=PodSpec(node_name="worker-a")),
 )  # fmt: skip
 SNAPSHOT = snapshot(*OBJECTS)
-NAMES = Names(SNAPSHOT, {"198.51.100.7": Named("outside", "")})
+NAMES = AddressNames(SNAPSHOT, {"198.51.100.7": AddressName("outside", "")})
 FRONT: Key = (Field.DADDR, Field.L4PROTO, Field.DPORT)
 
 
@@ -200,7 +200,7 @@ def test_many_endpoints_are_told_in_one_line_each() -> None:
     wide = plan(service("shop/wide", "10.110.0.7"), endpoint_slice("shop/wide", *many))
     sent = packet("10.64.1.200", "10.110.0.7:80")
     trace = evaluate(wide, sent, HOST)
-    names = Names(snapshot(endpoint_slice("shop/wide", *many)))
+    names = AddressNames(snapshot(endpoint_slice("shop/wide", *many)))
     explanation = explain(
         PlanCase(plan=wide, packet=sent, host=HOST, mode="nftables", planned=trace, walked=trace), names, lambda _: ""
     )
@@ -244,7 +244,7 @@ def test_routes_from_nodes() -> None:
     assert NAMES.route("10.20.0.11", "worker-a") == "stays on this node"
     assert NAMES.route("10.20.0.12", "worker-a") == "straight to node worker-b"
     assert NAMES.route("192.0.2.1", "worker-a") == "in no pod range of a known Node: by the node's own routes"
-    no_ranges = Names(snapshot(Node(name="worker-a"), *OBJECTS[2:4]))
+    no_ranges = AddressNames(snapshot(Node(name="worker-a"), *OBJECTS[2:4]))
     assert no_ranges.route("10.64.2.10", "worker-a").startswith("on worker-b, says its EndpointSlice")
 
 
@@ -255,7 +255,7 @@ def test_names() -> None:
     assert NAMES.of("10.20.0.11") == "node worker-a"
     assert NAMES.of("198.51.100.7") == "outside"
     assert NAMES.of("192.0.2.1") == ""
-    manual = Names(snapshot(endpoint_slice("shop/ext", endpoint("192.0.2.8", node=""))))
+    manual = AddressNames(snapshot(endpoint_slice("shop/ext", endpoint("192.0.2.8", node=""))))
     assert manual.of("192.0.2.8") == "endpoint of shop/ext"
     host_pod = Pod(namespace="kube", name="proxy", ips=("10.20.0.11",), spec=PodSpec(host_network=True))
-    assert Names(snapshot(node(), host_pod)).of("10.20.0.11") == "node worker-a"
+    assert AddressNames(snapshot(node(), host_pod)).of("10.20.0.11") == "node worker-a"

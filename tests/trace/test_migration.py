@@ -8,19 +8,29 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Sender
 from narthex.proxy.plan.traits import Trait
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
-from narthex.trace.reports.compare import Change
-from narthex.trace.reports.migration import Difference, Found, Migration, as_data, differences, grouped, text
+from narthex.trace.reports.compare import PathChange
+from narthex.trace.reports.migration import (
+    MigrationReport,
+    NodeChange,
+    TraitDifference,
+    as_data,
+    differences,
+    grouped,
+    text,
+)
 
 PACKET = Packet(source="198.51.100.7", destination="10.110.0.5", port=80)
 
 
 def found(name="shop/a:http", sender=Sender.POD, node="worker-a", family=IPFamily.IPV4, **fields):
     fields = {"arrival": "cluster IP", "before": "refused", "after": "left alone", "reasons": ("since",)} | fields
-    return Found(node=node, family=family, change=Change(service=name, sender=sender, example=PACKET, **fields))
+    return NodeChange(
+        node=node, family=family, change=PathChange(service=name, sender=sender, example=PACKET, **fields)
+    )
 
 
 def report(groups=(), differences=(), services=("shop/a:http", "shop/b:http")):
-    return Migration(
+    return MigrationReport(
         before="one", after="other", nodes=("worker-a",), services=services, groups=groups, differences=differences
     )
 
@@ -134,7 +144,7 @@ def test_every_backend_answers_every_question(mode):
 
 def test_data_holds_everything():
     names = tuple(f"shop/s{number}:http" for number in range(9))
-    difference = Difference(what="it", before="so", after="otherwise", services=names)
+    difference = TraitDifference(what="it", before="so", after="otherwise", services=names)
     data = as_data(report(grouped(map(found, names)), (difference,), names))
     assert data["servicePorts"] == 9
     (change,) = data["changes"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.trace.causes.finding import Cause, Finding
+from narthex.trace.causes.finding import Cause, CauseFinding
 from narthex.trace.model import (
     Fate,
     Header,
@@ -68,8 +68,8 @@ def journey(name: str = "shop/web", ways: int = 3, steps: int = 2, bad: int = 1)
     )  # fmt: skip
 
 
-def finding(name: str = "web") -> Finding:
-    return Finding(
+def finding(name: str = "web") -> CauseFinding:
+    return CauseFinding(
         cause=Cause("forward-drop", "dropped"), certain=True, sentence=f"it is {name}", evidence=(name,), advice=name
     )
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.trace.follow.routing import Question, check_source, look_up
-from narthex.trace.follow.views import Address, NodeView
+from narthex.trace.follow.routing import RouteQuery, check_source, look_up
+from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.routes import policy_lines, route_lines
 
 ROUTES = """\
@@ -35,7 +35,7 @@ def view(policies: str = "", **sysctls: str) -> NodeView:
     return NodeView(
         routes=route_lines(ROUTES),
         policies=policy_lines(policies) or None,
-        addresses=(Address("10.0.0.2", 24, "eth0"), Address("10.244.1.1", 24, "cni0")),
+        addresses=(LinkAddress("10.0.0.2", 24, "eth0"), LinkAddress("10.244.1.1", 24, "cni0")),
         sysctls=base | {f"net.ipv4.conf.{key}": value for key, value in given.items()},
     )
 
@@ -57,7 +57,7 @@ def view(policies: str = "", **sysctls: str) -> NodeView:
     ],
 )
 def test_the_longest_prefix_then_the_lowest_metric(destination, kind, hops) -> None:
-    found = look_up(view(), Question(destination=destination))
+    found = look_up(view(), RouteQuery(destination=destination))
     assert (found.kind, [(hop.link, hop.via, share) for hop, share in found.hops]) == (kind, hops)
 
 
@@ -73,14 +73,14 @@ RULES = """\
 @pytest.mark.parametrize(
     ("question", "told"),
     [
-        (Question(destination="8.8.8.8", source="10.244.1.7"), "10.9.0.1"),
-        (Question(destination="8.8.8.8", source="10.244.2.7"), "10.0.0.1"),
-        (Question(destination="8.8.8.8", source="10.244.2.7", mark=0x4010), "10.9.0.1"),
-        (Question(destination="8.8.8.8", source="10.244.2.7", mark=0x4020), "10.0.0.1"),
-        (Question(destination="10.244.5.1", source="10.244.1.7"), "10.0.0.1"),
-        (Question(destination="10.0.0.2", source="10.244.1.7"), "local"),
-        (Question(destination="10.99.0.1", source="192.168.0.1"), "the policy rule says prohibit"),
-        (Question(destination="10.99.0.1", source="10.3.0.1"), "10.0.0.1"),
+        (RouteQuery(destination="8.8.8.8", source="10.244.1.7"), "10.9.0.1"),
+        (RouteQuery(destination="8.8.8.8", source="10.244.2.7"), "10.0.0.1"),
+        (RouteQuery(destination="8.8.8.8", source="10.244.2.7", mark=0x4010), "10.9.0.1"),
+        (RouteQuery(destination="8.8.8.8", source="10.244.2.7", mark=0x4020), "10.0.0.1"),
+        (RouteQuery(destination="10.244.5.1", source="10.244.1.7"), "10.0.0.1"),
+        (RouteQuery(destination="10.0.0.2", source="10.244.1.7"), "local"),
+        (RouteQuery(destination="10.99.0.1", source="192.168.0.1"), "the policy rule says prohibit"),
+        (RouteQuery(destination="10.99.0.1", source="10.3.0.1"), "10.0.0.1"),
     ],
 )
 def test_policy_rules_in_their_order(question, told) -> None:
@@ -89,12 +89,12 @@ def test_policy_rules_in_their_order(question, told) -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    assert look_up(NodeView(absent={"routes": "ip is not installed"}), Question(destination="8.8.8.8")).reason == (
+    assert look_up(NodeView(absent={"routes": "ip is not installed"}), RouteQuery(destination="8.8.8.8")).reason == (
         "the node's routes are not known: ip is not installed"
     )
     strange = NodeView(routes=route_lines("default via 10.0.0.1 dev eth0"), policies=())
     strange.policies = policy_lines("10:\tfrom all uidrange 0-99 lookup 9\n32766:\tfrom all lookup main\n")
-    found = look_up(strange, Question(destination="8.8.8.8"))
+    found = look_up(strange, RouteQuery(destination="8.8.8.8"))
     assert found.kind == "unknown"
     assert "uidrange" in found.reason
 
@@ -115,17 +115,17 @@ def test_what_is_not_known_is_said() -> None:
     ],
 )
 def test_the_source_check(sysctls, source, iif, passed) -> None:
-    checked = check_source(view(**sysctls), Question(destination="10.244.2.7", source=source, iif=iif))
+    checked = check_source(view(**sysctls), RouteQuery(destination="10.244.2.7", source=source, iif=iif))
     assert checked.passed is passed, checked
 
 
 def test_without_settings_nobody_knows() -> None:
     unknown = view()
     unknown.sysctls = None
-    assert check_source(unknown, Question(destination="10.0.0.2", source="8.8.8.8", iif="eth0")).passed is None
+    assert check_source(unknown, RouteQuery(destination="10.0.0.2", source="8.8.8.8", iif="eth0")).passed is None
 
 
 def test_both_families_have_rules_of_their_own() -> None:
     both = view(RULES)
-    assert look_up(both, Question(destination="fd00::1")).reason == "no routes of IPv6 are known"
+    assert look_up(both, RouteQuery(destination="fd00::1")).reason == "no routes of IPv6 are known"
     assert IPFamily.IPV6 not in {rule.family for rule in both.policies or ()}

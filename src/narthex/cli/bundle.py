@@ -10,7 +10,7 @@ import msgspec
 
 from narthex.cli.sources import no_namespace
 from narthex.proxy.plan.show import visible
-from narthex.trace.node.layout import TAKEN, Table
+from narthex.trace.node.layout import TAKEN, BundleManifest
 
 
 @click.command()
@@ -78,7 +78,7 @@ def command(
             click.echo(visible(f"{part.status}: {part.path}: {part.remark}"), err=True)
 
 
-def _show(table: Table, output: str) -> None:
+def _show(table: BundleManifest, output: str) -> None:
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(table)))
         return

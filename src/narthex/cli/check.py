@@ -15,7 +15,7 @@ from narthex.cli.sources import node_options, views_of
 from narthex.proxy.plan.show import visible
 from narthex.proxy.program.inputs import InputError
 from narthex.trace.program.checking import compare, status
-from narthex.trace.reports.check import Report
+from narthex.trace.reports.check import CheckReport
 
 
 @click.command(cls=AnswersByStatus)
@@ -54,7 +54,7 @@ def command(watch: bool, interval: float, output: str, **given: Any) -> None:
         time.sleep(interval)
 
 
-def _compared(given: dict[str, Any]) -> tuple[tuple[Report, ...], tuple[str, ...]]:
+def _compared(given: dict[str, Any]) -> tuple[tuple[CheckReport, ...], tuple[str, ...]]:
     views, cluster = views_of(given)
     if cluster is None:
         raise click.UsageError(
@@ -68,7 +68,7 @@ def _compared(given: dict[str, Any]) -> tuple[tuple[Report, ...], tuple[str, ...
         raise click.ClickException(str(error)) from error
 
 
-def _told(reports: tuple[Report, ...], output: str) -> str:
+def _told(reports: tuple[CheckReport, ...], output: str) -> str:
     if output == "json":
         data = {"status": status(reports), "reports": reports}
         return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"

@@ -13,10 +13,10 @@ from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, output_option, source_options
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
-from narthex.trace.follow.views import Address, NodeView
+from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle_reading import BundleError, read_bundle
-from narthex.trace.reports.difference import Difference, Differences, differences, rules_in_text
+from narthex.trace.reports.difference import ViewComparison, ViewDifference, differences, rules_in_text
 
 
 @click.command(cls=AnswersByStatus)
@@ -62,7 +62,7 @@ def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
         ]
         view = view_of_files(texts, inputs.config.node_name)
         view.origin = f"mode {word}"
-        view.addresses = tuple(Address(ip, 128 if ":" in ip else 32, "eth0") for ip in inputs.host.addresses)
+        view.addresses = tuple(LinkAddress(ip, 128 if ":" in ip else 32, "eth0") for ip in inputs.host.addresses)
         return view, {f"rules/{name}": text for name, text in texts}
     path = Path(word)
     if not path.exists():
@@ -72,7 +72,7 @@ def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
     return view_of_bundle(bundle.parts, bundle.table, str(path)), bundle.parts
 
 
-def _told(found: Differences) -> str:
+def _told(found: ViewComparison) -> str:
     lines: list[str] = []
     for each in found.found:
         lines.append(f"{each.part}: {each.what}")
@@ -81,6 +81,6 @@ def _told(found: Differences) -> str:
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
-def _sides(each: Difference) -> list[str]:
+def _sides(each: ViewDifference) -> list[str]:
     before = [f"  - {line}" for line in (each.before or "(not there)").splitlines()]
     return before + [f"  + {line}" for line in (each.after or "(not there)").splitlines()]

@@ -16,10 +16,10 @@ from narthex.cli.sources import no_namespace
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.show import visible
 from narthex.proxy.program.inputs import Cluster
-from narthex.trace.names import Names
+from narthex.trace.names import AddressNames
 from narthex.trace.program.bundle_reading import BundleError
 from narthex.trace.program.counts import look, look_at_bundle, names_of
-from narthex.trace.reports.counting import Counts, Row, ordered, rows
+from narthex.trace.reports.counting import CounterReading, TopRow, ordered, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,9 +63,9 @@ def command(
     """
     cluster: Cluster | None = cluster_of(given, pods=True) if has_source(given) else None
     snapshot = cluster.snapshot if cluster is not None else Snapshot()
-    names, addresses = names_of(snapshot), Names(snapshot)
+    names, addresses = names_of(snapshot), AddressNames(snapshot)
 
-    def table(now: Counts, before: Counts | None, seconds: float, by: str) -> tuple[Row, ...]:
+    def table(now: CounterReading, before: CounterReading | None, seconds: float, by: str) -> tuple[TopRow, ...]:
         found = ordered(rows(now, before, seconds), by)
         named = (msgspec.structs.replace(row, name=addresses.of(_address(row.endpoint))) for row in found)
         return tuple(row for row in named if not (services and row.endpoint))
@@ -84,10 +84,12 @@ def command(
         return
 
 
-_Table = Callable[[Counts, Counts | None, float, str], tuple[Row, ...]]
+_Table = Callable[[CounterReading, CounterReading | None, float, str], tuple[TopRow, ...]]
 
 
-def _live(looking: Callable[[], Counts], table: _Table, sort: str, interval: float, once: bool, output: str) -> None:
+def _live(
+    looking: Callable[[], CounterReading], table: _Table, sort: str, interval: float, once: bool, output: str
+) -> None:
     before, at = looking(), time.monotonic()
     if not once and output == "text" and sys.stdout.isatty():
         _screen(looking, table, sort, interval, before, at)
@@ -102,7 +104,7 @@ def _live(looking: Callable[[], Counts], table: _Table, sort: str, interval: flo
 
 
 def _screen(
-    looking: Callable[[], Counts], table: _Table, sort: str, interval: float, before: Counts, at: float
+    looking: Callable[[], CounterReading], table: _Table, sort: str, interval: float, before: CounterReading, at: float
 ) -> None:
     """A table that stays up to date, until q or Ctrl-C."""
     from rich.live import Live
@@ -124,7 +126,7 @@ def _screen(
             screen.update(_rich(now, table(now, rate_from if seconds else None, seconds, sort)), refresh=True)
 
 
-def _rich(counts: Counts, found: tuple[Row, ...]) -> Table:
+def _rich(counts: CounterReading, found: tuple[TopRow, ...]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -137,13 +139,13 @@ def _rich(counts: Counts, found: tuple[Row, ...]) -> Table:
     return made
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
+def _cells(row: TopRow) -> tuple[str, str, str, str]:
     rate = "" if row.per_second is None else f"{row.per_second:.1f}"
     where = f"{row.endpoint} ({row.name})" if row.name else row.endpoint
     return ("" if row.endpoint else row.service or "(no name)", where, rate, str(row.connections))
 
 
-def _told(counts: Counts, found: tuple[Row, ...], output: str) -> str:
+def _told(counts: CounterReading, found: tuple[TopRow, ...], output: str) -> str:
     if output == "json":
         data = {"source": counts.source, "sampled": counts.sampled, "rows": found}
         return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"

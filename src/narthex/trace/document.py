@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.causes.report import FindingRecord, records
 from narthex.trace.follow.align import Alignment
 from narthex.trace.model import PacketPath, WeightedEnd
@@ -34,7 +34,7 @@ class TraceDocument(PacketPath, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 def trace_document(
-    path: PacketPath, findings: Sequence[Finding] = (), probe: ProbeRecord | None = None
+    path: PacketPath, findings: Sequence[CauseFinding] = (), probe: ProbeRecord | None = None
 ) -> TraceDocument:
     """Return the document for a path."""
     fields = {name: getattr(path, name) for name in PacketPath.__struct_fields__}

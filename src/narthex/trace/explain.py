@@ -29,7 +29,7 @@ from narthex.trace.model import (
     probability_text,
     rule_step,
 )
-from narthex.trace.names import Names
+from narthex.trace.names import AddressNames
 
 RouteOf = Callable[[str], str]
 """Returns where a packet for an address leaves the node."""
@@ -74,7 +74,7 @@ class PlanCase(msgspec.Struct, frozen=True, kw_only=True):
         return find_frontend(self.plan, self.packet, self.host)
 
 
-def explain(case: PlanCase, names: Names, route: RouteOf) -> PacketPath:
+def explain(case: PlanCase, names: AddressNames, route: RouteOf) -> PacketPath:
     """Return the path through the rules of one node, annotated with the plan."""
     packet = case.packet
     path = PacketPath(
@@ -88,7 +88,7 @@ def explain(case: PlanCase, names: Names, route: RouteOf) -> PacketPath:
     return annotate(path, case, names, route)
 
 
-def annotate(path: PacketPath, case: PlanCase, names: Names, route: RouteOf) -> PacketPath:
+def annotate(path: PacketPath, case: PlanCase, names: AddressNames, route: RouteOf) -> PacketPath:
     """Add what the plan says: its decision, its agreement with the rules, and for each end the rewriting and the route.
 
     Where the userspace relay accepts the connection, the path continues to the endpoints that the relay may choose.
@@ -147,7 +147,7 @@ def _header(packet: Packet) -> Header:
     )
 
 
-def _alternative(case: PlanCase, outcome: Outcome, names: Names) -> Alternative:
+def _alternative(case: PlanCase, outcome: Outcome, names: AddressNames) -> Alternative:
     packet = case.packet
     address, port = outcome.endpoint or (packet.destination, packet.port)
     goes_on = outcome.endpoint is not None or outcome.disposition is Disposition.NOT_OURS
@@ -206,7 +206,7 @@ def _reason(outcome: Outcome) -> str:
 # ---- ends ----------------------------------------------------------------------------------------------------------
 
 
-def _relayed(case: PlanCase, end: PathEnd, names: Names) -> PathBranch | None:
+def _relayed(case: PlanCase, end: PathEnd, names: AddressNames) -> PathBranch | None:
     """Return how the relay continues; None if the end is no socket of the relay on this node."""
     if end.fate is not Fate.DELIVERED or (end.address, end.port) in {each.endpoint for each in case.walked.outcomes}:
         return None

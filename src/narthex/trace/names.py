@@ -9,7 +9,7 @@ from narthex.model.objects import Node
 from narthex.model.store import Snapshot
 
 
-class Named(msgspec.Struct, frozen=True):
+class AddressName(msgspec.Struct, frozen=True):
     """An address that belongs to something."""
 
     kind: str
@@ -24,34 +24,34 @@ class Named(msgspec.Struct, frozen=True):
         return f"{text} on {self.node}" if self.node else text
 
 
-class Names:
+class AddressNames:
     """The names of all addresses in a snapshot; `others` are addresses that no object holds (an outside client)."""
 
-    def __init__(self, snapshot: Snapshot, others: dict[str, Named] | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, others: dict[str, AddressName] | None = None) -> None:
         self._nodes: list[Node] = sorted(snapshot.nodes.values(), key=lambda node: node.name)
-        self._held: dict[str, Named] = dict(others or {})
+        self._held: dict[str, AddressName] = dict(others or {})
         for pod in snapshot.pods.values():
             if not pod.spec.host_network:
                 for ip in pod.ips:
-                    self._held[ip] = Named("pod", str(pod.key), pod.spec.node_name)
+                    self._held[ip] = AddressName("pod", str(pod.key), pod.spec.node_name)
         for slices in snapshot.slices.values():
             for each in slices.values():
                 for endpoint in each.endpoints:
                     if endpoint.target:
-                        found = Named("pod", f"{each.namespace}/{endpoint.target}", endpoint.node_name)
+                        found = AddressName("pod", f"{each.namespace}/{endpoint.target}", endpoint.node_name)
                     else:
-                        found = Named("endpoint of", str(each.service), endpoint.node_name)
+                        found = AddressName("endpoint of", str(each.service), endpoint.node_name)
                     self._held.setdefault(endpoint.address, found)
         for service in snapshot.services.values():
             balancers = (entry.ip for entry in service.ingress)
             for ip in (*service.cluster_ips, *service.external_ips, *balancers):
-                self._held.setdefault(ip, Named("Service", str(service.key)))
+                self._held.setdefault(ip, AddressName("Service", str(service.key)))
         for node in self._nodes:
             for ip in (*node.internal_ips, *node.external_ips):
                 # A host-network pod shares the node's address; the node is what people mean by it.
-                self._held[ip] = Named("node", node.name)
+                self._held[ip] = AddressName("node", node.name)
 
-    def named(self, address: str) -> Named | None:
+    def named(self, address: str) -> AddressName | None:
         """What holds the address."""
         return self._held.get(address)
 

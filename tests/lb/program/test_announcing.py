@@ -28,7 +28,7 @@ from narthex.testing.kernel.segment import node as node_manifest
 from narthex.testing.kernel.segment import pool as pool_manifest
 from narthex.testing.kernel.segment import service as service_manifest
 from narthex.testing.load import until
-from narthex.trace.program.places import Places
+from narthex.trace.program.places import OwnerIndex
 from narthex.trace.program.rules_trace import answer, ask, question
 from narthex.trace.render.text import text
 
@@ -337,7 +337,7 @@ def test_a_trace_from_outside_names_the_node_that_answers():
     )[IP].order
     for here, more in ((first, ""), (second, f", so packets come to {first} and not to {second}")):
         inputs = Inputs(snapshot=given, config=NodeConfig(node_name=here), mode="nftables")
-        places = Places(given)
+        places = OwnerIndex(given)
         source, target, wanted = ask(places, "outside", f"{IP}:80")
         asked_ = question(places, source, target, wanted, inputs, inputs.host, None)
         explained = answer(asked_, inputs, inputs.host)

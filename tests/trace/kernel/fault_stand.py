@@ -50,11 +50,11 @@ from narthex.testing.kernel.world import World
 from narthex.testing.load import ClientRoute as Call
 from narthex.testing.load import EchoEndpoints, OpenConnection
 from narthex.trace.causes.find import find
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import PacketPath
-from narthex.trace.program.known import Known, live
-from narthex.trace.program.travel import Wish, travel
+from narthex.trace.program.known import KnownCluster, live
+from narthex.trace.program.travel import TraceRequest, travel
 
 NODE, OTHER, THIRD = "worker-a", "worker-b", "worker-c"
 OTHER_IP, THIRD_IP = "10.20.0.12", "10.20.0.13"
@@ -335,15 +335,15 @@ class Stand:
 
     def journey(self, way: ClientRoute, cluster: Snapshot, view: NodeView) -> PacketPath:
         # A fault may have turned the route back to a client elsewhere: that is not where it comes in.
-        wish = Wish(
+        wish = TraceRequest(
             source=way.source, destination=f"{join_port(way.destination, way.port)}/{way.protocol.lower}", node=NODE,
             iif="eth0" if way.source in OUTSIDE.values() else "", source_port=way.source_port, size=way.size,
         )  # fmt: skip
-        return travel(Known(views=(view,), snapshot=cluster, has_objects=True), wish)
+        return travel(KnownCluster(views=(view,), snapshot=cluster, has_objects=True), wish)
 
     def explain(
         self, way: ClientRoute, cluster: Snapshot | None = None, view: NodeView | None = None, objects: bool = True
-    ) -> list[Finding]:
+    ) -> list[CauseFinding]:
         """`objects`: with those of the cluster, else by the node alone."""
         cluster, view = cluster or snapshot(), view or self.view()
         return find(self.journey(way, cluster, view), {NODE: view}, cluster if objects else None)

@@ -14,11 +14,11 @@ import pytest
 from narthex.linux import namespaces as netns
 from narthex.linux.run import CommandError, run
 from narthex.model.store import Snapshot
-from narthex.trace.follow.routing import Question, check_source, look_up
+from narthex.trace.follow.routing import RouteQuery, check_source, look_up
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf
-from narthex.trace.program.known import Known, live
-from narthex.trace.program.travel import Wish, travel
+from narthex.trace.program.known import KnownCluster, live
+from narthex.trace.program.travel import TraceRequest, travel
 
 pytestmark = pytest.mark.kernel
 
@@ -87,7 +87,7 @@ def view() -> NodeView:
     return live("node", NODE)
 
 
-def told_by_kernel(question: Question) -> str:
+def told_by_kernel(question: RouteQuery) -> str:
     words = ["route", "get", question.destination]
     if question.iif:
         words += ["from", question.source, "iif", question.iif]
@@ -105,7 +105,7 @@ def told_by_kernel(question: Question) -> str:
     return f"{said[said.index('dev') + 1]} {via}".strip()
 
 
-def told_by_us(known: NodeView, question: Question) -> list[str]:
+def told_by_us(known: NodeView, question: RouteQuery) -> list[str]:
     found = look_up(known, question)
     if found.kind in ("unicast", "local") and question.iif:
         out = found.hops[0][0].link if found.hops else "lo"
@@ -154,7 +154,7 @@ def test_random_tables_and_rules_route_as_the_kernel_does() -> None:
             known = view()
             for _ in range(80):
                 iif = draw.choice(("", "eth0", "eth1", "cni0"))
-                question = Question(
+                question = RouteQuery(
                     destination=f"10.{draw.randrange(4) * 64}.{draw.randrange(4) * 64}.{draw.randrange(256)}",
                     source=f"10.{draw.randrange(4) * 64}.{draw.randrange(4) * 64}.{draw.randrange(1, 255)}"
                     if iif
@@ -237,8 +237,8 @@ def rules(text: str) -> Iterator[None]:
 
 
 def predicted(source: str, destination: str, **more: object) -> list[PathLeaf]:
-    known = Known(views=(view(),), snapshot=Snapshot())
-    journey = travel(known, Wish(source=source, destination=destination, **more))
+    known = KnownCluster(views=(view(),), snapshot=Snapshot())
+    journey = travel(known, TraceRequest(source=source, destination=destination, **more))
     assert sum(leaf.probability for leaf in journey.leaves()) == 1
     return list(journey.leaves())
 

@@ -30,7 +30,7 @@ from narthex.linux.run import run
 from narthex.model.net import Protocol
 from narthex.trace.program import kernel_probe as probe
 from narthex.trace.program.places import TraceError
-from narthex.trace.program.probing import Tried, record, send, sender_of, text
+from narthex.trace.program.probing import ProbeComparison, record, send, sender_of, text
 
 pytestmark = pytest.mark.kernel
 
@@ -41,7 +41,7 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
         yield made
 
 
-def tried(stand: Stand, way: ClientRoute) -> Tried:
+def tried(stand: Stand, way: ClientRoute) -> ProbeComparison:
     journey = stand.journey(way, snapshot(), stand.view())
     return send(journey, sender=stand.site(SITES.get(way.source)), node=stand.world.node, node_name=NODE)
 

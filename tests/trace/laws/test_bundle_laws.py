@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from narthex.cli.output import json_text
 from narthex.model.store import Snapshot
 from narthex.trace.document import trace_document
-from narthex.trace.node.layout import Table
+from narthex.trace.node.layout import BundleManifest
 from narthex.trace.node.view import view_of_bundle
-from narthex.trace.program.known import Known
+from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.places import TraceError
-from narthex.trace.program.travel import Wish, travel
+from narthex.trace.program.travel import TraceRequest, travel
 from narthex.trace.render.text import text
 
 WORDS = st.sampled_from(
@@ -62,9 +62,11 @@ TEXTS = st.fixed_dictionaries(
     PARTS, TEXTS, st.sampled_from(["outside", "10.0.0.1", "10.1.0.9"]), st.sampled_from(["10.96.0.9:80", "10.0.0.1:22"])
 )
 def test_any_bundle_gives_a_journey_or_a_question_that_cannot_be_asked(parts, texts, source, destination) -> None:
-    view = view_of_bundle({**parts, **texts}, Table(node="node-1", writer="law"), "law")
+    view = view_of_bundle({**parts, **texts}, BundleManifest(node="node-1", writer="law"), "law")
     try:
-        journey = travel(Known(views=(view,), snapshot=Snapshot()), Wish(source=source, destination=destination))
+        journey = travel(
+            KnownCluster(views=(view,), snapshot=Snapshot()), TraceRequest(source=source, destination=destination)
+        )
     except TraceError:
         return
     assert sum(leaf.probability for leaf in journey.leaves()) == 1

@@ -16,8 +16,8 @@ from narthex.testing.build import HOST
 from narthex.testing.crowds import crowds
 from narthex.trace.evaluate import evaluate, find_frontend, sender_of
 from narthex.trace.reports.compare import compare
-from narthex.trace.reports.factors import Side, factors, serving
-from narthex.trace.reports.probes import Probes
+from narthex.trace.reports.factors import ModeSetup, factors, serving
+from narthex.trace.reports.probes import SamplePackets
 
 PAIRS = [pytest.param(*pair, id="-".join(pair)) for pair in itertools.permutations(BACKENDS, 2)]
 
@@ -31,7 +31,7 @@ def side(config, mode, primary, all_masqueraded):
         localhost_node_ports=mode == "iptables",
         masquerade_all=config.masquerade_all ^ all_masqueraded,
     )
-    return Side(mode=mode, config=config, deviations=BACKENDS[mode].deviations)
+    return ModeSetup(mode=mode, config=config, deviations=BACKENDS[mode].deviations)
 
 
 def snapshot(objects):
@@ -124,6 +124,6 @@ def test_judging_by_shapes_is_the_same_as_judging_each(config, data):
     before, after = side(config, "iptables", None, False), side(config, "nftables", ("primary",), True)
     cluster = snapshot(crowd.objects)
     by_shapes = changes(cluster, family, before, after)
-    with mock.patch.object(Probes, "shape", lambda _, name: (name,)):
+    with mock.patch.object(SamplePackets, "shape", lambda _, name: (name,)):
         each = changes(cluster, family, before, after)
     assert without_examples(by_shapes) == without_examples(each)

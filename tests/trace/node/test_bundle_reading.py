@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.trace.node.layout import ABSENT, TAKEN, Table, Taken, read_table, table_text
+from narthex.trace.node.layout import ABSENT, TAKEN, BundleManifest, PartStatus, read_table, table_text
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.bundle_reading import BundleError, read_bundle
 from narthex.trace.program.bundle_writing import write_file
 
-TABLE = Table(node="node-1", writer="test", parts=(Taken(path="net/routes-4.json", status=TAKEN),))
+TABLE = BundleManifest(node="node-1", writer="test", parts=(PartStatus(path="net/routes-4.json", status=TAKEN),))
 
 
 def bundle(path: Path, *members: tuple[str, bytes] | tarfile.TarInfo) -> Path:
@@ -39,10 +39,10 @@ def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    table = Table(
+    table = BundleManifest(
         node="node-1",
         writer="test",
-        parts=(Taken(path="net/fdb.json", status=ABSENT, remark="bridge is not\tinstalled"),),
+        parts=(PartStatus(path="net/fdb.json", status=ABSENT, remark="bridge is not\tinstalled"),),
     )
     write_file(
         tmp_path / "b.tgz", table, {"net/routes-4.json": '[{"dst":"default","dev":"eth0"}]', "rules/nft.txt": ""}

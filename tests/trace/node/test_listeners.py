@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.trace.follow.views import Listener
+from narthex.trace.follow.views import ListeningSocket
 from narthex.trace.node.listeners import listeners_of
 
 TEXT = """\
@@ -20,12 +20,12 @@ p_raw UNCONN 0    0                  *:eth0        *
 
 def test_forms_of_places() -> None:
     assert listeners_of(TEXT) == (
-        Listener("udp", "127.0.0.53", 53, (IPFamily.IPV4,)),
-        Listener("udp", "", 8472, FAMILIES),
-        Listener("tcp", "", 22, (IPFamily.IPV4,)),
-        Listener("tcp", "", 22, (IPFamily.IPV6,)),
-        Listener("tcp", "fe80::1", 80, (IPFamily.IPV6,)),
-        Listener("tcp", "10.0.0.1", 81, (IPFamily.IPV4,)),
+        ListeningSocket("udp", "127.0.0.53", 53, (IPFamily.IPV4,)),
+        ListeningSocket("udp", "", 8472, FAMILIES),
+        ListeningSocket("tcp", "", 22, (IPFamily.IPV4,)),
+        ListeningSocket("tcp", "", 22, (IPFamily.IPV6,)),
+        ListeningSocket("tcp", "fe80::1", 80, (IPFamily.IPV6,)),
+        ListeningSocket("tcp", "10.0.0.1", 81, (IPFamily.IPV4,)),
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.trace.follow.views import NextHop
-from narthex.trace.node.connections import ConnectionTable, read_line
+from narthex.trace.node.connections import ConntrackListing, read_line
 from narthex.trace.node.links import fdb_of, links_of, neighbours_of
 from narthex.trace.node.routes import policies_of, policy_lines, route_line, route_lines, routes_of
 from narthex.trace.node.view import settings_of, view_of_files
@@ -127,7 +127,7 @@ conntrack v1.4.7 (conntrack-tools): 3 flow entries have been shown.
 
 
 def test_connections_are_found_by_where_they_were_sent_to_and_who_answers() -> None:
-    table = ConnectionTable(CONNECTIONS)
+    table = ConntrackListing(CONNECTIONS)
     assert len(table) == 3
     (found,) = table.to(Protocol.TCP, "10.96.0.1", 443)
     assert (found.reply_source, found.reply_source_port, found.state, found.flags, found.seconds) == (

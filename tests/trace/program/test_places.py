@@ -6,8 +6,8 @@ from narthex.model.net import Protocol
 from narthex.model.objects import Node, Pod, PodSpec, ServicePort
 from narthex.proxy.program.inputs import Cluster, Inputs, Wishes, view
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
-from narthex.trace.program.places import Destination, Places, TraceError, split_destination
-from narthex.trace.program.rules_trace import Question, ask, question
+from narthex.trace.program.places import DestinationSpec, OwnerIndex, TraceError, split_destination
+from narthex.trace.program.rules_trace import ResolvedRequest, ask, question
 
 SNAPSHOT = snapshot(
     node(),
@@ -25,11 +25,11 @@ SNAPSHOT = snapshot(
     Pod(namespace="shop", name="client", ips=("10.64.1.200",), spec=PodSpec(node_name="worker-a")),
     Pod(namespace="shop", name="web", ips=("10.64.1.201",), spec=PodSpec(node_name="worker-a")),
 )  # fmt: skip
-PLACES = Places(SNAPSHOT)
+PLACES = OwnerIndex(SNAPSHOT)
 INPUTS: Inputs = view(Cluster(snapshot=SNAPSHOT), Wishes(node="worker-a", cluster_cidr="10.64.0.0/12,fd64::/48"))
 
 
-def asked(source: str, destination: str, iif: str | None = None) -> Question:
+def asked(source: str, destination: str, iif: str | None = None) -> ResolvedRequest:
     sender, target, wanted = ask(PLACES, source, destination)
     return question(PLACES, sender, target, wanted, INPUTS, INPUTS.host, iif)
 
@@ -42,19 +42,19 @@ def packet_of(source: str, destination: str) -> tuple[str, str, int, str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("10.0.0.1:80", Destination(name="10.0.0.1", port="80")),
-        ("10.0.0.1:80/udp", Destination(name="10.0.0.1", port="80", protocol=Protocol.UDP)),
-        ("10.0.0.1/icmp", Destination(name="10.0.0.1", protocol=Protocol.ICMP)),
-        ("[fd00::1]:80/SCTP", Destination(name="fd00::1", port="80", protocol=Protocol.SCTP)),
-        ("fd00::1", Destination(name="fd00::1")),
-        ("shop/web", Destination(name="shop/web")),
-        ("shop/web:http/tcp", Destination(name="shop/web", port="http", protocol=Protocol.TCP)),
-        ("shop/web/tcp", Destination(name="shop/web", protocol=Protocol.TCP)),
-        ("shop/udp", Destination(name="shop/udp")),
-        ("web:80/udp", Destination(name="web", port="80", protocol=Protocol.UDP)),
+        ("10.0.0.1:80", DestinationSpec(name="10.0.0.1", port="80")),
+        ("10.0.0.1:80/udp", DestinationSpec(name="10.0.0.1", port="80", protocol=Protocol.UDP)),
+        ("10.0.0.1/icmp", DestinationSpec(name="10.0.0.1", protocol=Protocol.ICMP)),
+        ("[fd00::1]:80/SCTP", DestinationSpec(name="fd00::1", port="80", protocol=Protocol.SCTP)),
+        ("fd00::1", DestinationSpec(name="fd00::1")),
+        ("shop/web", DestinationSpec(name="shop/web")),
+        ("shop/web:http/tcp", DestinationSpec(name="shop/web", port="http", protocol=Protocol.TCP)),
+        ("shop/web/tcp", DestinationSpec(name="shop/web", protocol=Protocol.TCP)),
+        ("shop/udp", DestinationSpec(name="shop/udp")),
+        ("web:80/udp", DestinationSpec(name="web", port="80", protocol=Protocol.UDP)),
     ],
 )
-def test_destinations_are_taken_apart(text: str, expected: Destination) -> None:
+def test_destinations_are_taken_apart(text: str, expected: DestinationSpec) -> None:
     assert split_destination(text) == expected
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_meant_is_answered_with_what_could(source: str, destinati
 
 
 def test_two_of_one_name_must_be_named_in_full() -> None:
-    twice = Places(snapshot(service("a/web", "10.110.0.1"), service("b/web", "10.110.0.2")))
+    twice = OwnerIndex(snapshot(service("a/web", "10.110.0.1"), service("b/web", "10.110.0.2")))
     with pytest.raises(TraceError, match="a/web, b/web"):
         twice.destination("web")
 

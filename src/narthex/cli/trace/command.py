@@ -15,14 +15,14 @@ from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, read_all
 from narthex.proxy.program.inputs import InputError, Inputs
 from narthex.trace.model import PacketPath
-from narthex.trace.names import Named
+from narthex.trace.names import AddressName
 from narthex.trace.program.bundle_reading import BundleError
-from narthex.trace.program.known import Known
-from narthex.trace.program.places import OUTSIDE, Places, TraceError
-from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, Question, answer, ask, question
-from narthex.trace.program.travel import Wish, travel
+from narthex.trace.program.known import KnownCluster
+from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
+from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
+from narthex.trace.program.travel import TraceRequest, travel
 
-_OUTSIDE = {ip: Named("outside", "") for ip in OUTSIDE}
+_OUTSIDE = {ip: AddressName("outside", "") for ip in OUTSIDE}
 
 
 @click.command()
@@ -97,7 +97,7 @@ def command(
         raise click.UsageError(
             "a lab has its live rules and objects: leave out --rules, --bundle, --live and --manifests"
         )
-    wish = Wish(
+    wish = TraceRequest(
         source=source,
         destination=destination,
         node=str(given["node"]),
@@ -122,12 +122,12 @@ def command(
         raise SystemExit(1)
 
 
-def _over_nodes(options: dict[str, Any], wish: Wish, *, probe: bool) -> TraceResult:
+def _over_nodes(options: dict[str, Any], wish: TraceRequest, *, probe: bool) -> TraceResult:
     """Follow the packet over nodes, by what their tools printed or print now."""
     views, cluster = views_of(options, default_live=False)
     for problem in cluster.problems if cluster is not None else ():
         click.echo(str(problem), err=True)
-    known = Known(
+    known = KnownCluster(
         views=views,
         snapshot=cluster.snapshot if cluster is not None else Snapshot(),
         has_objects=cluster is not None,
@@ -144,12 +144,12 @@ def _over_nodes(options: dict[str, Any], wish: Wish, *, probe: bool) -> TraceRes
     return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
 
 
-def _in_lab(name: str, wish: Wish, *, probe: bool) -> TraceResult:
+def _in_lab(name: str, wish: TraceRequest, *, probe: bool) -> TraceResult:
     """Follow the packet over the lab's nodes, and compare the live rules with the plan."""
     from narthex.lab.program.trace import known_of, look_into_pods, namespace_of, trace_lab
     from narthex.trace.program.probing import send
 
-    followed: list[tuple[Known, str]] = []
+    followed: list[tuple[KnownCluster, str]] = []
 
     def follow(node: str) -> PacketPath:
         followed.append((known_of(name), node))
@@ -165,16 +165,16 @@ def _in_lab(name: str, wish: Wish, *, probe: bool) -> TraceResult:
     return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
 
 
-def _by_objects(wish: Wish, iif: str | None, options: dict[str, Any]) -> TraceResult:
+def _by_objects(wish: TraceRequest, iif: str | None, options: dict[str, Any]) -> TraceResult:
     """Walk the rules that the objects become on one node, or those of dumps, and compare them with the plan."""
     cluster = cluster_of(options, pods=True)
     wishes = wishes_of(options)
-    places = Places(cluster.snapshot)
+    places = OwnerIndex(cluster.snapshot)
     sender, target, wanted = ask(places, wish.source, wish.destination, wish.domain)
     if not wishes.node:
         wishes = msgspec.structs.replace(wishes, node=sender.node or target.node)
     inputs: Inputs = viewed(cluster, wishes)
-    asked: Question = question(places, sender, target, wanted, inputs, inputs.host, iif)
+    asked: ResolvedRequest = question(places, sender, target, wanted, inputs, inputs.host, iif)
     # Tools may print bytes that aren't text, for example in comments.
     texts = [(str(path), path.read_text(errors="replace")) for path in options["dumps"]]
     path = answer(

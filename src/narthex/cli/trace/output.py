@@ -11,14 +11,14 @@ import msgspec
 from narthex.cli.output import output
 from narthex.model.store import Snapshot
 from narthex.trace.causes import report
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
 from narthex.trace.render.text import text
 
 if TYPE_CHECKING:
-    from narthex.trace.program.known import Known
-    from narthex.trace.program.probing import Tried
+    from narthex.trace.program.known import KnownCluster
+    from narthex.trace.program.probing import ProbeComparison
 
 PICTURES = ("dot", "mermaid", "html", "svg")
 
@@ -36,8 +36,8 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
     """A path, the causes of its failure, and the result of a probe."""
 
     path: PacketPath
-    findings: list[Finding] = []
-    tried: Tried | None = None
+    findings: list[CauseFinding] = []
+    tried: ProbeComparison | None = None
 
     @property
     def parts(self) -> bool:
@@ -45,14 +45,14 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.tried is not None and not self.tried.alignment.agrees
 
 
-def findings_of(path: PacketPath, known: Known) -> list[Finding]:
+def findings_of(path: PacketPath, known: KnownCluster) -> list[CauseFinding]:
     """Return the causes of a failure, by everything that is known of nodes and objects."""
     from narthex.trace.causes.find import find
 
     return find(path, {view.name: view for view in known.views}, known.snapshot if known.has_objects else None)
 
 
-def findings_of_objects(path: PacketPath, snapshot: Snapshot) -> list[Finding]:
+def findings_of_objects(path: PacketPath, snapshot: Snapshot) -> list[CauseFinding]:
     """Return the causes of a failure, by objects alone."""
     from narthex.trace.causes.find import find
 
@@ -77,7 +77,7 @@ def _text(result: TraceResult, every: bool) -> str:
     return text(result.path, every=every) + report.text(result.findings) + probed
 
 
-def _picture(format: str) -> Callable[[PacketPath, list[Finding]], str]:
+def _picture(format: str) -> Callable[[PacketPath, list[CauseFinding]], str]:
     from narthex.trace.render.drawing import draw
 
     if format == "html":

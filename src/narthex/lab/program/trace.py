@@ -17,12 +17,12 @@ from narthex.model.store import Snapshot
 from narthex.proxy.program.inputs import Cluster, Wishes, read_server, view
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import PacketPath
-from narthex.trace.names import Named, Names
+from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.gather import gather
-from narthex.trace.program.known import Known, live
-from narthex.trace.program.places import Place, Places, TraceError
+from narthex.trace.program.known import KnownCluster, live
+from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def trace_lab(
     except LabError as error:
         raise TraceError(str(error)) from error
     cluster = cluster_of(lab)
-    places = Places(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
+    places = OwnerIndex(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
     sender, target, wanted = ask(places, source, destination)
     announcing = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
     node = _node(lab, node_name or sender.node or target.node or (announcing.holder if announcing else ""))
@@ -59,7 +59,7 @@ def trace_lab(
         own = tuple(each.address for each in own_addresses())
     host = Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
     others = names_of(lab)
-    names = Names(cluster.snapshot, others)
+    names = AddressNames(cluster.snapshot, others)
     return answer(
         question(places, sender, target, wanted, inputs, host, iif),
         inputs,
@@ -80,7 +80,7 @@ class _Announcing(NamedTuple):
     known: dict[str, NodeAnnouncerState]
 
 
-def _announcing(lab: Lab, snapshot: Snapshot, target: Place) -> _Announcing:
+def _announcing(lab: Lab, snapshot: Snapshot, target: AddressOwner) -> _Announcing:
     from narthex.lab.program.announcers import holder, states
     from narthex.lb.program.inspection import announcers
 
@@ -108,26 +108,26 @@ def cluster_of(lab: Lab) -> Cluster:
     return read_server(str(lab.kubeconfig), "", pods=True)
 
 
-def pods_of(lab: Lab) -> list[Place]:
+def pods_of(lab: Lab) -> list[AddressOwner]:
     """The lab's pods that have addresses."""
     return [
-        Place(kind="pod", name=f"{pod.namespace}/{pod.name}", addresses=pod.addresses, node=pod.node)
+        AddressOwner(kind="pod", name=f"{pod.namespace}/{pod.name}", addresses=pod.addresses, node=pod.node)
         for pod in lab.pods
         if pod.addresses
     ]
 
 
-def names_of(lab: Lab) -> dict[str, Named]:
+def names_of(lab: Lab) -> dict[str, AddressName]:
     """What the lab's addresses are."""
-    names = {ip: Named("outside", "") for ip in OUTSIDE_ADDRESSES}
+    names = {ip: AddressName("outside", "") for ip in OUTSIDE_ADDRESSES}
     for pod in lab.pods:
-        names.update({ip: Named("pod", f"{pod.namespace}/{pod.name}", pod.node) for ip in pod.addresses})
+        names.update({ip: AddressName("pod", f"{pod.namespace}/{pod.name}", pod.node) for ip in pod.addresses})
     for node in lab.nodes:
-        names.update({ip: Named("node", node.name) for ip in (*node.addresses, *node.gateways)})
+        names.update({ip: AddressName("node", node.name) for ip in (*node.addresses, *node.gateways)})
     return names
 
 
-def route_text(hop: Hop, names: Names) -> str:
+def route_text(hop: Hop, names: AddressNames) -> str:
     """A first hop in words."""
     if hop.problem:
         return f"none: {hop.problem}"
@@ -144,10 +144,10 @@ _NOT_OF_A_POD = frozenset({CNI_FILE, *(part.path for part in PARTS)} - set(_OF_A
 _MOST_PODS = 8
 
 
-def known_of(name: str) -> Known:
+def known_of(name: str) -> KnownCluster:
     """All nodes of a lab. Raises TraceError, InputError."""
     lab = _open(name)
-    return Known(
+    return KnownCluster(
         views=tuple(live(node.name, node.namespace) for node in lab.nodes),
         snapshot=cluster_of(lab).snapshot,
         has_objects=True,
@@ -157,7 +157,7 @@ def known_of(name: str) -> Known:
     )
 
 
-def look_into_pods(name: str, known: Known, journey: PacketPath) -> None:
+def look_into_pods(name: str, known: KnownCluster, journey: PacketPath) -> None:
     """Add to the nodes what the pods at the journey's ends tell: their routes, and who listens there."""
     ends = [journey.packet.source, *(leaf.end.address for leaf in journey.leaves())]
     wanted = set(list(dict.fromkeys(ends))[: _MOST_PODS + 1])

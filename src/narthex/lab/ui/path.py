@@ -9,8 +9,8 @@ from narthex.model.net import join_port
 from narthex.model.store import Snapshot
 from narthex.proxy.program.inputs import Cluster, InputError, Wishes, view
 from narthex.trace.model import Fate, PacketPath, fraction_text
-from narthex.trace.names import Named
-from narthex.trace.program.places import OUTSIDE, Places, TraceError
+from narthex.trace.names import AddressName
+from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
 from narthex.trace.render.text import text
 
@@ -23,12 +23,12 @@ Tracer = Callable[[str, str], PacketPath]
 
 def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -> PacketPath:
     """The way by rules as they would be made of the objects: a cluster's nodes are not asked. Raises TraceError, InputError."""
-    places = Places(snapshot)
+    places = OwnerIndex(snapshot)
     sender, target, wanted = ask(places, source, destination)
     node = sender.node or target.node or next(iter(sorted(key.name for key in snapshot.nodes)), "")
     inputs = view(Cluster(snapshot=snapshot), Wishes(node=node, mode=mode))
     asked = question(places, sender, target, wanted, inputs, inputs.host, None)
-    return answer(asked, inputs, inputs.host, others={ip: Named("outside", "") for ip in OUTSIDE})
+    return answer(asked, inputs, inputs.host, others={ip: AddressName("outside", "") for ip in OUTSIDE})
 
 
 def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
         found = trace(source, destination)
     except (TraceError, InputError) as error:
         return {"error": str(error)}
-    places = Places(snapshot)
+    places = OwnerIndex(snapshot)
 
     def key_of(address: str) -> str:
         """The pod or node that has an address."""

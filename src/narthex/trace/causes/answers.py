@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narthex.model.net import contains, family_of, network
-from narthex.trace.causes.finding import Finding
-from narthex.trace.causes.scene import Scene, finding
-from narthex.trace.follow.routing import Question, look_up
+from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.scene import DiagnosisContext, finding
+from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf
 
 _CALL = "net.bridge.bridge-nf-call-iptables"
 
 
-def of_answers(scene: Scene) -> Iterator[Finding]:
+def of_answers(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """Why the packet arrives and nothing comes back. One finding of a kind."""
     seen: set[str] = set()
     for leaf in scene.leaves:
@@ -27,7 +27,7 @@ def of_answers(scene: Scene) -> Iterator[Finding]:
             break
 
 
-def _deaf(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
+def _deaf(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     """Nobody listens where it is delivered, as far as that machine's sockets are known."""
     packet = scene.packet
     if leaf.end.fate is not Fate.DELIVERED or packet.protocol not in ("tcp", "udp"):
@@ -55,7 +55,7 @@ def _deaf(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     )
 
 
-def _hairpin(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
+def _hairpin(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     to, _ = scene.place_of(leaf)
     if leaf.end.masqueraded or scene.sent_to(leaf) is None or to != scene.packet.source or scene.is_own(to):
         return
@@ -73,7 +73,7 @@ def _hairpin(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     )
 
 
-def _bridge(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
+def _bridge(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     """Sender and endpoint are neighbours on one bridge, so the answer never meets the IP layer."""
     view = scene.view
     to, _ = scene.place_of(leaf)
@@ -121,11 +121,11 @@ def _pod_with(view: NodeView, address: str) -> NodeView | None:
 def _goes_straight(pod: NodeView, to: str) -> bool | None:
     if pod.routes is None:
         return None
-    found = look_up(pod, Question(destination=to))
+    found = look_up(pod, RouteQuery(destination=to))
     return found.kind == "unicast" and not any(hop.via for hop, _ in found.hops)
 
 
-def _unmasked(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
+def _unmasked(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     """From outside, on to another machine, with the sender's address kept: the answer takes the short way."""
     front = scene.front
     to = scene.sent_to(leaf)
@@ -148,7 +148,7 @@ def _unmasked(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     )
 
 
-def _elsewhere(scene: Scene, address: str) -> bool | None:
+def _elsewhere(scene: DiagnosisContext, address: str) -> bool | None:
     """Whether an endpoint is on another node than the packet; None: not known."""
     for held in scene.endpoints:
         if held.endpoint.address == address and held.endpoint.node_name:

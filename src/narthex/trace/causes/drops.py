@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from narthex.model.net import family_of
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.walk.walk import walk
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys
-from narthex.trace.causes.scene import BALANCER, Scene, finding, rule_text
+from narthex.trace.causes.scene import BALANCER, DiagnosisContext, finding, rule_text
 from narthex.trace.model import (
     Fate,
     PathLeaf,
@@ -43,7 +43,7 @@ _MAKERS = {
 _CHAIN_MAKERS = {"ufw-": "UFW", "DOCKER": "Docker", "LIBVIRT_": "libvirt", "f2b-": "fail2ban", "IN_public": "firewalld"}
 
 
-def of_drops(scene: Scene) -> Iterator[Finding]:
+def of_drops(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """Who else drops the packet."""
     yield from _health_check(scene)
     for leaf in scene.failing:
@@ -65,7 +65,7 @@ def of_drops(scene: Scene) -> Iterator[Finding]:
         return
 
 
-def _health_check(scene: Scene) -> Iterator[Finding]:
+def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """A load balancer asks each node whether it has endpoints; a node that does not answer gets nothing."""
     front, view = scene.front, scene.view
     rules = scene.rules() if view is not None else None
@@ -108,7 +108,7 @@ def _policy_maker(leaf: PathLeaf, step: PathStep) -> str:
     return ""
 
 
-def _network_policy(step: PathStep, maker: str) -> Finding:
+def _network_policy(step: PathStep, maker: str) -> CauseFinding:
     return finding(
         "network-policy",
         f"a network policy ({maker}) drops it in chain {step.chain}",
@@ -119,7 +119,7 @@ def _network_policy(step: PathStep, maker: str) -> Finding:
     )
 
 
-def _foreign(step: PathStep) -> Finding:
+def _foreign(step: PathStep) -> CauseFinding:
     maker = _MAKERS.get(step.table, "")
     who = f" ({maker})" if maker else ""
     return finding(
@@ -132,7 +132,7 @@ def _foreign(step: PathStep) -> Finding:
     )
 
 
-def _by_stage(scene: Scene, leaf: PathLeaf, step: PathStep) -> Finding:
+def _by_stage(scene: DiagnosisContext, leaf: PathLeaf, step: PathStep) -> CauseFinding:
     maker = next((name for prefix, name in _CHAIN_MAKERS.items() if step.chain.startswith(prefix)), "")
     who = f" ({maker})" if maker else ""
     policy = "policy" in step.what.lower() or "policy" in step.rule.lower() or not step.rule

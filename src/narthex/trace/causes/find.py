@@ -8,12 +8,12 @@ from narthex.model.store import Snapshot
 from narthex.trace.causes.answers import of_answers
 from narthex.trace.causes.catalogue import CAUSES
 from narthex.trace.causes.drops import of_drops
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.causes.memory import of_memory
 from narthex.trace.causes.objects import of_objects
 from narthex.trace.causes.proxies import of_proxies
 from narthex.trace.causes.routes import of_routes
-from narthex.trace.causes.scene import Scene
+from narthex.trace.causes.scene import DiagnosisContext
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import PacketPath
 
@@ -21,11 +21,11 @@ _ORDER = {name: number for number, name in enumerate(CAUSES)}
 _KINDS = (of_objects, of_proxies, of_drops, of_routes, of_memory, of_answers)
 
 
-def find(journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None = None) -> list[Finding]:
+def find(journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None = None) -> list[CauseFinding]:
     """What is wrong: what explains the failure before what was met beside it, what is certain before what is likely, then
     as a packet meets it. `views` by the nodes' names. A healthy path has no findings."""
-    scene = Scene(journey, views, cluster)
-    found: dict[tuple[str, str], Finding] = {}
+    scene = DiagnosisContext(journey, views, cluster)
+    found: dict[tuple[str, str], CauseFinding] = {}
     for kind in _KINDS:
         for each in kind(scene):
             found.setdefault((each.cause.id, each.node), each)

@@ -18,7 +18,7 @@ class Cause(msgspec.Struct, frozen=True):
         return f"docs/reference/causes/{self.id}.md"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CauseFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A cause, found."""
 
     cause: Cause

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narthex.model.net import Protocol, join_port
-from narthex.trace.causes.finding import Finding
-from narthex.trace.causes.scene import Scene, finding
-from narthex.trace.follow.views import Connection, NodeView
+from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.scene import DiagnosisContext, finding
+from narthex.trace.follow.views import NodeView, TrackedConnection
 
 _COUNT, _MOST = "net.netfilter.nf_conntrack_count", "net.netfilter.nf_conntrack_max"
 _NEARLY = 0.95
 
 
-def of_memory(scene: Scene) -> Iterator[Finding]:
+def of_memory(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """What former packets left behind that decides about this one."""
     for name, view in scene.visited():
         yield from _full(name, view)
@@ -21,7 +21,7 @@ def of_memory(scene: Scene) -> Iterator[Finding]:
     yield from _pinned(scene)
 
 
-def _full(name: str, view: NodeView) -> Iterator[Finding]:
+def _full(name: str, view: NodeView) -> Iterator[CauseFinding]:
     count, most = view.sysctl(_COUNT), view.sysctl(_MOST) or view.sysctl("net.nf_conntrack_max")
     if not count or not most or not count.isdigit() or not most.isdigit() or int(most) == 0:
         return
@@ -41,7 +41,7 @@ def _full(name: str, view: NodeView) -> Iterator[Finding]:
     )
 
 
-def _old(scene: Scene, name: str, view: NodeView) -> Iterator[Finding]:
+def _old(scene: DiagnosisContext, name: str, view: NodeView) -> Iterator[CauseFinding]:
     """Datagrams of a known flow follow its entry, whatever the rules say now."""
     packet = scene.packet
     if view.connections is None or scene.protocol is not Protocol.UDP:
@@ -60,7 +60,7 @@ def _old(scene: Scene, name: str, view: NodeView) -> Iterator[Finding]:
         return
 
 
-def _stale(scene: Scene, name: str, entry: Connection, to: tuple[str, int]) -> Finding:
+def _stale(scene: DiagnosisContext, name: str, entry: TrackedConnection, to: tuple[str, int]) -> CauseFinding:
     kept = to == (scene.packet.destination, scene.packet.port)
     where = (
         "it is sent on unchanged, from before there were rules for it" if kept else f"{join_port(*to)}, which is gone"
@@ -76,7 +76,7 @@ def _stale(scene: Scene, name: str, entry: Connection, to: tuple[str, int]) -> F
     )
 
 
-def _pinned(scene: Scene) -> Iterator[Finding]:
+def _pinned(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """The Service keeps clients where they were, and this one was at an endpoint that is dead, while others are well.
 
     Who is kept where stands in lists that no dump has whole; the client's connections tell it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.causes.scene import finding
 
 
-def name_not_found(name: str, asker: str, asked: Iterable[str], services: Iterable[str], advice: str) -> Finding:
+def name_not_found(name: str, asker: str, asked: Iterable[str], services: Iterable[str], advice: str) -> CauseFinding:
     """`asker` is the pod that asks, `asked` are its questions with their answers, `services` are `NAMESPACE/NAME`."""
     wanted = name.rstrip(".").split(".")
     known = {f"{service}.{namespace}": f"{namespace}/{service}"

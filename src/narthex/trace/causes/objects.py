@@ -7,8 +7,8 @@ from difflib import SequenceMatcher
 
 from narthex.model.net import contains, in_any, join_port
 from narthex.model.objects import Pod, Service
-from narthex.trace.causes.finding import Finding
-from narthex.trace.causes.scene import Front, Held, Scene, finding
+from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.scene import DiagnosisContext, ServiceEndpoint, TargetService, finding
 from narthex.trace.model import PathLeaf
 
 _COMPARED = 200
@@ -19,7 +19,7 @@ _REFUSING_COMMENTS = {
 }
 
 
-def of_objects(scene: Scene) -> Iterator[Finding]:
+def of_objects(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """What is wrong with the Service and its endpoints. Only where the packet does not arrive."""
     front = scene.front
     if scene.cluster is None:
@@ -39,7 +39,7 @@ def of_objects(scene: Scene) -> Iterator[Finding]:
     yield from found
 
 
-def _duplicate(scene: Scene, front: Front) -> Iterator[Finding]:
+def _duplicate(scene: DiagnosisContext, front: TargetService) -> Iterator[CauseFinding]:
     assert scene.cluster is not None
     to = scene.packet.destination
     same = sorted(str(each.key) for each in scene.cluster.services.values() if to in each.cluster_ips)
@@ -53,7 +53,7 @@ def _duplicate(scene: Scene, front: Front) -> Iterator[Finding]:
         )
 
 
-def _nobodys(scene: Scene) -> Iterator[Finding]:
+def _nobodys(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """An address of the range that Services get theirs from, and no Service has it."""
     assert scene.cluster is not None
     to = scene.packet.destination
@@ -71,7 +71,7 @@ def _nobodys(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def _no_port(scene: Scene, front: Front) -> Finding:
+def _no_port(scene: DiagnosisContext, front: TargetService) -> CauseFinding:
     ports = ", ".join(
         f"{each.port}/{each.protocol.lower}" + (f" ({each.name})" if each.name else "") for each in front.service.ports
     )
@@ -87,7 +87,7 @@ def _no_port(scene: Scene, front: Front) -> Finding:
 # ---- endpoints -------------------------------------------------------------------------------------------------------
 
 
-def _endpoints(scene: Scene, front: Front) -> Iterator[Finding]:
+def _endpoints(scene: DiagnosisContext, front: TargetService) -> Iterator[CauseFinding]:
     if scene.usable or front.port is None:
         return
     every = scene.endpoints
@@ -104,7 +104,7 @@ def _endpoints(scene: Scene, front: Front) -> Iterator[Finding]:
     yield _not_ready(front, here)
 
 
-def _none_at_all(scene: Scene, front: Front) -> Finding:
+def _none_at_all(scene: DiagnosisContext, front: TargetService) -> CauseFinding:
     assert scene.cluster is not None
     service = front.service
     if not service.selector:
@@ -138,12 +138,12 @@ def _none_at_all(scene: Scene, front: Front) -> Finding:
     )
 
 
-def _pods(scene: Scene, service: Service) -> list[Pod]:
+def _pods(scene: DiagnosisContext, service: Service) -> list[Pod]:
     assert scene.cluster is not None
     return [pod for pod in scene.cluster.pods.values() if pod.namespace == service.namespace]
 
 
-def _nearest(scene: Scene, service: Service) -> Pod | None:
+def _nearest(scene: DiagnosisContext, service: Service) -> Pod | None:
     """The pod whose labels are most like what is asked for."""
     wanted = ",".join(f"{key}={value}" for key, value in service.selector)
     keys = {key for key, _ in service.selector}
@@ -155,7 +155,7 @@ def _nearest(scene: Scene, service: Service) -> Pod | None:
     return max(sorted(pods, key=lambda pod: pod.name)[:_COMPARED], key=likeness, default=None)
 
 
-def _family(scene: Scene, front: Front, every: tuple[Held, ...]) -> Finding:
+def _family(scene: DiagnosisContext, front: TargetService, every: tuple[ServiceEndpoint, ...]) -> CauseFinding:
     other = every[0].family.label
     return finding(
         "wrong-family",
@@ -169,7 +169,7 @@ def _family(scene: Scene, front: Front, every: tuple[Held, ...]) -> Finding:
     )
 
 
-def _port_name(scene: Scene, front: Front, here: list[Held]) -> Finding:
+def _port_name(scene: DiagnosisContext, front: TargetService, here: list[ServiceEndpoint]) -> CauseFinding:
     assert front.port is not None
     assert scene.cluster is not None
     offered = sorted(
@@ -193,7 +193,7 @@ def _port_name(scene: Scene, front: Front, here: list[Held]) -> Finding:
     )
 
 
-def _not_ready(front: Front, here: list[Held]) -> Finding:
+def _not_ready(front: TargetService, here: list[ServiceEndpoint]) -> CauseFinding:
     pods = [each.endpoint.target or each.endpoint.address for each in here]
     leaving = sum(each.endpoint.terminating for each in here)
     evidence = tuple(
@@ -214,7 +214,7 @@ def _not_ready(front: Front, here: list[Held]) -> Finding:
 # ---- policies --------------------------------------------------------------------------------------------------------
 
 
-def _allowed(scene: Scene, front: Front, refused: list[PathLeaf]) -> Iterator[Finding]:
+def _allowed(scene: DiagnosisContext, front: TargetService, refused: list[PathLeaf]) -> Iterator[CauseFinding]:
     ranges = front.service.source_ranges
     source = scene.packet.source
     # With the gate NarthexStrictSourceRanges they hold for every way in from outside.
@@ -231,7 +231,7 @@ def _allowed(scene: Scene, front: Front, refused: list[PathLeaf]) -> Iterator[Fi
     )
 
 
-def _local(scene: Scene, front: Front) -> Iterator[Finding]:
+def _local(scene: DiagnosisContext, front: TargetService) -> Iterator[CauseFinding]:
     if not front.local or not scene.node or any(each.endpoint.node_name == scene.node for each in scene.usable):
         return
     which = "externalTrafficPolicy" if front.external else "internalTrafficPolicy"
@@ -248,7 +248,7 @@ def _local(scene: Scene, front: Front) -> Iterator[Finding]:
     )
 
 
-def _by_comments(scene: Scene) -> Iterator[Finding]:
+def _by_comments(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """Without objects: what the comment of the rule that refuses the packet says of the Service."""
     for leaf in scene.failing:
         step = scene.last_rule(leaf)

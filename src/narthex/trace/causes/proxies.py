@@ -10,8 +10,8 @@ from narthex.model.net import contains, join_port
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
-from narthex.trace.causes.finding import Finding
-from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, Scene, finding, rule_text
+from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, DiagnosisContext, finding, rule_text
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf, Stage
 
@@ -24,7 +24,7 @@ _MARKS = re.compile(r"(?:set|turn) mark (?:bits |& )(0x[0-9a-f]+)|MARK --set-x?m
 _PROXY_CHAINS = ("KUBE-", "narthex")
 
 
-def of_proxies(scene: Scene) -> Iterator[Finding]:
+def of_proxies(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """What is wrong with the Service rules themselves."""
     yield from _two_proxies(scene)
     yield from _two_iptables(scene)
@@ -34,7 +34,7 @@ def of_proxies(scene: Scene) -> Iterator[Finding]:
     yield from _not_served(scene)
 
 
-def proxies(scene: Scene, view: NodeView) -> dict[str, str]:
+def proxies(scene: DiagnosisContext, view: NodeView) -> dict[str, str]:
     """The Service proxies that have programmed a node, each with what shows it."""
     found: dict[str, str] = {}
     for table in scene.tables(view):
@@ -52,7 +52,7 @@ def proxies(scene: Scene, view: NodeView) -> dict[str, str]:
     return found
 
 
-def _two_proxies(scene: Scene) -> Iterator[Finding]:
+def _two_proxies(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for name, view in scene.visited():
         found = proxies(scene, view)
         if len(found) > 1:
@@ -69,7 +69,7 @@ def _two_proxies(scene: Scene) -> Iterator[Finding]:
             )
 
 
-def _two_iptables(scene: Scene) -> Iterator[Finding]:
+def _two_iptables(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for name, view in scene.visited():
         twice = sorted(
             {
@@ -107,7 +107,7 @@ def is_proxys(table: str, chain: str) -> bool:
     return table in PROXY_TABLES or chain.startswith(_PROXY_CHAINS)
 
 
-def _in_the_way(scene: Scene) -> Iterator[Finding]:
+def _in_the_way(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     front = scene.front
     if front is None and not scene.journey.service:
         return
@@ -127,7 +127,7 @@ def _in_the_way(scene: Scene) -> Iterator[Finding]:
         return
 
 
-def _marks(scene: Scene) -> Iterator[Finding]:
+def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for leaf in scene.leaves:
         for step in leaf.steps:
             told = _MARKS.search(f"{step.what} {step.verdict}")
@@ -147,7 +147,7 @@ def _marks(scene: Scene) -> Iterator[Finding]:
     yield from _mark_routes(scene)
 
 
-def _mark_routes(scene: Scene) -> Iterator[Finding]:
+def _mark_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for name, view in scene.visited():
         for policy in view.policies or ():
             if policy.family is scene.family and policy.mark is not None and policy.mask & MASQUERADE_BIT:
@@ -169,7 +169,7 @@ def _mark_routes(scene: Scene) -> Iterator[Finding]:
 # ---- rules behind the cluster --------------------------------------------------------------------------------------
 
 
-def _to_gone(scene: Scene) -> list[tuple[str, int]]:
+def _to_gone(scene: DiagnosisContext) -> list[tuple[str, int]]:
     """Endpoints that ways end at, and that the Service has no longer."""
     front = scene.front
     if front is None or front.port is None or not scene.endpoints:
@@ -187,7 +187,7 @@ def _to_gone(scene: Scene) -> list[tuple[str, int]]:
     return list(gone)
 
 
-def _gone(scene: Scene) -> Iterator[Finding]:
+def _gone(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     gone = _to_gone(scene)
     front = scene.front
     if not gone or front is None:
@@ -206,7 +206,7 @@ def _gone(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def _not_served(scene: Scene) -> Iterator[Finding]:
+def _not_served(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """The Service has endpoints, and the node's rules do nothing of the kind."""
     front, view = scene.front, scene.view
     if front is None or front.port is None or view is None or not scene.usable or scene.explained:
@@ -258,14 +258,14 @@ def _by_ipvs(leaf: PathLeaf) -> bool:
     return any(step.stage is Stage.IPVS for step in leaf.steps)
 
 
-def _refused_by_proxy(scene: Scene, leaf: PathLeaf) -> bool:
+def _refused_by_proxy(scene: DiagnosisContext, leaf: PathLeaf) -> bool:
     if leaf.steps and leaf.steps[-1].stage is Stage.IPVS:
         return True
     step = scene.last_rule(leaf)
     return step is not None and is_proxys(step.table, step.chain)
 
 
-def _node_port(scene: Scene) -> Iterator[Finding]:
+def _node_port(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     front, view = scene.front, scene.view
     assert front is not None
     assert view is not None
@@ -306,7 +306,7 @@ def _node_port(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def _own(scene: Scene, view: NodeView) -> list[str]:
+def _own(scene: DiagnosisContext, view: NodeView) -> list[str]:
     return [
         each.address
         for each in view.addresses or ()
@@ -314,7 +314,7 @@ def _own(scene: Scene, view: NodeView) -> list[str]:
     ]
 
 
-def _served_at(scene: Scene, view: NodeView) -> list[str]:
+def _served_at(scene: DiagnosisContext, view: NodeView) -> list[str]:
     """Other addresses of the node where its rules take the same port."""
     rules = scene.rules(view)
     own = _own(scene, view)

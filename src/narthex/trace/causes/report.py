@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from narthex.proxy.plan.show import visible
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 
 _WIDTH = 120
 _MOST = 8
 
 
-def text(findings: Sequence[Finding]) -> str:
+def text(findings: Sequence[CauseFinding]) -> str:
     """The first cause, then what else was met; ends with a newline. Empty without findings."""
     lines: list[str] = []
     for number, finding in enumerate(findings[:_MOST]):
@@ -24,7 +24,7 @@ def text(findings: Sequence[Finding]) -> str:
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
-def _told(finding: Finding, word: str) -> Iterator[str]:
+def _told(finding: CauseFinding, word: str) -> Iterator[str]:
     likely = "" if finding.certain else " (likely)"
     yield from _wrapped(f"{word}{likely}: {finding.sentence}", "", "   ")
     for line in finding.evidence:
@@ -56,7 +56,7 @@ class FindingRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
 
 
-def records(findings: Sequence[Finding]) -> tuple[FindingRecord, ...]:
+def records(findings: Sequence[CauseFinding]) -> tuple[FindingRecord, ...]:
     """Return the findings as parts of a document."""
     return tuple(
         FindingRecord(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, contains, family_of, network
-from narthex.trace.causes.finding import Finding
-from narthex.trace.causes.scene import Scene, finding
-from narthex.trace.follow.atlas import Atlas
-from narthex.trace.follow.routing import Found, Question, forwards, look_up
-from narthex.trace.follow.views import Link, NextHop, NodeView
+from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.scene import DiagnosisContext, finding
+from narthex.trace.follow.atlas import ClusterMap
+from narthex.trace.follow.routing import RouteDecision, RouteQuery, forwards, look_up
+from narthex.trace.follow.views import NextHop, NodeLink, NodeView
 from narthex.trace.model import (
     Fate,
     PathLeaf,
@@ -22,7 +22,7 @@ _FORBIDS = ("blackhole", "unreachable", "prohibit", "policy rule says")
 _FAILED = ("FAILED", "INCOMPLETE")
 
 
-def of_routes(scene: Scene) -> Iterator[Finding]:
+def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """Where the packet is lost that no rule takes."""
     lost = next((leaf for leaf in scene.failing if leaf.end.fate is Fate.LOST), None)
     if lost is not None:
@@ -30,7 +30,7 @@ def of_routes(scene: Scene) -> Iterator[Finding]:
     for leaf in scene.leaves:
         for node, view in scene.routed(leaf):
             to, _ = scene.place_of(leaf)
-            found = look_up(view, Question(destination=to, source=scene.packet.source)) if view.routes else None
+            found = look_up(view, RouteQuery(destination=to, source=scene.packet.source)) if view.routes else None
             if found is None or found.kind != "unicast":
                 continue
             down = _through_down(view, to)
@@ -43,7 +43,7 @@ def of_routes(scene: Scene) -> Iterator[Finding]:
     yield from _sizes(scene)
 
 
-def _lost(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
+def _lost(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     """A way that the journey itself knows to be lost."""
     step = leaf.steps[-1] if leaf.steps else None
     view = scene.views.get(leaf.end.node) or scene.view
@@ -56,7 +56,7 @@ def _lost(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
     if step.stage is Stage.RP_FILTER:
         yield _rp_filter(leaf, step, where)
     elif step.stage is Stage.NEIGHBOUR:
-        found = look_up(view, Question(destination=to)) if view.routes else Found(kind="unknown")
+        found = look_up(view, RouteQuery(destination=to)) if view.routes else RouteDecision(kind="unknown")
         hop = found.hops[0][0] if found.hops else NextHop()
         yield _no_neighbour(where, hop.via or to, hop.link, (*found.evidence, *step.evidence), leaf.end.node)
     elif reason.startswith("the link ") and "down" in reason:
@@ -65,7 +65,7 @@ def _lost(scene: Scene, leaf: PathLeaf) -> Iterator[Finding]:
         yield from _no_way(scene, leaf, step, view, where, to)
 
 
-def _rp_filter(leaf: PathLeaf, step: PathStep, where: str) -> Finding:
+def _rp_filter(leaf: PathLeaf, step: PathStep, where: str) -> CauseFinding:
     return finding(
         "rp-filter",
         f"{where} throws the packet away by its reverse path filter: {leaf.end.reason}",
@@ -76,7 +76,9 @@ def _rp_filter(leaf: PathLeaf, step: PathStep, where: str) -> Finding:
     )
 
 
-def _no_way(scene: Scene, leaf: PathLeaf, step: PathStep, view: NodeView, where: str, to: str) -> Iterator[Finding]:
+def _no_way(
+    scene: DiagnosisContext, leaf: PathLeaf, step: PathStep, view: NodeView, where: str, to: str
+) -> Iterator[CauseFinding]:
     iif = scene.packet.iif or (step.before.iif if step.before else "")
     name = "net.ipv4.ip_forward" if scene.family is IPFamily.IPV4 else "net.ipv6.conf.all.forwarding"
     reason = leaf.end.reason
@@ -122,7 +124,7 @@ def _no_way(scene: Scene, leaf: PathLeaf, step: PathStep, view: NodeView, where:
         )
 
 
-def _through_down(view: NodeView, to: str) -> Link | None:
+def _through_down(view: NodeView, to: str) -> NodeLink | None:
     """A link that is down and whose network, or route, holds the address."""
     for address in view.addresses or ():
         link = view.link(address.link)
@@ -137,7 +139,7 @@ def _through_down(view: NodeView, to: str) -> Link | None:
     return None
 
 
-def _route_to_owner(scene: Scene, to: str) -> tuple[str, ...]:
+def _route_to_owner(scene: DiagnosisContext, to: str) -> tuple[str, ...]:
     if scene.cluster is None:
         return ()
     for node in scene.cluster.nodes.values():
@@ -147,7 +149,7 @@ def _route_to_owner(scene: Scene, to: str) -> tuple[str, ...]:
     return ()
 
 
-def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> Finding:
+def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
     return finding(
         "link-down",
         reason,
@@ -157,7 +159,7 @@ def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> Finding:
     )
 
 
-def _no_neighbour(where: str, address: str, link: str, evidence: tuple[str, ...], node: str) -> Finding:
+def _no_neighbour(where: str, address: str, link: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
     return finding(
         "neighbour-missing",
         f"nobody answers {where} for {address}" + (f" on {link}" if link else ""),
@@ -168,7 +170,7 @@ def _no_neighbour(where: str, address: str, link: str, evidence: tuple[str, ...]
     )
 
 
-def _no_fdb(link: Link, reason: str, evidence: tuple[str, ...], node: str) -> Finding:
+def _no_fdb(link: NodeLink, reason: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
     return finding(
         "fdb-missing",
         f"{link.name} does not know behind which node the next hop is: {reason}",
@@ -182,7 +184,9 @@ def _no_fdb(link: Link, reason: str, evidence: tuple[str, ...], node: str) -> Fi
 # ---- what the journey takes for good ------------------------------------------------------------------------------
 
 
-def _hop(scene: Scene, node: str, view: NodeView, found: Found, hop: NextHop, to: str) -> Iterator[Finding]:
+def _hop(
+    scene: DiagnosisContext, node: str, view: NodeView, found: RouteDecision, hop: NextHop, to: str
+) -> Iterator[CauseFinding]:
     where = f"node {node}" if node else "this node"
     link = view.link(hop.link)
     if link is None:
@@ -191,7 +195,7 @@ def _hop(scene: Scene, node: str, view: NodeView, found: Found, hop: NextHop, to
         yield _link_down(f"{where} sends it by {link.name}, which is down", found.evidence, node)
         return
     target = hop.via or to
-    known = Atlas.neighbour(view, target, hop.link)
+    known = ClusterMap.neighbour(view, target, hop.link)
     if view.neighbours is not None:
         if known is not None and known.state in _FAILED:
             line = f"{target} dev {hop.link} {known.state}"
@@ -201,7 +205,7 @@ def _hop(scene: Scene, node: str, view: NodeView, found: Found, hop: NextHop, to
             known is None
             and link.kind == "vxlan"
             and view.fdb is not None
-            and Atlas.forwarding(view, "", link.name) is None
+            and ClusterMap.forwarding(view, "", link.name) is None
         ):
             line = f"no neighbour {target} on {hop.link}"
             yield _no_neighbour(where, target, hop.link, (*found.evidence, line), node)
@@ -212,8 +216,10 @@ def _hop(scene: Scene, node: str, view: NodeView, found: Found, hop: NextHop, to
         yield from _wrong_node(scene, node, hop.via, to, found.evidence)
 
 
-def _overlay(scene: Scene, node: str, view: NodeView, link: Link, mac: str, via: str, to: str) -> Iterator[Finding]:
-    entry = Atlas.forwarding(view, mac, link.name)
+def _overlay(
+    scene: DiagnosisContext, node: str, view: NodeView, link: NodeLink, mac: str, via: str, to: str
+) -> Iterator[CauseFinding]:
+    entry = ClusterMap.forwarding(view, mac, link.name)
     if entry is None:
         reason = f"there is no forwarding entry for {mac}, which is {via}"
         yield _no_fdb(
@@ -223,7 +229,9 @@ def _overlay(scene: Scene, node: str, view: NodeView, link: Link, mac: str, via:
         yield from _wrong_node(scene, node, entry.remote, to, (f"{mac} dev {link.name} dst {entry.remote}",))
 
 
-def _wrong_node(scene: Scene, node: str, via: str, to: str, evidence: tuple[str, ...]) -> Iterator[Finding]:
+def _wrong_node(
+    scene: DiagnosisContext, node: str, via: str, to: str, evidence: tuple[str, ...]
+) -> Iterator[CauseFinding]:
     """The next hop is a node, and not the one that the endpoint is on."""
     cluster = scene.cluster
     if cluster is None:
@@ -243,7 +251,7 @@ def _wrong_node(scene: Scene, node: str, via: str, to: str, evidence: tuple[str,
     )
 
 
-def _sizes(scene: Scene) -> Iterator[Finding]:
+def _sizes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for name, view in scene.visited():
         for link in view.links or ():
             under = view.link(link.vxlan_under) if link.kind == "vxlan" and link.vxlan_under else None

@@ -14,8 +14,8 @@ from narthex.model.store import Snapshot
 from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES
-from narthex.trace.causes.finding import Finding
-from narthex.trace.follow.views import Connection, NodeView, Rules
+from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.follow.views import NodeRules, NodeView, TrackedConnection
 from narthex.trace.model import (
     Fate,
     PacketPath,
@@ -35,7 +35,7 @@ _REWRITES = re.compile(r"\b(dnat|redirect)\b|: \[?[0-9a-f:.]+\]?:\d+ \}")
 CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT = "cluster IP", "external IP", "load balancer address", "node port"
 
 
-class Front(msgspec.Struct, frozen=True, kw_only=True):
+class TargetService(msgspec.Struct, frozen=True, kw_only=True):
     """What of the cluster's objects the packet is for."""
 
     service: Service
@@ -59,7 +59,7 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
         return self.service.external_policy_local if self.external else self.service.internal_policy_local
 
 
-class Held(msgspec.Struct, frozen=True):
+class ServiceEndpoint(msgspec.Struct, frozen=True):
     """An endpoint of the Service, of any family, with the port that stands for the Service's; None: it has none."""
 
     endpoint: SliceEndpoint
@@ -69,7 +69,7 @@ class Held(msgspec.Struct, frozen=True):
     """The slice's name, for people."""
 
 
-class Scene:
+class DiagnosisContext:
     """A journey, what is known of the nodes on it, and the cluster's objects."""
 
     def __init__(self, journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
@@ -143,7 +143,7 @@ class Scene:
         rules = self.rules(view)
         return rules.ruleset.tables if rules else ()
 
-    def rules(self, view: NodeView | None = None) -> Rules | None:
+    def rules(self, view: NodeView | None = None) -> NodeRules | None:
         """The rules of the packet's family."""
         view = view or self.view
         return view.rules.get(self.family) if view is not None and view.rules is not None else None
@@ -166,7 +166,7 @@ class Scene:
     # ---- the Service ---------------------------------------------------------------------------------------------
 
     @cached_property
-    def front(self) -> Front | None:
+    def front(self) -> TargetService | None:
         """What the packet is for, as far as the objects tell."""
         if self.cluster is None:
             return None
@@ -181,7 +181,7 @@ class Scene:
             )
             if to in addresses and service.type != "ExternalName"
         ]
-        fronts = [Front(service=service, kind=kind, port=self._port(service)) for service, kind in found]
+        fronts = [TargetService(service=service, kind=kind, port=self._port(service)) for service, kind in found]
         if fronts:
             return next((front for front in fronts if front.port), fronts[0])
         nodes = {ip for node in self.cluster.nodes.values() for ip in (*node.internal_ips, *node.external_ips)}
@@ -190,7 +190,7 @@ class Scene:
         for service in self.cluster.services.values():
             for port in service.ports:
                 if port.node_port and port.node_port == self.packet.port and port.protocol is self.protocol:
-                    return Front(service=service, kind=NODE_PORT, port=port)
+                    return TargetService(service=service, kind=NODE_PORT, port=port)
         return None
 
     def _port(self, service: Service) -> ServicePort | None:
@@ -198,7 +198,7 @@ class Scene:
         return next(same, None)
 
     @cached_property
-    def endpoints(self) -> tuple[Held, ...]:
+    def endpoints(self) -> tuple[ServiceEndpoint, ...]:
         """All endpoints of the Service, of both families, ready or not."""
         front = self.front
         if front is None or self.cluster is None:
@@ -216,11 +216,11 @@ class Scene:
             )
             # A slice for names alone is no proxy's business.
             if each.family is not None and each.label(HEADLESS_LABEL) is None:
-                held += [Held(endpoint, each.family, port, each.name) for endpoint in each.endpoints]
+                held += [ServiceEndpoint(endpoint, each.family, port, each.name) for endpoint in each.endpoints]
         return tuple(held)
 
     @cached_property
-    def usable(self) -> tuple[Held, ...]:
+    def usable(self) -> tuple[ServiceEndpoint, ...]:
         """Those of the packet's family, with the port, that may get connections: ready, or the last that still serve."""
         fitting = [each for each in self.endpoints if each.family is self.family and each.port is not None]
         ready = [each for each in fitting if each.endpoint.ready]
@@ -266,7 +266,7 @@ class Scene:
                 if view is not None:
                     yield step.node, view
 
-    def known_connections(self, view: NodeView) -> list[Connection]:
+    def known_connections(self, view: NodeView) -> list[TrackedConnection]:
         """What a node remembers of the sender and the packet's destination."""
         packet = self.packet
         if view.connections is None:
@@ -289,9 +289,9 @@ def finding(
     certain: bool = True,
     node: str = "",
     explains: bool = True,
-) -> Finding:
+) -> CauseFinding:
     """A finding of the cause with this id."""
-    return Finding(
+    return CauseFinding(
         cause=CAUSES[cause],
         certain=certain,
         sentence=sentence,

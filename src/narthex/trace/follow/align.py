@@ -25,7 +25,7 @@ _AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
 _AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class AlignedPair(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that the kernel told, and the predicted step that it is; one of the two may be missing."""
 
     kernel: str = ""
@@ -37,7 +37,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
     """How far the kernel went the predicted way."""
 
     agrees: bool
-    pairs: tuple[Pair, ...]
+    pairs: tuple[AlignedPair, ...]
     """Of the predicted way that the kernel followed longest."""
     parting: str = ""
     """Where they part, in words; empty when they agree."""
@@ -153,16 +153,16 @@ def _parting(kernel: Sequence[_Move], predicted: Sequence[_Move], shared: int) -
     return f"{after}{said}; {meant}"
 
 
-def _pairs(trace: KernelTrace, predicted: Sequence[_Move], shared: int) -> Iterator[Pair]:
+def _pairs(trace: KernelTrace, predicted: Sequence[_Move], shared: int) -> Iterator[AlignedPair]:
     moves = 0
     for step in trace.steps:
         if not _kernel_move(step):
-            yield Pair(kernel=_kernel_text(step))
+            yield AlignedPair(kernel=_kernel_text(step))
             continue
         meant = predicted[moves].text if moves < len(predicted) else ""
-        yield Pair(kernel=_kernel_text(step), predicted=meant, same=moves < shared)
+        yield AlignedPair(kernel=_kernel_text(step), predicted=meant, same=moves < shared)
         moves += 1
-    yield from (Pair(predicted=each.text, same=False) for each in predicted[moves:])
+    yield from (AlignedPair(predicted=each.text, same=False) for each in predicted[moves:])
 
 
 def text(alignment: Alignment) -> str:

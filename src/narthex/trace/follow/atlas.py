@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from narthex.model.net import contains, family_of, network
-from narthex.trace.follow.views import Address, FdbEntry, Link, Neighbour, NodeView
+from narthex.trace.follow.views import FdbEntry, LinkAddress, NodeLink, NodeNeighbour, NodeView
 
 
 def _no_name(_address: str) -> str:
     return ""
 
 
-class Atlas:
+class ClusterMap:
     """Finds the node, link and neighbour of an address."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Atlas:
         return held or self.node_of(address)
 
     @staticmethod
-    def link_towards(view: NodeView, address: str) -> Address | None:
+    def link_towards(view: NodeView, address: str) -> LinkAddress | None:
         """The node's own address in whose network another one is."""
         fitting = [
             own
@@ -65,7 +65,7 @@ class Atlas:
         return max(fitting, key=lambda own: own.prefix, default=None)
 
     @staticmethod
-    def neighbour(view: NodeView, address: str, link: str) -> Neighbour | None:
+    def neighbour(view: NodeView, address: str, link: str) -> NodeNeighbour | None:
         """Whose hardware address an address has, as the node knows it."""
         return next((each for each in view.neighbours or () if each.address == address and each.link == link), None)
 
@@ -78,7 +78,7 @@ class Atlas:
         )
 
     @staticmethod
-    def port(view: NodeView, mac: str, bridge: str) -> Link | None:
+    def port(view: NodeView, mac: str, bridge: str) -> NodeLink | None:
         """The bridge's port behind which a hardware address is."""
         entry = next(
             (e for e in view.fdb or () if e.mac == mac and e.master == bridge and e.state != "permanent"), None

@@ -36,7 +36,7 @@ Near = dict[tuple[str, str], list[NearMiss]]
 _MOST_NEAR = 10
 
 
-class Traveller:
+class PartialPath:
     """One way that the packet may go, up to now: where it stands, and the story of it."""
 
     __slots__ = ("branch", "story")
@@ -45,16 +45,16 @@ class Traveller:
         self.branch = branch
         self.story = story
 
-    def told(self, *steps: PathStep) -> Traveller:
+    def told(self, *steps: PathStep) -> PartialPath:
         """The same, with more of a story."""
-        return Traveller(self.branch, (*self.story, *steps))
+        return PartialPath(self.branch, (*self.story, *steps))
 
-    def part(self, share: Fraction) -> Traveller:
+    def part(self, share: Fraction) -> PartialPath:
         """Split off a part of the probability; what is left stays here."""
-        return Traveller(self.branch.take(share), self.story)
+        return PartialPath(self.branch.take(share), self.story)
 
 
-class Hooks:
+class NodeHooks:
     """The rules of one node for one packet."""
 
     def __init__(
@@ -84,17 +84,17 @@ class Hooks:
             state=state,
         )
 
-    def start(self, story: Story) -> Traveller:
+    def start(self, story: Story) -> PartialPath:
         """The packet before all rules."""
         branch = self._walk.start()
         branch.mark = self._header.mark
-        return Traveller(branch, story)
+        return PartialPath(branch, story)
 
     def local(self, address: str) -> bool:
         """Whether rules take the address for one of the node's own."""
         return self._walk.local(address)
 
-    def header(self, traveller: Traveller, iif: str = "", oif: str = "") -> Header:
+    def header(self, traveller: PartialPath, iif: str = "", oif: str = "") -> Header:
         """The packet as it is now."""
         branch = traveller.branch
         return msgspec.structs.replace(
@@ -109,11 +109,11 @@ class Hooks:
         )
 
     def hook(
-        self, place: HookPoint, travellers: list[Traveller], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
-    ) -> tuple[list[Traveller], list[tuple[Traveller, PathEnd]]]:
+        self, place: HookPoint, travellers: list[PartialPath], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
+    ) -> tuple[list[PartialPath], list[tuple[PartialPath, PathEnd]]]:
         """All base chains of a hook. Who is let through, and how the others end."""
-        passed: list[Traveller] = []
-        ended: list[tuple[Traveller, PathEnd]] = []
+        passed: list[PartialPath] = []
+        ended: list[tuple[PartialPath, PathEnd]] = []
         for traveller in travellers:
             before = self._begin(traveller, place)
             on, off = self._walk.hook(place, [traveller.branch], nat=nat, span=span)
@@ -123,12 +123,12 @@ class Hooks:
         return passed, ended
 
     def balance(
-        self, place: HookPoint, travellers: list[Traveller]
-    ) -> tuple[list[Traveller], list[Traveller], list[tuple[Traveller, PathEnd]]]:
+        self, place: HookPoint, travellers: list[PartialPath]
+    ) -> tuple[list[PartialPath], list[PartialPath], list[tuple[PartialPath, PathEnd]]]:
         """What IPVS does: who goes on here, who is sent to another machine, and whose way ends."""
-        stay: list[Traveller] = []
-        away: list[Traveller] = []
-        ended: list[tuple[Traveller, PathEnd]] = []
+        stay: list[PartialPath] = []
+        away: list[PartialPath] = []
+        ended: list[tuple[PartialPath, PathEnd]] = []
         for traveller in travellers:
             before = self._begin(traveller, place)
             here, there, off = self._walk.balance(place.hook, [traveller.branch])
@@ -137,7 +137,7 @@ class Hooks:
             ended += [self._end(traveller, branch, end, before, place) for branch, end in off if not branch.doubt]
         return stay, away, ended
 
-    def _begin(self, traveller: Traveller, place: HookPoint) -> Header:
+    def _begin(self, traveller: PartialPath, place: HookPoint) -> Header:
         traveller.branch.trail = None
         traveller.branch.step_probability = Fraction(1)
         return self.header(traveller, place.iif, place.oif or "")
@@ -161,13 +161,13 @@ class Hooks:
 
     def _end(
         self,
-        traveller: Traveller,
+        traveller: PartialPath,
         branch: Branch,
         end: BranchEnd,
         before: Header,
         place: HookPoint,
         near: Near | None = None,
-    ) -> tuple[Traveller, PathEnd]:
+    ) -> tuple[PartialPath, PathEnd]:
         told = self._told(traveller, branch, before, place, near)
         last = told.story[-1] if told.story else None
         why = f" ({last.why})" if last is not None and last.why else ""
@@ -175,9 +175,9 @@ class Hooks:
         return told, PathEnd(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
 
     def _told(
-        self, traveller: Traveller, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
-    ) -> Traveller:
-        made = Traveller(branch, traveller.story)
+        self, traveller: PartialPath, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
+    ) -> PartialPath:
+        made = PartialPath(branch, traveller.story)
         after = self.header(made, place.iif, place.oif or "")
         steps = [self._step(met, before) for met in branch.steps()]
         for number, step in enumerate(steps):

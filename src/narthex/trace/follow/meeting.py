@@ -15,7 +15,7 @@ from narthex.trace.follow.views import NodeView
 _OURS = ("KUBE-", "kube-proxy", "narthex")
 
 
-class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+class FrontendOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a packet."""
 
     endpoints: dict[tuple[str, int], Fraction]
@@ -56,7 +56,7 @@ def meet(
     own: tuple[str, ...],
     *,
     outside: bool = True,
-) -> Meeting:
+) -> FrontendOutcome:
     """Prerouting, and for what is not rewritten there, input with IPVS or forward. The rules must be known."""
     assert view.rules is not None
     held = view.rules[family_of(destination)]
@@ -88,7 +88,7 @@ def meet(
     elif rest:
         rest, off = walk.hook(HookPoint("forward", iif=iif, oif=None), rest)
         ended += off
-    return Meeting(
+    return FrontendOutcome(
         endpoints=endpoints,
         fate=_fate(ended),
         unknown=_unknown(ended),

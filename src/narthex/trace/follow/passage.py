@@ -13,9 +13,9 @@ from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.walk import HookPoint
-from narthex.trace.follow.hooks import Hooks, Story, Traveller
-from narthex.trace.follow.routing import Found, Question, check_source, forwards, localnet, look_up
-from narthex.trace.follow.views import Connection, NextHop, NodeView
+from narthex.trace.follow.hooks import NodeHooks, PartialPath, Story
+from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up
+from narthex.trace.follow.views import NextHop, NodeView, TrackedConnection
 from narthex.trace.model import (
     Fate,
     Header,
@@ -25,7 +25,7 @@ from narthex.trace.model import (
 )
 
 
-class Binding(msgspec.Struct, frozen=True, kw_only=True):
+class NatBinding(msgspec.Struct, frozen=True, kw_only=True):
     """What one node's connection tracking remembers of the flow."""
 
     node: str
@@ -35,7 +35,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """As it went on."""
 
 
-class Out(msgspec.Struct, frozen=True, kw_only=True):
+class Egress(msgspec.Struct, frozen=True, kw_only=True):
     """The packet leaves by a link."""
 
     hop: NextHop
@@ -44,17 +44,17 @@ class Out(msgspec.Struct, frozen=True, kw_only=True):
     """The link is not known: neither are the routes."""
 
 
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
+class TraversalExit(msgspec.Struct, frozen=True, kw_only=True):
     """How one way through the node comes out."""
 
-    traveller: Traveller
+    traveller: PartialPath
     header: Header
     end: PathEnd | None = None
-    out: Out | None = None
+    out: Egress | None = None
     """Exactly one of `end` and `out` is there."""
 
 
-class Passage:
+class NodeTraversal:
     """One packet on one node."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Passage:
         name_of: Callable[[str], str],
         *,
         own: tuple[str, ...],
-        answers: Binding | None = None,
+        answers: NatBinding | None = None,
         answering: bool = False,
     ) -> None:
         """`own` are the node's addresses. `answering`: the packet is an answer; `answers` is what this node remembers of
@@ -77,8 +77,8 @@ class Passage:
         self._known = None if answering else self._connection()
         established = answering or self._known is not None
         self._nat = not established
-        self._hooks = Hooks(view, header, own, name_of, "established" if established else "new")
-        self._exits: list[Exit] = []
+        self._hooks = NodeHooks(view, header, own, name_of, "established" if established else "new")
+        self._exits: list[TraversalExit] = []
         if not self._hooks.known:
             self._miss("rules")
         for text in (*view.partial, *self._hooks.unread):
@@ -86,14 +86,14 @@ class Passage:
 
     # ---- ways in ---------------------------------------------------------------------------------------------------
 
-    def received(self, iif: str, story: Story = ()) -> list[Exit]:
+    def received(self, iif: str, story: Story = ()) -> list[TraversalExit]:
         """In by a link."""
         start = self._hooks.start((*story, *self._connection_told()))
         for traveller in self._hook(HookPoint("prerouting", iif=iif), [start]):
             self._routed_in(self._undo_destination(self._as_known(traveller)), iif)
         return self._exits
 
-    def bridged(self, link: str, story: Story = ()) -> list[Exit]:
+    def bridged(self, link: str, story: Story = ()) -> list[TraversalExit]:
         """Over a bridge whose frames pass the hooks of IP (br_netfilter), without a routing decision. Whose destination
         is rewritten is routed."""
         start = self._hooks.start((*story, *self._connection_told()))
@@ -106,9 +106,9 @@ class Passage:
                 self._out(on, NextHop(link=link))
         return self._exits
 
-    def sent(self, story: Story = ()) -> list[Exit]:
+    def sent(self, story: Story = ()) -> list[TraversalExit]:
         """Made here."""
-        asked = Question(
+        asked = RouteQuery(
             destination=self._header.destination, source=self._header.source, iif="lo", mark=self._header.mark
         )
         found = look_up(self._view, asked)
@@ -118,7 +118,7 @@ class Passage:
             self._sent(traveller.told(*self._connection_told()), oif, hop)
         return self._exits
 
-    def _sent(self, start: Traveller, oif: str | None, hop: NextHop | None) -> None:
+    def _sent(self, start: PartialPath, oif: str | None, hop: NextHop | None) -> None:
         place = HookPoint("output", oif=oif or None)
         travellers = self._hook(place, [start], span=BEFORE_OUTPUT)
         travellers, away, ended = self._hooks.balance(place, travellers)
@@ -128,10 +128,10 @@ class Passage:
         for traveller in away:
             self._again(traveller)
 
-    def _sent_on(self, traveller: Traveller, hop: NextHop | None) -> None:
+    def _sent_on(self, traveller: PartialPath, hop: NextHop | None) -> None:
         """Behind output: routed again when a rule has changed what decides about it (ip_route_me_harder)."""
         changed = traveller.branch.daddr != self._header.destination or traveller.branch.mark != self._header.mark
-        ways: list[tuple[Traveller, NextHop | None]] = [(traveller, hop)]
+        ways: list[tuple[PartialPath, NextHop | None]] = [(traveller, hop)]
         if changed:
             ways = list(self._ways(traveller, self._find(traveller, "lo"), "lo"))
         for one, to in ways:
@@ -140,24 +140,24 @@ class Passage:
             else:
                 self._out(one, to)
 
-    def _round_loopback(self, traveller: Traveller) -> None:
+    def _round_loopback(self, traveller: PartialPath) -> None:
         for one in self._hook(HookPoint("postrouting", oif="lo"), [traveller]):
             for two in self._hook(HookPoint("prerouting", iif="lo"), [one], nat=False):
                 self._input(two, "lo", nat=False)
 
     # ---- routing ---------------------------------------------------------------------------------------------------
 
-    def _find(self, traveller: Traveller, iif: str) -> Found:
+    def _find(self, traveller: PartialPath, iif: str) -> RouteDecision:
         header = self._hooks.header(traveller)
-        question = Question(destination=header.destination, source=header.source, iif=iif, mark=header.mark)
+        question = RouteQuery(destination=header.destination, source=header.source, iif=iif, mark=header.mark)
         found = look_up(self._view, question)
         # Without routes or addresses, those of Services that IPVS has, and those that a person named, are known all the same.
         unlisted = self._view.addresses is None or self._view.routes is None
         if unlisted and self._hooks.local(header.destination):
-            return Found(kind="local", evidence=("an address of this node",))
+            return RouteDecision(kind="local", evidence=("an address of this node",))
         return found
 
-    def _routed_in(self, traveller: Traveller, iif: str) -> None:
+    def _routed_in(self, traveller: PartialPath, iif: str) -> None:
         header = self._hooks.header(traveller, iif=iif)
         destination = header.destination
         if family_of(destination) is IPFamily.IPV4 and contains("127.0.0.0/8", destination) and iif != "lo":
@@ -173,7 +173,7 @@ class Passage:
         if found.kind in ("unicast", "local"):
             checked = check_source(
                 self._view,
-                Question(destination=destination, source=header.source or destination, iif=iif, mark=header.mark),
+                RouteQuery(destination=destination, source=header.source or destination, iif=iif, mark=header.mark),
                 found.hops[0][0].link if found.hops else "lo",
             )
             if checked.passed is False and header.source:
@@ -187,7 +187,7 @@ class Passage:
             else:
                 self._forward(one, iif, hop)
 
-    def _ways(self, traveller: Traveller, found: Found, iif: str) -> list[tuple[Traveller, NextHop | None]]:
+    def _ways(self, traveller: PartialPath, found: RouteDecision, iif: str) -> list[tuple[PartialPath, NextHop | None]]:
         """What a look-up makes of a traveller: a next hop, or None for this node itself. Ends are put down."""
         header = self._hooks.header(traveller, iif="" if iif == "lo" else iif)
         step = PathStep(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
@@ -195,7 +195,7 @@ class Passage:
             told = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
             return [(traveller.told(told), None)]
         if found.kind == "unicast":
-            ways: list[tuple[Traveller, NextHop | None]] = []
+            ways: list[tuple[PartialPath, NextHop | None]] = []
             left = sum(share for _, share in found.hops)
             for hop, share in found.hops:
                 one = traveller.part(share / left) if share != left else traveller
@@ -220,7 +220,7 @@ class Passage:
 
     # ---- ways through ----------------------------------------------------------------------------------------------
 
-    def _input(self, traveller: Traveller, iif: str, *, nat: bool) -> None:
+    def _input(self, traveller: PartialPath, iif: str, *, nat: bool) -> None:
         place = HookPoint("input", iif=iif)
         travellers = self._hook(place, [traveller], nat=nat, span=BEFORE_INPUT)
         travellers, away, ended = self._hooks.balance(place, travellers)
@@ -234,13 +234,13 @@ class Passage:
         for one in away:
             self._again(one)
 
-    def _again(self, traveller: Traveller) -> None:
+    def _again(self, traveller: PartialPath) -> None:
         """What IPVS sends to another machine is routed, and begins output once more, without nat."""
         for one, hop in self._ways(traveller, self._find(traveller, "lo"), "lo"):
             for out in self._hook(HookPoint("output", oif=hop.link if hop else "lo"), [one], nat=False):
                 self._out(out, hop or NextHop(link="lo"))
 
-    def _forward(self, traveller: Traveller, iif: str, hop: NextHop) -> None:
+    def _forward(self, traveller: PartialPath, iif: str, hop: NextHop) -> None:
         passes = forwards(self._view, family_of(self._header.destination), iif)
         if passes is False:
             name = "net.ipv4.ip_forward" if "." in self._header.destination else "net.ipv6.conf.all.forwarding"
@@ -251,18 +251,18 @@ class Passage:
         for one in self._hook(HookPoint("forward", iif=iif, oif=hop.link or None), [traveller]):
             self._out(one, hop)
 
-    def _out(self, traveller: Traveller, hop: NextHop) -> None:
+    def _out(self, traveller: PartialPath, hop: NextHop) -> None:
         for one in self._hook(HookPoint("postrouting", oif=hop.link or None), [traveller]):
             self._resolve_source(one, hop)
             one = self._undo_source(self._as_known_source(one))
             header = self._hooks.header(one, oif=hop.link)
             if one.story and one.story[-1].after is not None and one.branch.masquerade:
                 last = msgspec.structs.replace(one.story[-1], after=header)
-                one = Traveller(one.branch, (*one.story[:-1], last))
-            out = Out(hop=hop, header=header, unresolved=not hop.link)
-            self._exits.append(Exit(traveller=one, header=header, out=out))
+                one = PartialPath(one.branch, (*one.story[:-1], last))
+            out = Egress(hop=hop, header=header, unresolved=not hop.link)
+            self._exits.append(TraversalExit(traveller=one, header=header, out=out))
 
-    def _resolve_source(self, traveller: Traveller, hop: NextHop) -> None:
+    def _resolve_source(self, traveller: PartialPath, hop: NextHop) -> None:
         """The address that masquerading takes: one of the outgoing link's, that of the next hop's network first."""
         branch = traveller.branch
         if not branch.masquerade or branch.saddr:
@@ -281,22 +281,22 @@ class Passage:
             self._miss("addresses")
 
     def _hook(
-        self, place: HookPoint, travellers: list[Traveller], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
-    ) -> list[Traveller]:
+        self, place: HookPoint, travellers: list[PartialPath], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
+    ) -> list[PartialPath]:
         passed, ended = self._hooks.hook(place, travellers, nat=nat and self._nat, span=span)
         self._ended(ended)
         return passed
 
     # ---- connections -----------------------------------------------------------------------------------------------
 
-    def _connection(self) -> Connection | None:
+    def _connection(self) -> TrackedConnection | None:
         """The connection that the packet belongs to, when its source port was said and there is one."""
         header, table = self._header, self._view.connections
         if table is None or header.source_port is None:
             return None
         return next((each for each in self._alike() if each.source_port == header.source_port), None)
 
-    def _alike(self) -> list[Connection]:
+    def _alike(self) -> list[TrackedConnection]:
         if self._view.connections is None:
             return []
         header = self._header
@@ -316,7 +316,7 @@ class Passage:
         what = f"{len(alike)} known connection(s) from here to there go to {to}; only a new one meets the rules of nat"
         return (self._step(Stage.CONNTRACK, what, verdict="new", evidence=tuple(each.text for each in alike[:4])),)
 
-    def _as_known(self, traveller: Traveller) -> Traveller:
+    def _as_known(self, traveller: PartialPath) -> PartialPath:
         """The destination of a known connection."""
         known, branch = self._known, traveller.branch
         if known is None or (known.reply_source, known.reply_source_port) == (branch.daddr, branch.dport):
@@ -326,14 +326,14 @@ class Passage:
         step = self._step(Stage.CONNTRACK, "the destination as its first packet's", evidence=(known.text,))
         return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
 
-    def _as_known_source(self, traveller: Traveller) -> Traveller:
+    def _as_known_source(self, traveller: PartialPath) -> PartialPath:
         known, branch = self._known, traveller.branch
         if known is None or known.reply_destination == known.source:
             return traveller
         branch.saddr, branch.masquerade = known.reply_destination, True
         return traveller
 
-    def _undo_destination(self, traveller: Traveller) -> Traveller:
+    def _undo_destination(self, traveller: PartialPath) -> PartialPath:
         """An answer's destination, rewritten back to the sender that this node hid."""
         held, branch = self._answers, traveller.branch
         if held is None or branch.daddr != held.after.source or held.after.source == held.before.source:
@@ -345,7 +345,7 @@ class Passage:
         step = self._step(Stage.REPLY, what)
         return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
 
-    def _undo_source(self, traveller: Traveller) -> Traveller:
+    def _undo_source(self, traveller: PartialPath) -> PartialPath:
         """An answer's source, rewritten back to the address that the sender asked for."""
         held = self._answers
         if held is None:
@@ -365,20 +365,20 @@ class Passage:
     def _step(self, stage: Stage, what: str, verdict: str = "", evidence: tuple[str, ...] = ()) -> PathStep:
         return PathStep(stage=stage, node=self._view.name, what=what, verdict=verdict, evidence=evidence)
 
-    def _lost(self, traveller: Traveller, stage: Stage, reason: str, evidence: tuple[str, ...]) -> None:
+    def _lost(self, traveller: PartialPath, stage: Stage, reason: str, evidence: tuple[str, ...]) -> None:
         header = self._hooks.header(traveller)
         step = msgspec.structs.replace(self._step(stage, reason, "lost", evidence), before=header)
         self._finish(traveller.told(step), header, Fate.LOST, reason)
 
-    def _finish(self, traveller: Traveller, header: Header, fate: Fate, reason: str) -> None:
+    def _finish(self, traveller: PartialPath, header: Header, fate: Fate, reason: str) -> None:
         self._put(traveller, header, PathEnd(fate=fate, node=self._view.name, reason=reason))
 
-    def _ended(self, ended: list[tuple[Traveller, PathEnd]]) -> None:
+    def _ended(self, ended: list[tuple[PartialPath, PathEnd]]) -> None:
         for traveller, end in ended:
             self._put(traveller, self._hooks.header(traveller), end)
 
-    def _put(self, traveller: Traveller, header: Header, end: PathEnd) -> None:
-        self._exits.append(Exit(traveller=traveller, header=header, end=end))
+    def _put(self, traveller: PartialPath, header: Header, end: PathEnd) -> None:
+        self._exits.append(TraversalExit(traveller=traveller, header=header, end=end))
 
     def _miss(self, part: str) -> None:
         self.missing.setdefault(part, self._view.absent.get(part, ""))

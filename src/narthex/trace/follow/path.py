@@ -8,11 +8,11 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.net import family_of, join_port
-from narthex.trace.follow.atlas import Atlas, bridge_calls_rules
+from narthex.trace.follow.atlas import ClusterMap, bridge_calls_rules
 from narthex.trace.follow.hooks import Story
-from narthex.trace.follow.passage import Binding, Exit, Passage
-from narthex.trace.follow.routing import Question, look_up
-from narthex.trace.follow.views import Link, NodeView
+from narthex.trace.follow.passage import NatBinding, NodeTraversal, TraversalExit
+from narthex.trace.follow.routing import RouteQuery, look_up
+from narthex.trace.follow.views import NodeLink, NodeView
 from narthex.trace.model import (
     Alternative,
     Fate,
@@ -28,7 +28,7 @@ from narthex.trace.model import (
 _MOST_NODES = 16
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
     """How a packet comes to a node."""
 
     link: str | None = None
@@ -37,13 +37,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Its frame goes from port to port of the bridge `link`."""
 
 
-MADE_HERE = Entry()
+MADE_HERE = NodeEntry()
 
 
-class Follower:
+class PathFollower:
     """Follows one packet."""
 
-    def __init__(self, atlas: Atlas, size: int = 0) -> None:
+    def __init__(self, atlas: ClusterMap, size: int = 0) -> None:
         """`size` is the packet's length in bytes, with its do-not-fragment bit set; 0: small."""
         self._atlas = atlas
         self._size = size
@@ -58,10 +58,10 @@ class Follower:
         self,
         view: NodeView,
         header: Header,
-        entry: Entry,
+        entry: NodeEntry,
         story: Story = (),
         *,
-        bindings: tuple[Binding, ...] = (),
+        bindings: tuple[NatBinding, ...] = (),
         asked: Header | None = None,
         depth: int = 0,
     ) -> list[Alternative]:
@@ -70,7 +70,7 @@ class Follower:
             reason = f"it goes in circles: {_MOST_NODES} nodes on the way"
             return [(Fraction(1), story, PathEnd(fate=Fate.LOST, node=view.name, reason=reason))]
         answers = next((each for each in reversed(bindings) if each.node == view.name), None) if asked else None
-        passage = Passage(
+        passage = NodeTraversal(
             view,
             header,
             self._atlas.name_of,
@@ -94,7 +94,7 @@ class Follower:
         for each in exits:
             mine = bindings
             if asked is None and _rewritten(header, each.header):
-                mine = (*bindings, Binding(node=view.name, before=header, after=each.header))
+                mine = (*bindings, NatBinding(node=view.name, before=header, after=each.header))
             if each.end is not None:
                 told.append(self._ended(view, each, each.end, mine, asked, depth))
             else:
@@ -104,7 +104,13 @@ class Follower:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _ended(
-        self, view: NodeView, exit: Exit, end: PathEnd, bindings: tuple[Binding, ...], asked: Header | None, depth: int
+        self,
+        view: NodeView,
+        exit: TraversalExit,
+        end: PathEnd,
+        bindings: tuple[NatBinding, ...],
+        asked: Header | None,
+        depth: int,
     ) -> Alternative:
         if end.fate is Fate.DELIVERED:
             end = self._delivered(view, exit.header, bindings, asked, MADE_HERE, depth)
@@ -114,9 +120,9 @@ class Follower:
         self,
         view: NodeView,
         header: Header,
-        bindings: tuple[Binding, ...],
+        bindings: tuple[NatBinding, ...],
         asked: Header | None,
-        back: Entry,
+        back: NodeEntry,
         depth: int,
     ) -> PathEnd:
         """Somebody gets it; `back` is how the answer comes to the node."""
@@ -134,7 +140,7 @@ class Follower:
         return msgspec.structs.replace(end, reply=self._answer(view, header, bindings, back, depth))
 
     def _answer(
-        self, view: NodeView, header: Header, bindings: tuple[Binding, ...], back: Entry, depth: int
+        self, view: NodeView, header: Header, bindings: tuple[NatBinding, ...], back: NodeEntry, depth: int
     ) -> PathBranch | None:
         """The answer's way, None when it cannot be followed."""
         if not header.source:
@@ -161,7 +167,7 @@ class Follower:
         header: Header,
         link: str,
         story: Story,
-        bindings: tuple[Binding, ...],
+        bindings: tuple[NatBinding, ...],
         asked: Header | None,
         rewritten_here: bool,
         depth: int,
@@ -178,15 +184,15 @@ class Follower:
             if rewritten_here:
                 reason = f"whether frames over {link} pass the rules that would rewrite the answer: {name} is not known"
                 return [(Fraction(1), (*story, step), PathEnd(fate=Fate.UNKNOWN, node=view.name, reason=reason))]
-        end = self._delivered(view, header, bindings, asked, Entry(link=link), depth)
+        end = self._delivered(view, header, bindings, asked, NodeEntry(link=link), depth)
         return [(Fraction(1), (*story, step), end)]
 
-    def _over_bridge(self, view: NodeView, source: str, destination: str, link: str) -> Entry:
+    def _over_bridge(self, view: NodeView, source: str, destination: str, link: str) -> NodeEntry:
         """How a packet from one address behind a bridge to another comes: by frames alone when both are on it."""
         held = view.link(link)
         near = self._atlas.link_towards(view, destination)
         on_it = near is not None and near.link == link and destination not in self._atlas.own(view)
-        return Entry(
+        return NodeEntry(
             link=link, bridged=bool(on_it and held is not None and held.kind == "bridge" and source != destination)
         )
 
@@ -195,10 +201,10 @@ class Follower:
     def _left(
         self,
         view: NodeView,
-        exit: Exit,
-        entry: Entry,
+        exit: TraversalExit,
+        entry: NodeEntry,
         came: Header,
-        bindings: tuple[Binding, ...],
+        bindings: tuple[NatBinding, ...],
         asked: Header | None,
         depth: int,
     ) -> list[Alternative]:
@@ -238,7 +244,9 @@ class Follower:
                 fate, reason, steps = onwards
                 return ends(fate, reason, *steps)
             other, other_link, steps_ = onwards.view, onwards.link, onwards.steps
-            more = self.go(other, header, Entry(link=other_link), (), bindings=bindings, asked=asked, depth=depth + 1)
+            more = self.go(
+                other, header, NodeEntry(link=other_link), (), bindings=bindings, asked=asked, depth=depth + 1
+            )
             return [(share * chance, (*story, *steps_, *rest), end) for chance, rest, end in more]
         neighbour = self._atlas.neighbour(view, to, hop.link)
         if neighbour is not None and neighbour.state in ("FAILED", "INCOMPLETE"):
@@ -250,7 +258,7 @@ class Follower:
         if next_view is not None:
             own = next_view.own(to)
             step = self._step(view, Stage.NEXT_NODE, f"over {hop.link} to node {next_view.name}, which has {to}")
-            into = Entry(link=own.link if own is not None else None)
+            into = NodeEntry(link=own.link if own is not None else None)
             if into.link is None:
                 return ends(Fate.LEAVES, f"continues on node {next_view.name}, whose links are not known", step)
             more = self.go(next_view, onwire, into, (), bindings=bindings, asked=asked, depth=depth + 1)
@@ -260,7 +268,7 @@ class Follower:
             if lost:
                 return ends(Fate.LOST, lost)
             step = self._step(view, Stage.POD_LINK, f"over {hop.link} to {self._atlas.name_of(to) or to}")
-            end = self._delivered(view, header, bindings, asked, Entry(link=hop.link), depth)
+            end = self._delivered(view, header, bindings, asked, NodeEntry(link=hop.link), depth)
             return [(share, (*story, step), end)]
         if asked is not None and header.destination == asked.source:
             end = PathEnd(fate=Fate.DELIVERED, node=view.name, address=header.destination, source=header.source)
@@ -269,7 +277,7 @@ class Follower:
         where = f"continues on node {node}: give its bundle" if node and node != view.name else "nothing more is known"
         return ends(Fate.LEAVES, f"leaves by {hop.link} to {to}; {where}")
 
-    def _is_here(self, view: NodeView, link: Link | None, via: str, destination: str) -> bool:
+    def _is_here(self, view: NodeView, link: NodeLink | None, via: str, destination: str) -> bool:
         """Whether the packet has come to a pod of this node."""
         if via:
             return False
@@ -278,7 +286,7 @@ class Follower:
         return link is not None and link.kind in ("bridge", "veth") and not self._is_uplink(view, link)
 
     @staticmethod
-    def _is_uplink(view: NodeView, link: Link) -> bool:
+    def _is_uplink(view: NodeView, link: NodeLink) -> bool:
         """Whether the way to everywhere leads over the link: then what is on it are machines and no pods."""
         return any(
             hop.link == link.name
@@ -287,7 +295,7 @@ class Follower:
             for hop in route.hops
         ) or any(hop.link == link.name and hop.via for route in view.routes or () for hop in route.hops)
 
-    def _hairpin(self, view: NodeView, link: Link | None, entry: Entry, came: Header, header: Header) -> str:
+    def _hairpin(self, view: NodeView, link: NodeLink | None, entry: NodeEntry, came: Header, header: Header) -> str:
         """Why a packet cannot go out by the port that it came in by; empty when it can."""
         if link is None or entry.link != link.name or link.kind != "bridge" or header.destination != came.source:
             return ""
@@ -303,7 +311,7 @@ class Follower:
         return ""
 
     def _tunnelled(
-        self, view: NodeView, link: Link, to: str, header: Header, answering: bool
+        self, view: NodeView, link: NodeLink, to: str, header: Header, answering: bool
     ) -> _Landed | tuple[Fate, str, Sequence[PathStep]]:
         """Into a VXLAN, and out of it on the other side."""
         neighbour = self._atlas.neighbour(view, to, link.name)
@@ -354,17 +362,17 @@ class Follower:
 
     def _outer(self, view: NodeView, outer: Header, link: str | None, answering: bool) -> PathEnd | None:
         """Why the overlay's packet does not get through a node's rules; None when it does."""
-        passage = Passage(view, outer, self._atlas.name_of, own=self._atlas.own(view), answering=answering)
+        passage = NodeTraversal(view, outer, self._atlas.name_of, own=self._atlas.own(view), answering=answering)
         exits = passage.sent() if link is None else passage.received(link)
         return next((each.end for each in exits if each.end is not None and each.end.fate is not Fate.DELIVERED), None)
 
-    def entry_of(self, view: NodeView, source: str, destination: str) -> tuple[Entry | None, str]:
+    def entry_of(self, view: NodeView, source: str, destination: str) -> tuple[NodeEntry | None, str]:
         """How a packet of a neighbour (a pod, or a machine outside) comes in; None when it is not known, and why."""
-        found = look_up(view, Question(destination=source, source=destination))
+        found = look_up(view, RouteQuery(destination=source, source=destination))
         if found.kind == "unicast" and found.hops and found.hops[0][0].link:
             link = found.hops[0][0].link
             return (
-                self._over_bridge(view, source, destination, link) if not found.hops[0][0].via else Entry(link=link)
+                self._over_bridge(view, source, destination, link) if not found.hops[0][0].via else NodeEntry(link=link)
             ), ""
         return None, found.reason or f"the route to {source} is {found.kind}"
 

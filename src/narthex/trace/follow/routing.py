@@ -11,7 +11,7 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.net import IPFamily, contains, family_of
-from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NextHop, NodeView, PolicyRule, Route
+from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NextHop, NodeRoute, NodeView, PolicyRule
 
 _REFUSALS = {
     "blackhole": "a blackhole route takes it in silence",
@@ -20,7 +20,7 @@ _REFUSALS = {
 }
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What a look-up says."""
 
     kind: str
@@ -29,14 +29,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Where it goes for a unicast route, each with its share of the flows."""
     source: str = ""
     """The address that a packet made here gets, when the route names one."""
-    route: Route | None = None
+    route: NodeRoute | None = None
     reason: str = ""
     """Why, for `lost` and `unknown`."""
     evidence: tuple[str, ...] = ()
     """The policy rule, when it is not one of the kernel's own three, and the route."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What decides about a route."""
 
     destination: str
@@ -47,13 +47,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     mark: int = 0
 
 
-def look_up(view: NodeView, asked: Question) -> Found:
+def look_up(view: NodeView, asked: RouteQuery) -> RouteDecision:
     """The route of a packet."""
     family = family_of(asked.destination)
     if view.routes is None:
         return _by_addresses(view, asked)
     routes = [route for route in view.routes if family_of(route.destination) is family]
-    tables: dict[str, list[Route]] = {}
+    tables: dict[str, list[NodeRoute]] = {}
     for route in routes:
         tables.setdefault(route.table, []).append(route)
     if LOCAL not in tables:
@@ -62,30 +62,30 @@ def look_up(view: NodeView, asked: Question) -> Found:
         if here.kind == "local":
             return here
     if not routes:
-        return Found(kind="unknown", reason=f"no routes of {family.label} are known")
+        return RouteDecision(kind="unknown", reason=f"no routes of {family.label} are known")
     for policy in _policies(view, family):
         holds = _holds(policy, asked)
         if holds is None:
             reason = f"it is not known whether the policy rule {policy.text!r} holds: {policy.strange}"
-            return Found(kind="unknown", reason=reason, evidence=(policy.text,))
+            return RouteDecision(kind="unknown", reason=reason, evidence=(policy.text,))
         if not holds:
             continue
         found = _in_table(policy, tables, asked)
         if found is not None:
             return found
-    return Found(kind="lost", reason=f"no route to {asked.destination}")
+    return RouteDecision(kind="lost", reason=f"no route to {asked.destination}")
 
 
-def _by_addresses(view: NodeView, asked: Question) -> Found:
+def _by_addresses(view: NodeView, asked: RouteQuery) -> RouteDecision:
     """Without routes: the node's own addresses are known perhaps."""
     destination = asked.destination
     if contains(family_of(destination).loopback, destination):
-        return Found(kind="local", evidence=("loopback is always local",))
+        return RouteDecision(kind="local", evidence=("loopback is always local",))
     own = view.own(destination)
     if own is not None:
-        return Found(kind="local", evidence=(f"{own.address}/{own.prefix} on {own.link}",))
+        return RouteDecision(kind="local", evidence=(f"{own.address}/{own.prefix} on {own.link}",))
     why = view.absent.get("routes", "")
-    return Found(kind="unknown", reason="the node's routes are not known" + (f": {why}" if why else ""))
+    return RouteDecision(kind="unknown", reason="the node's routes are not known" + (f": {why}" if why else ""))
 
 
 def _policies(view: NodeView, family: IPFamily) -> list[PolicyRule]:
@@ -96,7 +96,7 @@ def _policies(view: NodeView, family: IPFamily) -> list[PolicyRule]:
     ]
 
 
-def _holds(rule: PolicyRule, asked: Question) -> bool | None:
+def _holds(rule: PolicyRule, asked: RouteQuery) -> bool | None:
     """Whether a policy rule is for this packet; None: not known."""
     own = (
         (not rule.source or (bool(asked.source) and contains(rule.source, asked.source)))
@@ -110,14 +110,16 @@ def _holds(rule: PolicyRule, asked: Question) -> bool | None:
     return own is not rule.negate
 
 
-def _in_table(rule: PolicyRule, tables: dict[str, list[Route]], asked: Question) -> Found | None:
+def _in_table(rule: PolicyRule, tables: dict[str, list[NodeRoute]], asked: RouteQuery) -> RouteDecision | None:
     """What a rule that holds says; None: the next one is asked."""
     if rule.action in _REFUSALS:
-        return Found(kind="lost", reason=f"the policy rule says {rule.action}", evidence=(rule.text,))
+        return RouteDecision(kind="lost", reason=f"the policy rule says {rule.action}", evidence=(rule.text,))
     if rule.action and rule.action != "to_tbl":
         if rule.action.startswith("nop"):
             return None
-        return Found(kind="unknown", reason=f"the policy rule {rule.text!r} is not followed", evidence=(rule.text,))
+        return RouteDecision(
+            kind="unknown", reason=f"the policy rule {rule.text!r} is not followed", evidence=(rule.text,)
+        )
     best = _best(tables.get(rule.table, ()), asked)
     if best is None or best.kind == "throw":
         return None
@@ -127,13 +129,13 @@ def _in_table(rule: PolicyRule, tables: dict[str, list[Route]], asked: Question)
     named = (rule.text,) if rule.table not in (LOCAL, MAIN, DEFAULT) or rule.mark is not None else ()
     evidence = (*named, best.text) if best.text else named
     if best.kind in _REFUSALS:
-        return Found(kind="lost", reason=_REFUSALS[best.kind], route=best, evidence=evidence)
+        return RouteDecision(kind="lost", reason=_REFUSALS[best.kind], route=best, evidence=evidence)
     if best.kind != "unicast":
-        return Found(kind=best.kind, route=best, source=best.source, evidence=evidence)
-    return Found(kind="unicast", route=best, hops=_shares(best), source=best.source, evidence=evidence)
+        return RouteDecision(kind=best.kind, route=best, source=best.source, evidence=evidence)
+    return RouteDecision(kind="unicast", route=best, hops=_shares(best), source=best.source, evidence=evidence)
 
 
-def _best(routes: Iterable[Route], asked: Question) -> Route | None:
+def _best(routes: Iterable[NodeRoute], asked: RouteQuery) -> NodeRoute | None:
     fitting = [
         (-int(route.destination.rpartition("/")[2]), route.metric, number, route)
         for number, route in enumerate(routes)
@@ -144,7 +146,7 @@ def _best(routes: Iterable[Route], asked: Question) -> Route | None:
     return min(fitting)[3] if fitting else None
 
 
-def _shares(route: Route) -> tuple[tuple[NextHop, Fraction], ...]:
+def _shares(route: NodeRoute) -> tuple[tuple[NextHop, Fraction], ...]:
     alive = [hop for hop in route.hops if not hop.dead]
     total = sum(hop.weight for hop in alive)
     return tuple((hop, Fraction(hop.weight, total)) for hop in alive if hop.weight)
@@ -162,7 +164,7 @@ class SourceCheck(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
 
 
-def check_source(view: NodeView, asked: Question, out: str = "lo") -> SourceCheck:
+def check_source(view: NodeView, asked: RouteQuery, out: str = "lo") -> SourceCheck:
     """`fib_validate_source`: martians, and rp_filter. `asked` is the packet as it is routed, `iif` where it came in; `out`
     is the link that it will leave by, since the way back is looked up as if the answer came in by that."""
     source = asked.source
@@ -188,11 +190,11 @@ def check_source(view: NodeView, asked: Question, out: str = "lo") -> SourceChec
     if view.routes is None:
         return SourceCheck(passed=None, reason="rp_filter is on and the routes are not known", evidence=evidence)
     mark = asked.mark if _on(view, asked.iif, "src_valid_mark") else 0
-    back = look_up(view, Question(destination=source, source=asked.destination, iif=out, mark=mark))
+    back = look_up(view, RouteQuery(destination=source, source=asked.destination, iif=out, mark=mark))
     return _reverse(back, number, asked, evidence)
 
 
-def _reverse(back: Found, mode: int, asked: Question, evidence: tuple[str, ...]) -> SourceCheck:
+def _reverse(back: RouteDecision, mode: int, asked: RouteQuery, evidence: tuple[str, ...]) -> SourceCheck:
     kept = (*evidence, *back.evidence)
     if back.kind == "unknown":
         return SourceCheck(passed=None, reason=back.reason, evidence=kept)

@@ -18,7 +18,7 @@ MAIN, LOCAL, DEFAULT = "main", "local", "default"
 """Names of the kernel's own routing tables."""
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
     """A network interface."""
 
     name: str
@@ -44,7 +44,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Of a bridge's port: whether a packet may leave by the port that it came in by. None: not known."""
 
 
-class Address(msgspec.Struct, frozen=True):
+class LinkAddress(msgspec.Struct, frozen=True):
     """An address on a link."""
 
     address: str
@@ -65,7 +65,7 @@ class NextHop(msgspec.Struct, frozen=True, kw_only=True):
     """The link is down, so that the kernel passes over it."""
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One route."""
 
     destination: str
@@ -106,7 +106,7 @@ class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Neighbour(msgspec.Struct, frozen=True):
+class NodeNeighbour(msgspec.Struct, frozen=True):
     """Whose hardware address an address has on a link."""
 
     address: str
@@ -127,7 +127,7 @@ class FdbEntry(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-class Listener(msgspec.Struct, frozen=True):
+class ListeningSocket(msgspec.Struct, frozen=True):
     """A socket that takes connections, or datagrams."""
 
     protocol: str
@@ -138,7 +138,7 @@ class Listener(msgspec.Struct, frozen=True):
     families: tuple[IPFamily, ...]
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class TrackedConnection(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `conntrack -L`."""
 
     protocol: str
@@ -161,23 +161,23 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Connections(Shape):
+class TrackedConnections(Shape):
     """A connection table that is asked and need not be read whole."""
 
-    def to(self, protocol: Protocol, address: str, port: int) -> tuple[Connection, ...]:
+    def to(self, protocol: Protocol, address: str, port: int) -> tuple[TrackedConnection, ...]:
         """The connections whose first packet went there."""
         ...
 
-    def all(self) -> Iterator[Connection]:
+    def all(self) -> Iterator[TrackedConnection]:
         """Each connection."""
         ...
 
-    def replied_by(self, address: str) -> tuple[Connection, ...]:
+    def replied_by(self, address: str) -> tuple[TrackedConnection, ...]:
         """The connections that are answered from there."""
         ...
 
 
-class Rules(Shape):
+class NodeRules(Shape):
     """All rules of one family on a node."""
 
     @property
@@ -208,18 +208,18 @@ class NodeView(msgspec.Struct, kw_only=True):
     """The node's, or `NAMESPACE/NAME` of a pod; empty when not known."""
     origin: str = ""
     """`bundle node-1.tgz`, `live`, `rules nat.txt`: where it was read."""
-    rules: Mapping[IPFamily, Rules] | None = None
+    rules: Mapping[IPFamily, NodeRules] | None = None
     """Base chains of nft and of both flavours of iptables, beside each other, with ipsets and IPVS."""
     partial: tuple[str, ...] = ()
     """Rules that could not be taken ("rules/nft.txt: …"), each one a reason for doubt."""
-    links: tuple[Link, ...] | None = None
-    addresses: tuple[Address, ...] | None = None
-    routes: tuple[Route, ...] | None = None
+    links: tuple[NodeLink, ...] | None = None
+    addresses: tuple[LinkAddress, ...] | None = None
+    routes: tuple[NodeRoute, ...] | None = None
     policies: tuple[PolicyRule, ...] | None = None
-    neighbours: tuple[Neighbour, ...] | None = None
+    neighbours: tuple[NodeNeighbour, ...] | None = None
     fdb: tuple[FdbEntry, ...] | None = None
-    listeners: tuple[Listener, ...] | None = None
-    connections: Connections | None = None
+    listeners: tuple[ListeningSocket, ...] | None = None
+    connections: TrackedConnections | None = None
     sysctls: Mapping[str, str] | None = None
     """By their names with dots (`net.ipv4.conf.eth0.rp_filter` has the interface's own dots as `/`)."""
     absent: Mapping[str, str] = {}
@@ -229,11 +229,11 @@ class NodeView(msgspec.Struct, kw_only=True):
     pods: Mapping[str, NodeView] = {}
     """The namespaces of pods on this node that could be looked into, by `NAMESPACE/NAME`."""
 
-    def link(self, name: str) -> Link | None:
+    def link(self, name: str) -> NodeLink | None:
         """A link by its name."""
         return next((link for link in self.links or () if link.name == name), None)
 
-    def own(self, address: str) -> Address | None:
+    def own(self, address: str) -> LinkAddress | None:
         """The node's own address, if it is one."""
         return next((each for each in self.addresses or () if each.address == address), None)
 

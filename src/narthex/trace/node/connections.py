@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from narthex.model.net import Protocol, address
-from narthex.trace.follow.views import Connection
+from narthex.trace.follow.views import TrackedConnection
 
 LINE = re.compile(r"^(?:ipv[46]\s+\d+\s+)?(tcp|udp|sctp|icmp|icmpv6|dccp|udplite|gre)\s+\d+\s.*\bsrc=", re.MULTILINE)
 _WORD = re.compile(r"(\w+)=(\S+)")
@@ -14,7 +14,7 @@ _FLAG = re.compile(r"\[(\w+)\]")
 _STATE = re.compile(r"^(?:ipv[46]\s+\d+\s+)?\w+\s+\d+\s+(?:(\d+)\s+)?(?:([A-Z_0-9]+)\s+)?src=")
 
 
-class ConnectionTable:
+class ConntrackListing:
     """A text of `conntrack -L`, in the form of `narthex.trace.follow.views.Connections`."""
 
     def __init__(self, text: str) -> None:
@@ -23,7 +23,7 @@ class ConnectionTable:
     def __len__(self) -> int:
         return sum(1 for _ in LINE.finditer(self._text))
 
-    def to(self, protocol: Protocol, address: str, port: int) -> tuple[Connection, ...]:
+    def to(self, protocol: Protocol, address: str, port: int) -> tuple[TrackedConnection, ...]:
         """The connections whose first packet went there; port 0: to any."""
         want = f"dst={address} "
         return tuple(
@@ -32,18 +32,18 @@ class ConnectionTable:
             if each.destination == address and each.protocol == protocol.lower and port in (0, each.port)
         )
 
-    def replied_by(self, address: str) -> tuple[Connection, ...]:
+    def replied_by(self, address: str) -> tuple[TrackedConnection, ...]:
         """The connections that are answered from there."""
         return tuple(each for each in self._holding(f"src={address} ") if each.reply_source == address)
 
-    def all(self) -> Iterator[Connection]:
+    def all(self) -> Iterator[TrackedConnection]:
         """Each connection."""
         for line in self._text.splitlines():
             found = read_line(line)
             if found is not None:
                 yield found
 
-    def _holding(self, words: str) -> Iterator[Connection]:
+    def _holding(self, words: str) -> Iterator[TrackedConnection]:
         position = self._text.find(words)
         while position >= 0:
             start = self._text.rfind("\n", 0, position) + 1
@@ -55,7 +55,7 @@ class ConnectionTable:
             position = self._text.find(words, end)
 
 
-def read_line(line: str) -> Connection | None:
+def read_line(line: str) -> TrackedConnection | None:
     """One line; None when it is no connection."""
     kind = LINE.match(line)
     words = _WORD.findall(line)
@@ -65,7 +65,7 @@ def read_line(line: str) -> Connection | None:
     there, back = dict(words[sides[0] : sides[1]]), dict(words[sides[1] :])
     state = _STATE.match(line)
     try:
-        return Connection(
+        return TrackedConnection(
             protocol="icmp" if kind[1] == "icmpv6" else kind[1],
             source=address(there["src"]),
             destination=address(there["dst"]),

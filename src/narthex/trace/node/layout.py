@@ -18,7 +18,7 @@ TAKEN, ABSENT, FAILED = "taken", "absent", "failed"
 """Statuses: the part is there; the program is not installed; it ended with an error, and the remark holds what it said."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class BundlePart(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a bundle and the program that prints it."""
 
     path: str
@@ -46,33 +46,35 @@ _FLAVOURS = {
 }
 
 PARTS = (
-    Part(path="rules/iptables-nft.txt", command=("iptables-nft-save", "-c")),
-    Part(path="rules/iptables-legacy.txt", command=("iptables-legacy-save", "-c")),
-    Part(path="rules/ip6tables-nft.txt", command=("ip6tables-nft-save", "-c")),
-    Part(path="rules/ip6tables-legacy.txt", command=("ip6tables-legacy-save", "-c")),
-    Part(path="rules/iptables.txt", command=("iptables-save", "-c"), unless=_FLAVOURS[4]),
-    Part(path="rules/ip6tables.txt", command=("ip6tables-save", "-c"), unless=_FLAVOURS[6]),
-    Part(path="rules/nft.json", command=("nft", "-j", "list", "ruleset")),
-    Part(path="rules/nft.txt", command=("nft", "list", "ruleset")),
-    Part(path="rules/ipset.txt", command=("ipset", "save")),
-    Part(path="rules/ipvs.txt", command=("ipvsadm", "-S", "-n"), needs="/proc/net/ip_vs"),
-    Part(path="rules/ipvs-stats.txt", command=("ipvsadm", "-L", "-n", "--stats", "--exact"), needs="/proc/net/ip_vs"),
-    Part(path="net/links.json", command=("ip", "-j", "-d", "link", "show"), root=False),
-    Part(path="net/addresses.json", command=("ip", "-j", "addr", "show"), root=False),
-    Part(path="net/routes-4.json", command=("ip", "-j", "-4", "route", "show", "table", "all"), root=False),
-    Part(path="net/routes-6.json", command=("ip", "-j", "-6", "route", "show", "table", "all"), root=False),
-    Part(path="net/policies-4.json", command=("ip", "-j", "-4", "rule", "show"), root=False),
-    Part(path="net/policies-6.json", command=("ip", "-j", "-6", "rule", "show"), root=False),
-    Part(path="net/neighbours.json", command=("ip", "-j", "neigh", "show"), root=False),
-    Part(path="net/fdb.json", command=("bridge", "-j", "fdb", "show"), root=False),
-    Part(path="net/listeners.txt", command=("ss", "-H", "-l", "-n", "-t", "-u"), root=False),
-    Part(path="net/conntrack-4.txt", command=("conntrack", "-L", "-f", "ipv4")),
-    Part(path="net/conntrack-6.txt", command=("conntrack", "-L", "-f", "ipv6")),
-    Part(path="net/sysctls.txt", command=("sysctl", "-a", "-r", SETTINGS), root=False),
-    Part(path="about/kernel.txt", command=("uname", "-srvm"), root=False),
-    Part(path="about/iptables.txt", command=("iptables", "--version"), root=False),
-    Part(path="about/nft.txt", command=("nft", "--version"), root=False),
-    Part(path="about/ip.txt", command=("ip", "-V"), root=False),
+    BundlePart(path="rules/iptables-nft.txt", command=("iptables-nft-save", "-c")),
+    BundlePart(path="rules/iptables-legacy.txt", command=("iptables-legacy-save", "-c")),
+    BundlePart(path="rules/ip6tables-nft.txt", command=("ip6tables-nft-save", "-c")),
+    BundlePart(path="rules/ip6tables-legacy.txt", command=("ip6tables-legacy-save", "-c")),
+    BundlePart(path="rules/iptables.txt", command=("iptables-save", "-c"), unless=_FLAVOURS[4]),
+    BundlePart(path="rules/ip6tables.txt", command=("ip6tables-save", "-c"), unless=_FLAVOURS[6]),
+    BundlePart(path="rules/nft.json", command=("nft", "-j", "list", "ruleset")),
+    BundlePart(path="rules/nft.txt", command=("nft", "list", "ruleset")),
+    BundlePart(path="rules/ipset.txt", command=("ipset", "save")),
+    BundlePart(path="rules/ipvs.txt", command=("ipvsadm", "-S", "-n"), needs="/proc/net/ip_vs"),
+    BundlePart(
+        path="rules/ipvs-stats.txt", command=("ipvsadm", "-L", "-n", "--stats", "--exact"), needs="/proc/net/ip_vs"
+    ),
+    BundlePart(path="net/links.json", command=("ip", "-j", "-d", "link", "show"), root=False),
+    BundlePart(path="net/addresses.json", command=("ip", "-j", "addr", "show"), root=False),
+    BundlePart(path="net/routes-4.json", command=("ip", "-j", "-4", "route", "show", "table", "all"), root=False),
+    BundlePart(path="net/routes-6.json", command=("ip", "-j", "-6", "route", "show", "table", "all"), root=False),
+    BundlePart(path="net/policies-4.json", command=("ip", "-j", "-4", "rule", "show"), root=False),
+    BundlePart(path="net/policies-6.json", command=("ip", "-j", "-6", "rule", "show"), root=False),
+    BundlePart(path="net/neighbours.json", command=("ip", "-j", "neigh", "show"), root=False),
+    BundlePart(path="net/fdb.json", command=("bridge", "-j", "fdb", "show"), root=False),
+    BundlePart(path="net/listeners.txt", command=("ss", "-H", "-l", "-n", "-t", "-u"), root=False),
+    BundlePart(path="net/conntrack-4.txt", command=("conntrack", "-L", "-f", "ipv4")),
+    BundlePart(path="net/conntrack-6.txt", command=("conntrack", "-L", "-f", "ipv6")),
+    BundlePart(path="net/sysctls.txt", command=("sysctl", "-a", "-r", SETTINGS), root=False),
+    BundlePart(path="about/kernel.txt", command=("uname", "-srvm"), root=False),
+    BundlePart(path="about/iptables.txt", command=("iptables", "--version"), root=False),
+    BundlePart(path="about/nft.txt", command=("nft", "--version"), root=False),
+    BundlePart(path="about/ip.txt", command=("ip", "-V"), root=False),
 )
 """In the order in which they are taken."""
 
@@ -91,7 +93,7 @@ OBJECTS = {
 volumes or annotations."""
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class PartStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one part."""
 
     path: str
@@ -101,22 +103,22 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A bundle's own account of itself."""
 
     node: str
     writer: str
-    parts: tuple[Taken, ...] = ()
+    parts: tuple[PartStatus, ...] = ()
 
 
-def table_text(table: Table) -> str:
+def table_text(table: BundleManifest) -> str:
     """The account as TABLE_FILE."""
     lines = [("format", str(FORMAT), table.node, table.writer)]
     lines += [(part.status, part.path, part.command, part.remark) for part in table.parts]
     return "".join("\t".join(" ".join(word.split()) for word in line) + "\n" for line in lines)
 
 
-def read_table(text: str) -> Table:
+def read_table(text: str) -> BundleManifest:
     """The account of a bundle. Raises ValueError for one of a later format, or none."""
     rows = [line.split("\t") for line in text.splitlines() if line.strip()]
     if not rows or rows[0][0] != "format" or len(rows[0]) < 2:
@@ -124,11 +126,11 @@ def read_table(text: str) -> Table:
     if rows[0][1] != str(FORMAT):
         raise ValueError(f"the bundle has format {rows[0][1][:20]!r}; this version reads format {FORMAT}")
     first = (*rows[0], "", "")
-    return Table(
+    return BundleManifest(
         node=first[2],
         writer=first[3],
         parts=tuple(
-            Taken(path=row[1], status=row[0], command=row[2], remark=row[3])
+            PartStatus(path=row[1], status=row[0], command=row[2], remark=row[3])
             for row in ((*row, "", "", "") for row in rows[1:])
         ),
     )

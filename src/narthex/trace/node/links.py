@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from narthex.model.net import address
-from narthex.trace.follow.views import Address, FdbEntry, Link, Neighbour
+from narthex.trace.follow.views import FdbEntry, LinkAddress, NodeLink, NodeNeighbour
 
 
-def links_of(data: Any) -> tuple[Link, ...]:
+def links_of(data: Any) -> tuple[NodeLink, ...]:
     """From the JSON of `ip -j -d link show`."""
     return tuple(_link(entry) for entry in data if entry.get("ifname"))
 
 
-def _link(entry: dict[str, Any]) -> Link:
+def _link(entry: dict[str, Any]) -> NodeLink:
     info = entry.get("linkinfo", {})
     kind = str(info.get("info_kind", ""))
     data = info.get("info_data", {}) if kind == "vxlan" else {}
     bridge = info.get("info_data", {}) if kind == "bridge" else {}
     port = info.get("info_slave_data", {}) if info.get("info_slave_kind") == "bridge" else {}
-    return Link(
+    return NodeLink(
         name=str(entry["ifname"]),
         index=int(entry.get("ifindex", 0)),
         kind=kind,
@@ -37,20 +37,22 @@ def _link(entry: dict[str, Any]) -> Link:
     )
 
 
-def addresses_of(data: Any) -> tuple[Address, ...]:
+def addresses_of(data: Any) -> tuple[LinkAddress, ...]:
     """From the JSON of `ip -j addr show`. Raises ValueError."""
     return tuple(
-        Address(address(held["local"]), int(held["prefixlen"]), str(entry["ifname"]), str(held.get("scope", "global")))
+        LinkAddress(
+            address(held["local"]), int(held["prefixlen"]), str(entry["ifname"]), str(held.get("scope", "global"))
+        )
         for entry in data
         for held in entry.get("addr_info", ())
         if held.get("local")
     )
 
 
-def neighbours_of(data: Any) -> tuple[Neighbour, ...]:
+def neighbours_of(data: Any) -> tuple[NodeNeighbour, ...]:
     """From the JSON of `ip -j neigh show`. Raises ValueError."""
     return tuple(
-        Neighbour(
+        NodeNeighbour(
             address(entry["dst"]), str(entry["dev"]), str(entry.get("lladdr", "")), " ".join(entry.get("state", ()))
         )
         for entry in data

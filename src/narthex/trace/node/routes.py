@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from narthex.model.net import IPFamily, address, family_of, network
-from narthex.trace.follow.views import LOCAL, MAIN, NextHop, PolicyRule, Route
+from narthex.trace.follow.views import LOCAL, MAIN, NextHop, NodeRoute, PolicyRule
 
 _KINDS = (
     "unicast",
@@ -27,16 +27,16 @@ _KNOWN = {"priority", "src", "srclen", "dst", "dstlen", "iif", "oif", "fwmark", 
           "suppress_prefixlen", "protocol", "goto", "iif_detached", "oif_detached", "l3mdev"}  # fmt: skip
 
 
-def routes_of(data: Any, family: IPFamily) -> tuple[Route, ...]:
+def routes_of(data: Any, family: IPFamily) -> tuple[NodeRoute, ...]:
     """From the JSON of `ip -j -4 route show table all`. Raises ValueError."""
     return _siblings([_route(entry, family) for entry in data])
 
 
-def _route(entry: dict[str, Any], family: IPFamily) -> Route:
+def _route(entry: dict[str, Any], family: IPFamily) -> NodeRoute:
     where = str(entry["dst"])
     metrics = {key: value for each in entry.get("metrics", ()) for key, value in each.items()}
     hops = entry.get("nexthops") or ([entry] if "dev" in entry or "gateway" in entry or "via" in entry else [])
-    return Route(
+    return NodeRoute(
         destination=_network(where, family),
         table=str(entry.get("table", MAIN)),
         kind=str(entry.get("type", "unicast")),
@@ -85,16 +85,16 @@ def _told_hop(entry: dict[str, Any]) -> list[str]:
     return [*(["via", via] if via else []), *(["dev", entry["dev"]] if "dev" in entry else [])]
 
 
-def _siblings(routes: list[Route]) -> tuple[Route, ...]:
+def _siblings(routes: list[NodeRoute]) -> tuple[NodeRoute, ...]:
     """Routes that stand in several lines though they are one: IPv6 prints each next hop of it alone."""
-    found: dict[tuple[str, str, int, str], Route] = {}
+    found: dict[tuple[str, str, int, str], NodeRoute] = {}
     order: list[tuple[str, str, int, str]] = []
     for number, route in enumerate(routes):
         several = route.kind == "unicast" and ":" in route.destination and any(hop.via for hop in route.hops)
         key = (route.table, route.destination, route.metric, route.kind if several else f"{route.kind} {number}")
         if key in found:
             before = found[key]
-            found[key] = Route(
+            found[key] = NodeRoute(
                 **{field: getattr(before, field) for field in before.__struct_fields__ if field != "hops"},
                 hops=(*before.hops, *route.hops),
             )
@@ -156,7 +156,7 @@ ROUTE_LINE = re.compile(
 )
 
 
-def route_lines(text: str) -> tuple[Route, ...]:
+def route_lines(text: str) -> tuple[NodeRoute, ...]:
     """Every route in a text that may hold other things: lines of `ip route` and `route -n`."""
     return _siblings([route for line in _joined(text) if (route := route_line(line)) is not None])
 
@@ -175,7 +175,7 @@ def _joined(text: str) -> Iterator[str]:
         yield held
 
 
-def route_line(line: str) -> Route | None:
+def route_line(line: str) -> NodeRoute | None:
     """One line of `ip route` or `route -n`; None when it is neither."""
     old = _ROUTE_N.match(line)
     try:
@@ -183,7 +183,7 @@ def route_line(line: str) -> Route | None:
             to, via, mask, metric, link = old.groups()
             destination = network(f"{'0.0.0.0' if to == 'default' else to}/{_bits(mask)}")
             hop = NextHop(link=link, via="" if via in ("0.0.0.0", "*") else address(via))
-            return Route(destination=destination, hops=(hop,), metric=int(metric), text=" ".join(line.split()))
+            return NodeRoute(destination=destination, hops=(hop,), metric=int(metric), text=" ".join(line.split()))
         return _ip_route(line) if ROUTE_LINE.match(line) else None
     except (ValueError, IndexError):
         return None
@@ -194,7 +194,7 @@ def _bits(mask: str) -> int:
     return value.bit_count()
 
 
-def _ip_route(line: str) -> Route:
+def _ip_route(line: str) -> NodeRoute:
     first, *rest = line.split(" nexthop ")
     words = first.split()
     kind = words.pop(0) if words[0] in _KINDS else "unicast"
@@ -203,7 +203,7 @@ def _ip_route(line: str) -> Route:
     hops = [_options(hop.split()) for hop in rest] or ([options] if "dev" in options or "via" in options else [])
     inside = next((hop["via"] for hop in hops if "via" in hop), options.get("src", ""))
     family = family_of(where if where != "default" else inside)
-    return Route(
+    return NodeRoute(
         destination=_network(where, family),
         table=options.get("table", LOCAL if kind in ("local", "broadcast") else MAIN),
         kind=kind,
@@ -278,6 +278,6 @@ def _policy_word(word: str, value: str) -> dict[str, Any]:
     }
 
 
-def of_family(routes: Iterable[Route], family: IPFamily) -> tuple[Route, ...]:
+def of_family(routes: Iterable[NodeRoute], family: IPFamily) -> tuple[NodeRoute, ...]:
     """Those of one family."""
     return tuple(route for route in routes if family_of(route.destination) is family)

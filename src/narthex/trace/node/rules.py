@@ -14,7 +14,7 @@ Texts = Sequence[tuple[str, str]]
 """Names, for messages, and what a tool printed."""
 
 
-class FamilyRules:
+class DumpedRules:
     """The rules of one family, in the form of `narthex.trace.follow.views.Rules`."""
 
     def __init__(self, held: dump.Dump, family: IPFamily) -> None:
@@ -40,20 +40,20 @@ def _printed(chain: Chain, rule: int) -> str:
     return describe_rule(chain.rules[rule]) if rule < len(chain.rules) else ""
 
 
-class Rules(Mapping[IPFamily, FamilyRules]):
+class RulesByFamily(Mapping[IPFamily, DumpedRules]):
     """Rules by family, read when they are asked for: a dump of 200,000 rules has one family in most cases."""
 
     def __init__(self, texts: Texts = (), dumps: Sequence[dump.Dump] = ()) -> None:
         """Of texts that are read when they are needed, or of dumps that were read."""
         self._texts = [(name, text) for name, text in texts if _says_something(text)]
         self._dump: dump.Dump | None = dump.merge_dumps(dumps) if dumps else None
-        self._held: dict[IPFamily, FamilyRules] = {}
+        self._held: dict[IPFamily, DumpedRules] = {}
 
-    def __getitem__(self, family: IPFamily) -> FamilyRules:
+    def __getitem__(self, family: IPFamily) -> DumpedRules:
         if self._dump is None:
             self._dump = dump.merge_dumps(dump.read(text, name, _family(name)) for name, text in self._texts)
         if family not in self._held:
-            self._held[family] = FamilyRules(self._dump, family)
+            self._held[family] = DumpedRules(self._dump, family)
         return self._held[family]
 
     def __iter__(self) -> Iterator[IPFamily]:

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.netfilter.dump import read as dump
-from narthex.trace.follow.views import NodeView, PolicyRule, Route
+from narthex.trace.follow.views import NodeRoute, NodeView, PolicyRule
 from narthex.trace.node import links, routes
-from narthex.trace.node.connections import LINE, ConnectionTable
-from narthex.trace.node.layout import FAILED, TAKEN, Table
+from narthex.trace.node.connections import LINE, ConntrackListing
+from narthex.trace.node.layout import FAILED, TAKEN, BundleManifest
 from narthex.trace.node.listeners import listeners_of
-from narthex.trace.node.rules import Rules
+from narthex.trace.node.rules import RulesByFamily
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ _NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
 _FACTS = {"kernel": "about/kernel.txt", "iptables": "about/iptables.txt", "nft": "about/nft.txt", "ip": "about/ip.txt"}
 
 
-def view_of_bundle(parts: Mapping[str, str], table: Table, origin: str) -> NodeView:
+def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str) -> NodeView:
     """A bundle's view. A part that cannot be read counts as absent, with the reason."""
     reader = _Reader(parts, {taken.path: taken.remark for taken in table.parts if taken.status != TAKEN})
     texts = [(path, text) for path, text in parts.items() if path.startswith(_RULES) and path not in _NOT_WALKED]
@@ -41,7 +41,7 @@ def view_of_bundle(parts: Mapping[str, str], table: Table, origin: str) -> NodeV
     return NodeView(
         name=table.node,
         origin=origin,
-        rules=Rules(texts) if texts else None,
+        rules=RulesByFamily(texts) if texts else None,
         partial=failed,
         links=reader.one("links", "net/links.json", links.links_of),
         addresses=reader.one("addresses", "net/addresses.json", links.addresses_of),
@@ -50,7 +50,7 @@ def view_of_bundle(parts: Mapping[str, str], table: Table, origin: str) -> NodeV
         neighbours=reader.one("neighbours", "net/neighbours.json", links.neighbours_of),
         fdb=reader.one("fdb", "net/fdb.json", links.fdb_of),
         listeners=listeners_of(parts["net/listeners.txt"]) if "net/listeners.txt" in parts else None,
-        connections=ConnectionTable("\n".join(conntrack)) if conntrack else None,
+        connections=ConntrackListing("\n".join(conntrack)) if conntrack else None,
         sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
         absent=reader.absent,
         facts={name: parts[path].strip() for name, path in _FACTS.items() if path in parts},
@@ -124,7 +124,7 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
             raise dump.DumpError(
                 f"{file}: holds nothing that is known: no rules, sets, routes, links, connections, settings"
             )
-    view.rules = Rules(dumps=rules) if rules else None
+    view.rules = RulesByFamily(dumps=rules) if rules else None
     for field in ("rules", "links", "addresses", "routes", "policies", "neighbours", "fdb", "connections", "sysctls"):
         if getattr(view, field) is None:
             view.absent = {**view.absent, field: "no file was given that tells it"}
@@ -144,7 +144,7 @@ def _other_than_rules(view: NodeView, text: str) -> bool:
         view.sysctls = {**(view.sysctls or {}), **settings}
     connections = LINE.search(text) is not None
     if connections:
-        view.connections = ConnectionTable(text)
+        view.connections = ConntrackListing(text)
     return bool(found_routes or found_policies or settings or connections)
 
 
@@ -160,7 +160,7 @@ def _without_rules(text: str) -> str:
     )
 
 
-def _add_routes(view: NodeView, found: Iterable[Route], policies: Iterable[PolicyRule]) -> None:
+def _add_routes(view: NodeView, found: Iterable[NodeRoute], policies: Iterable[PolicyRule]) -> None:
     found, policies = tuple(found), tuple(policies)
     if found:
         view.routes = (*(view.routes or ()), *found)

@@ -6,12 +6,12 @@ import json
 
 import msgspec
 
-from narthex.trace.node.layout import CNI_DIRECTORY, CNI_FILE, FAILED, OBJECTS, PARTS, TAKEN, Table, Taken
+from narthex.trace.node.layout import CNI_DIRECTORY, CNI_FILE, FAILED, OBJECTS, PARTS, TAKEN, BundleManifest, PartStatus
 from narthex.trace.node.scrub import scrubbed
-from narthex.trace.program.gather import Gathered, gather
+from narthex.trace.program.gather import GatheredParts, gather
 
 
-def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", master: str = "") -> Gathered:
+def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", master: str = "") -> GatheredParts:
     """Take all that can be had; the table says what could not, and why."""
     gathered = gather(node, namespace)
     if not (kubeconfig or master):
@@ -26,21 +26,23 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
     for path, plural in OBJECTS.items():
         found = lists[plural]
         if isinstance(found, str):
-            taken.append(Taken(path=path, status=FAILED, command=f"list {plural}", remark=found))
+            taken.append(PartStatus(path=path, status=FAILED, command=f"list {plural}", remark=found))
             continue
         parts[path] = json.dumps(scrubbed(plural, found))
-        taken.append(Taken(path=path, status=TAKEN, command=f"list {plural}", bytes=len(parts[path])))
+        taken.append(PartStatus(path=path, status=TAKEN, command=f"list {plural}", bytes=len(parts[path])))
     table = msgspec.structs.replace(gathered.table, parts=tuple(taken))
-    return Gathered(table=table, parts=parts)
+    return GatheredParts(table=table, parts=parts)
 
 
-def intended(kubeconfig: bool) -> Table:
+def intended(kubeconfig: bool) -> BundleManifest:
     """What would be taken."""
     parts = [
-        Taken(path=part.path, status="root" if part.root else "anyone", command=" ".join(part.command))
+        PartStatus(path=part.path, status="root" if part.root else "anyone", command=" ".join(part.command))
         for part in PARTS
     ]
-    parts.append(Taken(path=CNI_FILE, status="anyone", command=f"ls {CNI_DIRECTORY}"))
+    parts.append(PartStatus(path=CNI_FILE, status="anyone", command=f"ls {CNI_DIRECTORY}"))
     if kubeconfig:
-        parts += [Taken(path=path, status="kubeconfig", command=f"list {plural}") for path, plural in OBJECTS.items()]
-    return Table(node="", writer="", parts=tuple(parts))
+        parts += [
+            PartStatus(path=path, status="kubeconfig", command=f"list {plural}") for path, plural in OBJECTS.items()
+        ]
+    return BundleManifest(node="", writer="", parts=tuple(parts))

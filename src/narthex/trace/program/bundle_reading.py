@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from narthex.trace.node.layout import ROOT, TABLE_FILE, Table, read_table
+from narthex.trace.node.layout import ROOT, TABLE_FILE, BundleManifest, read_table
 
 MAX_BYTES = 512 << 20
 """Of all files together, unpacked."""
@@ -31,7 +31,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: str
     """Its file name, for people."""
-    table: Table
+    table: BundleManifest
     parts: dict[str, str]
     """Texts by their path below the bundle's one directory."""
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from narthex.trace.node.layout import ROOT, TABLE_FILE, Table, table_text
+from narthex.trace.node.layout import ROOT, TABLE_FILE, BundleManifest, table_text
 
 
-def write(stream: BinaryIO, table: Table, parts: Mapping[str, str]) -> None:
+def write(stream: BinaryIO, table: BundleManifest, parts: Mapping[str, str]) -> None:
     """Write a bundle. Raises OSError."""
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for path, text in ((TABLE_FILE, table_text(table)), *parts.items()):
@@ -22,7 +22,7 @@ def write(stream: BinaryIO, table: Table, parts: Mapping[str, str]) -> None:
             tar.addfile(member, io.BytesIO(data))
 
 
-def write_file(path: Path, table: Table, parts: Mapping[str, str]) -> None:
+def write_file(path: Path, table: BundleManifest, parts: Mapping[str, str]) -> None:
     """Write a bundle to a file of its own. Raises OSError, FileExistsError when the file is there already."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         write(stream, table, parts)

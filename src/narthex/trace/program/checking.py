@@ -6,10 +6,10 @@ from narthex.model.net import contains, family_of
 from narthex.proxy.program.inputs import Cluster, Wishes
 from narthex.proxy.program.inputs import view as node_view
 from narthex.trace.follow.views import NodeView
-from narthex.trace.reports.check import Report, check
+from narthex.trace.reports.check import CheckReport, check
 
 
-def compare(cluster: Cluster, view: NodeView, wishes: Wishes) -> tuple[tuple[Report, ...], tuple[str, ...]]:
+def compare(cluster: Cluster, view: NodeView, wishes: Wishes) -> tuple[tuple[CheckReport, ...], tuple[str, ...]]:
     """A report for each family, and what is wrong with the objects. Raises InputError."""
     own = tuple(
         each.address
@@ -45,7 +45,7 @@ def _bound(link: str) -> bool:
     return link in ("kube-ipvs0", "nodelocaldns")
 
 
-def status(reports: tuple[Report, ...]) -> int:
+def status(reports: tuple[CheckReport, ...]) -> int:
     """0: the same; 1: differences; 2: it cannot be told."""
     every = {report.status for report in reports}
     return 1 if 1 in every else 2 if 2 in every or not every else 0

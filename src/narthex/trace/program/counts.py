@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from narthex.model.store import Snapshot
-from narthex.trace.node.connections import ConnectionTable
+from narthex.trace.node.connections import ConntrackListing
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.program.bundle_reading import read_bundle
 from narthex.trace.program.gather import gather
-from narthex.trace.reports.counting import ConnectionLike, Counts, Names, count
+from narthex.trace.reports.counting import ConnectionLike, CounterReading, Names, count
 
 _RULES = tuple(part.path for part in PARTS if part.path.startswith("rules/ip") and "tables" in part.path)
 _NFT, _IPVS, _CONNECTIONS = "rules/nft.txt", "rules/ipvs-stats.txt", ("net/conntrack-4.txt", "net/conntrack-6.txt")
@@ -31,20 +31,20 @@ def names_of(snapshot: Snapshot) -> Names:
     return found
 
 
-def look(names: Names, namespace: str | None = None) -> Counts:
+def look(names: Names, namespace: str | None = None) -> CounterReading:
     """The counters of this node now. The connection table is asked only when there are none."""
     every = frozenset(part.path for part in PARTS) | {CNI_FILE}
     parts = gather("", namespace, without=every - set(_WANTED)).parts
     return _counted(parts, names, lambda: gather("", namespace, without=every - set(_CONNECTIONS)).parts)
 
 
-def look_at_bundle(path: Path, names: Names) -> Counts:
+def look_at_bundle(path: Path, names: Names) -> CounterReading:
     """The counters as a bundle has them. Raises BundleError."""
     parts = read_bundle(path).parts
     return _counted(parts, names, lambda: parts)
 
 
-def _counted(parts: Mapping[str, str], names: Names, more: Callable[[], Mapping[str, str]]) -> Counts:
+def _counted(parts: Mapping[str, str], names: Names, more: Callable[[], Mapping[str, str]]) -> CounterReading:
     texts = [parts[path] for path in _RULES if path in parts]
     first = count(texts, parts.get(_NFT, ""), parts.get(_IPVS, ""), None, names)
     if first.counts:
@@ -57,7 +57,7 @@ def _counted(parts: Mapping[str, str], names: Names, more: Callable[[], Mapping[
 
 
 def _connections(text: str) -> Iterator[ConnectionLike]:
-    for one in ConnectionTable(text).all():
+    for one in ConntrackListing(text).all():
         yield ConnectionLike(
             one.protocol,
             one.source,

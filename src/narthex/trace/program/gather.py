@@ -21,9 +21,9 @@ from narthex.trace.node.layout import (
     PARTS,
     SETTINGS,
     TAKEN,
-    Part,
-    Table,
-    Taken,
+    BundleManifest,
+    BundlePart,
+    PartStatus,
 )
 
 _SECONDS = 120
@@ -31,17 +31,17 @@ _SYSCTLS = "net/sysctls.txt"
 _REMARK = 300
 
 
-class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+class GatheredParts(msgspec.Struct, frozen=True, kw_only=True):
     """What could be taken, and what became of each part."""
 
-    table: Table
+    table: BundleManifest
     parts: dict[str, str]
 
 
-def gather(node: str = "", namespace: str | None = None, *, without: frozenset[str] = frozenset()) -> Gathered:
+def gather(node: str = "", namespace: str | None = None, *, without: frozenset[str] = frozenset()) -> GatheredParts:
     """Ask all tools. `node` is the node's name (default: the machine's); `without` names parts that are not wanted."""
     parts: dict[str, str] = {}
-    taken: list[Taken] = []
+    taken: list[PartStatus] = []
     for part in PARTS:
         if part.path in without or any(other in parts for other in part.unless):
             continue
@@ -55,25 +55,27 @@ def gather(node: str = "", namespace: str | None = None, *, without: frozenset[s
         if text is not None:
             parts[CNI_FILE] = text
     name = node or namespace or socket.gethostname()
-    return Gathered(table=Table(node=name, writer=f"narthex {narthex.__version__}", parts=tuple(taken)), parts=parts)
+    return GatheredParts(
+        table=BundleManifest(node=name, writer=f"narthex {narthex.__version__}", parts=tuple(taken)), parts=parts
+    )
 
 
-def _asked(part: Part, namespace: str | None) -> tuple[str | None, Taken]:
+def _asked(part: BundlePart, namespace: str | None) -> tuple[str | None, PartStatus]:
     command = " ".join(part.command)
     if part.needs and not _there(part.needs, namespace):
         remark = f"this kernel has none of it: there is no {part.needs}"
-        return None, Taken(path=part.path, status=ABSENT, command=command, remark=remark)
+        return None, PartStatus(path=part.path, status=ABSENT, command=command, remark=remark)
     try:
         text = run(part.command, namespace=namespace, timeout=_SECONDS)
     except FileNotFoundError:
         remark = f"{part.command[0]} is not installed"
-        return None, Taken(path=part.path, status=ABSENT, command=command, remark=remark)
+        return None, PartStatus(path=part.path, status=ABSENT, command=command, remark=remark)
     except CommandError as error:
         said = " ".join(error.said.split())[:_REMARK] or f"exit status {error.status}"
-        return None, Taken(path=part.path, status=FAILED, command=command, remark=said)
+        return None, PartStatus(path=part.path, status=FAILED, command=command, remark=said)
     except (TimeoutExpired, OSError, UnicodeDecodeError) as error:
-        return None, Taken(path=part.path, status=FAILED, command=command, remark=str(error)[:_REMARK])
-    return text, Taken(path=part.path, status=TAKEN, command=command, bytes=len(text.encode()))
+        return None, PartStatus(path=part.path, status=FAILED, command=command, remark=str(error)[:_REMARK])
+    return text, PartStatus(path=part.path, status=TAKEN, command=command, bytes=len(text.encode()))
 
 
 def _there(path: str, namespace: str | None) -> bool:
@@ -81,7 +83,7 @@ def _there(path: str, namespace: str | None) -> bool:
         return Path(path).exists()
 
 
-def _settings(part: Part, namespace: str | None) -> tuple[str | None, Taken]:
+def _settings(part: BundlePart, namespace: str | None) -> tuple[str | None, PartStatus]:
     """The settings, read from /proc/sys: `sysctl` would say the same, and is not everywhere."""
     wanted = re.compile(SETTINGS)
     lines: list[str] = []
@@ -98,17 +100,17 @@ def _settings(part: Part, namespace: str | None) -> tuple[str | None, Taken]:
                     except OSError:
                         continue
     text = "".join(line + "\n" for line in sorted(lines))
-    return text, Taken(path=part.path, status=TAKEN, command="/proc/sys/net", bytes=len(text))
+    return text, PartStatus(path=part.path, status=TAKEN, command="/proc/sys/net", bytes=len(text))
 
 
-def _cni(directory: Path) -> tuple[str | None, Taken]:
+def _cni(directory: Path) -> tuple[str | None, PartStatus]:
     """Names of the CNI configurations, and the types of plugins in them."""
     try:
         files = sorted(path for path in directory.iterdir() if path.is_file())
     except OSError as error:
-        return None, Taken(path=CNI_FILE, status=ABSENT, command=f"ls {directory}", remark=error.strerror or "")
+        return None, PartStatus(path=CNI_FILE, status=ABSENT, command=f"ls {directory}", remark=error.strerror or "")
     text = "".join(f"{path.name}\t{' '.join(_types(path))}\n" for path in files)
-    return text, Taken(path=CNI_FILE, status=TAKEN, command=f"ls {directory}", bytes=len(text))
+    return text, PartStatus(path=CNI_FILE, status=TAKEN, command=f"ls {directory}", bytes=len(text))
 
 
 def _types(path: Path) -> list[str]:

@@ -41,11 +41,11 @@ _ECHO_REQUEST = {IPFamily.IPV4: 8, IPFamily.IPV6: 128}
 _ICMP = {IPFamily.IPV4: socket.IPPROTO_ICMP, IPFamily.IPV6: socket.IPPROTO_ICMPV6}
 
 
-class ProbeError(RuntimeError):
+class KernelProbeError(RuntimeError):
     """No packet could be sent or followed; the message says why, and what would help."""
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class KernelProbe(msgspec.Struct, frozen=True, kw_only=True):
     """What to send, from where, and where to watch it."""
 
     source: str
@@ -58,7 +58,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """The named network namespace whose rules are watched; None: the present one."""
 
 
-class Probed(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of it."""
 
     flow: str
@@ -69,7 +69,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """`connected`, `answered`, `refused`, `unreachable`, or `nothing` within some seconds."""
 
 
-def probe(asked: Probe, deadline: float = DEADLINE) -> Probed:
+def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
     """Send one packet and follow it. `deadline` in seconds, for each thing that is waited for. Raises ProbeError."""
     family = family_of(asked.destination)
     with netns.entered(asked.sender):
@@ -82,7 +82,7 @@ def probe(asked: Probe, deadline: float = DEADLINE) -> Probed:
             trace = monitor.first(deadline if answer in ("connected", "answered") else min(deadline, _ANSWER))
     port = f":{sender.port}" if sender.port and ":" not in asked.source else ""
     to = join_port(asked.destination, asked.port) if asked.port else asked.destination
-    return Probed(flow=f"{asked.protocol.lower} {asked.source}{port} -> {to}", trace=trace, answer=answer)
+    return ProbeOutcome(flow=f"{asked.protocol.lower} {asked.source}{port} -> {to}", trace=trace, answer=answer)
 
 
 @contextmanager
@@ -91,11 +91,11 @@ def _tables(text: str, namespace: str | None) -> Iterator[None]:
         with netns.entered(namespace):
             tables = OwnedTables(text)
     except FileNotFoundError:
-        raise ProbeError(f"there is no network namespace {namespace}") from None
+        raise KernelProbeError(f"there is no network namespace {namespace}") from None
     except NftMissing as error:
-        raise ProbeError(str(error)) from error
+        raise KernelProbeError(str(error)) from error
     except NftError as error:
-        raise ProbeError(
+        raise KernelProbeError(
             f"the table {TABLE} could not be made: {error} (root is needed, and only one probe at a time in a namespace)"
         ) from error
     try:
@@ -104,7 +104,7 @@ def _tables(text: str, namespace: str | None) -> Iterator[None]:
         tables.close()
 
 
-def _rules(asked: Probe, family: IPFamily, source_port: int) -> str:
+def _rules(asked: KernelProbe, family: IPFamily, source_port: int) -> str:
     word = family.nft
     flow = f"{word} saddr {asked.source} {word} daddr {asked.destination} "
     if asked.protocol is Protocol.ICMP:
@@ -128,16 +128,16 @@ def _knock_port() -> int:
 class _Sender:
     """The packet's socket, in the sender's namespace. Made inside of it."""
 
-    def __init__(self, asked: Probe, family: IPFamily) -> None:
+    def __init__(self, asked: KernelProbe, family: IPFamily) -> None:
         self._asked, self._family = asked, family
         self._raw = asked.protocol is Protocol.ICMP
         if asked.protocol is Protocol.SCTP:
-            raise ProbeError("a probe is of TCP, UDP or ICMP: SCTP would load a module into the kernel")
+            raise KernelProbeError("a probe is of TCP, UDP or ICMP: SCTP would load a module into the kernel")
         kind = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}.get(asked.protocol, socket.SOCK_RAW)
         try:
             self._socket = socket.socket(_SOCKETS[family], kind, _ICMP[family] if self._raw else 0)
         except OSError as error:
-            raise ProbeError(f"no socket to send from: {error.strerror} (root is needed)") from error
+            raise KernelProbeError(f"no socket to send from: {error.strerror} (root is needed)") from error
         try:
             self._socket.setblocking(False)
             if asked.protocol is Protocol.TCP:
@@ -146,7 +146,7 @@ class _Sender:
             self._socket.bind((asked.source, 0))
         except OSError as error:
             self._socket.close()
-            raise ProbeError(
+            raise KernelProbeError(
                 f"cannot send from {asked.source}: {error.strerror}; a probe is sent where the address is"
             ) from error
         self.port: int = 0 if self._raw else self._socket.getsockname()[1]
@@ -213,7 +213,7 @@ class _Monitor:
                 ["nft", "-a", "-n", "monitor", "trace"], namespace=self._namespace
             )
         except FileNotFoundError:
-            raise ProbeError("nft is not installed: the package is called nftables") from None
+            raise KernelProbeError("nft is not installed: the package is called nftables") from None
         try:
             self._until_listening()
         except BaseException:
@@ -254,9 +254,9 @@ class _Monitor:
                 self._read(0.02)
                 if self._program.poll() is not None:
                     said = self._held.decode(errors="replace").strip()
-                    raise ProbeError(f"nft monitor trace ended: {said or 'without a word'}")
+                    raise KernelProbeError(f"nft monitor trace ended: {said or 'without a word'}")
                 if time.monotonic() > end:
-                    raise ProbeError("nft monitor trace reported no packet in time: is loopback up?")
+                    raise KernelProbeError("nft monitor trace reported no packet in time: is loopback up?")
 
     def _read(self, seconds: float) -> bool:
         assert self._program.stdout is not None

@@ -12,46 +12,46 @@ from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.program.inputs import Cluster
-from narthex.trace.follow.atlas import Atlas
+from narthex.trace.follow.atlas import ClusterMap
 from narthex.trace.follow.views import NodeView
-from narthex.trace.names import Named, Names
+from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import OBJECTS
 from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle_reading import read_bundle
-from narthex.trace.program.places import OUTSIDE, Place, Places
+from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes and objects."""
 
     views: tuple[NodeView, ...]
     snapshot: Snapshot
     has_objects: bool = False
     problems: tuple[Problem, ...] = ()
-    others: dict[str, Named] = {}
+    others: dict[str, AddressName] = {}
     """Addresses that no object holds."""
-    pods: tuple[Place, ...] = ()
+    pods: tuple[AddressOwner, ...] = ()
     """Pods that no object names."""
     outside: tuple[str, ...] = OUTSIDE
     node_ips: tuple[str, ...] = ()
     """The addresses of the node that is looked at, where neither its kernel nor an object tells them."""
 
-    def places(self) -> Places:
+    def places(self) -> OwnerIndex:
         """What a person may name."""
-        return Places(self.snapshot, self.outside, (*self.pods, *self._view_places()))
+        return OwnerIndex(self.snapshot, self.outside, (*self.pods, *self._view_places()))
 
-    def _view_places(self) -> Iterable[Place]:
+    def _view_places(self) -> Iterable[AddressOwner]:
         """Nodes that only a bundle tells of."""
         held = {key.name for key in self.snapshot.nodes}
         for view in self.views:
             own = [each.address for each in view.addresses or () if each.scope != "link"]
             own = [ip for ip in own if not contains(family_of(ip).loopback, ip)]
             if view.name and view.name not in held and own:
-                yield Place(kind="node", name=view.name, addresses=tuple(own), node=view.name)
+                yield AddressOwner(kind="node", name=view.name, addresses=tuple(own), node=view.name)
 
-    def atlas(self) -> Atlas:
+    def atlas(self) -> ClusterMap:
         """For following packets."""
-        names = Names(self.snapshot, self.others)
+        names = AddressNames(self.snapshot, self.others)
         own = {view.name: view for view in self.views if view.name}
         of_objects = {key.name: (*node.internal_ips, *node.external_ips) for key, node in self.snapshot.nodes.items()}
 
@@ -65,7 +65,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
             holder = next((name for name, view in own.items() if view.own(address) is not None), "")
             return f"node {holder}" if holder and not contains(family_of(address).loopback, address) else ""
 
-        return Atlas(
+        return ClusterMap(
             self.views,
             name_of=name_of,
             node_of=lambda address: _node_of(names, self.snapshot, address),
@@ -73,7 +73,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _node_of(names: Names, snapshot: Snapshot, address: str) -> str:
+def _node_of(names: AddressNames, snapshot: Snapshot, address: str) -> str:
     named = names.named(address)
     if named is not None:
         return named.node

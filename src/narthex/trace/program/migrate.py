@@ -10,21 +10,21 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.inputs import Cluster, InputError, Inputs, Wishes, view
 from narthex.trace.reports.compare import compare
-from narthex.trace.reports.factors import Side, factors, serving
-from narthex.trace.reports.migration import Found, Migration, differences, grouped
+from narthex.trace.reports.factors import ModeSetup, factors, serving
+from narthex.trace.reports.migration import MigrationReport, NodeChange, differences, grouped
 
 
-class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+class MigrationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The report, and what was wrong with the input."""
 
-    migration: Migration
+    migration: MigrationReport
     problems: tuple[str, ...] = ()
 
 
-def prospect(cluster: Cluster, before: str, after: str, wishes: Wishes) -> Prospect:
+def prospect(cluster: Cluster, before: str, after: str, wishes: Wishes) -> MigrationResult:
     """What changes when nodes go from one mode to another; `wishes.node` limits it to one node. Raises InputError."""
     nodes = _nodes(cluster, wishes)
-    found: list[Found] = []
+    found: list[NodeChange] = []
     plans: list[Plan] = []
     problems: dict[str, None] = {}
     for name in nodes:
@@ -32,8 +32,8 @@ def prospect(cluster: Cluster, before: str, after: str, wishes: Wishes) -> Prosp
         problems |= dict.fromkeys((*one.problems, *other.problems))
         found += _on_one_node(one, other, plans)
     services = sorted({str(service) for plan in plans for service in plan.services})
-    return Prospect(
-        migration=Migration(
+    return MigrationResult(
+        migration=MigrationReport(
             before=before,
             after=after,
             nodes=nodes,
@@ -56,15 +56,15 @@ def _nodes(cluster: Cluster, wishes: Wishes) -> tuple[str, ...]:
     return names
 
 
-def _on_one_node(one: Inputs, other: Inputs, plans: list[Plan]) -> Iterator[Found]:
+def _on_one_node(one: Inputs, other: Inputs, plans: list[Plan]) -> Iterator[NodeChange]:
     """The changes on one node; its plans are put to the others."""
     for family in one.families:
         first = serving(one.snapshot, family, _side(one))
         differing = list(factors(one.snapshot, family, _side(one), _side(other)))
         plans += (first.plan, *(factor.so_far.plan for factor in differing[-1:]))
         for change in compare(first, differing, one.host):
-            yield Found(node=one.config.node_name, family=family, change=change)
+            yield NodeChange(node=one.config.node_name, family=family, change=change)
 
 
-def _side(inputs: Inputs) -> Side:
-    return Side(mode=inputs.mode, config=inputs.config, deviations=BACKENDS[inputs.mode].deviations)
+def _side(inputs: Inputs) -> ModeSetup:
+    return ModeSetup(mode=inputs.mode, config=inputs.config, deviations=BACKENDS[inputs.mode].deviations)

@@ -23,7 +23,7 @@ class TraceError(ValueError):
     """The question cannot be asked so; the message says what would help."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class AddressOwner(msgspec.Struct, frozen=True, kw_only=True):
     """Something that has addresses: what a person may name as sender or destination."""
 
     kind: str
@@ -37,7 +37,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """How the addresses were found, where a name was given."""
 
 
-class Destination(msgspec.Struct, frozen=True, kw_only=True):
+class DestinationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`DST[:PORT][/PROTO]`, taken apart."""
 
     name: str
@@ -45,7 +45,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     protocol: Protocol | None = None
 
 
-def split_destination(text: str) -> Destination:
+def split_destination(text: str) -> DestinationSpec:
     """Take `DST[:PORT][/PROTO]` apart. `a/tcp` without a port is an object of namespace `a`, unless `a` is an
     address or has a slash itself. Raises TraceError."""
     name, slash, last = text.rpartition("/")
@@ -53,9 +53,9 @@ def split_destination(text: str) -> Destination:
     if protocol is not None:
         rest, port = _split_port(name)
         if port or "/" in name or as_address(rest) is not None:
-            return Destination(name=rest, port=port, protocol=protocol)
+            return DestinationSpec(name=rest, port=port, protocol=protocol)
     rest, port = _split_port(text)
-    return Destination(name=rest, port=port)
+    return DestinationSpec(name=rest, port=port)
 
 
 def _split_port(text: str) -> tuple[str, str]:
@@ -78,39 +78,39 @@ def as_address(text: str) -> str | None:
         return None
 
 
-class Places:
+class OwnerIndex:
     """Finds what a person names."""
 
-    def __init__(self, snapshot: Snapshot, outside: Sequence[str] = OUTSIDE, pods: Iterable[Place] = ()) -> None:
+    def __init__(self, snapshot: Snapshot, outside: Sequence[str] = OUTSIDE, pods: Iterable[AddressOwner] = ()) -> None:
         self.snapshot = snapshot
         self._services = snapshot.services
-        self._places: list[Place] = [Place(kind="outside", name="outside", addresses=tuple(outside))]
+        self._places: list[AddressOwner] = [AddressOwner(kind="outside", name="outside", addresses=tuple(outside))]
         for node in snapshot.nodes.values():
             ips = (*node.internal_ips, *node.external_ips)
-            self._places.append(Place(kind="node", name=node.name, addresses=ips, node=node.name))
-        known: dict[str, Place] = {place.name: place for place in pods}
+            self._places.append(AddressOwner(kind="node", name=node.name, addresses=ips, node=node.name))
+        known: dict[str, AddressOwner] = {place.name: place for place in pods}
         for pod in snapshot.pods.values():
             known.setdefault(
-                str(pod.key), Place(kind="pod", name=str(pod.key), addresses=pod.ips, node=pod.spec.node_name)
+                str(pod.key), AddressOwner(kind="pod", name=str(pod.key), addresses=pod.ips, node=pod.spec.node_name)
             )
         for name, place in _targets(snapshot).items():
             known.setdefault(name, place)
         self._places += [known[name] for name in sorted(known)]
 
-    def sender(self, text: str) -> Place:
+    def sender(self, text: str) -> AddressOwner:
         """An address, a pod, a node or `outside`. Raises TraceError."""
         literal = as_address(text)
         if literal is not None:
-            return Place(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
+            return AddressOwner(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
         return self._one(text, [place for place in self._places if _is(place, text)])
 
-    def destination(self, text: str) -> Place:
+    def destination(self, text: str) -> AddressOwner:
         """Also a Service; a Service wins over a pod of the same name. Raises TraceError."""
         literal = as_address(text)
         if literal is not None:
-            return Place(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
+            return AddressOwner(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
         services = [
-            Place(kind="Service", name=str(key), addresses=tuple(ip for ip in found.cluster_ips if ip != "None"),
+            AddressOwner(kind="Service", name=str(key), addresses=tuple(ip for ip in found.cluster_ips if ip != "None"),
                   service=found)
             for key, found in sorted(self._services.items())
         ]  # fmt: skip
@@ -121,7 +121,7 @@ class Places:
         """Whether something goes by exactly this name."""
         return any(_is(place, text) for place in self._places)
 
-    def at(self, ip: str) -> Place | None:
+    def at(self, ip: str) -> AddressOwner | None:
         """The pod, node or other place that has an address."""
         return next((place for place in self._places if ip in place.addresses), None)
 
@@ -138,7 +138,7 @@ class Places:
         place = self.at(ip)
         return place.node if place else ""
 
-    def _one(self, text: str, found: list[Place], more: Sequence[Place] = ()) -> Place:
+    def _one(self, text: str, found: list[AddressOwner], more: Sequence[AddressOwner] = ()) -> AddressOwner:
         # "web" alone means the one in the namespace `default`, as with kubectl, unless only another one exists.
         default = [place for place in found if place.name == f"default/{text}"]
         found = default or found
@@ -153,7 +153,7 @@ class Places:
         return found[0]
 
 
-def _is(place: Place, text: str) -> bool:
+def _is(place: AddressOwner, text: str) -> bool:
     kind, _, rest = text.partition("/")
     wanted = {"svc": "service"}.get(kind, kind)
     if rest and wanted in ("pod", "service", "node") and wanted == place.kind.lower():
@@ -161,9 +161,9 @@ def _is(place: Place, text: str) -> bool:
     return place.name == text or ("/" in place.name and place.name.split("/", 1)[1] == text)
 
 
-def _targets(snapshot: Snapshot) -> dict[str, Place]:
+def _targets(snapshot: Snapshot) -> dict[str, AddressOwner]:
     """Pods that only EndpointSlices tell of."""
-    found: dict[str, Place] = {}
+    found: dict[str, AddressOwner] = {}
     for slices in snapshot.slices.values():
         for each in slices.values():
             for endpoint in each.endpoints:
@@ -171,5 +171,5 @@ def _targets(snapshot: Snapshot) -> dict[str, Place]:
                     name = str(NamespacedName(each.namespace, endpoint.target))
                     before = found[name].addresses if name in found else ()
                     ips = tuple(dict.fromkeys((*before, endpoint.address)))
-                    found[name] = Place(kind="pod", name=name, addresses=ips, node=endpoint.node_name)
+                    found[name] = AddressOwner(kind="pod", name=name, addresses=ips, node=endpoint.node_name)
     return found

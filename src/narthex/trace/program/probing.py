@@ -11,24 +11,24 @@ from narthex.trace.document import ProbeRecord
 from narthex.trace.follow import align
 from narthex.trace.follow.align import Alignment
 from narthex.trace.model import PacketPath
-from narthex.trace.program.kernel_probe import DEADLINE, Probe, Probed, ProbeError, probe
+from narthex.trace.program.kernel_probe import DEADLINE, KernelProbe, KernelProbeError, ProbeOutcome, probe
 from narthex.trace.program.places import TraceError
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What was sent, what came of it, and how it compares."""
 
-    probed: Probed
+    probed: ProbeOutcome
     alignment: Alignment
 
 
 def send(
     journey: PacketPath, *, sender: str | None, node: str | None, node_name: str = "", deadline: float = DEADLINE
-) -> Tried:
+) -> ProbeComparison:
     """Send the journey's packet. `sender` and `node` are named network namespaces, None the present one; `node_name` says
     whose part of the journey is compared. Raises TraceError."""
     packet = journey.packet
-    asked = Probe(
+    asked = KernelProbe(
         source=packet.source,
         destination=packet.destination,
         port=packet.port,
@@ -38,9 +38,9 @@ def send(
     )
     try:
         probed = probe(asked, deadline)
-    except ProbeError as error:
+    except KernelProbeError as error:
         raise TraceError(f"the probe: {error}") from error
-    return Tried(probed=probed, alignment=align.align(journey, probed.trace, node_name))
+    return ProbeComparison(probed=probed, alignment=align.align(journey, probed.trace, node_name))
 
 
 def sender_of(address: str, node: str | None) -> str | None:
@@ -60,7 +60,7 @@ def sender_of(address: str, node: str | None) -> str | None:
     )
 
 
-def text(tried: Tried) -> str:
+def text(tried: ProbeComparison) -> str:
     """For people, ending with a newline."""
     answer = {"nothing": "nothing came back", "connected": "it was accepted"}.get(
         tried.probed.answer, tried.probed.answer
@@ -69,6 +69,6 @@ def text(tried: Tried) -> str:
     return head + align.text(tried.alignment)
 
 
-def record(tried: Tried) -> ProbeRecord:
+def record(tried: ProbeComparison) -> ProbeRecord:
     """Return the result as part of a document."""
     return ProbeRecord(flow=tried.probed.flow, answer=tried.probed.answer, **msgspec.structs.asdict(tried.alignment))

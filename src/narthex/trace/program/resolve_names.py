@@ -5,10 +5,10 @@ from __future__ import annotations
 from narthex.dns.search import Asked, NameWay, look_up, pod_search
 from narthex.trace.causes.names import name_not_found
 from narthex.trace.model import NameLookup
-from narthex.trace.program.places import Place, Places, TraceError
+from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
 
 
-def by_name(places: Places, source: Place, name: str, domain: str) -> Place:
+def by_name(places: OwnerIndex, source: AddressOwner, name: str, domain: str) -> AddressOwner:
     """The place that a pod reaches by a name. Raises TraceError, with all that was asked, when it reaches none."""
     pod = source if source.kind == "pod" else places.at(source.addresses[0])
     if pod is None or pod.kind != "pod":
@@ -37,7 +37,7 @@ def by_name(places: Places, source: Place, name: str, domain: str) -> Place:
         )
     service = places.of(way.addresses[0])
     first = places.at(way.addresses[0])
-    return Place(
+    return AddressOwner(
         kind="Service" if service else first.kind if first else "address",
         name=name,
         addresses=way.addresses,

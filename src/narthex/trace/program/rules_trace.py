@@ -15,8 +15,15 @@ from narthex.proxy.program.inputs import Inputs
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import PlanCase, annotate, explain
 from narthex.trace.model import PacketPath
-from narthex.trace.names import Named, Names
-from narthex.trace.program.places import Destination, Place, Places, TraceError, as_address, split_destination
+from narthex.trace.names import AddressName, AddressNames
+from narthex.trace.program.places import (
+    AddressOwner,
+    DestinationSpec,
+    OwnerIndex,
+    TraceError,
+    as_address,
+    split_destination,
+)
 from narthex.trace.program.resolve_names import by_name
 
 if TYPE_CHECKING:
@@ -28,17 +35,17 @@ CLUSTER_DOMAIN = "cluster.local"
 _DEFAULT_BRIDGE = "cni0"
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked, resolved."""
 
     packet: Packet
-    source: Place
-    destination: Place
+    source: AddressOwner
+    destination: AddressOwner
 
 
 def ask(
-    places: Places, sender: str, destination: str, domain: str = CLUSTER_DOMAIN
-) -> tuple[Place, Place, Destination]:
+    places: OwnerIndex, sender: str, destination: str, domain: str = CLUSTER_DOMAIN
+) -> tuple[AddressOwner, AddressOwner, DestinationSpec]:
     """Find both ends; `domain` is the cluster's in its DNS. Raises TraceError."""
     wanted = split_destination(destination)
     source = places.sender(sender)
@@ -48,8 +55,14 @@ def ask(
 
 
 def question(
-    places: Places, source: Place, target: Place, wanted: Destination, inputs: Inputs, host: Host, iif: str | None
-) -> Question:
+    places: OwnerIndex,
+    source: AddressOwner,
+    target: AddressOwner,
+    wanted: DestinationSpec,
+    inputs: Inputs,
+    host: Host,
+    iif: str | None,
+) -> ResolvedRequest:
     """The packet that was meant. `iif`: None takes the one that fits the sender. Raises TraceError."""
     to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
     if to is None:
@@ -60,10 +73,10 @@ def question(
     own = sent_from in host.addresses or contains(family.loopback, sent_from)
     arrives = "" if own else _arrival(inputs, source, sent_from) if iif is None else iif
     packet = Packet(source=sent_from, destination=to, port=port, protocol=protocol, iif=arrives, from_host=own)
-    return Question(packet=packet, source=source, destination=target)
+    return ResolvedRequest(packet=packet, source=source, destination=target)
 
 
-def port_of(places: Places, target: Place, to: str, wanted: Destination) -> tuple[int, Protocol]:
+def port_of(places: OwnerIndex, target: AddressOwner, to: str, wanted: DestinationSpec) -> tuple[int, Protocol]:
     if wanted.protocol is Protocol.ICMP:
         return 0, Protocol.ICMP
     service = target.service or places.of(to)
@@ -87,7 +100,7 @@ def port_of(places: Places, target: Place, to: str, wanted: Destination) -> tupl
     )
 
 
-def _arrival(inputs: Inputs, source: Place, sent_from: str) -> str:
+def _arrival(inputs: Inputs, source: AddressOwner, sent_from: str) -> str:
     """The interface a packet of this sender comes in on, as the detection of pods would see it."""
     config = inputs.config
     here = any(contains(cidr, sent_from) for cidr in inputs.node.pod_cidrs)
@@ -109,11 +122,11 @@ def _relay_table(dump: FamilyRules, family: IPFamily) -> Any:
 
 
 def answer(
-    asked: Question,
+    asked: ResolvedRequest,
     inputs: Inputs,
     host: Host,
     *,
-    others: dict[str, Named] | None = None,
+    others: dict[str, AddressName] | None = None,
     live_rules: Callable[[IPFamily], Any] | None = None,
     dump: Callable[[IPFamily], FamilyRules] | None = None,
     live_route: Callable[[str], str] | None = None,
@@ -164,7 +177,7 @@ def answer(
         deviations=backend.deviations,
         lookup=asked.destination.lookup,
     )
-    names = Names(inputs.snapshot, others)
+    names = AddressNames(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))
     path = explain(case, names, route) if path is None else annotate(path, case, names, route)
     if asked.source.kind not in ("outside", "address") or packet.from_host:

@@ -7,20 +7,27 @@ import re
 import msgspec
 
 from narthex.model.net import contains, family_of
-from narthex.trace.follow.atlas import Atlas
-from narthex.trace.follow.path import MADE_HERE, Entry, Follower
-from narthex.trace.follow.routing import Question, look_up
+from narthex.trace.follow.atlas import ClusterMap
+from narthex.trace.follow.path import MADE_HERE, NodeEntry, PathFollower
+from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
-from narthex.trace.program.known import Known
-from narthex.trace.program.places import Destination, Place, Places, TraceError, as_address, split_destination
+from narthex.trace.program.known import KnownCluster
+from narthex.trace.program.places import (
+    AddressOwner,
+    DestinationSpec,
+    OwnerIndex,
+    TraceError,
+    as_address,
+    split_destination,
+)
 from narthex.trace.program.resolve_names import by_name
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, port_of
 
 _BRIDGE, _UPLINK = "cni0", "eth0"
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked."""
 
     source: str
@@ -34,7 +41,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = CLUSTER_DOMAIN
 
 
-def travel(known: Known, wish: Wish) -> PacketPath:
+def travel(known: KnownCluster, wish: TraceRequest) -> PacketPath:
     """Follow the packet. Raises TraceError when the question cannot be asked so."""
     places = known.places()
     wanted = split_destination(wish.destination)
@@ -42,7 +49,7 @@ def travel(known: Known, wish: Wish) -> PacketPath:
     target = _target(places, source, wanted, wish.domain)
     header = _header(places, source, target, wanted, wish)
     atlas = known.atlas()
-    follower = Follower(atlas, wish.size)
+    follower = PathFollower(atlas, wish.size)
     view, entry, told = _start(known, atlas, follower, source, header, wish)
     way = branch_tree(follower.go(view, header, entry, (told,)))
     return PacketPath(
@@ -60,17 +67,19 @@ def travel(known: Known, wish: Wish) -> PacketPath:
     )
 
 
-def _kind(source: Place) -> str:
+def _kind(source: AddressOwner) -> str:
     return "outside" if source.kind == "outside" else ""
 
 
-def _target(places: Places, source: Place, wanted: Destination, domain: str) -> Place:
+def _target(places: OwnerIndex, source: AddressOwner, wanted: DestinationSpec, domain: str) -> AddressOwner:
     if "." in wanted.name and as_address(wanted.name) is None and not places.knows(wanted.name):
         return by_name(places, source, wanted.name, domain)
     return places.destination(wanted.name)
 
 
-def _header(places: Places, source: Place, target: Place, wanted: Destination, wish: Wish) -> Header:
+def _header(
+    places: OwnerIndex, source: AddressOwner, target: AddressOwner, wanted: DestinationSpec, wish: TraceRequest
+) -> Header:
     to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
     if to is None:
         raise TraceError(f"{source.name} and {target.name} have no IP family in common")
@@ -85,7 +94,7 @@ def _header(places: Places, source: Place, target: Place, wanted: Destination, w
     )
 
 
-def _service(places: Places, known: Known, header: Header) -> str:
+def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
     service = places.of(header.destination)
     if service is None:
         node_ports = (
@@ -122,11 +131,16 @@ def _own(view: NodeView) -> tuple[str, ...]:
 
 
 def _start(
-    known: Known, atlas: Atlas, follower: Follower, source: Place, header: Header, wish: Wish
-) -> tuple[NodeView, Entry, PathStep]:
+    known: KnownCluster,
+    atlas: ClusterMap,
+    follower: PathFollower,
+    source: AddressOwner,
+    header: Header,
+    wish: TraceRequest,
+) -> tuple[NodeView, NodeEntry, PathStep]:
     if wish.node and wish.iif:
         view = _named(known, atlas, wish.node)
-        return view, Entry(link=wish.iif), _begin(view, header, f"in by {wish.iif}")
+        return view, NodeEntry(link=wish.iif), _begin(view, header, f"in by {wish.iif}")
     loopback = contains(family_of(header.source).loopback, header.source)
     own = atlas.holder(header.source) if not loopback else None
     if own is None and (loopback or source.kind == "node"):
@@ -146,16 +160,16 @@ def _start(
 
 def _is_pod_of(view: NodeView, address: str) -> bool:
     """Whether the node reaches the address over a link of pods: a bridge or a veth, with no router between."""
-    found = look_up(view, Question(destination=address))
+    found = look_up(view, RouteQuery(destination=address))
     if found.kind != "unicast" or found.hops[0][0].via:
         return False
     link = view.link(found.hops[0][0].link)
-    default = look_up(view, Question(destination="2001:db8::1" if ":" in address else "192.0.2.1"))
+    default = look_up(view, RouteQuery(destination="2001:db8::1" if ":" in address else "192.0.2.1"))
     uplinks = {hop.link for hop, _ in default.hops}
     return link is not None and link.kind in ("bridge", "veth") and link.name not in uplinks
 
 
-def _arrival(known: Known, atlas: Atlas, header: Header, wish: Wish) -> NodeView:
+def _arrival(known: KnownCluster, atlas: ClusterMap, header: Header, wish: TraceRequest) -> NodeView:
     """Where a packet from outside comes in: the node that was named, or has the destination, or the first."""
     if wish.node:
         return _named(known, atlas, wish.node)
@@ -166,7 +180,7 @@ def _arrival(known: Known, atlas: Atlas, header: Header, wish: Wish) -> NodeView
     return (atlas.view(node) if node else None) or known.views[0]
 
 
-def _named(known: Known, atlas: Atlas, name: str) -> NodeView:
+def _named(known: KnownCluster, atlas: ClusterMap, name: str) -> NodeView:
     found = atlas.view(name) if name else None
     if found is not None:
         return found
@@ -179,16 +193,16 @@ def _named(known: Known, atlas: Atlas, name: str) -> NodeView:
 
 
 def _from_neighbour(
-    view: NodeView, follower: Follower, header: Header, wish: Wish, guess: str, how: str
-) -> tuple[NodeView, Entry, PathStep]:
+    view: NodeView, follower: PathFollower, header: Header, wish: TraceRequest, guess: str, how: str
+) -> tuple[NodeView, NodeEntry, PathStep]:
     if wish.iif:
-        return view, Entry(link=wish.iif), _begin(view, header, f"{how}, in by {wish.iif}")
+        return view, NodeEntry(link=wish.iif), _begin(view, header, f"{how}, in by {wish.iif}")
     entry, why = follower.entry_of(view, header.source, header.destination)
     if entry is not None:
         told = f"{how}, by frames alone over {entry.link}" if entry.bridged else f"{how}, in by {entry.link}"
         return view, entry, _begin(view, header, told)
     unknown = f"which link it comes in by ({why}); taken to be {guess}, say another with --iif"
-    return view, Entry(link=guess), _begin(view, header, f"{how}, in by {guess}", unknown)
+    return view, NodeEntry(link=guess), _begin(view, header, f"{how}, in by {guess}", unknown)
 
 
 def _begin(view: NodeView, header: Header, what: str, unknown: str = "") -> PathStep:

@@ -32,7 +32,7 @@ _BEFORE_RULE = re.compile(r"^(?:\[\d+:\d+\] )?(?:-A \S+ )?")
 GOOD = frozenset({Fate.DELIVERED, Fate.LEAVES})
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class BoxRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line in a box."""
 
     text: str
@@ -44,36 +44,36 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Nearly met, or left out."""
 
 
-class Box(msgspec.Struct, frozen=True, kw_only=True):
+class StageBox(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one stage, one after the other."""
 
     stage: str
-    rows: tuple[Row, ...]
+    rows: tuple[BoxRow, ...]
     change: str = ""
     """What becomes of the packet: "10.96.0.10:80 becomes 10.244.0.5:8080"."""
 
 
-class Area(msgspec.Struct, frozen=True, kw_only=True):
+class NamespaceArea(msgspec.Struct, frozen=True, kw_only=True):
     """A network namespace, and the boxes that the packet meets in it before it goes on."""
 
     title: str
-    boxes: tuple[Box, ...]
+    boxes: tuple[StageBox, ...]
 
 
-class Lane(msgspec.Struct, frozen=True, kw_only=True):
+class BranchLane(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the way without parting, and what follows."""
 
     label: str = ""
     """How likely it is, given that the packet came to the parting; empty for the trunk."""
-    areas: tuple[Area, ...] = ()
-    lanes: tuple[Lane, ...] = ()
+    areas: tuple[NamespaceArea, ...] = ()
+    lanes: tuple[BranchLane, ...] = ()
     folded: str = ""
     """What stands for further lanes."""
     end: str = ""
     fate: Fate | None = None
     taken: bool = True
     """False: drawn faded, for another lane is what is being explained."""
-    reply: tuple[Area, ...] = ()
+    reply: tuple[NamespaceArea, ...] = ()
     reply_end: str = ""
 
 
@@ -83,7 +83,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     lines: tuple[tuple[str, str], ...]
     """Name and value: from, to, Service, read from."""
-    trunk: Lane
+    trunk: BranchLane
     result: str
     good: bool
 
@@ -158,7 +158,7 @@ class _Layout:
         self._some_fail = any(end.fate not in GOOD for end in _ends(way))
         self._boxes_left = MOST_BOXES
 
-    def lane(self, way: PathBranch, label: str, whole: bool) -> Lane:
+    def lane(self, way: PathBranch, label: str, whole: bool) -> BranchLane:
         """A way with all below it. `whole`: with its steps, else only how it ends."""
         areas = self._areas(way.steps) if whole else ()
         shown = self._shown(way.branches) if whole else ()
@@ -169,10 +169,10 @@ class _Layout:
             together = percent(sum((each.probability for each in rest), Fraction(0)))
             folded = f"{len(rest)} more ways, {together} together: {_summary(rest)}"
         end = way.end
-        reply: tuple[Area, ...] = ()
+        reply: tuple[NamespaceArea, ...] = ()
         if end is not None and end.reply is not None and whole:
             reply = self._areas(_first_way(end.reply))
-        return Lane(
+        return BranchLane(
             label=label,
             areas=areas,
             lanes=tuple(lanes),
@@ -190,8 +190,8 @@ class _Layout:
         chosen = [each for each in ways if id(each) in self._chosen]
         return first if all(each in first for each in chosen) else [*first[:-1], *chosen]
 
-    def _areas(self, steps: Sequence[PathStep]) -> tuple[Area, ...]:
-        areas: list[Area] = []
+    def _areas(self, steps: Sequence[PathStep]) -> tuple[NamespaceArea, ...]:
+        areas: list[NamespaceArea] = []
         for place, together_here in groupby(steps, key=lambda step: (step.node, step.namespace)):
             boxes = []
             stages = _stages(list(together_here))
@@ -202,8 +202,8 @@ class _Layout:
                 boxes.append(_box(stage, together))
             left = len(stages) - len(boxes)
             if left:
-                boxes.append(Box(stage="", rows=(Row(text=f"… {left} more stages are not drawn", faded=True),)))
-            areas.append(Area(title=clean(_place(*place)), boxes=tuple(boxes)))
+                boxes.append(StageBox(stage="", rows=(BoxRow(text=f"… {left} more stages are not drawn", faded=True),)))
+            areas.append(NamespaceArea(title=clean(_place(*place)), boxes=tuple(boxes)))
         return tuple(areas)
 
 
@@ -217,7 +217,7 @@ def _stages(steps: Sequence[PathStep]) -> list[tuple[Stage, list[PathStep]]]:
     return [(stage, list(together)) for stage, together in groupby(steps, key=lambda step: step.stage)]
 
 
-def _box(stage: Stage, steps: Sequence[PathStep]) -> Box:
+def _box(stage: Stage, steps: Sequence[PathStep]) -> StageBox:
     change = clean(_change(steps))
     # Only the ends can be seen of very many, so the middle is not even looked at.
     middle = max(len(steps) - 2 * MOST_ROWS, 0)
@@ -227,22 +227,22 @@ def _box(stage: Stage, steps: Sequence[PathStep]) -> Box:
     if len(rows) + middle > MOST_ROWS:
         head, tail = rows[: MOST_ROWS - 6], rows[-5:]
         left = len(rows) + middle - len(head) - len(tail)
-        rows = [*head, Row(text=f"… {left} more lines", faded=True), *tail]
-    return Box(stage=stage.value, rows=tuple(rows), change=change)
+        rows = [*head, BoxRow(text=f"… {left} more lines", faded=True), *tail]
+    return StageBox(stage=stage.value, rows=tuple(rows), change=change)
 
 
-def _rows(step: PathStep) -> Iterator[Row]:
+def _rows(step: PathStep) -> Iterator[BoxRow]:
     near = step.near[:_MOST_NEAR]
     for miss in near:
         where = f"{miss.table} {miss.chain}" if miss.chain else ""
         note = f"not met: {miss.missing}"
-        yield Row(text=clean(miss.rule), where=clean(where), note=clean(note), faded=True)
+        yield BoxRow(text=clean(miss.rule), where=clean(where), note=clean(note), faded=True)
     if len(step.near) > len(near):
-        yield Row(text=f"… {len(step.near) - len(near)} more rules nearly matched", faded=True)
+        yield BoxRow(text=f"… {len(step.near) - len(near)} more rules nearly matched", faded=True)
     yield _row(step)
 
 
-def _row(step: PathStep) -> Row:
+def _row(step: PathStep) -> BoxRow:
     # Chain and counters stand beside it, or say nothing of this packet.
     text = _BEFORE_RULE.sub("", step.rule) if step.chain and step.rule else step.what
     notes = [step.why, step.unknown and f"not known: {step.unknown}"]
@@ -250,7 +250,7 @@ def _row(step: PathStep) -> Row:
         notes.append(f"probability {percent(step.probability)}")
     note = "; ".join(dict.fromkeys(note for note in notes if note and note != text))
     where = f"{step.table} {step.chain}" if step.chain else ""
-    return Row(text=clean(text), where=clean(where), verdict=clean(step.verdict), note=clean(note))
+    return BoxRow(text=clean(text), where=clean(where), verdict=clean(step.verdict), note=clean(note))
 
 
 def _change(steps: Sequence[PathStep]) -> str:

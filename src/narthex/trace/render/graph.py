@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from narthex.trace.model import Fate
-from narthex.trace.render.drawing import GOOD, Area, Box, Drawing, Lane, Row
+from narthex.trace.render.drawing import GOOD, BoxRow, BranchLane, Drawing, NamespaceArea, StageBox
 
 _LONGEST = 90
 _MOST_ROWS = 6
@@ -45,7 +45,7 @@ class _Graph:
     def _next(self) -> str:
         return f"n{len(self.nodes)}"
 
-    def _lane(self, lane: Lane, last: str, label: str) -> None:
+    def _lane(self, lane: BranchLane, last: str, label: str) -> None:
         def follow(node: _Node) -> None:
             nonlocal last, label
             self.edges.append(_Edge(last, self._add(node), label))
@@ -64,12 +64,12 @@ class _Graph:
             kind = "good" if fate in GOOD else "doubt" if fate is Fate.UNKNOWN else "bad"
             follow(_Node(name=self._next(), lines=(lane.end,), kind=kind, faded=not lane.taken))
 
-    def _area(self, area: Area) -> int:
+    def _area(self, area: NamespaceArea) -> int:
         self.areas.append(area.title)
         return len(self.areas) - 1
 
 
-def _lines(box: Box) -> tuple[str, ...]:
+def _lines(box: StageBox) -> tuple[str, ...]:
     rows = [_told(row) for row in box.rows if not row.faded]
     told = (
         rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS - 2], f"… {len(rows) - _MOST_ROWS + 1} more", rows[-1]]
@@ -77,7 +77,7 @@ def _lines(box: Box) -> tuple[str, ...]:
     return (box.stage, *told, *((box.change,) if box.change else ()))
 
 
-def _told(row: Row) -> str:
+def _told(row: BoxRow) -> str:
     """A rule by its chain and what it does: its text is too long for a graph's node."""
     what = row.where or row.text
     return f"{what} → {row.verdict}" if row.verdict else f"{row.where}: {row.text}" if row.where else row.text

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from narthex.proxy.plan.show import visible
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.model import PacketPath, PathLeaf, PathStep
 from narthex.trace.render import svg as render_svg
 from narthex.trace.render.drawing import Drawing, draw, percent, verdict
@@ -50,7 +50,7 @@ section.cause { border-color: #f85149; background: #301418; } section.cause.besi
 """
 
 
-def page(journey: PacketPath, findings: Sequence[Finding] = ()) -> str:
+def page(journey: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     """The page, ending with a newline."""
     drawing = draw(journey)
     html = ET.Element("html", {"xmlns": "http://www.w3.org/1999/xhtml", "lang": "en"})
@@ -98,7 +98,7 @@ def _summary(main: ET.Element, drawing: Drawing, fails: bool) -> None:
         _put(facts, "dd", value)
 
 
-def _cause(main: ET.Element, finding: Finding, word: str) -> None:
+def _cause(main: ET.Element, finding: CauseFinding, word: str) -> None:
     section = ET.SubElement(main, "section", {"class": "cause" if finding.explains else "cause beside"})
     _put(section, "h2", f"{word}: {finding.sentence}")
     if finding.evidence:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from narthex.trace.causes.finding import Finding
+from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.model import Fate
-from narthex.trace.render.drawing import GOOD, Area, Box, Drawing, Lane, Row, clean, verdict
+from narthex.trace.render.drawing import GOOD, BoxRow, BranchLane, Drawing, NamespaceArea, StageBox, clean, verdict
 
 WIDTH = 1040
 _EDGE = 20
@@ -74,14 +74,14 @@ _SIGNS = {
 }
 
 
-def svg(drawing: Drawing, findings: Sequence[Finding] = ()) -> str:
+def svg(drawing: Drawing, findings: Sequence[CauseFinding] = ()) -> str:
     """The picture as a file of its own, ending with a newline."""
     root = element(drawing, findings)
     ET.indent(root, " ")
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def element(drawing: Drawing, findings: Sequence[Finding] = (), head: bool = True) -> ET.Element:
+def element(drawing: Drawing, findings: Sequence[CauseFinding] = (), head: bool = True) -> ET.Element:
     """The picture as a tree. `head`: with its title, both ends, and the first cause."""
     return _Painter(drawing, findings, head).root
 
@@ -106,7 +106,7 @@ def wrapped(text: str, width: float, character: float = _MONO) -> list[str]:
 
 
 class _Painter:
-    def __init__(self, drawing: Drawing, findings: Sequence[Finding], head: bool) -> None:
+    def __init__(self, drawing: Drawing, findings: Sequence[CauseFinding], head: bool) -> None:
         self.root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "class": "nx", "role": "img"})
         self._last_dot = 0.0
         self.root.set("aria-labelledby", "nx-title nx-description")
@@ -146,7 +146,7 @@ class _Painter:
 
     # ---- head ------------------------------------------------------------------------------------------------------
 
-    def _head(self, drawing: Drawing, findings: Sequence[Finding]) -> float:
+    def _head(self, drawing: Drawing, findings: Sequence[CauseFinding]) -> float:
         y = _EDGE + 18.0
         for line in wrapped(drawing.title, WIDTH - 2 * _EDGE, 10):
             self._text(self.root, _EDGE, y, line, "h1")
@@ -163,7 +163,7 @@ class _Painter:
                 y += _LINE
         return self._cause(findings[0], y) if findings else y
 
-    def _cause(self, first: Finding, y: float) -> float:
+    def _cause(self, first: CauseFinding, y: float) -> float:
         group = ET.SubElement(self.root, "g", role="group")
         ET.SubElement(group, "title").text = "Why not: the first cause"
         inside = WIDTH - 2 * _EDGE - 32
@@ -182,7 +182,7 @@ class _Painter:
 
     # ---- the way ---------------------------------------------------------------------------------------------------
 
-    def _lane(self, into: ET.Element, lane: Lane, x: float, y: float, depth: int) -> float:
+    def _lane(self, into: ET.Element, lane: BranchLane, x: float, y: float, depth: int) -> float:
         """Draw a lane and all below it; returns where it ends."""
         group = ET.SubElement(into, "g")
         if not lane.taken:
@@ -217,7 +217,7 @@ class _Painter:
     def _room(self, x: float) -> float:
         return max(WIDTH - _EDGE - x - _AREA_LEFT, _LEAST_WIDTH)
 
-    def _area(self, into: ET.Element, area: Area, x: float, y: float) -> float:
+    def _area(self, into: ET.Element, area: NamespaceArea, x: float, y: float) -> float:
         group = ET.SubElement(into, "g", role="group")
         ET.SubElement(group, "title").text = area.title
         place = len(group)
@@ -233,7 +233,7 @@ class _Painter:
         group.insert(place, frame)
         return y + 12
 
-    def _box(self, into: ET.Element, box: Box, x: float, left: float, width: float, y: float) -> float:
+    def _box(self, into: ET.Element, box: StageBox, x: float, left: float, width: float, y: float) -> float:
         group = ET.SubElement(into, "g")
         place = len(group)
         start = y
@@ -256,7 +256,7 @@ class _Painter:
         ET.SubElement(group, "circle", {"cx": _n(x + _SPINE), "cy": _n(start + 13), "r": "5.5", "class": "dot"})
         return y - 2
 
-    def _row(self, into: ET.Element, row: Row, left: float, room: float, y: float) -> float:
+    def _row(self, into: ET.Element, row: BoxRow, left: float, room: float, y: float) -> float:
         group = ET.SubElement(into, "g")
         if row.faded:
             group.set("class", "faded")
@@ -277,7 +277,7 @@ class _Painter:
             y += _LINE - 1
         return y
 
-    def _end(self, into: ET.Element, lane: Lane, x: float, y: float) -> float:
+    def _end(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:
         fate = lane.fate or Fate.UNKNOWN
         kind = "good" if fate in GOOD else "doubt" if fate is Fate.UNKNOWN else "bad"
         left, width = x + _AREA_LEFT, self._room(x)
@@ -291,7 +291,7 @@ class _Painter:
             self._text(group, left + 34, y + 20 + number * _LINE, line, f"{kind}-text")
         return y + height + 10
 
-    def _reply(self, into: ET.Element, lane: Lane, x: float, y: float) -> float:
+    def _reply(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:
         """The answer's way, told in short: what it says is whether the sender takes it."""
         good = lane.reply_end == Fate.DELIVERED.value
         group = ET.SubElement(into, "g", role="group")

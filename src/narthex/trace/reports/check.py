@@ -27,9 +27,9 @@ from narthex.proxy.plan.ir import (
     Sender,
     ServicePlan,
 )
-from narthex.trace.follow.meeting import Meeting, meet
+from narthex.trace.follow.meeting import FrontendOutcome, meet
 from narthex.trace.follow.views import NodeView
-from narthex.trace.reports.frontends import Place, frontends
+from narthex.trace.reports.frontends import FrontendOrigin, frontends
 
 _TOLERANCE = Fraction(1, 2000)
 """kube-proxy once wrote probabilities with five digits."""
@@ -39,7 +39,7 @@ _OUTSIDE = {4: "198.51.100.7", 6: "2001:db8:c::7"}
 _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
 
 
-class Kind(enum.Enum):
+class DiscrepancyKind(enum.Enum):
     """What is wrong."""
 
     MISSING = "missing"
@@ -59,10 +59,10 @@ class Kind(enum.Enum):
     """A known connection goes on to an endpoint that is gone."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Discrepancy(msgspec.Struct, frozen=True, kw_only=True):
     """One difference."""
 
-    kind: Kind
+    kind: DiscrepancyKind
     service: str
     """The Service port; empty for what no object names."""
     frontend: str
@@ -75,7 +75,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     sender: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a check found."""
 
     node: str
@@ -83,7 +83,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     frontends: int
     endpoints: int
     """How many were compared, those of one Service port once."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Discrepancy, ...] = ()
     unknown: tuple[str, ...] = ()
     """What could not be told, and why."""
 
@@ -93,11 +93,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.findings else 2 if self.unknown else 0
 
 
-def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> Report:
+def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> CheckReport:
     """Compare. `own` are the node's addresses of the plan's family."""
     held = view.rules.get(plan.family) if view.rules is not None else None
     count = sum(len(service.frontends) for service in plan.services.values())
-    report = Report(
+    report = CheckReport(
         node=plan.node_name,
         family=plan.family.label,
         frontends=count,
@@ -119,7 +119,9 @@ def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> Report:
 
 
 class _Checker:
-    def __init__(self, plan: Plan, view: NodeView, own: tuple[str, ...], there: dict[Match, list[Place]]) -> None:
+    def __init__(
+        self, plan: Plan, view: NodeView, own: tuple[str, ...], there: dict[Match, list[FrontendOrigin]]
+    ) -> None:
         self._plan = plan
         self._view = view
         self._own = own
@@ -131,9 +133,9 @@ class _Checker:
 
     # ---- frontends -------------------------------------------------------------------------------------------------
 
-    def service(self, service: ServicePlan) -> Iterator[Finding]:
+    def service(self, service: ServicePlan) -> Iterator[Discrepancy]:
         """What is wrong with one Service port."""
-        seen: set[tuple[Kind, str, str]] = set()
+        seen: set[tuple[DiscrepancyKind, str, str]] = set()
         for frontend in service.frontends:
             for sender in self._senders(frontend):
                 for finding in self._frontend(service, frontend, sender):
@@ -149,7 +151,7 @@ class _Checker:
         differs = _scope(frontend.pod) != _scope(frontend.other)
         return [Sender.OTHER, Sender.POD] if pods and differs else [Sender.OTHER]
 
-    def _frontend(self, service: ServicePlan, frontend: Frontend, sender: Sender) -> Iterator[Finding]:
+    def _frontend(self, service: ServicePlan, frontend: Frontend, sender: Sender) -> Iterator[Discrepancy]:
         to = self._destination(frontend)
         source = self._source(frontend, sender)
         if to is None or source is None:
@@ -193,7 +195,7 @@ class _Checker:
 
     # ---- what only the kernel has ----------------------------------------------------------------------------------
 
-    def extra(self) -> Iterator[Finding]:
+    def extra(self) -> Iterator[Discrepancy]:
         """Frontends of no Service."""
         node_ports = {(protocol, port) for address, protocol, port in self._by_match if address is None}
         for match, places in self._there.items():
@@ -202,9 +204,9 @@ class _Checker:
                 continue
             told = _match_text(match)
             said = f"{told} leads to {places[0].leads}, and no Service has it"
-            yield Finding(kind=Kind.EXTRA, service="", frontend=told, said=said, place=places[0].place)
+            yield Discrepancy(kind=DiscrepancyKind.EXTRA, service="", frontend=told, said=said, place=places[0].place)
 
-    def duplicates(self) -> Iterator[Finding]:
+    def duplicates(self) -> Iterator[Discrepancy]:
         """Frontends that stand in several places."""
         for match, places in self._there.items():
             proxies = sorted({each.proxy for each in places})
@@ -216,15 +218,15 @@ class _Checker:
             why = (
                 f"two proxies have it: {', '.join(proxies)}" if len(proxies) > 1 else f"it leads to {', '.join(leads)}"
             )
-            yield Finding(
-                kind=Kind.DUPLICATE,
+            yield Discrepancy(
+                kind=DiscrepancyKind.DUPLICATE,
                 service=str(service.name) if service else "",
                 frontend=told,
                 said=f"{told} stands twice in the rules: {why}; only the first is met",
                 place=places[-1].place,
             )
 
-    def connections(self) -> Iterator[Finding]:
+    def connections(self) -> Iterator[Discrepancy]:
         """Known connections to endpoints that are gone."""
         if self._view.connections is None:
             return
@@ -244,25 +246,27 @@ class _Checker:
             dead[str(service.name), told, join_port(one.reply_source, one.reply_source_port)] += 1
         for (name, frontend, endpoint), count in dead.items():
             said = f"{count} known connection(s) to {frontend} go on to {endpoint}, which is no endpoint of {name}"
-            yield Finding(kind=Kind.CONNECTION, service=name, frontend=frontend, endpoint=endpoint, said=said)
+            yield Discrepancy(
+                kind=DiscrepancyKind.CONNECTION, service=name, frontend=frontend, endpoint=endpoint, said=said
+            )
 
 
 def _differences(
-    service: ServicePlan, frontend: Frontend, met: Meeting, there: dict[Match, list[Place]]
-) -> Iterator[Finding]:
+    service: ServicePlan, frontend: Frontend, met: FrontendOutcome, there: dict[Match, list[FrontendOrigin]]
+) -> Iterator[Discrepancy]:
     decision = frontend.other if met.outside else frontend.pod
     told, name = _text(frontend), str(service.name)
     place = next((each.place for each in there.get(frontend.match, ()) if each.place), "")
 
-    def finding(kind: Kind, said: str, endpoint: str = "") -> Finding:
-        return Finding(kind=kind, service=name, frontend=told, said=said, endpoint=endpoint, place=place)
+    def finding(kind: DiscrepancyKind, said: str, endpoint: str = "") -> Discrepancy:
+        return Discrepancy(kind=kind, service=name, frontend=told, said=said, endpoint=endpoint, place=place)
 
     want = {}
     if isinstance(decision, Forward):
         pool = service.pool(decision.scope).endpoints
         want = {(each.address, each.port): Fraction(1, len(pool)) for each in pool}
     if met.endpoints.keys() != want.keys() and (foreign := met.foreign):
-        yield finding(Kind.SHADOWED, f"{told} of {name} never comes to its rules: {foreign} takes it first")
+        yield finding(DiscrepancyKind.SHADOWED, f"{told} of {name} never comes to its rules: {foreign} takes it first")
         return
     if not met.endpoints:
         yield from _nowhere(finding, decision, met, told, name)
@@ -270,36 +274,42 @@ def _differences(
     for endpoint in sorted(met.endpoints.keys() - want.keys()):
         at = join_port(*endpoint)
         yield finding(
-            Kind.STALE, f"{told} of {name} is sent to {at}, which {_why_not(service, endpoint, decision)}", at
+            DiscrepancyKind.STALE,
+            f"{told} of {name} is sent to {at}, which {_why_not(service, endpoint, decision)}",
+            at,
         )
     for endpoint in sorted(want.keys() - met.endpoints.keys()):
         at = join_port(*endpoint)
-        yield finding(Kind.MISSING, f"{told} of {name} is never sent to its endpoint {at}", at)
+        yield finding(DiscrepancyKind.MISSING, f"{told} of {name} is never sent to its endpoint {at}", at)
     if want.keys() == met.endpoints.keys():
         for endpoint, share in sorted(want.items()):
             have = met.endpoints[endpoint]
             if abs(have - share) > _TOLERANCE:
                 at = join_port(*endpoint)
                 said = f"{told} of {name}: {at} gets {float(have) * 100:.1f} % of the connections and not {share}"
-                yield finding(Kind.SHARE, said, at)
+                yield finding(DiscrepancyKind.SHARE, said, at)
 
 
 def _nowhere(
-    finding: Callable[[Kind, str], Finding], decision: Decision, met: Meeting, told: str, name: str
-) -> Iterator[Finding]:
+    finding: Callable[[DiscrepancyKind, str], Discrepancy],
+    decision: Decision,
+    met: FrontendOutcome,
+    told: str,
+    name: str,
+) -> Iterator[Discrepancy]:
     """The kernel sends the packet to no endpoint."""
     fate = met.fate
     if isinstance(decision, Forward):
         if fate is Disposition.NOT_OURS:
-            yield finding(Kind.MISSING, f"the kernel has no rule for {told} of {name}")
+            yield finding(DiscrepancyKind.MISSING, f"the kernel has no rule for {told} of {name}")
         else:
-            yield finding(Kind.ANSWER, f"{told} of {name} is {fate.value}, though it has endpoints")
+            yield finding(DiscrepancyKind.ANSWER, f"{told} of {name} is {fate.value}, though it has endpoints")
     elif isinstance(decision, Reject) and fate is not Disposition.REJECTED:
         how = "no rule refuses it" if fate is Disposition.NOT_OURS else f"it is {fate.value}"
-        yield finding(Kind.ANSWER, f"{told} of {name} has no endpoint and is to be refused at once: {how}")
+        yield finding(DiscrepancyKind.ANSWER, f"{told} of {name} has no endpoint and is to be refused at once: {how}")
     elif isinstance(decision, Drop) and fate is Disposition.NOT_OURS:
         said = f"{told} of {name} has no endpoint on this node (Local policy), and no rule drops it"
-        yield finding(Kind.ANSWER, said)
+        yield finding(DiscrepancyKind.ANSWER, said)
 
 
 def _why_not(service: ServicePlan, endpoint: tuple[str, int], decision: Decision) -> str:

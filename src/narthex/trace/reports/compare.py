@@ -15,7 +15,7 @@ from narthex.model.net import join_port
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace
 from narthex.proxy.plan.ir import Deviation, Plan, Pool, Sender, ServicePlan
 from narthex.trace.evaluate import evaluate
-from narthex.trace.reports.probes import Atlas, Probe, Probes
+from narthex.trace.reports.probes import FrontendIndex, SamplePacket, SamplePackets
 from narthex.trace.reports.shapes import Shape
 
 _WORDS = {
@@ -29,7 +29,7 @@ _End = tuple[Disposition, tuple[str, int] | None, bool]
 _Ends = dict[_End, Fraction]
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True):
+class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     """One way of serving: a plan, and what its dataplane does otherwise."""
 
     plan: Plan
@@ -40,13 +40,13 @@ class Factor(msgspec.Struct, frozen=True, kw_only=True):
     """One of the things in which two ways of serving differ."""
 
     reason: str
-    alone: Serving
+    alone: ServingState
     """The first way with this exchanged alone."""
-    so_far: Serving
+    so_far: ServingState
     """The first way with this and all factors before it exchanged; for the last factor it is the second way."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class PathChange(msgspec.Struct, frozen=True, kw_only=True):
     """One Service port, one way in, one class of sender: what happens before and after."""
 
     service: str
@@ -61,13 +61,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     example: Packet
 
 
-def compare(before: Serving, factors: Sequence[Factor], host: Host) -> Iterator[Change]:
+def compare(before: ServingState, factors: Sequence[Factor], host: Host) -> Iterator[PathChange]:
     """All changes that the factors make, taken together, in a stable order. Everything is of one node and family."""
     if not factors:
         return
     ways = _Ways(before, factors, host)
-    probes = Probes([ways.before.atlas, ways.after.atlas], host)
-    known: dict[Shape, list[Change]] = {}
+    probes = SamplePackets([ways.before.atlas, ways.after.atlas], host)
+    known: dict[Shape, list[PathChange]] = {}
     for name in probes.names():
         shape = probes.shape(name)
         if shape not in known:
@@ -81,7 +81,7 @@ def compare(before: Serving, factors: Sequence[Factor], host: Host) -> Iterator[
     yield from ways.changes(probes.of_service_cidrs())
 
 
-def _for(service: str, changes: Iterable[Change]) -> Iterator[Change]:
+def _for(service: str, changes: Iterable[PathChange]) -> Iterator[PathChange]:
     """What was found of one Service port, for another of the same shape."""
     return (msgspec.structs.replace(change, service=service) for change in changes)
 
@@ -89,8 +89,8 @@ def _for(service: str, changes: Iterable[Change]) -> Iterator[Change]:
 class _Served:
     """One way of serving with what makes it quick to ask."""
 
-    def __init__(self, serving: Serving, host: Host) -> None:
-        self.atlas = Atlas(serving.plan)
+    def __init__(self, serving: ServingState, host: Host) -> None:
+        self.atlas = FrontendIndex(serving.plan)
         self._deviations = serving.deviations
         self._host = host
 
@@ -141,14 +141,14 @@ class _Stays(msgspec.Struct, frozen=True):
 class _Ways:
     """All ways of serving that a comparison looks at."""
 
-    def __init__(self, before: Serving, factors: Sequence[Factor], host: Host) -> None:
+    def __init__(self, before: ServingState, factors: Sequence[Factor], host: Host) -> None:
         self.before = _Served(before, host)
         self._factors = [
             (factor.reason, _Served(factor.alone, host), _Served(factor.so_far, host)) for factor in factors
         ]
         self.after = self._factors[-1][2]
 
-    def changes(self, probes: Iterable[Probe]) -> Iterator[Change]:
+    def changes(self, probes: Iterable[SamplePacket]) -> Iterator[PathChange]:
         """The probes whose fate becomes another."""
         for probe in probes:
             fate = _Fate(probe.packet)
@@ -157,7 +157,7 @@ class _Ways:
                 service = self.before.owner(probe.packet) or self.after.owner(probe.packet)
                 yield _change(probe, *_in_words(one, other, service, probe.packet), self.reasons(fate))
 
-    def of_returns(self, pairs: Iterable[tuple[Probe, Probe]]) -> Iterator[Change]:
+    def of_returns(self, pairs: Iterable[tuple[SamplePacket, SamplePacket]]) -> Iterator[PathChange]:
         """Clients that meet their endpoint again more or less often. Only what neither packet shows by itself."""
         for first, second in pairs:
             if not all(_Fate(each.packet)(self.before) == _Fate(each.packet)(self.after) for each in (first, second)):
@@ -194,8 +194,8 @@ def _again(chance: Fraction) -> str:
     return f"the same endpoint again with a chance of {chance}"
 
 
-def _change(probe: Probe, before: str, after: str, reasons: tuple[str, ...]) -> Change:
-    return Change(
+def _change(probe: SamplePacket, before: str, after: str, reasons: tuple[str, ...]) -> PathChange:
+    return PathChange(
         service=probe.service,
         arrival=probe.arrival,
         sender=probe.sender,

@@ -18,7 +18,7 @@ Key = tuple[str, str]
 """Service port and endpoint (`address:port`), or "" for the Service port as a whole."""
 
 
-class Count(NamedTuple):
+class ConnectionCounter(NamedTuple):
     """One counter."""
 
     counter: str
@@ -30,12 +30,12 @@ class Count(NamedTuple):
     connections: int
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class CounterReading(msgspec.Struct, frozen=True, kw_only=True):
     """One look."""
 
     source: str
     """Where the figures come from, for people."""
-    counts: tuple[Count, ...] = ()
+    counts: tuple[ConnectionCounter, ...] = ()
     sampled: bool = False
     """From the connection table: short connections between two looks are not seen."""
 
@@ -55,27 +55,27 @@ _SERVICE = re.compile(r"([a-z0-9.-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: |$)")
 
 def count(
     rules: Iterable[str], nft: str, ipvs: str, connections: Callable[[], Iterable[ConnectionLike]] | None, names: Names
-) -> Counts:
+) -> CounterReading:
     """The best source there is: counters of iptables rules, of nft elements, of IPVS; else the connection table."""
     found = [one for text in rules for one in of_iptables(text)]
     if found:
-        return Counts(source="counters of iptables rules", counts=tuple(found))
+        return CounterReading(source="counters of iptables rules", counts=tuple(found))
     found = list(of_nft(nft, names))
     if found:
-        return Counts(source="counters of nftables elements", counts=tuple(found))
+        return CounterReading(source="counters of nftables elements", counts=tuple(found))
     found = list(of_ipvs(ipvs, names))
     if found:
-        return Counts(source="counters of IPVS", counts=tuple(found))
+        return CounterReading(source="counters of IPVS", counts=tuple(found))
     if connections is None:
-        return Counts(source="nothing: no rule with counters is there, and the connection table is not known")
-    return Counts(
+        return CounterReading(source="nothing: no rule with counters is there, and the connection table is not known")
+    return CounterReading(
         source="the connection table: connections that begin and end between two looks are not seen",
         counts=tuple(of_connections(connections(), names)),
         sampled=True,
     )
 
 
-def of_iptables(text: str) -> Iterator[Count]:
+def of_iptables(text: str) -> Iterator[ConnectionCounter]:
     """`iptables-save -c`: the rule of each endpoint's chain that rewrites the destination."""
     for table in _NAT.finditer(text):
         body = table[1]
@@ -87,7 +87,7 @@ def of_iptables(text: str) -> Iterator[Count]:
                 of_endpoint.setdefault(match[3], name)
         for match in _SENDS.finditer(body):
             name = _service(match[3]) or of_endpoint.get(match[2], "")
-            yield Count(match[2], name, match[4], int(match[1]))
+            yield ConnectionCounter(match[2], name, match[4], int(match[1]))
 
 
 def _service(words: str) -> str:
@@ -104,7 +104,7 @@ _ENDPOINT = re.compile(
 )
 
 
-def of_nft(text: str, names: Names) -> Iterator[Count]:
+def of_nft(text: str, names: Names) -> Iterator[ConnectionCounter]:
     """`nft list ruleset`: elements of maps that count, as Narthex has them."""
     for held in _MAP.finditer(text):
         endpoints = {match.span()[0]: match for match in _ENDPOINT.finditer(held[2])}
@@ -112,21 +112,21 @@ def of_nft(text: str, names: Names) -> Iterator[Count]:
             address, protocol, port, slot, packets, to, to_port = match.groups()
             name = names.get((address or "", protocol, int(port)), "")
             key = f"{held[1]} {address or ''} {protocol} {port} {slot} {to} {to_port}"
-            yield Count(
+            yield ConnectionCounter(
                 key, name or f"{address or 'node'}:{port}/{protocol}", join_port(to, int(to_port)), int(packets)
             )
         for match in _FRONTEND.finditer(held[2]):
             address, protocol, port, packets = match.groups()
             name = names.get((address or "", protocol, int(port)), "")
             title = name or f"{address or 'node'}:{port}/{protocol}"
-            yield Count(f"{held[1]} {address or ''} {protocol} {port}", title, "", int(packets))
+            yield ConnectionCounter(f"{held[1]} {address or ''} {protocol} {port}", title, "", int(packets))
 
 
 _VIRTUAL = re.compile(r"^(TCP|UDP|SCTP)\s+(\S+)\s+(\d+)\b")
 _REAL = re.compile(r"^\s+->\s+(\S+)\s+(\d+)\b")
 
 
-def of_ipvs(text: str, names: Names) -> Iterator[Count]:
+def of_ipvs(text: str, names: Names) -> Iterator[ConnectionCounter]:
     """`ipvsadm -L -n --stats --exact`: connections of each real server."""
     title, key = "", ""
     for line in text.splitlines():
@@ -144,7 +144,7 @@ def of_ipvs(text: str, names: Names) -> Iterator[Count]:
                 )
             elif real and key:
                 address, port = split_port(real[1])
-                yield Count(f"{key} {address} {port}", title, join_port(address, port), int(real[2]))
+                yield ConnectionCounter(f"{key} {address} {port}", title, join_port(address, port), int(real[2]))
         except ValueError:
             key = ""
 
@@ -161,7 +161,7 @@ class ConnectionLike(NamedTuple):
     reply_port: int
 
 
-def of_connections(connections: Iterable[ConnectionLike], names: Names) -> Iterator[Count]:
+def of_connections(connections: Iterable[ConnectionLike], names: Names) -> Iterator[ConnectionCounter]:
     """Each connection through a Service is a counter of its own, which stands at 1."""
     for one in connections:
         name = names.get((one.destination, one.protocol, one.port)) or ""
@@ -172,13 +172,13 @@ def of_connections(connections: Iterable[ConnectionLike], names: Names) -> Itera
             continue
         key = " ".join(map(str, one))
         title = name or f"{join_port(one.destination, one.port)}/{one.protocol}"
-        yield Count(key, title, join_port(one.reply_source, one.reply_port), 1)
+        yield ConnectionCounter(key, title, join_port(one.reply_source, one.reply_port), 1)
 
 
 # ---- a table -------------------------------------------------------------------------------------------------------
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TopRow(msgspec.Struct, frozen=True, kw_only=True):
     """One Service port, or one of its endpoints."""
 
     service: str
@@ -191,7 +191,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What the endpoint is."""
 
 
-def rows(now: Counts, before: Counts | None, seconds: float) -> tuple[Row, ...]:
+def rows(now: CounterReading, before: CounterReading | None, seconds: float) -> tuple[TopRow, ...]:
     """A row for each Service port, and behind it one for each of its endpoints, as they come."""
     earlier = {one.counter: one.connections for one in before.counts} if before is not None else {}
     total: dict[Key, int] = {}
@@ -204,7 +204,7 @@ def rows(now: Counts, before: Counts | None, seconds: float) -> tuple[Row, ...]:
         total[key] = total.get(key, 0) + one.connections
         fresh[key] = fresh.get(key, 0) + new
     services = list(dict.fromkeys(service for service, _ in total))
-    made: list[Row] = []
+    made: list[TopRow] = []
     for service in services:
         parts = [key for key in total if key[0] == service and key[1]]
         whole = (service, "")
@@ -223,18 +223,18 @@ def _row(
     fresh: dict[Key, int],
     two: bool,
     seconds: float,
-) -> Row:
+) -> TopRow:
     rate = sum(fresh[key] for key in keys) / seconds if two and seconds > 0 else None
-    return Row(service=service, endpoint=endpoint, connections=sum(total[key] for key in keys), per_second=rate)
+    return TopRow(service=service, endpoint=endpoint, connections=sum(total[key] for key in keys), per_second=rate)
 
 
-def ordered(found: tuple[Row, ...], by: str) -> tuple[Row, ...]:
+def ordered(found: tuple[TopRow, ...], by: str) -> tuple[TopRow, ...]:
     """Service ports by `rate`, `total` or `name`, each with its endpoints in the same order."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[TopRow]] = {}
     for row in found:
         groups.setdefault(row.service, []).append(row)
 
-    def key(row: Row) -> tuple[float, float, str]:
+    def key(row: TopRow) -> tuple[float, float, str]:
         rate = -(row.per_second or 0.0) if by == "rate" else 0.0
         most = -row.connections if by in ("rate", "total") else 0
         return rate, most, row.endpoint or row.service

@@ -10,7 +10,7 @@ import msgspec
 from narthex.model.net import FAMILIES, IPFamily, contains, family_of, join_port
 from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import Match
-from narthex.trace.follow.meeting import Meeting, meet
+from narthex.trace.follow.meeting import FrontendOutcome, meet
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import fraction_text
 from narthex.trace.reports.frontends import frontends
@@ -19,7 +19,7 @@ _OUTSIDE = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
 _COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+|^#.*$|\bexpires \w+|# handle \d+", re.MULTILINE)
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class ViewDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One difference."""
 
     part: str
@@ -30,12 +30,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
 
 
-class Differences(msgspec.Struct, frozen=True, kw_only=True):
+class ViewComparison(msgspec.Struct, frozen=True, kw_only=True):
     """All of them."""
 
     before: str
     after: str
-    found: tuple[Difference, ...] = ()
+    found: tuple[ViewDifference, ...] = ()
     unknown: tuple[str, ...] = ()
     """What could not be compared."""
 
@@ -45,7 +45,7 @@ class Differences(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.found else 2 if self.unknown else 0
 
 
-def differences(one: NodeView, other: NodeView) -> Differences:
+def differences(one: NodeView, other: NodeView) -> ViewComparison:
     """Compare two views."""
     unknown: list[str] = []
     found = [*_meanings(one, other, unknown)]
@@ -57,13 +57,13 @@ def differences(one: NodeView, other: NodeView) -> Differences:
                 unknown.append(f"{part}: not known in {where}")
             continue
         found += _keyed(part, before, after)
-    return Differences(before=one.origin, after=other.origin, found=tuple(found), unknown=tuple(unknown))
+    return ViewComparison(before=one.origin, after=other.origin, found=tuple(found), unknown=tuple(unknown))
 
 
 # ---- meaning -------------------------------------------------------------------------------------------------------
 
 
-def _meanings(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[Difference]:
+def _meanings(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[ViewDifference]:
     if one.rules is None or other.rules is None:
         if (one.rules is None) is not (other.rules is None):
             unknown.append(f"rules: not known in {one.origin if one.rules is None else other.origin}")
@@ -76,7 +76,7 @@ def _meanings(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[Di
         for match in matches:
             told = [_met(view, mine, match, family) for view, mine in zip((one, other), own, strict=True)]
             if told[0] != told[1]:
-                yield Difference(part="frontend", what=_text(match), before=told[0], after=told[1])
+                yield ViewDifference(part="frontend", what=_text(match), before=told[0], after=told[1])
 
 
 def _met(view: NodeView, own: tuple[str, ...], match: Match, family: IPFamily) -> str:
@@ -96,7 +96,7 @@ def _met(view: NodeView, own: tuple[str, ...], match: Match, family: IPFamily) -
     return _meeting_text(meet(view, _OUTSIDE[family], to, protocol, port, uplink, own))
 
 
-def _meeting_text(met: Meeting) -> str:
+def _meeting_text(met: FrontendOutcome) -> str:
     if met.unknown:
         return f"not known: {met.unknown}"
     if met.endpoints:
@@ -167,13 +167,13 @@ def _numbered(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def _keyed(part: str, before: dict[str, str], after: dict[str, str]) -> Iterator[Difference]:
+def _keyed(part: str, before: dict[str, str], after: dict[str, str]) -> Iterator[ViewDifference]:
     for key in sorted({*before, *after}):
         if before.get(key) != after.get(key):
-            yield Difference(part=part, what=key, before=before.get(key, ""), after=after.get(key, ""))
+            yield ViewDifference(part=part, what=key, before=before.get(key, ""), after=after.get(key, ""))
 
 
-def rules_in_text(before: dict[str, str], after: dict[str, str]) -> Iterator[Difference]:
+def rules_in_text(before: dict[str, str], after: dict[str, str]) -> Iterator[ViewDifference]:
     """Lines of rules that only one side has, file by file, whatever they mean; counters and comments do not count."""
     for name in sorted({*before, *after}):
         if not name.startswith("rules/") or name.endswith(("nft.json", "stats.txt")):
@@ -183,7 +183,7 @@ def rules_in_text(before: dict[str, str], after: dict[str, str]) -> Iterator[Dif
         come = [line for line in other if line not in set(one)]
         if gone or come:
             what = f"{len(gone)} line(s) only before, {len(come)} only after"
-            yield Difference(part=name, what=what, before="\n".join(gone[:5]), after="\n".join(come[:5]))
+            yield ViewDifference(part=name, what=what, before="\n".join(gone[:5]), after="\n".join(come[:5]))
 
 
 def _plain(text: str) -> list[str]:

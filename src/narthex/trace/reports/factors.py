@@ -10,10 +10,10 @@ from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import NodeConfig, plan_once
-from narthex.trace.reports.compare import Factor, Serving
+from narthex.trace.reports.compare import Factor, ServingState
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class ModeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """A mode on one node."""
 
     mode: str
@@ -22,12 +22,12 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     deviations: frozenset[Deviation]
 
 
-def serving(snapshot: Snapshot, family: IPFamily, side: Side) -> Serving:
+def serving(snapshot: Snapshot, family: IPFamily, side: ModeSetup) -> ServingState:
     """How a mode serves one family."""
-    return Serving(plan=plan_once(snapshot, side.config, family), deviations=side.deviations)
+    return ServingState(plan=plan_once(snapshot, side.config, family), deviations=side.deviations)
 
 
-def factors(snapshot: Snapshot, family: IPFamily, before: Side, after: Side) -> Iterator[Factor]:
+def factors(snapshot: Snapshot, family: IPFamily, before: ModeSetup, after: ModeSetup) -> Iterator[Factor]:
     """What makes `after` of `before`, one by one; nothing when they are the same."""
     first = so_far = serving(snapshot, family, before)
     config = before.config

@@ -13,7 +13,7 @@ import msgspec
 from narthex.model.net import IPFamily, Protocol, family_of
 from narthex.netfilter.ast import Compare, Field, Goto, Jump, Rule, Table
 from narthex.proxy.plan.ir import Match
-from narthex.trace.follow.views import Rules
+from narthex.trace.follow.views import NodeRules
 
 _CHAINS = ("KUBE-SERVICES", "KUBE-NODEPORTS")
 _LEADS = ("KUBE-SVC-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-", "KUBE-SVL-")
@@ -21,7 +21,7 @@ _NFT_TABLES = ("kube-proxy", "narthex")
 _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol} | {str(each.number): each for each in Protocol}
 
 
-class Place(msgspec.Struct, frozen=True):
+class FrontendOrigin(msgspec.Struct, frozen=True):
     """Where a frontend was found."""
 
     proxy: str
@@ -31,9 +31,9 @@ class Place(msgspec.Struct, frozen=True):
     place: str = ""
 
 
-def frontends(rules: Rules, family: IPFamily, own: tuple[str, ...]) -> dict[Match, list[Place]]:
+def frontends(rules: NodeRules, family: IPFamily, own: tuple[str, ...]) -> dict[Match, list[FrontendOrigin]]:
     """All frontends, each with every place that has it. `own` are the node's addresses."""
-    found: dict[Match, list[Place]] = {}
+    found: dict[Match, list[FrontendOrigin]] = {}
     for table in rules.ruleset.tables:
         if table.family not in (None, family):
             continue
@@ -47,11 +47,11 @@ def frontends(rules: Rules, family: IPFamily, own: tuple[str, ...]) -> dict[Matc
             match = (None if address in own else address, protocol, port)
             held = found.setdefault(match, [])
             if not any(each.proxy == "IPVS" for each in held):
-                held.append(Place("IPVS", f"virtual server {address}"))
+                held.append(FrontendOrigin("IPVS", f"virtual server {address}"))
     return found
 
 
-def _of_chains(rules: Rules, table: Table) -> Iterator[tuple[Match, Place]]:
+def _of_chains(rules: NodeRules, table: Table) -> Iterator[tuple[Match, FrontendOrigin]]:
     for name in _CHAINS:
         if name not in table.chains:
             continue
@@ -61,7 +61,7 @@ def _of_chains(rules: Rules, table: Table) -> Iterator[tuple[Match, Place]]:
                 continue
             match = _match(rule)
             if match is not None and (match[0] is None) == (name == "KUBE-NODEPORTS"):
-                yield match, Place("iptables", leads, rules.place(table.name, name, number)[0])
+                yield match, FrontendOrigin("iptables", leads, rules.place(table.name, name, number)[0])
 
 
 def _match(rule: Rule) -> Match | None:
@@ -85,7 +85,7 @@ def _match(rule: Rule) -> Match | None:
     return None if protocol is None or port is None else (address, protocol, port)
 
 
-def _of_maps(table: Table) -> Iterator[tuple[Match, Place]]:
+def _of_maps(table: Table) -> Iterator[tuple[Match, FrontendOrigin]]:
     title = f"nftables table {table.name}"
     for held in table.sets.values():
         if held.data != "verdict":
@@ -100,4 +100,4 @@ def _of_maps(table: Table) -> Iterator[tuple[Match, Place]]:
             if protocol is None or not isinstance(port, int) or Field.SADDR in named:
                 continue
             address = named.get(Field.DADDR)
-            yield (str(address) if address is not None else None, protocol, port), Place(title, data.chain)
+            yield (str(address) if address is not None else None, protocol, port), FrontendOrigin(title, data.chain)

@@ -12,21 +12,21 @@ from narthex.model.packet import Packet
 from narthex.proxy.plan.ir import Plan, Sender
 from narthex.proxy.plan.show import visible
 from narthex.proxy.plan.traits import Trait
-from narthex.trace.reports.compare import Change
+from narthex.trace.reports.compare import PathChange
 
 _SHOWN = 4
 _SENDERS = {Sender.POD: "pods", Sender.NODE: "this node", Sender.OTHER: "others"}
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
     """One change, and where it was found."""
 
     node: str
     family: IPFamily
-    change: Change
+    change: PathChange
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that are alike but for where they happen."""
 
     nodes: tuple[str, ...]
@@ -42,7 +42,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     example: Packet
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class TraitDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A trait in which the two modes differ."""
 
     what: str
@@ -51,7 +51,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[str, ...]
 
 
-class Migration(msgspec.Struct, frozen=True, kw_only=True):
+class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that a change of mode comes to."""
 
     before: str
@@ -60,15 +60,15 @@ class Migration(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     services: tuple[str, ...]
     """All Service ports looked at."""
-    groups: tuple[Group, ...] = ()
-    differences: tuple[Difference, ...] = ()
+    groups: tuple[ChangeGroup, ...] = ()
+    differences: tuple[TraitDifference, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether anything changes."""
         return bool(self.groups or self.differences)
 
 
-def grouped(found: Iterable[Found]) -> tuple[Group, ...]:
+def grouped(found: Iterable[NodeChange]) -> tuple[ChangeGroup, ...]:
     """Like changes as one, by senders, families, ways in and nodes; those of most Services first."""
     alike: dict[tuple[Any, ...], dict[str, Packet]] = {}
     for each in found:
@@ -85,7 +85,9 @@ def grouped(found: Iterable[Found]) -> tuple[Group, ...]:
         )
         alike.setdefault(key, {}).setdefault(change.service, change.example)
     groups = [
-        Group(**dict(zip(Group.__struct_fields__, (*key, tuple(sorted(held)), held[min(held)]), strict=True)))
+        ChangeGroup(
+            **dict(zip(ChangeGroup.__struct_fields__, (*key, tuple(sorted(held)), held[min(held)]), strict=True))
+        )
         for key, held in alike.items()
     ]
     for field in ("sources", "senders", "families", "arrivals", "nodes"):
@@ -93,11 +95,11 @@ def grouped(found: Iterable[Found]) -> tuple[Group, ...]:
     return tuple(sorted(groups, key=lambda group: (-len(group.services), group.arrivals, group.senders, group.sources)))
 
 
-def _merged(groups: list[Group], field: str) -> list[Group]:
+def _merged(groups: list[ChangeGroup], field: str) -> list[ChangeGroup]:
     """Groups that differ in one field alone as one, the field's values together."""
-    held: dict[tuple[Any, ...], Group] = {}
+    held: dict[tuple[Any, ...], ChangeGroup] = {}
     for group in groups:
-        rest = tuple(getattr(group, name) for name in Group.__struct_fields__ if name not in (field, "example"))
+        rest = tuple(getattr(group, name) for name in ChangeGroup.__struct_fields__ if name not in (field, "example"))
         first = held.get(rest)
         values = {*(getattr(first, field) if first else ()), *getattr(group, field)}
         if field == "sources" and "" in values:
@@ -109,7 +111,7 @@ def _merged(groups: list[Group], field: str) -> list[Group]:
 
 def differences(
     before: Mapping[Trait, str], after: Mapping[Trait, str], plans: Iterable[Plan]
-) -> tuple[Difference, ...]:
+) -> tuple[TraitDifference, ...]:
     """The traits that differ and concern a Service port of the plans."""
     services = {name: service for plan in plans for name, service in plan.services.items()}
     found = []
@@ -117,14 +119,16 @@ def differences(
         if before[trait] != after[trait]:
             concerned = tuple(sorted(str(name) for name, service in services.items() if trait.concerns(service)))
             if concerned:
-                found.append(Difference(what=trait.words, before=before[trait], after=after[trait], services=concerned))
+                found.append(
+                    TraitDifference(what=trait.words, before=before[trait], after=after[trait], services=concerned)
+                )
     return tuple(found)
 
 
 # ---- for people ----------------------------------------------------------------------------------------------------
 
 
-def text(migration: Migration, all_services: bool = False) -> str:
+def text(migration: MigrationReport, all_services: bool = False) -> str:
     """The report; empty when nothing changes. Long lists of Services are cut unless `all_services`."""
     if not migration:
         return ""
@@ -151,7 +155,7 @@ def text(migration: Migration, all_services: bool = False) -> str:
     return "\n".join(map(visible, lines)) + "\n"
 
 
-def _group_lines(group: Group, migration: Migration, limit: int | None) -> Iterable[str]:
+def _group_lines(group: ChangeGroup, migration: MigrationReport, limit: int | None) -> Iterable[str]:
     senders = " and ".join(group.senders) + ("" if group.sources == ("",) else f" ({', or '.join(group.sources)})")
     yield f"  {', '.join(group.arrivals)}; from {senders}"
     yield f"    before: {group.before}"
@@ -182,7 +186,7 @@ def _some(names: tuple[str, ...], limit: int | None, what: str) -> str:
 # ---- for programs --------------------------------------------------------------------------------------------------
 
 
-def as_data(migration: Migration) -> dict[str, Any]:
+def as_data(migration: MigrationReport) -> dict[str, Any]:
     """The same as JSON can hold it, nothing cut."""
     return {
         "from": migration.before,

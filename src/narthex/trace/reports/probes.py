@@ -27,7 +27,7 @@ _PLAIN_PORT = 9
 """Where the search for a port that nobody has begins."""
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class SamplePacket(msgspec.Struct, frozen=True, kw_only=True):
     """One packet, and what it stands for in words."""
 
     service: str
@@ -60,7 +60,7 @@ class _Source(msgspec.Struct, frozen=True):
     sender: Sender
 
 
-class Atlas:
+class FrontendIndex:
     """A plan's frontends by what they match, so that a packet need not be held against all of them."""
 
     def __init__(self, plan: Plan) -> None:
@@ -104,10 +104,10 @@ class Atlas:
         return {port for address, _, port in self._owners if address is None}
 
 
-class Probes:
+class SamplePackets:
     """All packets worth sending at the plans of one node and family: `atlases` of which the first says who is who."""
 
-    def __init__(self, atlases: Sequence[Atlas], host: Host) -> None:
+    def __init__(self, atlases: Sequence[FrontendIndex], host: Host) -> None:
         self._atlases = atlases
         self._plans = [atlas.plan for atlas in atlases]
         self._family = self._plans[0].family
@@ -128,18 +128,18 @@ class Probes:
         """What the probes of a Service port are the same for."""
         return shape(self._services(name), self._plans, self._own, self._clashes)
 
-    def of_service(self, name: ServicePortName) -> Iterator[Probe]:
+    def of_service(self, name: ServicePortName) -> Iterator[SamplePacket]:
         """What arrives at a Service port's frontends."""
         services = self._services(name)
         for frontend in {frontend.match: frontend for each in services for frontend in each.frontends}.values():
             yield from self._of_frontend(services, frontend)
 
-    def of_returning_clients(self, name: ServicePortName) -> Iterator[tuple[Probe, Probe]]:
+    def of_returning_clients(self, name: ServicePortName) -> Iterator[tuple[SamplePacket, SamplePacket]]:
         """Two packets of one client each to a Service port with affinity: every way in after every other."""
         service = self._plans[0].services.get(name)
         if service is None or service.affinity_seconds is None:
             return
-        ways: dict[str, dict[Sender, Probe]] = {}
+        ways: dict[str, dict[Sender, SamplePacket]] = {}
         for frontend in service.frontends:
             for probe in self._of_frontend([service], frontend):
                 forwarded = isinstance(frontend.decision(probe.sender), Forward) and probe.allowed is not False
@@ -159,7 +159,7 @@ class Probes:
             for kind in kinds:
                 yield (kind, *kinds, address in self._own, known), address, kind, sorted(holders[kind])
 
-    def of_place(self, address: str, kind: str) -> Iterator[Probe]:
+    def of_place(self, address: str, kind: str) -> Iterator[SamplePacket]:
         """What arrives at a frontend's address and at no frontend."""
         checks = [check.port for plan in self._plans for check in plan.health_checks.values()]
         unknown, check = f"unknown port of the {kind}", "with the number of a health-check node port"
@@ -169,15 +169,15 @@ class Probes:
         for source in self._senders:
             for arrival, beside, protocol, number in aims:
                 packet = _packet(source, address, number, protocol)
-                yield Probe(service="", arrival=arrival, sender=source.sender, beside=beside, packet=packet)
+                yield SamplePacket(service="", arrival=arrival, sender=source.sender, beside=beside, packet=packet)
 
-    def of_service_cidrs(self) -> Iterator[Probe]:
+    def of_service_cidrs(self) -> Iterator[SamplePacket]:
         """What arrives at addresses that Services may get one day."""
         for cidr in sorted({cidr for plan in self._plans for cidr in plan.service_cidrs}):
             free = self._free_address(cidr)
             for source in self._senders if free else ():
                 packet = _packet(source, free, _PLAIN_PORT, Protocol.TCP)
-                yield Probe(service="", arrival=f"a free address of {cidr}", sender=source.sender, packet=packet)
+                yield SamplePacket(service="", arrival=f"a free address of {cidr}", sender=source.sender, packet=packet)
 
     def _services(self, name: ServicePortName) -> list[ServicePlan]:
         return [found for plan in self._plans if (found := plan.services.get(name)) is not None]
@@ -189,7 +189,7 @@ class Probes:
             for address in self._own
         )
 
-    def _of_frontend(self, services: Sequence[ServicePlan], frontend: Frontend) -> Iterator[Probe]:
+    def _of_frontend(self, services: Sequence[ServicePlan], frontend: Frontend) -> Iterator[SamplePacket]:
         endpoints = _endpoints(services)
         ranges = list(_ranges(services, frontend))
         networks = dict.fromkeys(cidr for cidrs in ranges for cidr in cidrs or ())
@@ -211,7 +211,7 @@ class Probes:
                 if alike in seen:
                     continue
                 seen.add(alike)
-                yield Probe(
+                yield SamplePacket(
                     service=str(services[0].name),
                     arrival=arrival,
                     sender=source.sender,
