@@ -1,6 +1,7 @@
 """Sleeping and being woken, for real."""
 
 import signal
+import socket
 import threading
 import time
 
@@ -42,6 +43,18 @@ def test_an_endless_sleep_can_be_woken():
     clock = SystemClock()
     clock.wake()
     assert clock.sleep(float("inf")) is True
+
+
+def test_data_in_a_watched_file_ends_a_sleep():
+    clock = SystemClock()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        clock.watch_files([ours.fileno()])
+        theirs.send(b"x")
+        assert clock.sleep(30) is True
+        assert clock.sleep(30) is True, "it stays readable"
+        clock.watch_files([])
+        assert clock.sleep(0.01) is False
 
 
 def test_wall_is_the_date():

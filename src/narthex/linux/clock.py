@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -39,6 +40,7 @@ class SystemClock:
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         self._poll.register(self._event, select.POLLIN)
+        self._files: frozenset[int] = frozenset()
 
     def __del__(self) -> None:
         # Without files left there was none to open.
@@ -52,10 +54,20 @@ class SystemClock:
         return time.time()
 
     def sleep(self, seconds: float) -> bool:
-        if not self._poll.poll(max(0.0, min(seconds, 1e6)) * 1000):
-            return False
-        os.eventfd_read(self._event)
-        return True
+        ready = {file for file, _ in self._poll.poll(max(0.0, min(seconds, 1e6)) * 1000)}
+        if self._event in ready:
+            os.eventfd_read(self._event)
+        return bool(ready)
 
     def wake(self) -> None:
         os.eventfd_write(self._event, 1)
+
+    def watch_files(self, files: Iterable[int]) -> None:
+        """Let data that waits in these files end a sleep as `wake` does, and no longer that of files named before."""
+        wanted = frozenset(files)
+        for file in self._files - wanted:
+            self._poll.unregister(file)
+        for file in wanted:
+            # The number of a closed file may belong to a new one by now.
+            self._poll.register(file, select.POLLIN)
+        self._files = wanted

@@ -101,16 +101,18 @@ class LinkChanges:
         """For poll."""
         return self._socket.fileno()
 
-    def drain(self) -> None:
-        """Forget what has been told. That some was lost is word enough, too."""
+    def drain(self) -> bool:
+        """Discard all notifications; return True if there were any or some were lost."""
+        found = False
         try:
             while self._socket.recv(_RCVBUF):
-                pass
+                found = True
         except BlockingIOError:
-            pass
+            return found
         except OSError:
-            # The queue ran over; the next look sees all of it.
-            pass
+            # The queue ran over, so there were changes.
+            return True
+        return found
 
     def close(self) -> None:
         """Close the socket."""

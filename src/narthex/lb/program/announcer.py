@@ -27,11 +27,13 @@ from narthex.lb.program.announcer_loop import RESCAN_SECONDS, AnnouncerLoop
 from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
+from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import AnnouncerConfiguration
 from narthex.runtime.feed import Feed
 from narthex.runtime.http import Reply
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
+from narthex.runtime.reconciler import Reconciler
 from narthex.runtime.status import StatusPaths
 
 if TYPE_CHECKING:
@@ -69,15 +71,11 @@ class AnnouncerPart:
         self._origin = origin
         self._status = status
         self._times = times or HeartbeatTimes()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._stopping = False
+        self._clock = SystemClock()
+        self._reconciler = Reconciler(self._clock)
         self._lock = threading.Lock()
         self._announcing: Announcer | None = None
         self._loop: AnnouncerLoop | None = None
-
-    def __del__(self) -> None:
-        if hasattr(self, "_wake"):
-            os.close(self._wake)
 
     @property
     def healthy(self) -> bool:
@@ -89,8 +87,7 @@ class AnnouncerPart:
 
     def stop(self) -> None:
         """End `run`, after others have taken over what it answers for."""
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._reconciler.stop()
 
     def state(self) -> dict[str, Any]:
         """What it does now, as data (`docs/reference/announcer.md`)."""
@@ -139,22 +136,19 @@ class AnnouncerPart:
             if self._status is not None:
                 self._status.offer(PATH, lambda: Reply(200, msgspec.json.encode(self.state()), "application/json"))
                 stack.callback(self._status.withdraw, PATH)
-            stack.enter_context(feed.running(self._notice))
+            stack.enter_context(feed.running(self._reconciler.wake))
             loop = AnnouncerLoop(
                 announcing, transport, beats, changes, feed,
-                lock=self._lock, wake=self._wake, key_file=self._configuration.key_file, pools=pools, conditions=writer,
+                lock=self._lock, clock=self._clock, key_file=self._configuration.key_file, pools=pools, conditions=writer,
             )  # fmt: skip
             with self._lock:
                 self._announcing, self._loop = announcing, loop
             stack.callback(self._forget)
-            loop.run(lambda: self._stopping)
+            loop.run(self._reconciler)
 
     def _forget(self) -> None:
         with self._lock:
             self._announcing = self._loop = None
-
-    def _notice(self) -> None:
-        os.eventfd_write(self._wake, 1)
 
 
 class _Once:

@@ -6,11 +6,6 @@ process that was kept from running for a while neither loses living peers nor an
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from narthex.lb.kernel.heartbeats import HeartbeatSockets
@@ -19,9 +14,11 @@ from narthex.lb.kernel.packets import RawLinkTransport
 from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
+from narthex.linux.clock import SystemClock
 from narthex.runtime.feed import Feed
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.problems import Problems
+from narthex.runtime.reconciler import Reconciler
 
 RESCAN_SECONDS = 10.0
 """Links, pools and keys are looked at this often, also when nothing tells of a change."""
@@ -45,70 +42,64 @@ class AnnouncerLoop:
         feed: Feed,
         *,
         lock: AbstractContextManager[object],
-        wake: int,
+        clock: SystemClock,
         key_file: str,
         pools: PoolsFile | None = None,
         conditions: ConditionWriter | None = None,
     ) -> None:
-        """`lock` is held while a turn is taken. `wake` is an eventfd that ends a wait."""
+        """`lock` is held while a turn is taken."""
         self._announcing = announcing
         self._transport = transport
         self._beats = beats
         self._changes = changes
         self._feed = feed
         self._lock = lock
-        self._wake = wake
+        self._clock = clock
         self._key_file = key_file
         self._key_fault = ""
         self._pools = pools
         self._conditions = conditions
-        self._poll = select.poll()
-        self._watched: set[int] = set()
         self._look_at = 0.0
         """When to look at links, pools and keys."""
         self._problems = Problems()
         self._say_at = 0.0
-        self.turned = time.monotonic()
+        self.turned = clock.now()
         """When the last turn was taken."""
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Take turns until `stopping`, then until others have taken over, or have had the time to."""
+    def run(self, reconciler: Reconciler) -> None:
+        """Take turns until the reconciler stops, then until others have taken over or have had the time to."""
         self._watch()
-        while not stopping():
-            self._once()
-        limit = time.monotonic() + LEAVE_SECONDS
+        reconciler.run(self._turn)
+        limit = self._clock.now() + LEAVE_SECONDS
         with self._lock:
             self._announcing.leave()
-        while not self._announcing.finished and time.monotonic() < limit:
-            self._once(limit)
+        if not self._announcing.finished:
+            Reconciler(self._clock).run(
+                lambda: min(self._turn(), limit - self._clock.now()),
+                until=lambda: self._announcing.finished or self._clock.now() >= limit,
+            )
         with self._lock:
-            self._announcing.end(time.monotonic())
+            self._announcing.end(self._clock.now())
 
-    def _once(self, limit: float = float("inf")) -> None:
-        """Wait until there is something to do, and do it."""
+    def _turn(self) -> float:
+        """Do what is to be done now; return the seconds until the next turn is due."""
         timeout = self._announcing.membership.times.timeout
-        now = time.monotonic()
-        rest = max(0.0, min(self._announcing.next_due(now), self._look_at, limit) - now)
-        ready = {file for file, _ in self._poll.poll(rest * 1000 + 1)}
-        now = time.monotonic()
+        now = self._clock.now()
         with self._lock:
             stood = self._announcing.membership.seconds_since_sent(now)
             if stood > timeout:
                 self._announcing.resume_after_stall(now, stood)
-            self._take_in(ready, now)
+            self._take_in(now)
             self._announcing.turn(now)
             self._announcing.answer(now)
             if self._conditions is not None and now >= self._say_at:
                 self._say_at = now + _SAY_EVERY
                 self._conditions.want(self._announcing.conditions(now))
-            self.turned = time.monotonic()
+            self.turned = self._clock.now()
+        return min(self._announcing.next_due(self.turned), self._look_at) - self.turned
 
-    def _take_in(self, ready: set[int], now: float) -> None:
-        if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
-        if self._changes.fileno() in ready:
-            self._changes.drain()
+    def _take_in(self, now: float) -> None:
+        if self._changes.drain():
             self._look_at = min(self._look_at, now + _LINK_REST)
         if now >= self._look_at:
             self._look_at = now + RESCAN_SECONDS
@@ -132,11 +123,4 @@ class AnnouncerLoop:
                 LOGGER.error("announcer: %s; the key that was read before stays in use", error)
 
     def _watch(self) -> None:
-        """Wait at these files from now on."""
-        wanted = {self._wake, self._changes.fileno(), *self._beats.files, *self._transport.files}
-        for file in self._watched - wanted:
-            self._poll.unregister(file)
-        for file in wanted:
-            # A number may be a new file's by now.
-            self._poll.register(file, select.POLLIN)
-        self._watched = wanted
+        self._clock.watch_files((self._changes.fileno(), *self._beats.files, *self._transport.files))
