@@ -2,7 +2,7 @@
 
 from narthex.cli.lab import output as lab_output
 from narthex.lab import topology
-from narthex.lab.program.labs import LabStatus, NodeStatus, Started
+from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import FrontendRecord, LabState, PodRecord, ServiceRecord
 from narthex.linux.processes import Process
 from narthex.model.problem import Problem
@@ -52,7 +52,7 @@ def state(name="default", **fields):
 
 
 def test_up_tells_what_to_do_next():
-    text = lab_output.started(Started(state("mine"), 0.51, cleared=True))
+    text = lab_output.started(StartedLab(state("mine"), 0.51, cleared=True))
     assert text.startswith("Removed what a crash had left of lab 'mine'.\n\nLab 'mine' is up after 0.5 s: 2 nodes")
     assert "narthex lab exec --name mine outside -- curl -s http://192.168.49.11:30001/" in text
     assert "narthex lab exec --name mine shop/web-1 -- curl -s http://10.96.0.20:80/" in text
@@ -60,21 +60,21 @@ def test_up_tells_what_to_do_next():
 
 
 def test_the_default_lab_needs_no_name():
-    text = lab_output.started(Started(state(), 0.51, cleared=False))
+    text = lab_output.started(StartedLab(state(), 0.51, cleared=False))
     assert "--name" not in text
     assert "  narthex lab status  " in text
 
 
 def test_an_empty_lab_says_where_manifests_go():
-    text = lab_output.started(Started(state(pods=(), services=()), 0.5, cleared=False))
+    text = lab_output.started(StartedLab(state(pods=(), services=()), 0.5, cleared=False))
     assert "There are no pods." in text
     assert "examples/hello-world/. /manifests" in text
 
 
 def test_status_tells_what_does_not_work():
     nodes = (
-        NodeStatus(node="node-1", running=True, healthy=False),
-        NodeStatus(node="node-2", running=False, healthy=False),
+        LabNodeStatus(node="node-1", running=True, healthy=False),
+        LabNodeStatus(node="node-2", running=False, healthy=False),
     )
     problem = Problem(origin="web.yaml:7", object="Service shop/bad", field="spec.ports", message="is wrong")
     found = LabStatus(running=False, healthy=False, nodes=nodes, state=state(problems=(problem,)))
@@ -87,7 +87,7 @@ def test_status_tells_what_does_not_work():
 
 
 def test_a_node_port_is_one_line():
-    nodes = tuple(NodeStatus(node=f"node-{number}", running=True, healthy=True) for number in (1, 2))
+    nodes = tuple(LabNodeStatus(node=f"node-{number}", running=True, healthy=True) for number in (1, 2))
     text = lab_output.status(LabStatus(running=True, healthy=True, nodes=nodes, state=state()))
     assert text.count("30001") == 1
     assert "every node, port 30001/TCP (node port)" in text
@@ -103,18 +103,18 @@ def test_control_characters_cannot_forge_lines():
 def test_a_balancers_address_is_the_way_in_and_why():
     frontend = FrontendRecord(kind="load balancer IP", address="fd00:15::1", port=80, protocol="TCP")
     web = ServiceRecord(namespace="shop", name="web", type="LoadBalancer", endpoints=1, frontends=(frontend,))
-    text = lab_output.started(Started(state(services=(web,), balancing=True), 0.5, cleared=False))
+    text = lab_output.started(StartedLab(state(services=(web,), balancing=True), 0.5, cleared=False))
     assert "narthex lab exec outside -- curl -s http://[fd00:15::1]:80/ " in text
     assert "narthex lb why shop/web --lab default" in text
     # Where nobody answers for it, it would be no advice.
-    text = lab_output.started(Started(state(services=(web,)), 0.5, cleared=False))
+    text = lab_output.started(StartedLab(state(services=(web,)), 0.5, cleared=False))
     assert "curl" not in text and "lb why" not in text
 
 
 def test_a_killed_node_is_told_from_one_that_fell():
     nodes = (
-        NodeStatus(node="node-1", running=False, healthy=False, killed=True),
-        NodeStatus(node="node-2", running=False, healthy=False),
+        LabNodeStatus(node="node-1", running=False, healthy=False, killed=True),
+        LabNodeStatus(node="node-2", running=False, healthy=False),
     )
     text = lab_output.status(LabStatus(running=True, healthy=False, nodes=nodes, state=state(killed=("node-1",))))
     assert [text.count(word) for word in ("DEAD, killed", "NOT RUNNING")] == [1, 1]
@@ -123,5 +123,5 @@ def test_a_killed_node_is_told_from_one_that_fell():
 def test_nobody_is_sent_to_the_clusters_dns():
     frontend = FrontendRecord(kind="cluster IP", address="10.96.0.10", port=53, protocol="TCP")
     dns = ServiceRecord(namespace="kube-system", name="kube-dns", type="ClusterIP", endpoints=2, frontends=(frontend,))
-    text = lab_output.started(Started(state(services=(dns,)), 0.5, cleared=False))
+    text = lab_output.started(StartedLab(state(services=(dns,)), 0.5, cleared=False))
     assert "curl" not in text and "examples/hello-world/. /manifests" in text

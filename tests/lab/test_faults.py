@@ -7,62 +7,62 @@ import pytest
 
 from narthex.lab.faults import (
     TABLE,
-    BadFault,
-    Fault,
-    Kind,
-    Place,
-    checked,
+    FaultKind,
+    FaultTarget,
+    InjectedFault,
+    InvalidFault,
+    active_faults,
     delays,
-    in_force,
+    delete_table,
     next_end,
-    no_rules,
     rules,
+    validate_fault,
 )
 from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import run_nft
 
 PLACES = {
-    **{f"node-{n}": Place(namespace="fabric", device=f"node-{n}", node=True) for n in (1, 2, 3)},
-    "shop/web": Place(namespace="web", device="eth0", node=False),
+    **{f"node-{n}": FaultTarget(namespace="fabric", device=f"node-{n}", node=True) for n in (1, 2, 3)},
+    "shop/web": FaultTarget(namespace="web", device="eth0", node=False),
 }
 
 
 def fault(kind, *targets, number=1, **more):
-    return Fault(number=number, kind=kind, targets=targets, **more)
+    return InjectedFault(number=number, kind=kind, targets=targets, **more)
 
 
-LOSS = fault(Kind.LOSS, "node-1", "shop/web", percent=30)
-APART = fault(Kind.PARTITION, "node-1", "node-2")
+LOSS = fault(FaultKind.LOSS, "node-1", "shop/web", percent=30)
+APART = fault(FaultKind.PARTITION, "node-1", "node-2")
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (fault(Kind.LOSS, percent=5), "name a node"),
-        (fault(Kind.LOSS, "node-9", percent=5), "there is no node or pod 'node-9'; there are: node-1, node-2"),
-        (fault(Kind.LOSS, "node-1"), "0 % cannot be lost"),
-        (fault(Kind.LOSS, "node-1", percent=101), "101 % cannot be lost"),
-        (fault(Kind.DELAY, "node-1"), "0 ms is no delay"),
+        (fault(FaultKind.LOSS, percent=5), "name a node"),
+        (fault(FaultKind.LOSS, "node-9", percent=5), "there is no node or pod 'node-9'; there are: node-1, node-2"),
+        (fault(FaultKind.LOSS, "node-1"), "0 % cannot be lost"),
+        (fault(FaultKind.LOSS, "node-1", percent=101), "101 % cannot be lost"),
+        (fault(FaultKind.DELAY, "node-1"), "0 ms is no delay"),
     ],
 )
 def test_what_cannot_be(wrong, said):
-    with pytest.raises(BadFault, match=said):
-        checked(wrong, PLACES)
+    with pytest.raises(InvalidFault, match=said):
+        validate_fault(wrong, PLACES)
 
 
 def test_what_can_be():
-    for each in (LOSS, APART, fault(Kind.DELAY, "shop/web", milliseconds=5), fault(Kind.API)):
-        assert checked(each, PLACES) is each
+    for each in (LOSS, APART, fault(FaultKind.DELAY, "shop/web", milliseconds=5), fault(FaultKind.API)):
+        assert validate_fault(each, PLACES) is each
 
 
 def test_faults_end_by_time_and_with_their_targets():
     timed = msgspec.structs.replace(LOSS, until=10.0)
-    assert in_force([timed, APART], PLACES, 9.9) == (timed, APART)
-    assert in_force([timed, APART], PLACES, 10.0) == (APART,)
+    assert active_faults([timed, APART], PLACES, 9.9) == (timed, APART)
+    assert active_faults([timed, APART], PLACES, 10.0) == (APART,)
     left = {name: place for name, place in PLACES.items() if name != "shop/web"}
-    assert in_force([LOSS], left, 0)[0].targets == ("node-1",)
-    assert in_force([fault(Kind.PARTITION, "shop/web")], left, 0) == ()
-    assert in_force([fault(Kind.API)], {}, 0)
+    assert active_faults([LOSS], left, 0)[0].targets == ("node-1",)
+    assert active_faults([fault(FaultKind.PARTITION, "shop/web")], left, 0) == ()
+    assert active_faults([fault(FaultKind.API)], {}, 0)
     assert (next_end([timed, APART]), next_end([APART])) == (10.0, None)
 
 
@@ -85,11 +85,14 @@ def test_nodes_of_one_side_of_a_partition_reach_one_another():
 
 def test_nothing_without_faults():
     assert rules([], PLACES) == {}
-    assert rules([fault(Kind.API), fault(Kind.DELAY, "node-1", milliseconds=9)], PLACES) == {}
+    assert rules([fault(FaultKind.API), fault(FaultKind.DELAY, "node-1", milliseconds=9)], PLACES) == {}
 
 
 def test_delays_add_up():
-    some = [fault(Kind.DELAY, "node-1", milliseconds=5), fault(Kind.DELAY, "node-1", "shop/web", milliseconds=20)]
+    some = [
+        fault(FaultKind.DELAY, "node-1", milliseconds=5),
+        fault(FaultKind.DELAY, "node-1", "shop/web", milliseconds=20),
+    ]
     assert delays(some, PLACES) == {("fabric", "node-1"): 25, ("web", "eth0"): 20}
 
 
@@ -97,8 +100,8 @@ def test_delays_add_up():
     ("given", "said"),
     [
         (LOSS, "loss of 30 % at node-1, shop/web"),
-        (fault(Kind.API, until=12.0), "the API server is down, 7 s more"),
-        (fault(Kind.DELAY, "node-1", milliseconds=9), "delay of 9 ms at node-1"),
+        (fault(FaultKind.API, until=12.0), "the API server is down, 7 s more"),
+        (fault(FaultKind.DELAY, "node-1", milliseconds=9), "delay of 9 ms at node-1"),
     ],
 )
 def test_words(given, said):
@@ -122,6 +125,6 @@ def test_the_kernel_takes_the_rules_and_they_leave_nothing(namespace):
     run_nft(rules([APART], PLACES)["fabric"], namespace)
     assert "numgen" not in run_nft(f"list table bridge {TABLE}", namespace)
     for node in (True, False):
-        run_nft(no_rules(node), namespace)
-        run_nft(no_rules(node), namespace)
+        run_nft(delete_table(node), namespace)
+        run_nft(delete_table(node), namespace)
     assert run_nft("list ruleset", namespace).strip() == ""

@@ -12,10 +12,10 @@ from tests.lab.controllers.world import World, deployment, service
 
 from narthex.cli import main
 from narthex.lab.controllers.service.admission import admission
-from narthex.lab.faults import Fault, Kind
-from narthex.lab.history import BadHistory, Begin, Changed, Turned, read
-from narthex.lab.program.recording import Recorder
-from narthex.lab.replay import Differs, Replay, objects
+from narthex.lab.faults import FaultKind, InjectedFault
+from narthex.lab.history import ControllersRan, HistoryStart, InvalidHistory, ObjectChanged, read
+from narthex.lab.program.recording import HistoryRecorder
+from narthex.lab.replay import Replay, ReplayMismatch, objects
 
 
 class Recorded(World):
@@ -24,7 +24,7 @@ class Recorded(World):
     def __init__(self, path, **more):
         self.recorder = None
         super().__init__(begin=False, **more)
-        self.recorder = Recorder(path, "made-up", self.registry.store, self.now)
+        self.recorder = HistoryRecorder(path, "made-up", self.registry.store, self.now)
         self.settle()
 
     def settle(self):
@@ -55,7 +55,7 @@ def story(tmp_path):
     world.patch("Deployment", "web", replicas=5)
     world.put(deployment(5, image="echo:2"))
     world.run_pods()
-    world.recorder.broke(Fault(number=1, kind=Kind.LOSS, targets=("node-1",), percent=30), world.now)
+    world.recorder.broke(InjectedFault(number=1, kind=FaultKind.LOSS, targets=("node-1",), percent=30), world.now)
     world.set_ready(world.list("Pod")[0], ready=False)
     world.wait(2)
     world.patch("Deployment", "web", replicas=2)
@@ -111,14 +111,19 @@ def test_controllers_that_decide_otherwise_are_told(story):
     lines = path.read_bytes().splitlines(keepends=True)
     entries = list(read(lines))
     decided = {
-        version for entry in entries if isinstance(entry, Turned) for version in range(entry.after + 1, entry.upto + 1)
+        version
+        for entry in entries
+        if isinstance(entry, ControllersRan)
+        for version in range(entry.after + 1, entry.upto + 1)
     }
-    number, pod = next((number, entry) for number, entry in enumerate(entries) if isinstance(entry, Changed)
+    number, pod = next((number, entry) for number, entry in enumerate(entries) if isinstance(entry, ObjectChanged)
                        and entry.kind == "Pod" and entry.change in decided and entry.object)  # fmt: skip
     other = {**pod.object, "spec": {**pod.object["spec"], "nodeName": "node-9"}}
     lines[number] = msgspec.json.encode(msgspec.structs.replace(pod, object=other)) + b"\n"
     path.write_bytes(b"".join(lines))
-    with pytest.raises(Differs, match=rf'version {pod.change}: Pod .* differs at \.spec\.nodeName: "node-9" then'):
+    with pytest.raises(
+        ReplayMismatch, match=rf'version {pod.change}: Pod .* differs at \.spec\.nodeName: "node-9" then'
+    ):
         replayed(path)
 
 
@@ -149,7 +154,7 @@ def test_a_secret_stays_where_it_is(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_no_history(lines, said):
-    with pytest.raises(BadHistory, match=said):
+    with pytest.raises(InvalidHistory, match=said):
         Replay(read(lines), admission()).step()
 
 
@@ -157,7 +162,7 @@ def test_a_line_that_was_cut_off_counts_as_not_written(story):
     path, _ = story
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    assert isinstance(next(iter(read(path.read_bytes().splitlines(keepends=True)))), Begin)
+    assert isinstance(next(iter(read(path.read_bytes().splitlines(keepends=True)))), HistoryStart)
     assert replayed(path).turns > 0
 
 

@@ -34,7 +34,7 @@ def namespace(name: str) -> Object:
     }
 
 
-def ranges() -> Object:
+def service_cidr() -> Object:
     """The ServiceCIDR."""
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -79,7 +79,7 @@ def api_service() -> list[Object]:
     ]
 
 
-def definitions() -> list[Object]:
+def custom_resource_definitions() -> list[Object]:
     """The custom kinds that load balancers are configured with."""
     return [_definition("metallb.io", "v1beta1", kind) for kind in ("IPAddressPool", "L2Advertisement")]
 

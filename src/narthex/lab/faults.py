@@ -16,7 +16,7 @@ TABLE = "narthex-faults"
 _LOOPBACK = '"lo"'
 
 
-class Kind(enum.Enum):
+class FaultKind(enum.Enum):
     """What goes wrong."""
 
     LOSS = "loss"
@@ -29,12 +29,12 @@ class Kind(enum.Enum):
     """The API server takes no connections, and those that there are end."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault in force."""
 
     number: int
     """By which it can be ended."""
-    kind: Kind
+    kind: FaultKind
     targets: tuple[str, ...] = ()
     """Nodes (`node-1`) and pods (`namespace/name`); none for the API server."""
     percent: int = 0
@@ -48,17 +48,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     def text(self, now: float) -> str:
         """For people: `loss of 30 % at node-1, 12 s more`."""
         what = {
-            Kind.LOSS: f"loss of {self.percent} %",
-            Kind.PARTITION: "partition",
-            Kind.DELAY: f"delay of {self.milliseconds} ms",
-            Kind.API: "the API server is down",
+            FaultKind.LOSS: f"loss of {self.percent} %",
+            FaultKind.PARTITION: "partition",
+            FaultKind.DELAY: f"delay of {self.milliseconds} ms",
+            FaultKind.API: "the API server is down",
         }[self.kind]
         where = f" at {', '.join(self.targets)}" if self.targets else ""
         left = "" if self.until is None else f", {max(0.0, self.until - now):.0f} s more"
         return f"{what}{where}{left}"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class FaultTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Where the packets of a node or pod pass."""
 
     namespace: str
@@ -68,52 +68,54 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     node: bool
 
 
-class BadFault(ValueError):
+class InvalidFault(ValueError):
     """The fault cannot be; the message says why."""
 
 
-def checked(fault: Fault, places: Mapping[str, Place]) -> Fault:
+def validate_fault(fault: InjectedFault, places: Mapping[str, FaultTarget]) -> InjectedFault:
     """The fault, if it can be. `places`: of all nodes and pods. Raises BadFault."""
-    if fault.kind is Kind.API:
+    if fault.kind is FaultKind.API:
         return fault
     if not fault.targets:
-        raise BadFault("name a node or a pod")
+        raise InvalidFault("name a node or a pod")
     for target in fault.targets:
         if target not in places:
-            raise BadFault(f"there is no node or pod {target!r}; there are: {', '.join(sorted(places)) or 'none'}")
-    if fault.kind is Kind.LOSS and not 1 <= fault.percent <= 100:
-        raise BadFault(f"{fault.percent} % cannot be lost: say 1 to 100")
-    if fault.kind is Kind.DELAY and not 1 <= fault.milliseconds <= 60_000:
-        raise BadFault(f"{fault.milliseconds} ms is no delay: say 1 to 60000")
+            raise InvalidFault(f"there is no node or pod {target!r}; there are: {', '.join(sorted(places)) or 'none'}")
+    if fault.kind is FaultKind.LOSS and not 1 <= fault.percent <= 100:
+        raise InvalidFault(f"{fault.percent} % cannot be lost: say 1 to 100")
+    if fault.kind is FaultKind.DELAY and not 1 <= fault.milliseconds <= 60_000:
+        raise InvalidFault(f"{fault.milliseconds} ms is no delay: say 1 to 60000")
     return fault
 
 
-def in_force(faults: Iterable[Fault], places: Mapping[str, Place], now: float) -> tuple[Fault, ...]:
+def active_faults(
+    faults: Iterable[InjectedFault], places: Mapping[str, FaultTarget], now: float
+) -> tuple[InjectedFault, ...]:
     """Faults whose time has not come, without targets that are gone."""
     left = []
     for fault in faults:
         targets = tuple(target for target in fault.targets if target in places)
-        if (fault.until is None or now < fault.until) and (targets or fault.kind is Kind.API):
+        if (fault.until is None or now < fault.until) and (targets or fault.kind is FaultKind.API):
             left.append(msgspec.structs.replace(fault, targets=targets) if targets != fault.targets else fault)
     return tuple(left)
 
 
-def next_end(faults: Iterable[Fault]) -> float | None:
+def next_end(faults: Iterable[InjectedFault]) -> float | None:
     """When the next one ends by itself, in seconds since 1970; None: none does."""
     return min((fault.until for fault in faults if fault.until is not None), default=None)
 
 
-def rules(faults: Sequence[Fault], places: Mapping[str, Place]) -> dict[str, str]:
+def rules(faults: Sequence[InjectedFault], places: Mapping[str, FaultTarget]) -> dict[str, str]:
     """By network namespace: all rules that the faults need there, as `nft -f` takes them."""
     found: dict[str, tuple[bool, dict[str, list[str]]]] = {}
 
-    def put(place: Place, chain: str, line: str) -> None:
+    def put(place: FaultTarget, chain: str, line: str) -> None:
         found.setdefault(place.namespace, (place.node, {}))[1].setdefault(chain, []).append(line)
 
     for fault in faults:
         verdict = {
-            Kind.LOSS: f"numgen random mod 100 < {fault.percent} counter drop",
-            Kind.PARTITION: "counter drop",
+            FaultKind.LOSS: f"numgen random mod 100 < {fault.percent} counter drop",
+            FaultKind.PARTITION: "counter drop",
         }.get(fault.kind)
         if verdict is None:
             continue
@@ -127,13 +129,13 @@ def rules(faults: Sequence[Fault], places: Mapping[str, Place]) -> dict[str, str
                 continue
             put(place, "input", f"iifname {mine} {verdict}")
             put(place, "output", f"oifname {mine} {verdict}")
-            apart = fault.kind is Kind.PARTITION
+            apart = fault.kind is FaultKind.PARTITION
             put(place, "forward", f"iifname {mine} {f'oifname != {side} ' if apart else ''}{verdict}")
             put(place, "forward", f"{f'iifname != {side} ' if apart else ''}oifname {mine} {verdict}")
     return {namespace: _table(node, chains) for namespace, (node, chains) in found.items()}
 
 
-def no_rules(node: bool) -> str:
+def delete_table(node: bool) -> str:
     """What takes the table away, there or not."""
     name = f"{_family(node)} {TABLE}"
     return f"add table {name}\ndelete table {name}\n"
@@ -149,15 +151,15 @@ def _table(node: bool, chains: Mapping[str, Sequence[str]]) -> str:
         lines += [f"  chain {name} {{", f"    type filter hook {name} priority 0; policy accept;"]
         lines += [f"    {rule}" for rule in rules_of_chain]
         lines.append("  }")
-    return no_rules(node) + "\n".join(lines) + "\n}\n"
+    return delete_table(node) + "\n".join(lines) + "\n}\n"
 
 
-def delays(faults: Iterable[Fault], places: Mapping[str, Place]) -> dict[tuple[str, str], int]:
+def delays(faults: Iterable[InjectedFault], places: Mapping[str, FaultTarget]) -> dict[tuple[str, str], int]:
     """By namespace and device: how many milliseconds later packets leave there. A node's are delayed on their way to it, a
     pod's on their way out."""
     found: dict[tuple[str, str], int] = {}
     for fault in faults:
-        if fault.kind is Kind.DELAY:
+        if fault.kind is FaultKind.DELAY:
             for target in fault.targets:
                 place = places[target]
                 key = place.namespace, place.device

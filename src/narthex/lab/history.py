@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api.store import Change, Store
-from narthex.lab.faults import Fault
+from narthex.lab.faults import InjectedFault
 
 FORMAT = 1
 _SECRET = "Secret"
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class HistoryStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The first line."""
 
     history: int
@@ -35,14 +35,14 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     """Of the last change before."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InitialObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An object that there was at the begin."""
 
     object: dict[str, Any]
     kind: str
 
 
-class Changed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ObjectChanged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One version of one object; None: it is gone."""
 
     change: int
@@ -53,7 +53,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     at: datetime
 
 
-class Turned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ControllersRan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The controllers had their turn until nothing was left to do. What they wrote stands before this line."""
 
     turn: datetime
@@ -64,47 +64,47 @@ class Turned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """And wrote those up to this one."""
 
 
-class Broke(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultStarted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fault began."""
 
-    fault: Fault
+    fault: InjectedFault
     at: datetime
 
 
-class Mended(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fault of this number ended."""
 
     ended: int
     at: datetime
 
 
-Entry = Begin | Held | Changed | Turned | Broke | Mended
-_KINDS: dict[str, type[Entry]] = {
-    "history": Begin,
-    "kind": Held,
-    "change": Changed,
-    "turn": Turned,
-    "fault": Broke,
-    "ended": Mended,
+HistoryEntry = HistoryStart | InitialObject | ObjectChanged | ControllersRan | FaultStarted | FaultEnded
+_KINDS: dict[str, type[HistoryEntry]] = {
+    "history": HistoryStart,
+    "kind": InitialObject,
+    "change": ObjectChanged,
+    "turn": ControllersRan,
+    "fault": FaultStarted,
+    "ended": FaultEnded,
 }
 
 
-class BadHistory(ValueError):
+class InvalidHistory(ValueError):
     """What was read is no history; the message says where and why."""
 
 
-def begun(lab: str, store: Store, at: datetime) -> Iterator[Entry]:
+def initial_entries(lab: str, store: Store, at: datetime) -> Iterator[HistoryEntry]:
     """What a history begins with."""
-    yield Begin(history=FORMAT, lab=lab, at=at, version=store.version)
+    yield HistoryStart(history=FORMAT, lab=lab, at=at, version=store.version)
     for kind in sorted(store.kinds()):
         for _, stored in store.entries(kind):
-            yield Held(object=_without_secrets(kind, stored.raw), kind=kind)
+            yield InitialObject(object=_without_secrets(kind, stored.raw), kind=kind)
 
 
-def changed(change: Change, at: datetime) -> Changed:
+def change_entry(change: Change, at: datetime) -> ObjectChanged:
     """One change."""
     after = change.after
-    return Changed(
+    return ObjectChanged(
         change=change.version,
         kind=change.kind,
         namespace=change.key[0],
@@ -114,12 +114,12 @@ def changed(change: Change, at: datetime) -> Changed:
     )
 
 
-def line(entry: Entry) -> bytes:
+def encode_line(entry: HistoryEntry) -> bytes:
     """An entry as it stands in the file."""
     return msgspec.json.encode(entry) + b"\n"
 
 
-def read(lines: Iterable[bytes]) -> Iterator[Entry]:
+def read(lines: Iterable[bytes]) -> Iterator[HistoryEntry]:
     """Entries of a file. A last line that was cut off counts as not written. Raises BadHistory."""
     begun_once = False
     for number, text in enumerate(lines, 1):
@@ -132,12 +132,14 @@ def read(lines: Iterable[bytes]) -> Iterator[Entry]:
                 None,
             )
             if kind is None:
-                raise BadHistory(f"line {number}: this is no entry of a history")
+                raise InvalidHistory(f"line {number}: this is no entry of a history")
             entry = msgspec.json.decode(text, type=kind)
         except msgspec.MsgspecError as error:
-            raise BadHistory(f"line {number}: {error}") from None
-        if isinstance(entry, Begin) is begun_once or (isinstance(entry, Begin) and entry.history != FORMAT):
-            raise BadHistory(f"line {number}: a history begins with one line `history`, of version {FORMAT}")
+            raise InvalidHistory(f"line {number}: {error}") from None
+        if isinstance(entry, HistoryStart) is begun_once or (
+            isinstance(entry, HistoryStart) and entry.history != FORMAT
+        ):
+            raise InvalidHistory(f"line {number}: a history begins with one line `history`, of version {FORMAT}")
         begun_once = True
         yield entry
 

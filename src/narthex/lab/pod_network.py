@@ -28,13 +28,13 @@ def net_conf(overlay: str, cluster_cidrs: tuple[str, ...]) -> dict[str, Any]:
     return {**common, "Network": four, "IPv6Network": six, "Backend": {"Type": overlay}}
 
 
-def bridged(pod_cidrs: tuple[str, ...], reservations: str) -> dict[str, Any]:
+def bridge_network(pod_cidrs: tuple[str, ...], reservations: str) -> dict[str, Any]:
     """Pods of a node with these ranges, one for each family. `reservations`: path of the folder of taken addresses."""
     ranges = [[{"subnet": cidr}] for cidr in pod_cidrs]
     return _chain({**_BRIDGE, "ipam": {"type": "host-local", "ranges": ranges, "dataDir": reservations}})
 
 
-def overlaid(subnet_file: str, kept: str, reservations: str) -> dict[str, Any]:
+def overlay_network(subnet_file: str, kept: str, reservations: str) -> dict[str, Any]:
     """Pods of a node that gets its ranges, and its packets' size, of the overlay by `subnet_file`. `kept`: path of the folder
     of what was delegated."""
     plugin = {"type": "flannel", "subnetFile": subnet_file, "dataDir": kept, "delegate": _BRIDGE}

@@ -15,32 +15,43 @@ import msgspec
 
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw, Store
-from narthex.lab.controllers.controller_manager import Control, all_controllers, settle
-from narthex.lab.faults import Fault
-from narthex.lab.history import BadHistory, Begin, Broke, Changed, Entry, Held, Mended, Turned
+from narthex.lab.controllers.controller_manager import ControllerManager, lab_controllers, run_until_stable
+from narthex.lab.faults import InjectedFault
+from narthex.lab.history import (
+    ControllersRan,
+    FaultEnded,
+    FaultStarted,
+    HistoryEntry,
+    HistoryStart,
+    InitialObject,
+    InvalidHistory,
+    ObjectChanged,
+)
 
 
-class Differs(ValueError):
+class ReplayMismatch(ValueError):
     """The controllers decide otherwise than in the history; the message says what."""
 
 
 class Replay:
     """A cluster that goes through a history, entry by entry."""
 
-    def __init__(self, entries: Iterable[Entry], admit: Admit, controllers: Control | None = None) -> None:
+    def __init__(
+        self, entries: Iterable[HistoryEntry], admit: Admit, controllers: ControllerManager | None = None
+    ) -> None:
         """`admit`: the API's, for what the controllers write. Raises BadHistory."""
         self._entries = iter(entries)
         begin = next(self._entries, None)
-        if not isinstance(begin, Begin):
-            raise BadHistory("it is empty")
+        if not isinstance(begin, HistoryStart):
+            raise InvalidHistory("it is empty")
         self.begin = begin
-        self._ahead: list[Changed] = []
+        self._ahead: list[ObjectChanged] = []
         """Changes of which is not known yet who made them."""
         store = Store()
         first = None
         held = []
         for entry in self._entries:
-            if not isinstance(entry, Held):
+            if not isinstance(entry, InitialObject):
                 first = entry
                 break
             held.append((entry.kind, entry.object))
@@ -48,8 +59,8 @@ class Replay:
         if first is not None:
             self._entries = itertools.chain([first], self._entries)
         self.registry = _Again(store, admit)
-        self._control = controllers or all_controllers()
-        self.faults: dict[int, Fault] = {}
+        self._control = controllers or lab_controllers()
+        self.faults: dict[int, InjectedFault] = {}
         """In force at this moment of the history, by number."""
         self.turns = 0
         self.decided = 0
@@ -60,22 +71,22 @@ class Replay:
     def step(self) -> datetime | None:
         """Go on to the next change of somebody else, turn or fault; its time, None at the end. Raises Differs, BadHistory."""
         for entry in self._entries:
-            if isinstance(entry, Changed):
+            if isinstance(entry, ObjectChanged):
                 # Whether the controllers made it says the next line that is none.
                 self._ahead.append(entry)
-            elif isinstance(entry, Turned):
+            elif isinstance(entry, ControllersRan):
                 self._turn(entry)
                 return entry.turn
-            elif isinstance(entry, Broke):
+            elif isinstance(entry, FaultStarted):
                 self._others()
                 self.faults[entry.fault.number] = entry.fault
                 return entry.at
-            elif isinstance(entry, Mended):
+            elif isinstance(entry, FaultEnded):
                 self._others()
                 self.faults.pop(entry.ended, None)
                 return entry.at
             else:
-                raise BadHistory("objects of the begin stand before all else")
+                raise InvalidHistory("objects of the begin stand before all else")
         last = self._ahead[-1].at if self._ahead else None
         self._others()
         return last
@@ -86,15 +97,15 @@ class Replay:
             self.registry.write(self._ahead.pop(0))
             self.written += 1
 
-    def _turn(self, entry: Turned) -> None:
+    def _turn(self, entry: ControllersRan) -> None:
         self._others(entry.after)
         told = {each.change: each for each in self._ahead if each.change <= entry.upto}
         self._ahead = [each for each in self._ahead if each.change > entry.upto]
         before = self.registry.version
         if before != entry.after:
-            raise BadHistory(f"changes between version {before} and {entry.after} are missing")
+            raise InvalidHistory(f"changes between version {before} and {entry.after} are missing")
         self.registry.expect(told, entry.turn)
-        settle(self._control, self.registry, entry.turn)
+        run_until_stable(self._control, self.registry, entry.turn)
         self.registry.met()
         self.turns += 1
         self.decided += len(told)
@@ -119,13 +130,13 @@ class _Again(Registry):
     def __init__(self, store: Store, admit: Admit) -> None:
         self._moment = datetime.min
         self._bytes = b""
-        self._told: dict[int, Changed] = {}
+        self._told: dict[int, ObjectChanged] = {}
         super().__init__(lambda: self._moment, self._drawn, admit=admit, store=store)
 
     def _drawn(self, count: int) -> bytes:
         return (self._bytes or bytes(16))[:count].ljust(count, b"\0")
 
-    def write(self, change: Changed) -> None:
+    def write(self, change: ObjectChanged) -> None:
         """Make a change as it was."""
         if change.object is None:
             self.store.delete(change.kind, change.namespace, change.name)
@@ -133,9 +144,9 @@ class _Again(Registry):
             self.store.put(change.kind, change.object)
         self._changed_kinds(change.kind)
         if self.version != change.change:
-            raise BadHistory(f"version {change.change} follows {self.version - 1}: something is missing")
+            raise InvalidHistory(f"version {change.change} follows {self.version - 1}: something is missing")
 
-    def expect(self, told: Mapping[int, Changed], now: datetime) -> None:
+    def expect(self, told: Mapping[int, ObjectChanged], now: datetime) -> None:
         """From now on these changes must be made, and no others."""
         self._told, self._moment = dict(told), now
 
@@ -143,7 +154,7 @@ class _Again(Registry):
         """Raise Differs when a change was not made."""
         if self._told:
             first = self._told[min(self._told)]
-            raise Differs(f"version {first.change}: {_what(first)} was written then and is not now")
+            raise ReplayMismatch(f"version {first.change}: {_what(first)} was written then and is not now")
 
     def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
         """As in the history, with the same uid."""
@@ -195,13 +206,13 @@ class _Again(Registry):
             name = "/".join(part for part in change.key if part)
             if told is None or (told.kind, (told.namespace, told.name)) != (change.kind, change.key):
                 then = f"{_what(told)} was written then" if told is not None else "nothing was written then"
-                raise Differs(f"version {change.version}: {change.kind} {name} is written now, {then}")
+                raise ReplayMismatch(f"version {change.version}: {change.kind} {name} is written now, {then}")
             if told.object != change.after:
                 where = _difference(told.object, change.after)
-                raise Differs(f"version {change.version}: {change.kind} {name} differs at {where}")
+                raise ReplayMismatch(f"version {change.version}: {change.kind} {name} differs at {where}")
 
 
-def _what(change: Changed) -> str:
+def _what(change: ObjectChanged) -> str:
     name = f"{change.namespace}/{change.name}" if change.namespace else change.name
     return f"{change.kind} {name}" + (" (deleted)" if change.object is None else "")
 

@@ -11,7 +11,7 @@ from narthex.lab.api.admission import admit
 from narthex.lab.api.api import Api
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.registry import Registry
-from narthex.lab.controllers.service.admission import Allocation
+from narthex.lab.controllers.service.admission import ServiceAllocator
 from narthex.lab.program.api_server import kubeconfig
 from narthex.lab.server import certificate
 from narthex.lab.server.server import ApiServer
@@ -70,7 +70,7 @@ class Bare:
 
     def __init__(self, folder):
         self.lock = threading.RLock()
-        allocation = Allocation()
+        allocation = ServiceAllocator()
 
         def admission(registry, kind, held, new, subresource):
             return allocation.admit(registry, kind, held, admit(registry, kind, held, new, subresource), subresource)

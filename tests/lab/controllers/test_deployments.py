@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.lab.controllers.deployment.progress import NO_DEADLINE
-from narthex.lab.controllers.deployment.rolling import Fences, Size, in_proportion
+from narthex.lab.controllers.deployment.rolling import ReplicaSetSize, RolloutLimits, scale_proportionally
 
 from .world import World, deployment, template
 
@@ -194,8 +194,8 @@ def test_scaling_within_a_rollout_is_in_proportion():
     ],
 )
 def test_shares(replicas, surge, sizes_before, expected):
-    sets = [Size(str(index), size, 0, most) for index, (size, most) in enumerate(sizes_before)]
-    got = in_proportion(sets, Fences(replicas, surge, 0), 13)
+    sets = [ReplicaSetSize(str(index), size, 0, most) for index, (size, most) in enumerate(sizes_before)]
+    got = scale_proportionally(sets, RolloutLimits(replicas, surge, 0), 13)
     assert [got[each.name] for each in sets] == expected
 
 

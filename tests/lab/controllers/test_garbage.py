@@ -1,6 +1,6 @@
 """What belongs to nobody any more."""
 
-from narthex.lab.controllers.objects import leaving
+from narthex.lab.controllers.objects import is_terminating
 
 from .world import World, deployment, service
 
@@ -23,7 +23,7 @@ def test_a_deployment_takes_everything_with_it():
     world = running()
     world.delete("Deployment", "web")
     assert world.list("ReplicaSet") == []
-    assert all(leaving(pod) for pod in world.list("Pod")), "they have their grace"
+    assert all(is_terminating(pod) for pod in world.list("Pod")), "they have their grace"
     world.run_pods()
     assert world.list("Pod") == []
 
@@ -51,9 +51,9 @@ def test_orphans_stay():
 def test_in_the_foreground_an_owner_waits_for_its_pods():
     world = running()
     delete(world, "Foreground")
-    assert leaving(world.get("Deployment", "web"))
-    assert leaving(world.list("ReplicaSet")[0])
-    assert [leaving(pod) for pod in world.list("Pod")] == [True, True]
+    assert is_terminating(world.get("Deployment", "web"))
+    assert is_terminating(world.list("ReplicaSet")[0])
+    assert [is_terminating(pod) for pod in world.list("Pod")] == [True, True]
     world.run_pods()
     assert (world.list("Pod"), world.list("ReplicaSet"), world.get("Deployment", "web")) == ([], [], None)
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from narthex.lab.controllers.objects import condition, labels_of, leaving, pod_ready
+from narthex.lab.controllers.objects import condition, is_pod_ready, is_terminating, labels_of
 
 from .world import World, deployment, node, pod, service
 
@@ -54,7 +54,7 @@ def test_a_silent_node_is_unknown_and_tainted_and_its_pods_serve_nobody():
         ("node.kubernetes.io/unreachable", "NoSchedule"),
         ("node.kubernetes.io/unreachable", "NoExecute"),
     ]
-    by_node = {each["spec"]["nodeName"]: pod_ready(each) for each in world.list("Pod")}
+    by_node = {each["spec"]["nodeName"]: is_pod_ready(each) for each in world.list("Pod")}
     assert by_node == {"node-1": True, "node-2": False}
     (slice_,) = world.list("EndpointSlice")
     assert {each["nodeName"]: each["conditions"]["ready"] for each in slice_["endpoints"]} == by_node
@@ -76,7 +76,7 @@ def test_it_comes_back():
     live(world, 1, "node-1", "node-2")
     assert ready_of(world, "node-2") == "True"
     assert taints(world, "node-2") == []
-    assert all(pod_ready(each) for each in world.list("Pod"))
+    assert all(is_pod_ready(each) for each in world.list("Pod"))
 
 
 @pytest.mark.parametrize(("seconds", "gone"), [(290, False), (310, True)])
@@ -85,10 +85,13 @@ def test_pods_leave_after_five_minutes_and_others_come(seconds, gone):
     live(world, 3, "node-1")
     lost = next(each for each in world.list("Pod") if each["spec"]["nodeName"] == "node-2")
     live(world, seconds, "node-1")
-    assert leaving(world.get("Pod", lost["metadata"]["name"])) is gone
+    assert is_terminating(world.get("Pod", lost["metadata"]["name"])) is gone
     assert len(world.list("Pod")) == (3 if gone else 2)
     if gone:
-        assert [each["spec"]["nodeName"] for each in world.list("Pod") if not leaving(each)] == ["node-1", "node-1"]
+        assert [each["spec"]["nodeName"] for each in world.list("Pod") if not is_terminating(each)] == [
+            "node-1",
+            "node-1",
+        ]
 
 
 def test_a_toleration_says_how_long_a_pod_stays():
@@ -99,9 +102,9 @@ def test_a_toleration_says_how_long_a_pod_stays():
     world.put(pod("ever", tolerations=[unreachable]))
     world.run_pods()
     world.wait(4)
-    assert [leaving(world.get("Pod", name)) for name in ("short", "ever")] == [False, False]
+    assert [is_terminating(world.get("Pod", name)) for name in ("short", "ever")] == [False, False]
     world.wait(1000)
-    assert [leaving(world.get("Pod", name)) for name in ("short", "ever")] == [True, False]
+    assert [is_terminating(world.get("Pod", name)) for name in ("short", "ever")] == [True, False]
 
 
 def test_a_taint_by_hand_drives_out_who_does_not_tolerate_it():
@@ -109,7 +112,7 @@ def test_a_taint_by_hand_drives_out_who_does_not_tolerate_it():
     held = world.get("Node", "node-2", "")
     taint = {"key": "dedicated", "value": "x", "effect": "NoExecute"}
     world.put({**held, "spec": {**held["spec"], "taints": [taint]}})
-    assert {each["spec"]["nodeName"] for each in world.list("Pod") if not leaving(each)} == {"node-1"}
+    assert {each["spec"]["nodeName"] for each in world.list("Pod") if not is_terminating(each)} == {"node-1"}
 
 
 def test_cordon_and_uncordon():

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.lab.kubelet.probes import (
-    Exec,
-    HttpGet,
-    Impossible,
-    Judgement,
-    TcpSocket,
-    http_ok,
+    ExecAction,
+    HttpGetAction,
+    ProbeState,
+    TcpSocketAction,
+    UnsupportedAction,
+    is_http_success,
     probes_of,
 )
 
@@ -35,7 +35,7 @@ def action(**given):
 def judged(results, **given):
     """Whether it is ready after each result of its readiness probe."""
     (probe,) = probes_of(container(readinessProbe={"tcpSocket": {"port": 80}, **given}))
-    judgement = Judgement((probe,), START)
+    judgement = ProbeState((probe,), START)
     seen = []
     for index, ok in enumerate(results):
         judgement.tell(probe, ok, at(index))
@@ -46,7 +46,7 @@ def judged(results, **given):
 @pytest.mark.parametrize(
     ("given_", "expected"),
     [
-        ({"httpGet": {"port": 80}}, HttpGet(host="", port=80, path="/", scheme="http")),
+        ({"httpGet": {"port": 80}}, HttpGetAction(host="", port=80, path="/", scheme="http")),
         (
             {
                 "httpGet": {
@@ -57,12 +57,12 @@ def judged(results, **given):
                     "httpHeaders": [{"name": "X-A", "value": "b"}],
                 }
             },
-            HttpGet(host="192.0.2.1", port=8080, path="/healthz", scheme="https", headers=(("X-A", "b"),)),
+            HttpGetAction(host="192.0.2.1", port=8080, path="/healthz", scheme="https", headers=(("X-A", "b"),)),
         ),
-        ({"tcpSocket": {"port": "8080"}}, TcpSocket(host="", port=8080)),
-        ({"exec": {"command": ["test", "-e", "/x"]}}, Exec(command=("test", "-e", "/x"))),
-        ({"tcpSocket": {"port": "gone"}}, Impossible(why="the container has no port 'gone'")),
-        ({"tcpSocket": {"port": 70000}}, Impossible(why="the container has no port 70000")),
+        ({"tcpSocket": {"port": "8080"}}, TcpSocketAction(host="", port=8080)),
+        ({"exec": {"command": ["test", "-e", "/x"]}}, ExecAction(command=("test", "-e", "/x"))),
+        ({"tcpSocket": {"port": "gone"}}, UnsupportedAction(why="the container has no port 'gone'")),
+        ({"tcpSocket": {"port": 70000}}, UnsupportedAction(why="the container has no port 70000")),
     ],
 )
 def test_what_a_probe_does(given_, expected):
@@ -71,7 +71,7 @@ def test_what_a_probe_does(given_, expected):
 
 def test_grpc_is_refused_in_words():
     found = action(grpc={"port": 80})
-    assert isinstance(found, Impossible)
+    assert isinstance(found, UnsupportedAction)
     assert "gRPC" in found.why
 
 
@@ -84,7 +84,7 @@ def test_defaults_are_upstreams():
     ("status", "ok"), [(199, False), (200, True), (302, True), (399, True), (400, False), (500, False)]
 )
 def test_statuses(status, ok):
-    assert http_ok(status) is ok
+    assert is_http_success(status) is ok
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_readiness_by_thresholds(results, settings, expected):
 
 
 def test_without_probes_it_is_ready_and_nothing_is_due():
-    judgement = Judgement((), START)
+    judgement = ProbeState((), START)
     assert (judgement.ready, judgement.started, judgement.next_due()) == (True, True, None)
 
 
@@ -115,7 +115,7 @@ def test_delay_and_period():
     (probe,) = probes_of(
         container(readinessProbe={"tcpSocket": {"port": 80}, "initialDelaySeconds": 5, "periodSeconds": 3})
     )
-    judgement = Judgement((probe,), START)
+    judgement = ProbeState((probe,), START)
     assert judgement.due(at(4)) == ()
     assert judgement.due(at(5)) == (probe,)
     judgement.begin(probe, at(5))
@@ -128,7 +128,7 @@ def test_nothing_else_is_asked_before_it_has_started():
     probes = probes_of(
         container(**{f"{name}Probe": {"tcpSocket": {"port": 80}} for name in ("startup", "liveness", "readiness")})
     )
-    judgement = Judgement(probes, START)
+    judgement = ProbeState(probes, START)
     (startup,) = judgement.due(START)
     assert (startup.purpose, judgement.started, judgement.ready) == ("startup", False, False)
     judgement.tell(startup, True, at(1))
@@ -139,7 +139,7 @@ def test_nothing_else_is_asked_before_it_has_started():
 @pytest.mark.parametrize("purpose", ["startup", "liveness"])
 def test_failing_often_enough_asks_for_a_restart(purpose):
     (probe,) = probes_of(container(**{f"{purpose}Probe": {"tcpSocket": {"port": 80}, "failureThreshold": 2}}))
-    judgement = Judgement((probe,), START)
+    judgement = ProbeState((probe,), START)
     judgement.tell(probe, False, at(1))
     assert judgement.to_restart is None
     judgement.tell(probe, False, at(2))

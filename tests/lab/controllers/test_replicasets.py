@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from narthex.lab.controllers.objects import controller_of, leaving, stamp
-from narthex.lab.controllers.replicaset import first_to_go
+from narthex.lab.controllers.objects import controller_of, format_time, is_terminating
+from narthex.lab.controllers.replicaset import pods_to_delete
 
 from .world import START, World, pod, replica_set
 
 
 def names(world):
-    return {each["metadata"]["name"] for each in world.list("Pod") if not leaving(each)}
+    return {each["metadata"]["name"] for each in world.list("Pod") if not is_terminating(each)}
 
 
 def test_pods_have_the_set_s_name_and_five_safe_letters():
@@ -87,7 +87,7 @@ def ranked(**given):
     return {
         "metadata": {
             "name": given["name"],
-            "creationTimestamp": stamp(START.replace(hour=given.get("born", 1))),
+            "creationTimestamp": format_time(START.replace(hour=given.get("born", 1))),
             "annotations": {"controller.kubernetes.io/pod-deletion-cost": str(given.get("cost", 0))},
         },
         "spec": {"nodeName": node} if node else {},
@@ -98,7 +98,7 @@ def ranked(**given):
                 {
                     "type": "Ready",
                     "status": "True" if ready else "False",
-                    "lastTransitionTime": stamp(START.replace(hour=given.get("since", 2))),
+                    "lastTransitionTime": format_time(START.replace(hour=given.get("since", 2))),
                 }
             ],
         },
@@ -126,13 +126,13 @@ def ranked(**given):
 def test_who_goes_first(first, second):
     one, other = ranked(name="b", **first), ranked(name="a", **second)
     now = START.replace(hour=23)
-    assert first_to_go([one, other], [], 1, now) == [one]
-    assert first_to_go([other, one], [], 1, now) == [one]
+    assert pods_to_delete([one, other], [], 1, now) == [one]
+    assert pods_to_delete([other, one], [], 1, now) == [one]
 
 
 def test_who_shares_a_node_with_siblings_goes_first():
     alone, one, other = (ranked(name=name, node=node) for name, node in (("a", "n1"), ("b", "n2"), ("c", "n2")))
-    assert first_to_go([alone, one], [alone, one, other], 1, START) == [one]
+    assert pods_to_delete([alone, one], [alone, one, other], 1, START) == [one]
 
 
 def test_scaling_down_takes_the_unready_one():
@@ -142,5 +142,5 @@ def test_scaling_down_takes_the_unready_one():
     bad = world.list("Pod")[1]
     world.set_ready(bad, False)
     world.patch("ReplicaSet", "web", replicas=2)
-    assert [leaving(each) for each in world.list("Pod")] == [False, True, False]
+    assert [is_terminating(each) for each in world.list("Pod")] == [False, True, False]
     assert ("SuccessfulDelete", f"Deleted pod: {bad['metadata']['name']}") in world.events()

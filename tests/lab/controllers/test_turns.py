@@ -1,6 +1,6 @@
 """All controllers together: from what a user writes to what a proxy reads."""
 
-from narthex.lab.controllers.controller_manager import all_controllers
+from narthex.lab.controllers.controller_manager import lab_controllers
 
 from .world import World, deployment, service
 
@@ -77,7 +77,7 @@ def test_a_new_control_takes_a_running_cluster_as_it_is():
     world.put(deployment(3))
     world.converge()
     before = world.registry.version
-    world.control = all_controllers()
+    world.control = lab_controllers()
     world.converge()
     assert world.registry.version == before
 

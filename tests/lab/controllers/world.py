@@ -5,9 +5,9 @@ from itertools import count
 
 from narthex.lab.api.errors import forbidden
 from narthex.lab.api.registry import Registry
-from narthex.lab.controllers.controller_manager import all_controllers, settle
-from narthex.lab.controllers.objects import leaving, spec_of, stamp, with_condition
-from narthex.lab.controllers.service.admission import Allocation, admission
+from narthex.lab.controllers.controller_manager import lab_controllers, run_until_stable
+from narthex.lab.controllers.objects import format_time, is_terminating, spec_of, with_condition
+from narthex.lab.controllers.service.admission import ServiceAllocator, admission
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -22,9 +22,9 @@ class World:
         """Kinds of which nothing may be made."""
         self.checks = True
         """Whether the API looks at what is written."""
-        self._checked, self._unchecked = admission(), Allocation().admit
+        self._checked, self._unchecked = admission(), ServiceAllocator().admit
         self.registry = Registry(lambda: self.now, lambda n: next(numbers).to_bytes(n, "big"), admit=self._admit)
-        self.control = control if control is not None else all_controllers()
+        self.control = control if control is not None else lab_controllers()
         self.refused = []
         for name in ("shop", "other", "default", "kube-node-lease"):
             self.registry.create("Namespace", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -40,7 +40,7 @@ class World:
         return admit(registry, kind, held, new, subresource)
 
     def settle(self):
-        settle(self.control, self.registry, self.now)
+        run_until_stable(self.control, self.registry, self.now)
         self.refused += self.control.problems.values()
 
     def wait(self, seconds=0.0):
@@ -97,7 +97,7 @@ class World:
     def run_pods(self, *, ready=True):
         """Pods with a node get an address and run; those that leave are gone."""
         for pod in self.registry.list("Pod"):
-            if leaving(pod):
+            if is_terminating(pod):
                 metadata = pod["metadata"]
                 self.registry.delete("Pod", metadata["namespace"], metadata["name"], grace=0)
             elif spec_of(pod).get("nodeName") and not (pod.get("status") or {}).get("podIP"):
@@ -146,7 +146,7 @@ def node(name, *, ready=True, **spec):
         "spec": spec,
         "status": {
             "conditions": [
-                {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": stamp(START)}
+                {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": format_time(START)}
             ],
             "allocatable": {"pods": "110"},
         },

@@ -140,7 +140,7 @@ def test_what_is_killed_is_started_again(cluster):
     assert reaches(client.network_namespace, neighbour.addresses[0])
     before = {each.node: each.process.pid for each in labs.read(cluster.name).processes}
     cluster.narthex("fault", "kill", "process/node-2")
-    eventually(lambda: all(node.healthy for node in labs.look(cluster.name).nodes), "all nodes' health")
+    eventually(lambda: all(node.healthy for node in labs.inspect_lab(cluster.name).nodes), "all nodes' health")
     after = {each.node: each.process.pid for each in labs.read(cluster.name).processes}
     assert before["node-1"] == after["node-1"]
     assert before["node-2"] != after["node-2"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.lab.kubelet.environment import ConfigFault, command_line, environment, expand, field_value
+from narthex.lab.kubelet.environment import ContainerConfigError, command_line, environment, expand, field_value
 
 POD = {
     "metadata": {
@@ -146,7 +146,7 @@ def test_the_downward_api(path, expected):
 
 
 def test_a_field_that_is_none_is_a_fault():
-    with pytest.raises(ConfigFault, match="unsupported fieldPath"):
+    with pytest.raises(ContainerConfigError, match="unsupported fieldPath"):
         field_value(POD, "spec.containers")
 
 
@@ -174,7 +174,7 @@ def test_values_from_elsewhere(source, expected):
     ],
 )
 def test_what_is_missing_is_said_as_a_kubelet_says_it(source, message):
-    with pytest.raises(ConfigFault) as raised:
+    with pytest.raises(ContainerConfigError) as raised:
         made({"env": [{"name": "V", "valueFrom": source}]})
     assert str(raised.value) == message
 
@@ -184,7 +184,7 @@ def test_all_of_an_object_with_a_prefix():
     known = made({"envFrom": sources})
     assert (known["W_hello"], known["W_other"], known["door"]) == ("there", "x", "open")
     assert made({"envFrom": [{"configMapRef": {"name": "none", "optional": True}}]})
-    with pytest.raises(ConfigFault, match='configmap "none" not found'):
+    with pytest.raises(ContainerConfigError, match='configmap "none" not found'):
         made({"envFrom": [{"configMapRef": {"name": "none"}}]})
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from tests.lab.controllers.world import World, deployment, service, template
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.controllers.controller_manager import all_controllers
-from narthex.lab.controllers.objects import controller_of, leaving
+from narthex.lab.controllers.controller_manager import lab_controllers
+from narthex.lab.controllers.objects import controller_of, is_terminating
 
 NAMES = st.sampled_from(["a", "b"])
 STEPS = st.lists(
@@ -84,9 +84,9 @@ def test_the_same_history_ends_the_same_at_rest_and_without_orphans(steps):
     uids = {obj["metadata"]["uid"] for obj in all_of(world)}
     for obj in all_of(world):
         owner = controller_of(obj)
-        assert owner is None or owner["uid"] in uids or leaving(obj), "what belongs to nobody is on its way out"
+        assert owner is None or owner["uid"] in uids or is_terminating(obj), "what belongs to nobody is on its way out"
     # Controllers that begin anew find nothing that those before would not have done at this moment.
-    world.control = all_controllers()
+    world.control = lab_controllers()
     before = world.registry.version
     world.settle()
     assert world.registry.version == before

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.controllers.world import World, deployment, template
 
-from narthex.lab.controllers.deployment.rolling import fences
-from narthex.lab.controllers.objects import leaving, pod_active, pod_ready
+from narthex.lab.controllers.deployment.rolling import rollout_limits
+from narthex.lab.controllers.objects import is_pod_active, is_pod_ready, is_terminating
 
 PARTS = st.one_of(st.integers(0, 4), st.sampled_from(["0%", "10%", "25%", "34%", "50%", "100%"]))
 STEPS = st.one_of(
@@ -25,11 +25,11 @@ def some(parts):
 
 
 def active(world):
-    return [pod for pod in world.list("Pod") if pod_active(pod)]
+    return [pod for pod in world.list("Pod") if is_pod_active(pod)]
 
 
 def available(world):
-    return {pod["metadata"]["name"] for pod in active(world) if pod_ready(pod)}
+    return {pod["metadata"]["name"] for pod in active(world) if is_pod_ready(pod)}
 
 
 class Watched:
@@ -51,10 +51,10 @@ class Watched:
         held = self.world.get("Deployment", "web")
         if held is None:
             return
-        limits = fences(held)
+        limits = rollout_limits(held)
         have = available(self.world)
         living = {pod["metadata"]["name"]: pod for pod in self.world.list("Pod")}
-        taken = {name for name in self.had - have if name in living and leaving(living[name])}
+        taken = {name for name in self.had - have if name in living and is_terminating(living[name])}
         if taken and not self.may_shrink:
             assert len(have) >= limits.least, f"{taken} went, {len(have)} are left of at least {limits.least}"
         self.had = have
@@ -84,10 +84,10 @@ def test_a_rolling_update_stays_between_its_fences_and_ends(replicas, parts, ste
         elif pods := [pod for pod in active(world) if (pod.get("status") or {}).get("podIP")]:
             pod = pods[value % len(pods)]
             if step == "flip":
-                world.set_ready(pod, not pod_ready(pod))
+                world.set_ready(pod, not is_pod_ready(pod))
             else:
                 world.delete("Pod", pod["metadata"]["name"])
-        limits = fences(world.get("Deployment", "web"))
+        limits = rollout_limits(world.get("Deployment", "web"))
         assert len(active(world)) <= limits.most
         assert world.control.turn(world.registry, world.now) == []
     watched.may_shrink = True

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.lab.controllers.world import World, node, pod
 
 from narthex.lab.controllers import scheduling_filters as fitness
-from narthex.lab.controllers.objects import leaving
+from narthex.lab.controllers.objects import is_terminating
 
 TAINTS = st.lists(
     st.fixed_dictionaries(
@@ -45,7 +45,7 @@ def test_pods_are_where_they_fit_or_fit_nowhere(nodes, pods):
             made["spec"]["containers"][0]["ports"] = [{"containerPort": port, "hostPort": port}]
         world.registry.create("Pod", made)
     world.settle()
-    assert not any(leaving(each) for each in world.list("Pod"))
+    assert not any(is_terminating(each) for each in world.list("Pod"))
     placed = {each["metadata"]["name"]: [] for each in world.list("Node", "")}
     for each in world.list("Pod"):
         if "nodeName" in each["spec"]:
@@ -55,11 +55,11 @@ def test_pods_are_where_they_fit_or_fit_nowhere(nodes, pods):
         for one in here:
             others = [other for other in here if other is not one]
             ports = [port for other in others for port in fitness.host_ports(other)]
-            assert fitness.why_not(one, each, len(others), ports) == ""
+            assert fitness.rejection_reason(one, each, len(others), ports) == ""
         ports = [port for other in here for port in fitness.host_ports(other)]
         for waiting in world.list("Pod"):
             if "nodeName" not in waiting["spec"]:
-                assert fitness.why_not(waiting, each, len(here), ports) != ""
+                assert fitness.rejection_reason(waiting, each, len(here), ports) != ""
     assert world.control.turn(world.registry, world.now) == []
 
 

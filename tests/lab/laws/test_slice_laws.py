@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.controllers.world import World, pod, service
 
-from narthex.lab.controllers.endpointslice.pod_endpoints import Endpoints
-from narthex.lab.controllers.endpointslice.reconciler import MAX_ENDPOINTS, pack
+from narthex.lab.controllers.endpointslice.pod_endpoints import PodEndpoints
+from narthex.lab.controllers.endpointslice.reconciler import MAX_ENDPOINTS, pack_endpoints
 
 NUMBERS = count()
 PORTS = [({"name": "http", "protocol": "TCP", "port": number},) for number in (80, 81)]
@@ -57,7 +57,7 @@ def test_slices_hold_exactly_the_endpoints_and_little_is_written(states):
     slices, before = [], {}
     for state in states:
         groups = wanted(state)
-        new, writes = written(pack(groups, slices), slices)
+        new, writes = written(pack_endpoints(groups, slices), slices)
         assert held(new) == sorted((str(list(ports)), str(each)) for ports, some in groups for each in some)
         assert all(len(each["endpoints"]) <= MAX_ENDPOINTS for each in new)
         assert all(each["endpoints"] for each in new) or len(new) == 1
@@ -65,7 +65,7 @@ def test_slices_hold_exactly_the_endpoints_and_little_is_written(states):
         changed = sum(before.get(number) != state.get(number) for number in before.keys() | state.keys())
         # Each endpoint that changes touches its slice, or one in which it finds room; the placeholder comes and goes once.
         assert writes <= 2 * changed + 1
-        again, more = written(pack(groups, new), new)
+        again, more = written(pack_endpoints(groups, new), new)
         assert (again, more) == (new, 0)
         slices, before = new, state
 
@@ -104,7 +104,7 @@ def test_after_any_history_the_slices_are_as_if_made_anew(steps, policy):
         for family in web["spec"]["ipFamilies"]:
             expected = [
                 (list(ports), each)
-                for ports, some in Endpoints().of(web, pods, family, world.control._present)
+                for ports, some in PodEndpoints().of(web, pods, family, world.control._present)
                 for each in some
             ]
             got = [

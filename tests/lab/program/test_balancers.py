@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from narthex.lab.program.load_balancer_addresses import (
-    balance,
+    allocate_addresses,
+    answered_addresses,
     patches,
     pools_of,
-    to_answer,
 )
 from narthex.lab.topology import nodes
 from narthex.model.net import FAMILIES, IPFamily
@@ -35,7 +35,7 @@ class Lab:
 
     def turn(self, *objects):
         wanted = snapshot(*map(self.as_the_api_has_it, objects), *self.pools, with_node=False)
-        made = balance(wanted, NODES)
+        made = allocate_addresses(wanted, NODES)
         self.services = {**wanted.services, **made.changed}
         return made
 
@@ -118,7 +118,7 @@ def test_nobody_waits_for_an_answer_for_what_no_node_announces():
         "a", ingress=(LoadBalancerIngress(ip="203.0.113.9", proxy=True), LoadBalancerIngress(ip="203.0.113.1"))
     )
     was = balancer("b", type="ClusterIP", ingress=(LoadBalancerIngress(ip="203.0.113.2"),))
-    assert to_answer([proxied, was]) == {"203.0.113.1"}
+    assert answered_addresses([proxied, was]) == {"203.0.113.1"}
 
 
 def test_no_room_is_said():

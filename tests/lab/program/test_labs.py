@@ -40,23 +40,23 @@ def test_where_commands_run():
         "db": "B",
         "shop/db": "B",
     }.items():
-        assert inside.where(found, target).network_namespace == namespace
+        assert inside.find_target(found, target).network_namespace == namespace
 
 
 def test_a_pod_name_in_two_namespaces_is_not_guessed():
     with pytest.raises(LabError, match="several pods 'web': default/web, shop/web"):
-        inside.where(state(pod("web"), pod("web", "shop")), "web")
+        inside.find_target(state(pod("web"), pod("web", "shop")), "web")
 
 
 @pytest.mark.parametrize("target", ["", "nobody", "default/nobody", "fabric", "../x"])
 def test_targets_that_are_not_there(target):
     with pytest.raises(LabError, match="there are: outside, node-1, node-2"):
-        inside.where(state(pod("waiting", where="")), target)
+        inside.find_target(state(pod("waiting", where="")), target)
 
 
 def test_a_pod_without_a_node_cannot_be_entered():
     with pytest.raises(LabError):
-        inside.where(state(pod("waiting", where="")), "waiting")
+        inside.find_target(state(pod("waiting", where="")), "waiting")
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def up(
 @_plain_errors
 def status(name: str, output: str) -> None:
     """Show nodes, proxies, pods and Services. Exit status 1 when something of it does not work."""
-    found = labs.look(name)
+    found = labs.inspect_lab(name)
     if output == "json":
         _print_json(found)
     else:
@@ -130,7 +130,7 @@ def status(name: str, output: str) -> None:
 @_plain_errors
 def list_labs(output: str) -> None:
     """Show which labs there are."""
-    found = labs.look_at_all()
+    found = labs.inspect_all()
     if output == "json":
         _print_json(found)
     else:
@@ -150,7 +150,7 @@ def exec_(name: str, container: str, target: str, argv: tuple[str, ...]) -> NoRe
     /etc/resolv.conf, /tmp and processes; other files and programs are this machine's.
     """
     state = labs.read(name)
-    inside.run(state, inside.where(state, target), argv, container)
+    inside.run(state, inside.find_target(state, target), argv, container)
 
 
 @command.command()

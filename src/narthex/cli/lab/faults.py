@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.lab.faults import Fault, Kind
+from narthex.lab.faults import FaultKind, InjectedFault
 from narthex.lab.program import labs
 from narthex.lab.program.node_client import request
 from narthex.lab.program.state import LabError, StateDirectory
@@ -67,7 +67,7 @@ def loss(targets: tuple[str, ...], percent: int, seconds: float | None, name: st
 
     At a node this is between it and the network, so pods of one node reach one another; ARP gets lost, too.
     """
-    _begin(name, output, Kind.LOSS, targets, seconds, percent=percent)
+    _begin(name, output, FaultKind.LOSS, targets, seconds, percent=percent)
 
 
 @fault.command()
@@ -76,7 +76,7 @@ def loss(targets: tuple[str, ...], percent: int, seconds: float | None, name: st
 def partition(targets: tuple[str, ...], seconds: float | None, name: str, output: str) -> None:
     """Cut TARGETs off. Nodes that are named together reach one another, but no other node and no `outside`; a pod reaches
     nobody."""
-    _begin(name, output, Kind.PARTITION, targets, seconds)
+    _begin(name, output, FaultKind.PARTITION, targets, seconds)
 
 
 @fault.command()
@@ -85,7 +85,7 @@ def partition(targets: tuple[str, ...], seconds: float | None, name: str, output
 @_common
 def delay(targets: tuple[str, ...], milliseconds: int, seconds: float | None, name: str, output: str) -> None:
     """Let packets come later: those to a node, those from a pod. Only where the kernel has netem."""
-    _begin(name, output, Kind.DELAY, targets, seconds, milliseconds=milliseconds)
+    _begin(name, output, FaultKind.DELAY, targets, seconds, milliseconds=milliseconds)
 
 
 @fault.command()
@@ -94,7 +94,7 @@ def delay(targets: tuple[str, ...], milliseconds: int, seconds: float | None, na
 def api(word: str, seconds: float | None, name: str, output: str) -> None:
     """Take the API server down: nodes and kubectl lose their connections and get no new ones. Its objects stay."""
     del word
-    _begin(name, output, Kind.API, (), seconds)
+    _begin(name, output, FaultKind.API, (), seconds)
 
 
 @fault.command()
@@ -131,15 +131,17 @@ def list_faults(name: str, output: str) -> None:
 @_output
 def end(number: int | None, name: str, output: str) -> None:
     """End the fault of this NUMBER, or all of them."""
-    ended = msgspec.convert(_ask(name, {"end": number})["ended"], tuple[Fault, ...])
+    ended = msgspec.convert(_ask(name, {"end": number})["ended"], tuple[InjectedFault, ...])
     now = time.time()
     said = [printable(f"Ended: {msgspec.structs.replace(each, until=None).text(now)}") for each in ended]
     _print(ended, output, "\n".join(said) or "There was nothing to end.")
 
 
-def _begin(name: str, output: str, kind: Kind, targets: tuple[str, ...], seconds: float | None, **more: int) -> None:
+def _begin(
+    name: str, output: str, kind: FaultKind, targets: tuple[str, ...], seconds: float | None, **more: int
+) -> None:
     wish = {"kind": kind.value, "targets": targets, "seconds": seconds, **more}
-    begun = msgspec.convert(_ask(name, {"begin": wish})["fault"], Fault)
+    begun = msgspec.convert(_ask(name, {"begin": wish})["fault"], InjectedFault)
     option = "" if name == labs.DEFAULT_NAME else f" --name {name}"
     text = begun.text(begun.since)
     _print(begun, output, printable(f"{text} (end it with `narthex lab fault end {begun.number}{option}`)"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from narthex.lab.cluster import DNS_SERVICE
-from narthex.lab.program.labs import DEFAULT_NAME, LabStatus, NodeStatus, Started
+from narthex.lab.program.labs import DEFAULT_NAME, LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import LabState, ServiceRecord
 from narthex.model.net import join_port
 from narthex.runtime.logs import printable
@@ -22,7 +22,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def started(result: Started) -> str:
+def started(result: StartedLab) -> str:
     """After `lab up`: what there is and what to do with it."""
     state = result.state
     option = _option(state)
@@ -51,7 +51,7 @@ def status(found: LabStatus) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _health(node: NodeStatus) -> str:
+def _health(node: LabNodeStatus) -> str:
     return "healthy" if node.healthy else "running, NOT healthy" if node.running else "NOT RUNNING"
 
 

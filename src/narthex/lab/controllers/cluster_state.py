@@ -12,7 +12,7 @@ import msgspec
 
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.kinds import KINDS
-from narthex.lab.controllers.interfaces import Key, Object, View
+from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
 from narthex.lab.controllers.objects import controller_of, key_of, labels_of, spec_of, uid_of
 from narthex.lab.controllers.selectors import SelectorIndex, selects
 
@@ -20,11 +20,11 @@ SERVICE_NAME = "kubernetes.io/service-name"
 """The label of an EndpointSlice that names its Service."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ObjectChange(msgspec.Struct, frozen=True):
     """One change, as it was."""
 
     kind: str
-    key: Key
+    key: ObjectKey
     before: Object | None
     after: Object | None
 
@@ -34,37 +34,39 @@ class Seen(msgspec.Struct, frozen=True):
         return self.after if self.after is not None else self.before or {}
 
 
-class Present:
+class ClusterState:
     """Objects by kind and key, with indexes."""
 
     def __init__(self) -> None:
         self.version = 0
         """Of the view that was followed last."""
-        self._objects: dict[str, dict[Key, Object]] = {}
-        self._owned: dict[str, set[tuple[str, Key]]] = {}
-        self._uids: dict[str, tuple[str, Key]] = {}
-        self._inside: dict[str, set[tuple[str, Key]]] = {}
-        self._labelled: dict[tuple[str, str, str], set[Key]] = {}
-        self._orphans: dict[tuple[str, str], set[Key]] = {}
-        self._on_node: dict[str, set[Key]] = {}
-        self._of_service: dict[Key, set[Key]] = {}
+        self._objects: dict[str, dict[ObjectKey, Object]] = {}
+        self._owned: dict[str, set[tuple[str, ObjectKey]]] = {}
+        self._uids: dict[str, tuple[str, ObjectKey]] = {}
+        self._inside: dict[str, set[tuple[str, ObjectKey]]] = {}
+        self._labelled: dict[tuple[str, str, str], set[ObjectKey]] = {}
+        self._orphans: dict[tuple[str, str], set[ObjectKey]] = {}
+        self._on_node: dict[str, set[ObjectKey]] = {}
+        self._of_service: dict[ObjectKey, set[ObjectKey]] = {}
         self._selectors = {kind: SelectorIndex() for kind in ("Service", "ReplicaSet", "Deployment")}
 
     # Following.
 
-    def follow(self, view: View) -> list[Seen]:
+    def follow(self, view: RegistryView) -> list[ObjectChange]:
         """What has changed since the last time, folded in."""
         if view.version == self.version:
             return []
         try:
-            seen = [self._take(each.kind, Key(*each.key), each.after) for each in view.changes_since(self.version)]
+            seen = [
+                self._take(each.kind, ObjectKey(*each.key), each.after) for each in view.changes_since(self.version)
+            ]
         except ApiFault:
             # That past is forgotten, as it is before the first time: everything anew.
             seen = list(self._list(view))
         self.version = view.version
         return seen
 
-    def _list(self, view: View) -> Iterator[Seen]:
+    def _list(self, view: RegistryView) -> Iterator[ObjectChange]:
         for kind in sorted({*view.kinds, *self._objects}):
             there = {key_of(obj): obj for obj in (view.list(kind) if kind in view.kinds else ())}
             for key in sorted(self._objects.get(kind, {}).keys() - there.keys()):
@@ -73,7 +75,7 @@ class Present:
                 if self._objects.get(kind, {}).get(key) is not obj:
                     yield self._take(kind, key, obj)
 
-    def _take(self, kind: str, key: Key, after: Object | None) -> Seen:
+    def _take(self, kind: str, key: ObjectKey, after: Object | None) -> ObjectChange:
         objects = self._objects.setdefault(kind, {})
         before = objects.get(key)
         if before is not None:
@@ -86,9 +88,9 @@ class Present:
             self._index(kind, key, after, present=True)
         if kind in self._selectors:
             self._selectors[kind].put(key, _demanded(kind, after))
-        return Seen(kind, key, before, after)
+        return ObjectChange(kind, key, before, after)
 
-    def _index(self, kind: str, key: Key, obj: Object, *, present: bool) -> None:
+    def _index(self, kind: str, key: ObjectKey, obj: Object, *, present: bool) -> None:
         for place in self._places(kind, key, obj):
             index, at, what = place
             if present:
@@ -103,7 +105,7 @@ class Present:
         elif uid:
             self._uids.pop(uid, None)
 
-    def _places(self, kind: str, key: Key, obj: Object) -> Iterator[tuple[dict[Any, set[Any]], Any, Any]]:
+    def _places(self, kind: str, key: ObjectKey, obj: Object) -> Iterator[tuple[dict[Any, set[Any]], Any, Any]]:
         for reference in obj["metadata"].get("ownerReferences") or ():
             yield self._owned, reference.get("uid") or "", (kind, key)
         if kind in ("ReplicaSet", "Pod") and controller_of(obj) is None:
@@ -119,23 +121,23 @@ class Present:
         elif kind == "EndpointSlice":
             service = labels_of(obj).get(SERVICE_NAME)
             if service:
-                yield self._of_service, Key(key.namespace, service), key
+                yield self._of_service, ObjectKey(key.namespace, service), key
 
     # Asking.
 
-    def get(self, kind: str, key: Key) -> Object | None:
+    def get(self, kind: str, key: ObjectKey) -> Object | None:
         """One object."""
         return self._objects.get(kind, {}).get(key)
 
-    def all(self, kind: str) -> Mapping[Key, Object]:
+    def all(self, kind: str) -> Mapping[ObjectKey, Object]:
         """Every object of a kind."""
         return self._objects.get(kind, {})
 
-    def by_uid(self, uid: str) -> tuple[str, Key] | None:
+    def by_uid(self, uid: str) -> tuple[str, ObjectKey] | None:
         """What object has this uid."""
         return self._uids.get(uid)
 
-    def owned(self, uid: str) -> list[tuple[str, Key]]:
+    def owned(self, uid: str) -> list[tuple[str, ObjectKey]]:
         """Everything that names this uid among its owners, in order."""
         return sorted(self._owned.get(uid, ()))
 
@@ -148,7 +150,7 @@ class Present:
         objects = self._objects.get(kind, {})
         return [objects[key] for key in sorted(self._orphans.get((kind, namespace), ()))]
 
-    def pods_with(self, namespace: str, labels: Mapping[str, str]) -> set[Key]:
+    def pods_with(self, namespace: str, labels: Mapping[str, str]) -> set[ObjectKey]:
         """Pods that have all these labels; at least one is given."""
         sets = [self._labelled.get((namespace, name, value), set()) for name, value in labels.items()]
         sets.sort(key=len)
@@ -159,12 +161,12 @@ class Present:
         pods = self._objects.get("Pod", {})
         return [pods[key] for key in sorted(self._on_node.get(node, ()))]
 
-    def slices_of(self, service: Key) -> list[Object]:
+    def slices_of(self, service: ObjectKey) -> list[Object]:
         """EndpointSlices that name this Service, whoever made them, in order of names."""
         slices = self._objects.get("EndpointSlice", {})
         return [slices[key] for key in sorted(self._of_service.get(service, ()))]
 
-    def selected_by(self, kind: str, namespace: str, *labels: Mapping[str, str]) -> set[Key]:
+    def selected_by(self, kind: str, namespace: str, *labels: Mapping[str, str]) -> set[ObjectKey]:
         """Objects of a kind (Service, ReplicaSet, Deployment) whose selector takes any of these sets of labels."""
         return {
             key
@@ -178,7 +180,7 @@ class Present:
         pods = self._objects.get("Pod", {})
         return [pods[key] for key in sorted(self.selected_keys(kind, owner))]
 
-    def selected_keys(self, kind: str, owner: Object) -> set[Key]:
+    def selected_keys(self, kind: str, owner: Object) -> set[ObjectKey]:
         """The same, as keys."""
         selector = selector_of(kind, owner)
         if selector is None:

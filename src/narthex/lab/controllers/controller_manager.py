@@ -18,30 +18,30 @@ from typing import Any, Protocol
 import msgspec
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.controllers.cluster_state import Present, Seen
-from narthex.lab.controllers.deployment.controller import Deployments
-from narthex.lab.controllers.endpoints import EndpointsObjects
-from narthex.lab.controllers.endpointslice.controller import EndpointSlices
-from narthex.lab.controllers.endpointslice.mirroring import Mirrors
-from narthex.lab.controllers.endpointslice.pod_endpoints import Endpoints
-from narthex.lab.controllers.events import OldEvents
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
+from narthex.lab.controllers.deployment.controller import DeploymentController
+from narthex.lab.controllers.endpoints import EndpointsController
+from narthex.lab.controllers.endpointslice.controller import EndpointSliceController
+from narthex.lab.controllers.endpointslice.mirroring import EndpointSliceMirroringController
+from narthex.lab.controllers.endpointslice.pod_endpoints import PodEndpoints
+from narthex.lab.controllers.events import EventTtlController
 from narthex.lab.controllers.garbage_collector import GarbageCollector
 from narthex.lab.controllers.interfaces import (
-    Again,
-    Answer,
-    Create,
-    Key,
+    CreateObject,
     Object,
-    Update,
-    View,
-    Work,
+    ObjectKey,
+    ReconcileResult,
+    RegistryView,
+    RequeueAt,
+    UpdateObject,
+    WorkItem,
     Write,
-    named,
+    describe_write,
 )
-from narthex.lab.controllers.node_lifecycle import NodeLifecycle
-from narthex.lab.controllers.replicaset import ReplicaSets
+from narthex.lab.controllers.node_lifecycle import NodeLifecycleController
+from narthex.lab.controllers.replicaset import ReplicaSetController
 from narthex.lab.controllers.scheduler import Scheduler
-from narthex.lab.controllers.service.cidrs import ServiceCIDRs
+from narthex.lab.controllers.service.cidrs import ServiceCIDRController
 from narthex.lab.controllers.settings import LAB, Settings
 from narthex.model.backoff import Backoff
 
@@ -57,27 +57,27 @@ class Controller(Protocol):
     kinds: frozenset[str]
     """The kinds of objects whose changes concern it; empty: all."""
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """The keys that a change makes due."""
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterable[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
         """What is to be done for a key, whose object may be gone."""
 
 
-class Control:
+class ControllerManager:
     """The controllers of one cluster."""
 
     def __init__(self, controllers: Sequence[Controller]) -> None:
         self._controllers = tuple(controllers)
-        self._present = Present()
+        self._present = ClusterState()
         self._by_kind: dict[str, tuple[Controller, ...]] = {}
-        self._due: dict[str, set[Key]] = {each.name: set() for each in self._controllers}
-        self._later: dict[Work, datetime] = {}
-        self._refusals: dict[Work, int] = {}
-        self.problems: dict[Work, str] = {}
+        self._due: dict[str, set[ObjectKey]] = {each.name: set() for each in self._controllers}
+        self._later: dict[WorkItem, datetime] = {}
+        self._refusals: dict[WorkItem, int] = {}
+        self.problems: dict[WorkItem, str] = {}
         """What a controller could not make out or was not allowed to write, in a sentence, for as long as that is so."""
 
-    def turn(self, view: View, now: datetime) -> Sequence[Write]:
+    def turn(self, view: RegistryView, now: datetime) -> Sequence[Write]:
         """What all controllers want written now. Empty: the cluster is as it must be until `next_due`."""
         for seen in self._present.follow(view):
             for controller in self._interested(seen.kind):
@@ -100,21 +100,21 @@ class Control:
             self._by_kind[kind] = found
         return found
 
-    def _wake(self, controller: Controller, seen: Seen, now: datetime) -> None:
+    def _wake(self, controller: Controller, seen: ObjectChange, now: datetime) -> None:
         try:
             self._due[controller.name].update(controller.concerned(seen, self._present))
         except _MADE_OTHERWISE:
             # The look will say what is wrong with it.
-            self._wait(Work(controller.name, seen.key), now)
+            self._wait(WorkItem(controller.name, seen.key), now)
 
-    def _look(self, controller: Controller, key: Key, now: datetime) -> list[Write]:
-        work = Work(controller.name, key)
+    def _look(self, controller: Controller, key: ObjectKey, now: datetime) -> list[Write]:
+        work = WorkItem(controller.name, key)
         # What is looked at says anew when it wants to be looked at again.
         self._later.pop(work, None)
         writes: list[Write] = []
         try:
             for answer in controller.look(key, self._present, now):
-                if isinstance(answer, Again):
+                if isinstance(answer, RequeueAt):
                     self._wait(work, answer.at)
                 else:
                     writes.append(msgspec.structs.replace(answer, by=work))
@@ -135,7 +135,7 @@ class Control:
         """Tell that a write of the last turn was not done: it is decided again after a pause that doubles each time."""
         if write.by is None:
             return
-        self.problems[write.by] = f"{write.by.controller} could not write {named(write)}: {why}"
+        self.problems[write.by] = f"{write.by.controller} could not write {describe_write(write)}: {why}"
         count = self._refusals[write.by] = self._refusals.get(write.by, 0) + 1
         self._wait(write.by, now + timedelta(seconds=_BACKOFF.delay(count)))
 
@@ -144,13 +144,13 @@ class Control:
         if write.by is not None:
             self._refusals.pop(write.by, None)
 
-    def next_due(self, view: View, now: datetime) -> float | None:
+    def next_due(self, view: RegistryView, now: datetime) -> float | None:
         """Seconds until a turn is due although nothing happens; 0: now; None: never."""
         if view.version != self._present.version or any(self._due.values()):
             return 0.0
         return max(0.0, (min(self._later.values()) - now).total_seconds()) if self._later else None
 
-    def _wait(self, work: Work, at: datetime) -> None:
+    def _wait(self, work: WorkItem, at: datetime) -> None:
         self._later[work] = min(at, self._later.get(work, at))
 
 
@@ -158,26 +158,26 @@ _MOST_TURNS = 10_000
 """A cluster that is not at rest after so many turns at one moment never will be: some two controllers disagree."""
 
 
-def all_controllers(settings: Settings = LAB) -> Control:
+def lab_controllers(settings: Settings = LAB) -> ControllerManager:
     """The controllers of a new lab."""
-    endpoints = Endpoints()
-    return Control(
+    endpoints = PodEndpoints()
+    return ControllerManager(
         [
-            Deployments(),
-            ReplicaSets(),
+            DeploymentController(),
+            ReplicaSetController(),
             Scheduler(),
-            EndpointSlices(endpoints),
-            EndpointsObjects(endpoints),
-            Mirrors(),
-            ServiceCIDRs(),
-            NodeLifecycle(settings),
+            EndpointSliceController(endpoints),
+            EndpointsController(endpoints),
+            EndpointSliceMirroringController(),
+            ServiceCIDRController(),
+            NodeLifecycleController(settings),
             GarbageCollector(),
-            OldEvents(settings),
+            EventTtlController(settings),
         ]
     )
 
 
-class Written(View, Protocol):
+class ObjectWriter(RegistryView, Protocol):
     """A view that can be written: `narthex.lab.api.registry.Registry`. Each raises ApiFault."""
 
     def create(self, kind: str, obj: Object) -> Any:
@@ -190,7 +190,7 @@ class Written(View, Protocol):
         """End an object."""
 
 
-def settle(control: Control, registry: Written, now: datetime) -> None:
+def run_until_stable(control: ControllerManager, registry: ObjectWriter, now: datetime) -> None:
     """Turn and write until nothing is left to do at this moment. What was refused is in `control.problems`, and tried again
     later. Whoever serves the registry holds its lock meanwhile."""
     for _ in range(_MOST_TURNS):
@@ -201,10 +201,10 @@ def settle(control: Control, registry: Written, now: datetime) -> None:
             try:
                 _do(registry, write)
             except ApiFault as fault:
-                if isinstance(write, Create) and write.kind == "Event":
+                if isinstance(write, CreateObject) and write.kind == "Event":
                     # It is words only; nothing follows from them.
                     continue
-                if fault.code == 404 and not isinstance(write, Create):
+                if fault.code == 404 and not isinstance(write, CreateObject):
                     # What is gone needs nothing any more.
                     continue
                 if fault.reason == "Conflict":
@@ -216,10 +216,10 @@ def settle(control: Control, registry: Written, now: datetime) -> None:
     raise RuntimeError(f"the controllers do not come to rest; the last of them wanted {writes[:3]}")
 
 
-def _do(registry: Written, write: Write) -> None:
-    if isinstance(write, Create):
+def _do(registry: ObjectWriter, write: Write) -> None:
+    if isinstance(write, CreateObject):
         registry.create(write.kind, write.obj)
-    elif isinstance(write, Update):
+    elif isinstance(write, UpdateObject):
         registry.update(write.kind, write.obj, subresource=write.subresource)
     else:
         registry.delete(write.kind, write.namespace, write.name, grace=write.grace)

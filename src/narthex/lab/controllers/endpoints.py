@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.controllers.cluster_state import Present, Seen
-from narthex.lab.controllers.endpointslice.controller import HEADLESS, concerned_by_pod
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
+from narthex.lab.controllers.endpointslice.controller import HEADLESS, services_of_pod
 from narthex.lab.controllers.endpointslice.pod_endpoints import (
-    Endpoints,
+    PodEndpoints,
     families_of,
 )
 from narthex.lab.controllers.interfaces import (
-    Answer,
-    Create,
-    Delete,
-    Key,
+    CreateObject,
+    DeleteObject,
     Object,
-    Update,
+    ObjectKey,
+    ReconcileResult,
+    UpdateObject,
 )
-from narthex.lab.controllers.objects import annotations_of, labels_of, leaving, spec_of
+from narthex.lab.controllers.objects import annotations_of, is_terminating, labels_of, spec_of
 
 MANAGED_BY = "endpoints.kubernetes.io/managed-by"
 MANAGER = "endpoint-controller"
@@ -31,30 +31,34 @@ _OVER_CAPACITY = "endpoints.kubernetes.io/over-capacity"
 MAX_ADDRESSES = 1000
 
 
-class EndpointsObjects:
+class EndpointsController:
     """One Endpoints for each Service with a selector, of its first family."""
 
     name = "endpoint-controller"
     kinds = frozenset({"Service", "Endpoints", "Pod"})
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: PodEndpoints) -> None:
         self._endpoints = endpoints
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """The Service, its Endpoints, the Services that select a pod."""
         if seen.kind in ("Service", "Endpoints"):
             return [seen.key]
-        return concerned_by_pod(seen, present)
+        return services_of_pod(seen, present)
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """What the Endpoints need to become."""
         del now
         service, have = present.get("Service", key), present.get("Endpoints", key)
         if service is None:
             if have is not None and labels_of(have).get(MANAGED_BY) == MANAGER:
-                yield Delete("Endpoints", *key)
+                yield DeleteObject("Endpoints", *key)
             return
-        if leaving(service) or not spec_of(service).get("selector") or spec_of(service).get("type") == "ExternalName":
+        if (
+            is_terminating(service)
+            or not spec_of(service).get("selector")
+            or spec_of(service).get("type") == "ExternalName"
+        ):
             return
         family = families_of(service)[0]
         groups = self._endpoints.of(service, present.selected("Service", service), family, present)
@@ -66,7 +70,7 @@ class EndpointsObjects:
             metadata = {"name": key.name, "namespace": key.namespace, "labels": labels}
             if cut:
                 metadata["annotations"] = {_OVER_CAPACITY: "truncated"}
-            yield Create(
+            yield CreateObject(
                 "Endpoints", {"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets}
             )
         elif (have.get("subsets") or []) != subsets or labels_of(have) != labels:
@@ -74,7 +78,7 @@ class EndpointsObjects:
             metadata = {**have["metadata"], "labels": labels, "annotations": notes}
             if cut:
                 metadata["annotations"] = {**notes, _OVER_CAPACITY: "truncated"}
-            yield Update("Endpoints", {**have, "metadata": metadata, "subsets": subsets})
+            yield UpdateObject("Endpoints", {**have, "metadata": metadata, "subsets": subsets})
 
 
 def _subset(ports: Iterable[Object], endpoints: Iterable[Object], service: Object) -> Object | None:

@@ -6,29 +6,31 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from narthex.lab.controllers.cluster_state import Present, Seen
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.interfaces import (
-    Again,
-    Answer,
-    Create,
-    Delete,
-    Key,
+    CreateObject,
+    DeleteObject,
     Object,
+    ObjectKey,
+    ReconcileResult,
+    RequeueAt,
 )
-from narthex.lab.controllers.objects import key_of, letters, moment, stamp, uid_of
+from narthex.lab.controllers.objects import format_time, hash_suffix, key_of, parse_time, uid_of
 from narthex.lab.controllers.settings import Settings
 
 
-def event(about: Object, reason: str, message: str, now: datetime, *, source: str, warning: bool = False) -> Create:
+def event_about(
+    about: Object, reason: str, message: str, now: datetime, *, source: str, warning: bool = False
+) -> CreateObject:
     """An Event about an object as it is now."""
     key = key_of(about)
     # Events about what has no namespace are in this one.
     namespace = key.namespace or "default"
-    moment = stamp(now)
+    timestamp = format_time(now)
     version = about["metadata"].get("resourceVersion") or ""
     # Upstream's ends are nanoseconds in hexadecimal digits; ours follow from what is said.
-    name = f"{key.name[:230]}.{letters(f'{uid_of(about)} {version} {reason} {message} {now.isoformat()}', 16)}"
-    return Create(
+    name = f"{key.name[:230]}.{hash_suffix(f'{uid_of(about)} {version} {reason} {message} {now.isoformat()}', 16)}"
+    return CreateObject(
         "Event",
         {
             "apiVersion": "v1",
@@ -46,8 +48,8 @@ def event(about: Object, reason: str, message: str, now: datetime, *, source: st
             "message": message[:1024],
             "type": "Warning" if warning else "Normal",
             "count": 1,
-            "firstTimestamp": moment,
-            "lastTimestamp": moment,
+            "firstTimestamp": timestamp,
+            "lastTimestamp": timestamp,
             "source": {"component": source},
             "reportingComponent": source,
             "reportingInstance": "",
@@ -55,10 +57,10 @@ def event(about: Object, reason: str, message: str, now: datetime, *, source: st
     )
 
 
-_OLDEST = Key("", "oldest")
+_OLDEST = ObjectKey("", "oldest")
 
 
-class OldEvents:
+class EventTtlController:
     """It has one key only: the event that goes next."""
 
     name = "old-events"
@@ -66,25 +68,25 @@ class OldEvents:
 
     def __init__(self, settings: Settings) -> None:
         self._keep = timedelta(seconds=settings.event_seconds)
-        self._ages: deque[tuple[datetime, Key]] = deque()
+        self._ages: deque[tuple[datetime, ObjectKey]] = deque()
         """In the order in which they came."""
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """The oldest one, when there was none."""
         del present
-        born = moment(seen.after["metadata"].get("creationTimestamp")) if seen.after is not None else None
+        born = parse_time(seen.after["metadata"].get("creationTimestamp")) if seen.after is not None else None
         if seen.before is None and born is not None:
             self._ages.append((born, seen.key))
             if len(self._ages) == 1:
                 return [_OLDEST]
         return []
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """Delete what is too old."""
         del key
         while self._ages and self._ages[0][0] + self._keep <= now:
             _, old = self._ages.popleft()
             if present.get("Event", old) is not None:
-                yield Delete("Event", *old)
+                yield DeleteObject("Event", *old)
         if self._ages:
-            yield Again(self._ages[0][0] + self._keep)
+            yield RequeueAt(self._ages[0][0] + self._keep)

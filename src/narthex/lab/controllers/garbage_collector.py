@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.controllers.cluster_state import Present, Seen
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.interfaces import (
-    Answer,
-    Delete,
-    Key,
+    DeleteObject,
     Object,
-    Update,
+    ObjectKey,
+    ReconcileResult,
+    UpdateObject,
 )
-from narthex.lab.controllers.objects import leaving, uid_of, with_metadata
+from narthex.lab.controllers.objects import is_terminating, uid_of, with_metadata
 
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
@@ -29,11 +29,11 @@ class GarbageCollector:
     name = "garbage-collector"
     kinds = frozenset[str]()
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """An object with owners or one that waits; the dependents of what is gone, the owners of what is gone."""
-        found: list[Key] = []
+        found: list[ObjectKey] = []
         if seen.after is not None:
-            waits = leaving(seen.after) and seen.after["metadata"].get("finalizers")
+            waits = is_terminating(seen.after) and seen.after["metadata"].get("finalizers")
             if waits or seen.after["metadata"].get("ownerReferences"):
                 found.append(_key(seen.kind, seen.key))
         else:
@@ -43,15 +43,15 @@ class GarbageCollector:
             found += [_key(*each) for each in owners if each is not None and _waits(present.get(*each))]
         return found
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """Whether the object may stay."""
         del now
         kind, _, name = key.name.partition("/")
-        obj = present.get(kind, Key(key.namespace, name))
+        obj = present.get(kind, ObjectKey(key.namespace, name))
         if obj is None:
             return
         finalizers = obj["metadata"].get("finalizers") or []
-        if leaving(obj):
+        if is_terminating(obj):
             if ORPHAN in finalizers:
                 yield from _let_go(kind, obj, finalizers, present)
             elif FOREGROUND in finalizers:
@@ -60,13 +60,13 @@ class GarbageCollector:
         owners = _owners(obj)
         living = [each for each in owners if present.by_uid(each.get("uid") or "") is not None]
         if owners and not living:
-            yield Delete(kind, key.namespace, name)
+            yield DeleteObject(kind, key.namespace, name)
         elif len(living) < len(owners):
-            yield Update(kind, with_metadata(obj, ownerReferences=living))
+            yield UpdateObject(kind, with_metadata(obj, ownerReferences=living))
 
 
-def _key(kind: str, key: Key) -> Key:
-    return Key(key.namespace, f"{kind}/{key.name}")
+def _key(kind: str, key: ObjectKey) -> ObjectKey:
+    return ObjectKey(key.namespace, f"{kind}/{key.name}")
 
 
 def _owners(obj: Object) -> list[Object]:
@@ -74,22 +74,22 @@ def _owners(obj: Object) -> list[Object]:
 
 
 def _waits(obj: Object | None) -> bool:
-    return obj is not None and leaving(obj) and bool(obj["metadata"].get("finalizers"))
+    return obj is not None and is_terminating(obj) and bool(obj["metadata"].get("finalizers"))
 
 
-def _let_go(kind: str, obj: Object, finalizers: list[str], present: Present) -> Iterator[Answer]:
+def _let_go(kind: str, obj: Object, finalizers: list[str], present: ClusterState) -> Iterator[ReconcileResult]:
     uid = uid_of(obj)
     dependents = present.owned(uid)
     for each, key in dependents:
         dependent = present.get(each, key)
         if dependent is not None:
             rest = [owner for owner in _owners(dependent) if owner.get("uid") != uid]
-            yield Update(each, with_metadata(dependent, ownerReferences=rest or None))
+            yield UpdateObject(each, with_metadata(dependent, ownerReferences=rest or None))
     if not dependents:
         yield _finished(kind, obj, finalizers, ORPHAN)
 
 
-def _end_dependents(kind: str, obj: Object, finalizers: list[str], present: Present) -> Iterator[Answer]:
+def _end_dependents(kind: str, obj: Object, finalizers: list[str], present: ClusterState) -> Iterator[ReconcileResult]:
     uid = uid_of(obj)
     blocked = False
     for each, key in present.owned(uid):
@@ -100,18 +100,18 @@ def _end_dependents(kind: str, obj: Object, finalizers: list[str], present: Pres
         blocked = blocked or bool(mine.get("blockOwnerDeletion"))
         others = [owner for owner in _owners(dependent) if owner.get("uid") != uid]
         if any(present.by_uid(owner.get("uid") or "") is not None for owner in others):
-            yield Update(each, with_metadata(dependent, ownerReferences=others))
-        elif not leaving(dependent):
+            yield UpdateObject(each, with_metadata(dependent, ownerReferences=others))
+        elif not is_terminating(dependent):
             # Its own dependents are waited for as well: it must not be gone before them.
             if present.owned(uid_of(dependent)) and FOREGROUND not in (dependent["metadata"].get("finalizers") or ()):
                 held = [*(dependent["metadata"].get("finalizers") or ()), FOREGROUND]
-                yield Update(each, with_metadata(dependent, finalizers=held))
+                yield UpdateObject(each, with_metadata(dependent, finalizers=held))
             else:
-                yield Delete(each, key.namespace, key.name)
+                yield DeleteObject(each, key.namespace, key.name)
     if not blocked:
         yield _finished(kind, obj, finalizers, FOREGROUND)
 
 
-def _finished(kind: str, obj: Object, finalizers: list[str], which: str) -> Update:
+def _finished(kind: str, obj: Object, finalizers: list[str], which: str) -> UpdateObject:
     rest = [each for each in finalizers if each != which]
-    return Update(kind, with_metadata(obj, finalizers=rest or None))
+    return UpdateObject(kind, with_metadata(obj, finalizers=rest or None))

@@ -15,7 +15,7 @@ Object: TypeAlias = dict[str, Any]
 """One object as the API has it."""
 
 
-class Key(NamedTuple):
+class ObjectKey(NamedTuple):
     """Which of its kind an object is. `namespace` is empty for kinds without."""
 
     namespace: str
@@ -25,7 +25,7 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class Change(Protocol):
+class RecordedChange(Protocol):
     """One write that happened."""
 
     @property
@@ -41,7 +41,7 @@ class Change(Protocol):
         """None: it is gone."""
 
 
-class View(Protocol):
+class RegistryView(Protocol):
     """All objects at one moment, and what happened until then. `narthex.lab.api.registry.Registry` is one."""
 
     @property
@@ -55,59 +55,59 @@ class View(Protocol):
     def list(self, kind: str, namespace: str = "") -> list[Object]:
         """All of a kind, or of a kind in a namespace."""
 
-    def changes_since(self, version: int) -> Iterable[Change]:
+    def changes_since(self, version: int) -> Iterable[RecordedChange]:
         """What happened after that version, oldest first. Raises ApiFault 410 when that is forgotten."""
 
 
-class Work(NamedTuple):
+class WorkItem(NamedTuple):
     """Who decided a write, and about which object."""
 
     controller: str
-    key: Key
+    key: ObjectKey
 
 
-class Create(msgspec.Struct, frozen=True):
+class CreateObject(msgspec.Struct, frozen=True):
     """Make an object."""
 
     kind: str
     obj: Object
-    by: Work | None = None
+    by: WorkItem | None = None
 
 
-class Update(msgspec.Struct, frozen=True):
+class UpdateObject(msgspec.Struct, frozen=True):
     """Replace an object. `obj` carries the resourceVersion on which this was decided."""
 
     kind: str
     obj: Object
     subresource: str = ""
-    by: Work | None = None
+    by: WorkItem | None = None
 
 
-class Delete(msgspec.Struct, frozen=True):
+class DeleteObject(msgspec.Struct, frozen=True):
     """End an object. `grace` in seconds, None: as its kind has it."""
 
     kind: str
     namespace: str
     name: str
     grace: int | None = None
-    by: Work | None = None
+    by: WorkItem | None = None
 
 
-Write: TypeAlias = Create | Update | Delete
+Write: TypeAlias = CreateObject | UpdateObject | DeleteObject
 
 
-def named(write: Write) -> str:
+def describe_write(write: Write) -> str:
     """What a write is about, for people."""
-    if isinstance(write, Delete):
-        return f"{write.kind} {Key(write.namespace, write.name)}"
+    if isinstance(write, DeleteObject):
+        return f"{write.kind} {ObjectKey(write.namespace, write.name)}"
     metadata = write.obj["metadata"]
-    return f"{write.kind} {Key(metadata.get('namespace') or '', metadata['name'])}"
+    return f"{write.kind} {ObjectKey(metadata.get('namespace') or '', metadata['name'])}"
 
 
-class Again(msgspec.Struct, frozen=True):
+class RequeueAt(msgspec.Struct, frozen=True):
     """No write, but this object is to be looked at again at this moment, whatever happens until then."""
 
     at: datetime
 
 
-Answer: TypeAlias = Write | Again
+ReconcileResult: TypeAlias = Write | RequeueAt

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from narthex.lab.controllers.interfaces import Key, Object
+from narthex.lab.controllers.interfaces import Object, ObjectKey
 
 ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """Letters that form no words, as in Kubernetes' generated names."""
 
 
-def key_of(obj: Object) -> Key:
+def key_of(obj: Object) -> ObjectKey:
     """Namespace and name."""
     metadata = obj["metadata"]
-    return Key(metadata.get("namespace") or "", metadata["name"])
+    return ObjectKey(metadata.get("namespace") or "", metadata["name"])
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
@@ -34,7 +34,7 @@ def uid_of(obj: Object) -> str:
     return obj["metadata"].get("uid") or ""
 
 
-def leaving(obj: Object) -> bool:
+def is_terminating(obj: Object) -> bool:
     """Somebody has deleted it, and it is still there."""
     return bool(obj["metadata"].get("deletionTimestamp"))
 
@@ -102,9 +102,9 @@ def with_condition(conditions: Sequence[Mapping[str, Any]], new: Mapping[str, An
             continue
         found = True
         same = each.get("status") == made["status"]
-        moment = each.get("lastTransitionTime") if same else None
-        result.append({**made, "lastTransitionTime": moment or stamp(now)})
-    return result if found else [*result, {**made, "lastTransitionTime": stamp(now)}]
+        since = each.get("lastTransitionTime") if same else None
+        result.append({**made, "lastTransitionTime": since or format_time(now)})
+    return result if found else [*result, {**made, "lastTransitionTime": format_time(now)}]
 
 
 def with_metadata(obj: Object, **values: Any) -> Object:
@@ -125,12 +125,12 @@ def with_status(obj: Object, **values: Any) -> Object:
     return {**obj, "status": {name: value for name, value in status.items() if value is not None}}
 
 
-def stamp(moment: datetime) -> str:
+def format_time(time: datetime) -> str:
     """As `metav1.Time` prints it: whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def moment(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """What `metav1.Time` or `MicroTime` says; None for what is no time."""
     if not text:
         return None
@@ -140,12 +140,12 @@ def moment(text: str | None) -> datetime | None:
         return None
 
 
-def number(value: Any, default: int = 0) -> int:
+def integer_or(value: Any, default: int = 0) -> int:
     """A whole number of a spec that may be missing or written badly."""
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def letters(text: str, length: int) -> str:
+def hash_suffix(text: str, length: int) -> str:
     """A name's end that follows from `text`."""
     rest = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
     chosen = []
@@ -158,19 +158,19 @@ def letters(text: str, length: int) -> str:
 # Pods.
 
 
-def pod_ready(pod: Object) -> bool:
+def is_pod_ready(pod: Object) -> bool:
     """Its condition Ready."""
     return condition_holds(pod, "Ready")
 
 
-def pod_over(pod: Object) -> bool:
+def is_pod_finished(pod: Object) -> bool:
     """Its containers have ended and are not started again."""
     return status_of(pod).get("phase") in ("Succeeded", "Failed")
 
 
-def pod_active(pod: Object) -> bool:
+def is_pod_active(pod: Object) -> bool:
     """It runs or is going to."""
-    return not pod_over(pod) and not leaving(pod)
+    return not is_pod_finished(pod) and not is_terminating(pod)
 
 
 def pod_addresses(pod: Object) -> list[str]:

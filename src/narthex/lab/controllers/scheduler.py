@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.controllers import scheduling_filters as fitness
-from narthex.lab.controllers.cluster_state import Present, Seen
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE
-from narthex.lab.controllers.events import event
+from narthex.lab.controllers.events import event_about
 from narthex.lab.controllers.interfaces import (
-    Answer,
-    Key,
     Object,
-    Update,
+    ObjectKey,
+    ReconcileResult,
+    UpdateObject,
 )
 from narthex.lab.controllers.objects import (
     condition,
     controller_of,
+    is_pod_finished,
+    is_terminating,
     labels_of,
-    leaving,
-    pod_over,
     spec_of,
     status_of,
     with_condition,
@@ -40,24 +40,24 @@ class Scheduler:
     kinds = frozenset({"Pod", "Node"})
 
     def __init__(self) -> None:
-        self._waiting: set[Key] = set()
+        self._waiting: set[ObjectKey] = set()
         self._room: tuple[int, _Room] | None = None
         """Of one version of the cluster, with what pods have been promised since: all of a turn see the same version."""
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """A pod that needs a node or has just got one; all that wait, when a node changes or a pod makes room."""
         del present
         if seen.kind == "Pod":
-            if seen.after is not None and not leaving(seen.after) and _unsettled(seen.after):
+            if seen.after is not None and not is_terminating(seen.after) and _unsettled(seen.after):
                 return [seen.key]
             self._waiting.discard(seen.key)
-            gone = seen.after is None or pod_over(seen.after)
+            gone = seen.after is None or is_pod_finished(seen.after)
             return self._waiting if gone and spec_of(seen.latest).get("nodeName") else []
         if seen.kind == "Node" and _offer(seen.before) != _offer(seen.after):
             return self._waiting
         return []
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterable[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
         """A node for the pod."""
         pod = present.get("Pod", key)
         if pod is None:
@@ -66,8 +66,8 @@ class Scheduler:
             self._room = present.version, _Room(present)
         return self._look(key, pod, self._room[1], now)
 
-    def _look(self, key: Key, pod: Object, room: _Room, now: datetime) -> Iterator[Answer]:
-        if leaving(pod) or not _unsettled(pod):
+    def _look(self, key: ObjectKey, pod: Object, room: _Room, now: datetime) -> Iterator[ReconcileResult]:
+        if is_terminating(pod) or not _unsettled(pod):
             return
         if spec_of(pod).get("nodeName"):
             self._waiting.discard(key)
@@ -76,29 +76,29 @@ class Scheduler:
         name, message = room.choose(pod)
         if name:
             self._waiting.discard(key)
-            yield Update("Pod", with_spec(pod, nodeName=name), "binding")
-            yield event(pod, "Scheduled", f"Successfully assigned {key} to {name}", now, source=self.name)
+            yield UpdateObject("Pod", with_spec(pod, nodeName=name), "binding")
+            yield event_about(pod, "Scheduled", f"Successfully assigned {key} to {name}", now, source=self.name)
             return
         self._waiting.add(key)
         said = condition(pod, "PodScheduled") or {}
         if said.get("message") != message:
             new = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             yield _told(pod, new, now)
-            yield event(pod, "FailedScheduling", message, now, source=self.name, warning=True)
+            yield event_about(pod, "FailedScheduling", message, now, source=self.name, warning=True)
 
 
 def _unsettled(pod: Object) -> bool:
     """It has no node, or is not told yet that it has one."""
     spec = spec_of(pod)
-    if pod_over(pod) or spec.get("schedulerName") not in (None, "", Scheduler.name):
+    if is_pod_finished(pod) or spec.get("schedulerName") not in (None, "", Scheduler.name):
         return False
     return not spec.get("nodeName") or (condition(pod, "PodScheduled") or {}).get("status") != "True"
 
 
-def _told(pod: Object, new: Object, now: datetime) -> Update:
+def _told(pod: Object, new: Object, now: datetime) -> UpdateObject:
     conditions = with_condition(status_of(pod).get("conditions") or [], new, now)
     phase = status_of(pod).get("phase") or "Pending"
-    return Update("Pod", with_status(pod, phase=phase, conditions=conditions), "status")
+    return UpdateObject("Pod", with_status(pod, phase=phase, conditions=conditions), "status")
 
 
 def _offer(node: Object | None) -> object:
@@ -106,15 +106,15 @@ def _offer(node: Object | None) -> object:
     if node is None:
         return None
     spec = spec_of(node)
-    return labels_of(node), spec.get("unschedulable"), spec.get("taints"), fitness.room(node)
+    return labels_of(node), spec.get("unschedulable"), spec.get("taints"), fitness.pod_capacity(node)
 
 
 class _Room:
     """What the nodes have and have had promised during one look."""
 
-    def __init__(self, present: Present) -> None:
+    def __init__(self, present: ClusterState) -> None:
         self._nodes = sorted(
-            (node for node in present.all("Node").values() if not leaving(node)),
+            (node for node in present.all("Node").values() if not is_terminating(node)),
             key=lambda node: _natural(node["metadata"]["name"]),
         )
         self._pods: Counter[str] = Counter()
@@ -123,14 +123,14 @@ class _Room:
         self._zones = {node["metadata"]["name"]: labels_of(node).get(ZONE) or "" for node in self._nodes}
         for name in self._zones:
             for pod in present.pods_on(name):
-                if not pod_over(pod):
+                if not is_pod_finished(pod):
                     self._take(pod, name)
 
     def _take(self, pod: Object, node: str) -> None:
         self._pods[node] += 1
         self._ports.setdefault(node, []).extend(fitness.host_ports(pod))
         family = _family(pod)
-        if family and not leaving(pod):
+        if family and not is_terminating(pod):
             self._siblings[family, "node/" + node] += 1
             self._siblings[family, "zone/" + self._zones[node]] += 1
 
@@ -141,12 +141,12 @@ class _Room:
         family = _family(pod)
         for index, node in enumerate(self._nodes):
             name = node["metadata"]["name"]
-            reason = fitness.why_not(pod, node, self._pods[name], self._ports.get(name, ()))
+            reason = fitness.rejection_reason(pod, node, self._pods[name], self._ports.get(name, ()))
             if reason:
                 reasons[reason] += 1
                 continue
             siblings, zone = self._siblings[family, "node/" + name], self._siblings[family, "zone/" + self._zones[name]]
-            rank = (fitness.unwanted(pod, node), siblings, zone, self._pods[name], index)
+            rank = (fitness.untolerated_preferences(pod, node), siblings, zone, self._pods[name], index)
             if best is None or rank < best[0]:
                 best = rank, name
         if best is not None:

@@ -18,7 +18,7 @@ HostPort = tuple[str, str, int]
 """Address, protocol, port."""
 
 
-def why_not(pod: Object, node: Object, pods: int, ports: Iterable[HostPort]) -> str:
+def rejection_reason(pod: Object, node: Object, pods: int, ports: Iterable[HostPort]) -> str:
     """Why a node cannot take a pod, empty when it can. `pods` and `ports`: how many it has, and their host ports."""
     spec = spec_of(pod)
     cordon = {"key": UNSCHEDULABLE, "effect": "NoSchedule"}
@@ -31,12 +31,12 @@ def why_not(pod: Object, node: Object, pods: int, ports: Iterable[HostPort]) -> 
         return "node(s) didn't match Pod's node affinity/selector"
     if any(_collide(mine, other) for mine in host_ports(pod) for other in ports):
         return "node(s) didn't have free ports for the requested pod ports"
-    if pods >= room(node):
+    if pods >= pod_capacity(node):
         return "Too many pods"
     return ""
 
 
-def room(node: Object) -> int:
+def pod_capacity(node: Object) -> int:
     """How many pods a node takes."""
     text = str((status_of(node).get("allocatable") or {}).get("pods", MAX_PODS_PER_NODE))
     return (
@@ -63,7 +63,7 @@ def toleration(pod: Object, taint: Mapping[str, Any]) -> Mapping[str, Any] | Non
     return None
 
 
-def unwanted(pod: Object, node: Object) -> int:
+def untolerated_preferences(pod: Object, node: Object) -> int:
     """How many taints ask for another node where there is one."""
     taints = spec_of(node).get("taints") or ()
     return sum(1 for taint in taints if taint.get("effect") == "PreferNoSchedule" and not tolerates(pod, taint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from narthex.lab.controllers.interfaces import Key
+from narthex.lab.controllers.interfaces import ObjectKey
 
 Pair = tuple[str, str]
 
@@ -43,10 +43,10 @@ class SelectorIndex:
     """
 
     def __init__(self) -> None:
-        self._places: dict[Key, tuple[str, Pair | None]] = {}
-        self._under: dict[tuple[str, Pair | None], set[Key]] = {}
+        self._places: dict[ObjectKey, tuple[str, Pair | None]] = {}
+        self._under: dict[tuple[str, Pair | None], set[ObjectKey]] = {}
 
-    def put(self, key: Key, demanded: Mapping[str, str] | None) -> None:
+    def put(self, key: ObjectKey, demanded: Mapping[str, str] | None) -> None:
         """Remember a selector by the labels it demands; None: it selects nothing. Empty: it may select anything."""
         place = self._places.pop(key, None)
         if place is not None:
@@ -62,7 +62,7 @@ class SelectorIndex:
         self._places[key] = chosen
         self._under.setdefault(chosen, set()).add(key)
 
-    def candidates(self, namespace: str, labels: Mapping[str, str]) -> Iterator[Key]:
+    def candidates(self, namespace: str, labels: Mapping[str, str]) -> Iterator[ObjectKey]:
         """Those that may select an object of these labels; the whole selector is still to be asked."""
         pairs: Iterable[Pair | None] = (None, *labels.items())
         for pair in pairs:

@@ -21,7 +21,7 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class ConfigFault(ValueError):
+class ContainerConfigError(ValueError):
     """A container cannot be started as its spec is; the message is a kubelet's."""
 
 
@@ -111,7 +111,7 @@ def _all_of(source: Object, lookup: Lookup) -> dict[str, str]:
             if held is None:
                 if reference.get("optional"):
                     return {}
-                raise ConfigFault(f'{kind.lower()} "{reference["name"]}" not found')
+                raise ContainerConfigError(f'{kind.lower()} "{reference["name"]}" not found')
             return {prefix + key: _text(kind, value) for key, value in (held.get("data") or {}).items()}
     return {}
 
@@ -130,9 +130,9 @@ def _value_from(source: Object, pod: Object, container: Object, lookup: Lookup) 
             if reference.get("optional"):
                 return None
             if held is None:
-                raise ConfigFault(f'{kind.lower()} "{reference["name"]}" not found')
+                raise ContainerConfigError(f'{kind.lower()} "{reference["name"]}" not found')
             where = f"{pod['metadata'].get('namespace', '')}/{reference['name']}"
-            raise ConfigFault(f"couldn't find key {reference['key']} in {kind} {where}")
+            raise ContainerConfigError(f"couldn't find key {reference['key']} in {kind} {where}")
     return ""
 
 
@@ -155,7 +155,7 @@ def field_value(pod: Object, path: str) -> str:
         "status.podIPs": ",".join(each["ip"] for each in status.get("podIPs") or ()),
     }
     if path not in values:
-        raise ConfigFault(f"unsupported fieldPath: {path}")
+        raise ContainerConfigError(f"unsupported fieldPath: {path}")
     return str(values[path])
 
 

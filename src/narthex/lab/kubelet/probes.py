@@ -1,6 +1,6 @@
 """Judging of a container's probes (kubernetes `pkg/kubelet/prober`): when one is due, and what its results come to.
 
-Running them is the kubelet's work. It keeps a `Judgement` for each run of a container:
+Running them is the kubelet's work. It keeps a `ProbeState` for each run of a container:
 
     judgement = Judgement(probes_of(container), started=now)
     for probe in judgement.due(now):
@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from narthex.lab.controllers.objects import number
+from narthex.lab.controllers.objects import integer_or
 
-Purpose = Literal["startup", "liveness", "readiness"]
-_PURPOSES: tuple[Purpose, ...] = ("startup", "liveness", "readiness")
+ProbePurpose = Literal["startup", "liveness", "readiness"]
+_PURPOSES: tuple[ProbePurpose, ...] = ("startup", "liveness", "readiness")
 
 
-class HttpGet(msgspec.Struct, frozen=True, kw_only=True):
+class HttpGetAction(msgspec.Struct, frozen=True, kw_only=True):
     """Fetch a page: any status from 200 to 399 is a success."""
 
     host: str
@@ -34,7 +34,7 @@ class HttpGet(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class TcpSocket(msgspec.Struct, frozen=True, kw_only=True):
+class TcpSocketAction(msgspec.Struct, frozen=True, kw_only=True):
     """Connect: who answers is a success."""
 
     host: str
@@ -42,26 +42,26 @@ class TcpSocket(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
-class Exec(msgspec.Struct, frozen=True, kw_only=True):
+class ExecAction(msgspec.Struct, frozen=True, kw_only=True):
     """Run a command in the container: exit status 0 is a success."""
 
     command: tuple[str, ...]
 
 
-class Impossible(msgspec.Struct, frozen=True, kw_only=True):
+class UnsupportedAction(msgspec.Struct, frozen=True, kw_only=True):
     """What cannot be run; it counts as a failure each time."""
 
     why: str
 
 
-Action: TypeAlias = HttpGet | TcpSocket | Exec | Impossible
+ProbeAction: TypeAlias = HttpGetAction | TcpSocketAction | ExecAction | UnsupportedAction
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerProbe(msgspec.Struct, frozen=True, kw_only=True):
     """One probe of a container. Times in seconds."""
 
-    purpose: Purpose
-    action: Action
+    purpose: ProbePurpose
+    action: ProbeAction
     initial_delay: int = 0
     period: int = 10
     timeout: int = 1
@@ -75,49 +75,49 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.purpose.capitalize()} probe failed: {why}"
 
 
-def probes_of(container: Mapping[str, Any]) -> tuple[Probe, ...]:
+def probes_of(container: Mapping[str, Any]) -> tuple[ContainerProbe, ...]:
     """The probes of a container, as its spec has them."""
     found = []
     for purpose in _PURPOSES:
         given = container.get(f"{purpose}Probe")
         if given:
             found.append(
-                Probe(
+                ContainerProbe(
                     purpose=purpose,
                     action=_action(given, container),
-                    initial_delay=max(0, number(given.get("initialDelaySeconds"))),
-                    period=max(1, number(given.get("periodSeconds")) or 10),
-                    timeout=max(1, number(given.get("timeoutSeconds")) or 1),
-                    successes=max(1, number(given.get("successThreshold")) or 1) if purpose == "readiness" else 1,
-                    failures=max(1, number(given.get("failureThreshold")) or 3),
+                    initial_delay=max(0, integer_or(given.get("initialDelaySeconds"))),
+                    period=max(1, integer_or(given.get("periodSeconds")) or 10),
+                    timeout=max(1, integer_or(given.get("timeoutSeconds")) or 1),
+                    successes=max(1, integer_or(given.get("successThreshold")) or 1) if purpose == "readiness" else 1,
+                    failures=max(1, integer_or(given.get("failureThreshold")) or 3),
                 )
             )
     return tuple(found)
 
 
-def _action(given: Mapping[str, Any], container: Mapping[str, Any]) -> Action:
+def _action(given: Mapping[str, Any], container: Mapping[str, Any]) -> ProbeAction:
     if "grpc" in given:
-        return Impossible(why="the lab does not run gRPC probes; use httpGet, tcpSocket or exec")
+        return UnsupportedAction(why="the lab does not run gRPC probes; use httpGet, tcpSocket or exec")
     if command := (given.get("exec") or {}).get("command"):
-        return Exec(command=tuple(command))
+        return ExecAction(command=tuple(command))
     for name in ("httpGet", "tcpSocket"):
         target = given.get(name)
         if target is None:
             continue
         port = _port(target.get("port"), container)
         if port is None:
-            return Impossible(why=f"the container has no port {target.get('port')!r}")
+            return UnsupportedAction(why=f"the container has no port {target.get('port')!r}")
         if name == "tcpSocket":
-            return TcpSocket(host=target.get("host") or "", port=port)
+            return TcpSocketAction(host=target.get("host") or "", port=port)
         path = target.get("path") or "/"
-        return HttpGet(
+        return HttpGetAction(
             host=target.get("host") or "",
             port=port,
             path=path if path.startswith("/") else f"/{path}",
             scheme=str(target.get("scheme") or "HTTP").lower(),
             headers=tuple((each["name"], each.get("value") or "") for each in target.get("httpHeaders") or ()),
         )
-    return Impossible(why="it has no exec, httpGet or tcpSocket")
+    return UnsupportedAction(why="it has no exec, httpGet or tcpSocket")
 
 
 def _port(port: object, container: Mapping[str, Any]) -> int | None:
@@ -127,11 +127,11 @@ def _port(port: object, container: Mapping[str, Any]) -> int | None:
         return port if 0 < port < 65536 else None
     for each in container.get("ports") or ():
         if each.get("name") == port:
-            return number(each.get("containerPort")) or None
+            return integer_or(each.get("containerPort")) or None
     return None
 
 
-def http_ok(status: int) -> bool:
+def is_http_success(status: int) -> bool:
     """Whether a status of HTTP is a success."""
     return 200 <= status < 400
 
@@ -139,14 +139,14 @@ def http_ok(status: int) -> bool:
 class _Run:
     """What one probe's results came to."""
 
-    def __init__(self, probe: Probe, started: datetime) -> None:
+    def __init__(self, probe: ContainerProbe, started: datetime) -> None:
         self.due = started + timedelta(seconds=probe.initial_delay)
         # Before its first result a container lives, and serves nobody.
         self.passed = probe.purpose == "liveness"
         self.last: bool | None = None
         self.count = 0
 
-    def tell(self, probe: Probe, ok: bool, now: datetime) -> None:
+    def tell(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
         self.count = self.count + 1 if self.last is ok else 1
         self.last = ok
         if self.count >= (probe.successes if ok else probe.failures):
@@ -154,14 +154,14 @@ class _Run:
         self.due = now + timedelta(seconds=probe.period)
 
 
-class Judgement:
+class ProbeState:
     """Of one run of a container. A restarted one gets a new judgement."""
 
-    def __init__(self, probes: tuple[Probe, ...], started: datetime) -> None:
+    def __init__(self, probes: tuple[ContainerProbe, ...], started: datetime) -> None:
         """`started`: when its process began."""
         self._runs = {probe: _Run(probe, started) for probe in probes}
         self._begun = not any(probe.purpose == "startup" for probe in probes)
-        self.to_restart: Probe | None = None
+        self.to_restart: ContainerProbe | None = None
         """The probe for which it is to be ended and started anew."""
 
     @property
@@ -174,7 +174,7 @@ class Judgement:
         """It started, and its readiness probe passes, where there is one."""
         return self._begun and all(run.passed for probe, run in self._runs.items() if probe.purpose == "readiness")
 
-    def due(self, now: datetime) -> tuple[Probe, ...]:
+    def due(self, now: datetime) -> tuple[ContainerProbe, ...]:
         """The probes to run now."""
         return tuple(probe for probe in self._asked() if self._runs[probe].due <= now)
 
@@ -182,11 +182,11 @@ class Judgement:
         """When one is due next; None when there is nothing to ask."""
         return min((self._runs[probe].due for probe in self._asked()), default=None)
 
-    def begin(self, probe: Probe, now: datetime) -> None:
+    def begin(self, probe: ContainerProbe, now: datetime) -> None:
         """A probe begins to run: it is not due again before its period is over, or its result is there."""
         self._runs[probe].due = now + timedelta(seconds=max(probe.period, probe.timeout))
 
-    def tell(self, probe: Probe, ok: bool, now: datetime) -> None:
+    def tell(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
         """A probe has ended."""
         if self.to_restart is not None:
             return
@@ -197,7 +197,7 @@ class Judgement:
         elif probe.purpose != "readiness" and not run.passed and not ok and run.count >= probe.failures:
             self.to_restart = probe
 
-    def _asked(self) -> list[Probe]:
+    def _asked(self) -> list[ContainerProbe]:
         """A startup probe alone until it passes, then never again."""
         if self.to_restart is not None:
             return []

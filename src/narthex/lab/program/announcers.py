@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from narthex.lab.program.labs import Lab, access_of, open_lab
-from narthex.lab.program.node_client import announcer_says
+from narthex.lab.program.node_client import announcer_status
 from narthex.lab.program.state import LabError
 from narthex.lb.program.inspection import States, WhyError, read_status, why_service
 from narthex.lb.why import ServiceExplanation
@@ -14,7 +14,7 @@ from narthex.lb.why import ServiceExplanation
 
 def states(lab: Lab) -> dict[str, Mapping[str, Any]]:
     """What each announcer says that answers, by node."""
-    told = {node.name: read_status(announcer_says(node.namespace)) for node in lab.nodes}
+    told = {node.name: read_status(announcer_status(node.namespace)) for node in lab.nodes}
     return {name: state for name, state in told.items() if state is not None}
 
 

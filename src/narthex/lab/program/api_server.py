@@ -10,7 +10,7 @@ from pathlib import Path
 from narthex.lab import topology
 from narthex.lab.api.api import Api
 from narthex.lab.cluster import API_SERVICE_ADDRESS
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
 from narthex.lab.server import certificate
 from narthex.lab.server.pods import Pods
@@ -24,10 +24,10 @@ _GATHER_SECONDS = 0.005
 _LOOPBACK = "127.0.0.1"
 
 
-class Serving:
+class LabApiServer:
     """The server, and what is needed to reach it."""
 
-    def __init__(self, directory: StateDirectory, ledger: Ledger, api: Api, pods: Pods) -> None:
+    def __init__(self, directory: StateDirectory, ledger: SharedRegistry, api: Api, pods: Pods) -> None:
         self._directory = directory
         self._token = os.urandom(24).hex()
         self._port = 0

@@ -7,9 +7,9 @@ import time
 import traceback
 from datetime import UTC, datetime
 
-from narthex.lab.controllers.controller_manager import Control, settle
-from narthex.lab.program.recording import Recorder
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.controllers.controller_manager import ControllerManager, run_until_stable
+from narthex.lab.program.recording import HistoryRecorder
+from narthex.lab.program.shared_registry import SharedRegistry
 
 _ERROR_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE = 0.25
@@ -18,17 +18,17 @@ _PAUSES = 2.0
 at once."""
 
 
-class Controlling:
+class ControllerLoop:
     """`run` belongs to one thread."""
 
-    def __init__(self, ledger: Ledger, control: Control) -> None:
+    def __init__(self, ledger: SharedRegistry, control: ControllerManager) -> None:
         self._ledger = ledger
         self._control = control
         self._news = threading.Event()
         self._done = 0
         self.problems: tuple[str, ...] = ()
         """What controllers cannot make out or may not write, in sentences."""
-        self.recorder: Recorder | None = None
+        self.recorder: HistoryRecorder | None = None
         """Is told of each turn. Belongs to whoever holds the objects' lock."""
         ledger.listen(self._news.set)
 
@@ -38,7 +38,7 @@ class Controlling:
         with self._ledger.held() as registry:
             return registry.version == self._done
 
-    def begin_anew(self, control: Control, recorder: Recorder) -> None:
+    def begin_anew(self, control: ControllerManager, recorder: HistoryRecorder) -> None:
         """From now on with controllers that know nothing yet, whose turns are recorded. The caller holds the objects' lock."""
         self._control, self.recorder = control, recorder
         self._news.set()
@@ -48,7 +48,7 @@ class Controlling:
         with self._ledger.held() as registry:
             now = datetime.now(UTC)
             before = registry.version
-            settle(self._control, registry, now)
+            run_until_stable(self._control, registry, now)
             if self.recorder is not None:
                 self.recorder.turned(now, before, datetime.now(UTC))
             self.problems = tuple(sorted(set(self._control.problems.values())))

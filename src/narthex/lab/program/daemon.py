@@ -64,9 +64,9 @@ def lab_process(
     # has much to load itself.
     from narthex.lab.containers.container import JOBS
     from narthex.lab.containers.forks import Forks
-    from narthex.lab.program.node_process import NODE, be_a_node, load
+    from narthex.lab.program.node_process import NODE, load, run_node
 
-    forks = Forks({**JOBS, NODE: be_a_node}, load)
+    forks = Forks({**JOBS, NODE: run_node}, load)
     from narthex.lab.program.lab_process import LabProcess
 
     return LabProcess(directory, source, nodes, mode, overlay, pools, forks)

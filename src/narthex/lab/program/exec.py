@@ -15,7 +15,7 @@ from narthex.lab.containers.program import Entry, Program, Show
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 
 
-class Inside(NamedTuple):
+class ExecTarget(NamedTuple):
     """What a command sees that runs somewhere in a lab."""
 
     network_namespace: str
@@ -23,13 +23,13 @@ class Inside(NamedTuple):
     """None: only the network is another one, as for nodes and what shares their network."""
 
 
-def where(state: LabState, target: str) -> Inside:
+def find_target(state: LabState, target: str) -> ExecTarget:
     """Inside of a node, of `outside`, or of a pod (`name` or `namespace/name`). Raises LabError."""
     if target == topology.OUTSIDE:
-        return Inside(state.outside)
+        return ExecTarget(state.outside)
     for node in state.nodes:
         if node.name == target:
-            return Inside(node.namespace)
+            return ExecTarget(node.namespace)
     pods = [pod for pod in state.pods if target in (pod.name, f"{pod.namespace}/{pod.name}") and pod.network_namespace]
     if len(pods) > 1:
         choices = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
@@ -38,10 +38,10 @@ def where(state: LabState, target: str) -> Inside:
         known = [topology.OUTSIDE, *(node.name for node in state.nodes), *(pod.name for pod in state.pods)]
         raise LabError(f"lab {state.name!r} has no {target!r}; there are: {', '.join(known)}")
     (pod,) = pods
-    return Inside(pod.network_namespace, pod)
+    return ExecTarget(pod.network_namespace, pod)
 
 
-def container_of(pod: PodRecord, container: str) -> int:
+def container_pid(pod: PodRecord, container: str) -> int:
     """Process number of a container's program, 0 when the echo server stands for it. `container`: empty is the first that
     runs. Raises LabError."""
     running = pod.containers
@@ -53,7 +53,7 @@ def container_of(pod: PodRecord, container: str) -> int:
     return running[container]
 
 
-def shows_of(lab: str, pod: PodRecord) -> tuple[Show, ...]:
+def pod_file_mounts(lab: str, pod: PodRecord) -> tuple[Show, ...]:
     """The files that a pod has of its own."""
     place = StateDirectory(lab).pods / pod.uid
     files = [("resolv.conf", "/etc/resolv.conf")]
@@ -62,12 +62,12 @@ def shows_of(lab: str, pod: PodRecord) -> tuple[Show, ...]:
     return tuple(Show(str(place / name), at) for name, at in files if (place / name).exists() and Path(at).exists())
 
 
-def run(state: LabState, place: Inside, argv: Sequence[str], container: str = "") -> NoReturn:
+def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
     """Run a command there with this process's terminal and files, and end with its status. Raises LabError."""
     if place.pod is None:
         # `ip netns exec` also puts the namespace's own view of /sys in place.
         os.execvp("ip", ["ip", "netns", "exec", place.network_namespace, *argv])
-    beside = container_of(place.pod, container)
+    beside = container_pid(place.pod, container)
     directory = "/" if beside else str(Path.cwd())
     try:
         executable = inside.find(argv[0], os.environ, directory)
@@ -80,7 +80,7 @@ def run(state: LabState, place: Inside, argv: Sequence[str], container: str = ""
         directory=directory,
         network_namespace=place.network_namespace,
         hostname=place.pod.hostname,
-        shows=shows_of(state.name, place.pod),
+        shows=pod_file_mounts(state.name, place.pod),
     )
 
     def in_a_place_of_its_own() -> NoReturn:

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from narthex.lab import topology
-from narthex.lab.controllers.controller_manager import all_controllers
+from narthex.lab.controllers.controller_manager import lab_controllers
 from narthex.lab.faults import (
-    BadFault,
-    Fault,
-    Kind,
-    Place,
-    checked,
+    FaultKind,
+    FaultTarget,
+    InjectedFault,
+    InvalidFault,
+    active_faults,
     delays,
-    in_force,
+    delete_table,
     next_end,
-    no_rules,
     rules,
+    validate_fault,
 )
-from narthex.lab.program.recording import Recorder
+from narthex.lab.program.recording import HistoryRecorder
 from narthex.lab.program.state import LabError
 from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import NftError, run_nft
@@ -39,7 +39,7 @@ from narthex.model.names import NamespacedName
 if TYPE_CHECKING:
     from narthex.lab.program.lab_process import LabProcess
 
-Told = Callable[[Fault, bool], object]
+Told = Callable[[InjectedFault, bool], object]
 """Is told of each fault that begins (True) or ends."""
 
 
@@ -48,18 +48,18 @@ _LOOK_SECONDS = 1.0
 _ERROR_PAUSE_SECONDS = 1.0
 
 
-class Faults:
+class FaultInjector:
     """What goes wrong at present. For any thread; one runs `run`."""
 
     def __init__(
         self,
-        places: Callable[[], Mapping[str, Place]],
+        places: Callable[[], Mapping[str, FaultTarget]],
         api: Callable[[bool], object],
         told: Told,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`places`: of all nodes and pods now; `api` takes the API server's listeners down (False) and up."""
-        self.present: tuple[Fault, ...] = ()
+        self.present: tuple[InjectedFault, ...] = ()
         self._lock = threading.RLock()
         self._news = threading.Event()
         self._places = places
@@ -72,13 +72,13 @@ class Faults:
         """In force, by network namespace."""
         self._delays: dict[tuple[str, str], int] = {}
 
-    def begin(self, wish: Mapping[str, Any]) -> Fault:
+    def begin(self, wish: Mapping[str, Any]) -> InjectedFault:
         """A fault from now on: `kind`, `targets`, and `percent`, `milliseconds`, `seconds` where it has them. Raises LabError
         when it cannot be; then nothing has changed."""
         with self._lock:
             try:
-                fault = checked(self._wished(wish), self._places())
-            except BadFault as error:
+                fault = validate_fault(self._wished(wish), self._places())
+            except InvalidFault as error:
                 raise LabError(str(error)) from None
             before = self.present
             self.present = (*before, fault)
@@ -93,7 +93,7 @@ class Faults:
         self._news.set()
         return fault
 
-    def end(self, number: int | None) -> tuple[Fault, ...]:
+    def end(self, number: int | None) -> tuple[InjectedFault, ...]:
         """End one fault, or all; those that ended. Raises LabError when there is none of that number."""
         with self._lock:
             ended = tuple(fault for fault in self.present if number in (None, fault.number))
@@ -105,7 +105,7 @@ class Faults:
     def turn(self) -> None:
         """End what is due. Raises LabError when the kernel does not let go."""
         with self._lock:
-            self._keep(in_force(self.present, self._places(), self._wall()))
+            self._keep(active_faults(self.present, self._places(), self._wall()))
 
     def run(self) -> None:
         """End what is due, for good."""
@@ -126,11 +126,11 @@ class Faults:
         end = next_end(present)
         return _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, max(0.0, end - self._wall()))
 
-    def _wished(self, wish: Mapping[str, Any]) -> Fault:
+    def _wished(self, wish: Mapping[str, Any]) -> InjectedFault:
         now, seconds = self._wall(), wish.get("seconds")
-        return Fault(
+        return InjectedFault(
             number=self._numbers + 1,
-            kind=Kind(wish["kind"]),
+            kind=FaultKind(wish["kind"]),
             targets=tuple(self.named(target) for target in wish.get("targets", ())),
             percent=int(wish.get("percent", 0)),
             milliseconds=int(wish.get("milliseconds", 0)),
@@ -138,7 +138,7 @@ class Faults:
             until=None if seconds is None else now + float(seconds),
         )
 
-    def _keep(self, left: tuple[Fault, ...]) -> None:
+    def _keep(self, left: tuple[InjectedFault, ...]) -> None:
         if left == self.present:
             return
         numbers = {fault.number for fault in left}
@@ -158,7 +158,7 @@ class Faults:
         if f"default/{target}" in found:
             return f"default/{target}"
         if len(found) > 1:
-            raise BadFault(f"{target!r} could be {', '.join(sorted(found))}: name it in full")
+            raise InvalidFault(f"{target!r} could be {', '.join(sorted(found))}: name it in full")
         return found[0] if found else target
 
     def _apply(self) -> None:
@@ -168,14 +168,14 @@ class Faults:
         wanted = rules(self.present, places)
         for namespace in [each for each in self._rules if each not in wanted]:
             # A bridge's namespace is never a pod's.
-            self._nft(namespace, no_rules(namespace in bridges))
+            self._nft(namespace, delete_table(namespace in bridges))
             del self._rules[namespace]
         for namespace, text in wanted.items():
             if self._rules.get(namespace) != text:
                 self._nft(namespace, text)
                 self._rules[namespace] = text
         self._queues(delays(self.present, places))
-        up = not any(fault.kind is Kind.API for fault in self.present)
+        up = not any(fault.kind is FaultKind.API for fault in self.present)
         if up is not self._api_up:
             self._api(up)
             self._api_up = up
@@ -215,13 +215,13 @@ Object = dict[str, Any]
 _PROCESS = "process/"
 
 
-class Troubles:
+class FaultRequests:
     """Faults and the record of one lab."""
 
     def __init__(self, lab: LabProcess) -> None:
         self._lab = lab
-        self.faults = Faults(self._places, self._api, self._told)
-        self.recorder: Recorder | None = None
+        self.faults = FaultInjector(self._places, self._api, self._told)
+        self.recorder: HistoryRecorder | None = None
         """Belongs to whoever holds the objects' lock."""
 
     def answer_fault(self, content: Mapping[str, Any]) -> Object:
@@ -250,7 +250,7 @@ class Troubles:
             raise LabError(f"{self.recorder.path} is being recorded already; `narthex lab record --end` ends that")
         now = datetime.now(UTC)
         try:
-            self.recorder = Recorder(path, self._lab.state.name, store, now)
+            self.recorder = HistoryRecorder(path, self._lab.state.name, store, now)
         except FileExistsError:
             raise LabError(f"{path} is there already; choose another name") from None
         except OSError as error:
@@ -258,10 +258,10 @@ class Troubles:
         for fault in self.faults.present:
             self.recorder.broke(fault, now)
         # What the controllers know from before would be missing in a replay.
-        self._lab.controlling.begin_anew(all_controllers(), self.recorder)
+        self._lab.controlling.begin_anew(lab_controllers(), self.recorder)
         return path
 
-    def _told(self, fault: Fault, begins: bool) -> None:
+    def _told(self, fault: InjectedFault, begins: bool) -> None:
         with self._lab.ledger.held():
             if self.recorder is not None:
                 now = datetime.now(UTC)
@@ -269,23 +269,23 @@ class Troubles:
                     self.recorder.broke(fault, now)
                 else:
                     self.recorder.mended(fault.number, now)
-        apart = (each for each in self.faults.present if each.kind is Kind.PARTITION)
+        apart = (each for each in self.faults.present if each.kind is FaultKind.PARTITION)
         nodes = {node.name for node in self._lab.nodes}
         self._lab.hearts.cut(frozenset(target for each in apart for target in each.targets if target in nodes))
         self._lab.publish()
 
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, FaultTarget]:
         """Where packets of nodes that live pass, and of pods that have a network of their own."""
         fabric = topology.fabric_namespace(self._lab.state.name)
         places = {
-            node.name: Place(namespace=fabric, device=node.name, node=True)
+            node.name: FaultTarget(namespace=fabric, device=node.name, node=True)
             for node in self._lab.nodes
             if node.name not in self._lab.state.killed
         }
         for life in self._lab.kubelet.lives():
             if not life.pod["spec"].get("hostNetwork") and life.facts.networked:
                 namespace = topology.pod_namespace(self._lab.state.name, life.key)
-                places[str(life.key)] = Place(namespace=namespace, device="eth0", node=False)
+                places[str(life.key)] = FaultTarget(namespace=namespace, device="eth0", node=False)
         return places
 
     def _api(self, up: bool) -> None:
@@ -303,7 +303,7 @@ class Troubles:
             return
         try:
             name = self.faults.named(target)
-        except BadFault as error:
+        except InvalidFault as error:
             raise LabError(str(error)) from None
         namespace, _, pod = name.rpartition("/")
         if not self._lab.kubelet.crash(NamespacedName(namespace, pod)):

@@ -36,30 +36,30 @@ from narthex.lab.api.requests import Request, Whole
 from narthex.lab.api.store import Store
 from narthex.lab.containers.container import Containers
 from narthex.lab.containers.forks import Forks
-from narthex.lab.controllers.controller_manager import all_controllers
+from narthex.lab.controllers.controller_manager import lab_controllers
 from narthex.lab.controllers.service.admission import admission
 from narthex.lab.controllers.settings import LAB
 from narthex.lab.encode import encode
-from narthex.lab.kubelet.program.containers import Tools
+from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.echo import EchoServer
-from narthex.lab.kubelet.program.endpoint_drain import Releases
-from narthex.lab.kubelet.program.event_recorder import Telling
-from narthex.lab.kubelet.program.heartbeat import Hearts
+from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
+from narthex.lab.kubelet.program.event_recorder import EventRecorder
+from narthex.lab.kubelet.program.heartbeat import NodeHeartbeats
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod_access import PodAccess
 from narthex.lab.kubelet.program.prober import Prober
 from narthex.lab.kubelet.program.volumes import PodFiles
 from narthex.lab.pod_network import NONE
 from narthex.lab.program import api_server as serving
-from narthex.lab.program.controlling import Controlling
-from narthex.lab.program.fault_injector import Troubles
-from narthex.lab.program.load_balancers import Balancing
-from narthex.lab.program.manifests import Applying
+from narthex.lab.program.controlling import ControllerLoop
+from narthex.lab.program.fault_injector import FaultRequests
+from narthex.lab.program.load_balancers import LoadBalancerAddresses
+from narthex.lab.program.manifests import ManifestApplier
 from narthex.lab.program.network import PodNetwork, make_network, wire
-from narthex.lab.program.nodes import Nodes
-from narthex.lab.program.persistence import Keeping
-from narthex.lab.program.report import describe
-from narthex.lab.program.shared_registry import Ledger, Mirror
+from narthex.lab.program.nodes import NodeProcesses
+from narthex.lab.program.persistence import LabPersistence
+from narthex.lab.program.report import describe_state
+from narthex.lab.program.shared_registry import RegistrySnapshot, SharedRegistry
 from narthex.lab.program.state import LabError, LabState, ScaleRecord, StateDirectory
 from narthex.linux.processes import identify
 from narthex.model.names import NamespacedName
@@ -105,40 +105,40 @@ class LabProcess:
         self._pools = _pools(pools, self.nodes)
         self._forks = forks
         store = Store()
-        self._keeping = Keeping(state) if state.kept.is_dir() else None
+        self._keeping = LabPersistence(state) if state.kept.is_dir() else None
         if self._keeping is not None:
             self._keeping.load(store)
-        self.ledger = Ledger(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
+        self.ledger = SharedRegistry(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
         with self.ledger.held() as registry:
             self.api = Api(registry)
         applied = self._keeping.applied if self._keeping is not None else None
-        self.applying = Applying(source, self.ledger, self.api, tuple(node.name for node in self.nodes), applied)
-        self.controlling = Controlling(self.ledger, all_controllers())
-        self.hearts = Hearts(self.nodes, self.ledger, every=LAB.node_grace / _BEATS, lasts=int(LAB.node_grace))
+        self.applying = ManifestApplier(source, self.ledger, self.api, tuple(node.name for node in self.nodes), applied)
+        self.controlling = ControllerLoop(self.ledger, lab_controllers())
+        self.hearts = NodeHeartbeats(self.nodes, self.ledger, every=LAB.node_grace / _BEATS, lasts=int(LAB.node_grace))
         self._echo = EchoServer()
         self._containers = Containers(forks)
-        self._telling = Telling(self.ledger)
+        self._telling = EventRecorder(self.ledger)
         self._network = PodNetwork(state, self.nodes)
-        self._node_processes = Nodes(state, self.nodes, mode, overlay, forks)
-        tools = Tools(
+        self._node_processes = NodeProcesses(state, self.nodes, mode, overlay, forks)
+        tools = PodDependencies(
             ledger=self.ledger,
             network=self._network,
             files=PodFiles(state, self.ledger),
             echo=self._echo,
             containers=self._containers,
             tell=self._telling,
-            released=Releases(self.ledger, self._node_processes.synced),
+            released=EndpointDrain(self.ledger, self._node_processes.synced),
             prober=Prober(self._containers),
         )
         self.kubelet = Kubelet(self.nodes, self.ledger, tools)
         access = PodAccess(self.kubelet, tools)
-        self.serving = serving.Serving(state, self.ledger, self.api, access)
-        self._mirror = Mirror()
+        self.serving = serving.LabApiServer(state, self.ledger, self.api, access)
+        self._mirror = RegistrySnapshot()
         self._published: LabState | None = None
-        self.troubles = Troubles(self)
+        self.troubles = FaultRequests(self)
         self._turning = threading.RLock()
         self._news = threading.Event()
-        self._balancing = Balancing(state.name, self.nodes, self.request)
+        self._balancing = LoadBalancerAddresses(state.name, self.nodes, self.request)
         own, forking = identify(os.getpid()), identify(forks.pid)
         if own is None:
             raise LabError("this process cannot be found in /proc")
@@ -223,8 +223,8 @@ class LabProcess:
                 self._keeping.begin_again(registry, {node.name for node in self.nodes})
             for name in cluster.NAMESPACES:
                 _create(registry, "Namespace", cluster.namespace(name))
-            _create(registry, "ServiceCIDR", cluster.ranges())
-            for definition in cluster.definitions():
+            _create(registry, "ServiceCIDR", cluster.service_cidr())
+            for definition in cluster.custom_resource_definitions():
                 _create(registry, "CustomResourceDefinition", definition)
             for obj in (*cluster.api_service(), *cluster.dns_service(self.nodes)):
                 _create(registry, obj["kind"], obj)
@@ -290,9 +290,9 @@ class LabProcess:
         self.turn()
         self._await_rules(deadline)
         if self.state.balancing:
-            from narthex.lab.program.load_balancer_addresses import to_answer
+            from narthex.lab.program.load_balancer_addresses import answered_addresses
 
-            self._node_processes.await_answers(to_answer(self._snapshot().services.values()))
+            self._node_processes.await_answers(answered_addresses(self._snapshot().services.values()))
 
     def _calm(self) -> bool:
         return self.controlling.resting and self.kubelet.resting and not self._awaited()
@@ -364,7 +364,7 @@ class LabProcess:
         """Write the state file anew, if something in it is new."""
         with self._turning:
             snapshot = self._snapshot()
-            made = describe(
+            made = describe_state(
                 self.state,
                 snapshot,
                 scales=self._scales(snapshot),

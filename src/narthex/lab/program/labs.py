@@ -63,7 +63,7 @@ class Lab(NamedTuple):
     """Nodes answer for load balancers' addresses."""
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+class LabNodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node's process, asked now."""
 
     node: str
@@ -81,11 +81,11 @@ class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The lab's own process runs."""
     healthy: bool
     """Everything runs, and every node says that it is well."""
-    nodes: tuple[NodeStatus, ...]
+    nodes: tuple[LabNodeStatus, ...]
     state: LabState
 
 
-class Started(NamedTuple):
+class StartedLab(NamedTuple):
     """What `up` did."""
 
     state: LabState
@@ -128,7 +128,7 @@ def is_running(state: LabState) -> bool:
     return processes.alive(state.controller)
 
 
-def look(name: str) -> LabStatus:
+def inspect_lab(name: str) -> LabStatus:
     """The lab as it is now. Raises LabError when there is none."""
     state = read(name)
     recorded = {each.node: each.process for each in state.processes}
@@ -137,7 +137,7 @@ def look(name: str) -> LabStatus:
         running = node.name in recorded and processes.alive(recorded[node.name])
         healthy = running and ask.healthy(node.namespace)
         killed = node.name in state.killed
-        nodes.append(NodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
+        nodes.append(LabNodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
     runs = is_running(state)
     return LabStatus(
         running=runs,
@@ -147,9 +147,9 @@ def look(name: str) -> LabStatus:
     )
 
 
-def look_at_all() -> list[LabStatus]:
+def inspect_all() -> list[LabStatus]:
     """All labs of this machine that have a state."""
-    return [look(name) for name in existing() if StateDirectory(name).read() is not None]
+    return [inspect_lab(name) for name in existing() if StateDirectory(name).read() is not None]
 
 
 def all_names() -> list[str]:
@@ -177,7 +177,7 @@ def up(
     pools: Sequence[str] = (),
     *,
     keep: bool = False,
-) -> Started:
+) -> StartedLab:
     """Bring a lab up; returns when every node has done its first sync. `source`: None makes an empty directory. `pools`:
     ranges of addresses for load balancers. `keep`: what its API holds outlives it, and the next lab of this name goes on with
     that.
@@ -214,7 +214,7 @@ def up(
     if message != b"ready":
         down(name)
         raise LabError(message.decode() or f"the process of lab {name!r} was killed while it started")
-    return Started(read(name), time.monotonic() - begin, cleared)
+    return StartedLab(read(name), time.monotonic() - begin, cleared)
 
 
 def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState:

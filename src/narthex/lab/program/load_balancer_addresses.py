@@ -36,7 +36,7 @@ from narthex.model.store import Snapshot
 _NAMESPACE = "metallb-system"
 
 
-class Balance(NamedTuple):
+class AddressAllocation(NamedTuple):
     """What comes of the pools."""
 
     changed: dict[NamespacedName, Service]
@@ -66,7 +66,7 @@ def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddress
     return made
 
 
-def balance(snapshot: Snapshot, nodes: Sequence[LabNode]) -> Balance:
+def allocate_addresses(snapshot: Snapshot, nodes: Sequence[LabNode]) -> AddressAllocation:
     """Give addresses to the cluster's Services, which keep what they have."""
     pools = _settled(snapshot.address_pools.values(), nodes, _own_ranges(snapshot))
     services = snapshot.services
@@ -80,11 +80,11 @@ def balance(snapshot: Snapshot, nodes: Sequence[LabNode]) -> Balance:
         *(each for key in sorted(decisions) for each in _said(services[key], decisions[key])),
     ]
     changed = {key: service for key, service in made.items() if service != services[key]}
-    return Balance(changed, tuple(_networks(pools, given)), tuple(problems))
+    return AddressAllocation(changed, tuple(_networks(pools, given)), tuple(problems))
 
 
 def patches(service: Service) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path and merge patch of what has to be written of a Service that `balance` has changed."""
+    """Path and merge patch of what has to be written of a Service that `allocate_addresses` has changed."""
     version = ""
     yield service_path(service), _unversioned(pool_patch(pool_of(service), version))
     addresses = tuple(entry.ip for entry in service.ingress)
@@ -97,7 +97,7 @@ def _unversioned(patch: dict[str, Any]) -> dict[str, Any]:
     return {**patch, "metadata": meta}
 
 
-def to_answer(services: Iterable[Service]) -> frozenset[str]:
+def answered_addresses(services: Iterable[Service]) -> frozenset[str]:
     """All addresses that a node may have to answer for."""
     return frozenset(address for service in services for address in announced_addresses(service))
 

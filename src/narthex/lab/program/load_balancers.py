@@ -18,7 +18,7 @@ Send = Callable[[str, str, dict[str, Any], str], object]
 """Method, path, body and content type of a request to the API."""
 
 
-class Balancing:
+class LoadBalancerAddresses:
     """What the network has of them. Used by one thread at a time."""
 
     def __init__(self, lab: str, nodes: Sequence[LabNode], send: Send) -> None:
@@ -40,7 +40,7 @@ class Balancing:
         # Loaded by labs that have a pool, since the others have no use for it.
         from narthex.lab.program import load_balancer_addresses as balancers
 
-        made = balancers.balance(snapshot, self._nodes)
+        made = balancers.allocate_addresses(snapshot, self._nodes)
         if made.networks != self._networks:
             have, want = set(self._networks), set(made.networks)
             for wiring in topology.wire_balancers(self._lab, sorted(have - want), sorted(want - have)):

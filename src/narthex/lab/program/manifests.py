@@ -18,7 +18,7 @@ from narthex.lab.api.kinds import Kind
 from narthex.lab.api.requests import Request, Whole
 from narthex.lab.cluster import namespace
 from narthex.lab.kubelet.program.containers import ECHO
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
 from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject, Object
@@ -44,7 +44,7 @@ _SERVERS = (
 """Metadata that only a server writes; files that came out of a cluster have them."""
 
 
-class Written(Object, frozen=True, kw_only=True):
+class ManifestObject(Object, frozen=True, kw_only=True):
     """An object of any kind, as a file has it."""
 
     kind: str
@@ -57,7 +57,7 @@ class Written(Object, frozen=True, kw_only=True):
         return f"{self.kind} {self.key}"
 
 
-def written(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None) -> Decoded:
+def decode_document(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None) -> Decoded:
     """One document of a file. What Narthex knows well is looked at here already, since the API knows no lines."""
     if not isinstance(raw, dict):
         return _refused(origin, "", "is no Kubernetes object: apiVersion, kind, metadata, ...")
@@ -72,7 +72,7 @@ def written(raw: Any, origin: str = "", locate: Callable[[str], str] | None = No
         if any(problem.severity == "error" for problem in read.problems):
             return Decoded(None, read.problems, read.identity)
     home = meta.get("namespace")
-    made = Written(
+    made = ManifestObject(
         name=name,
         namespace=home if isinstance(home, str) else "",
         origin=origin,
@@ -87,23 +87,23 @@ def _refused(origin: str, label: str, message: str) -> Decoded:
     return Decoded(None, (Problem(origin=origin, object=label, message=message),))
 
 
-class Applying:
+class ManifestApplier:
     """Keeps the API as the files are. Used by one thread."""
 
     def __init__(
-        self, source: Path, ledger: Ledger, api: Api, nodes: tuple[str, ...], kept: Path | None = None
+        self, source: Path, ledger: SharedRegistry, api: Api, nodes: tuple[str, ...], kept: Path | None = None
     ) -> None:
         """`nodes`: names of the lab's. `kept`: the file that remembers what was applied."""
         self._kept = kept
-        self._source = ManifestSource(source, written)
+        self._source = ManifestSource(source, decode_document)
         self._ledger = ledger
         self._api = api
         self._nodes = nodes
-        self._wanted: dict[Identity, Written] = {}
+        self._wanted: dict[Identity, ManifestObject] = {}
         self._found = False
         """The files were there once."""
         self._pending: set[Identity] = set()
-        self._applied: dict[Identity, Written] = _remembered(kept)
+        self._applied: dict[Identity, ManifestObject] = _remembered(kept)
         self._lost = set(self._applied)
         """Applied by an earlier lab, and not seen among the files yet."""
         self._faults: dict[Identity, Problem] = {}
@@ -121,7 +121,7 @@ class Applying:
         """Something could not be done yet and is worth another try."""
         return bool(self._pending)
 
-    def wanted(self, kind: str, key: NamespacedName) -> Written | None:
+    def wanted(self, kind: str, key: NamespacedName) -> ManifestObject | None:
         """What the files say of an object."""
         return self._wanted.get((kind, key)) or self._wanted.get((kind, NamespacedName("", key.name)))
 
@@ -132,7 +132,7 @@ class Applying:
         self._found = self._found or any(isinstance(event, Synced) for event in events)
         for event in events:
             if isinstance(event, Upsert):
-                item = cast(Written, event.object)
+                item = cast(ManifestObject, event.object)
                 identity = (item.kind, item.key)
                 self._wanted[identity] = item
                 self._pending.add(identity)
@@ -164,7 +164,7 @@ class Applying:
         order = _FIRST.index(identity[0]) if identity[0] in _FIRST else len(_FIRST)
         return order, self._wanted[identity].origin.rpartition(":")[0], identity
 
-    def _apply(self, identity: Identity, item: Written) -> bool:
+    def _apply(self, identity: Identity, item: ManifestObject) -> bool:
         """Whether it is over, done or not."""
         kind = self._kind(item)
         if kind is None:
@@ -190,7 +190,7 @@ class Applying:
         self._faults.pop(identity, None)
         return True
 
-    def _cannot(self, identity: Identity, item: Written, kind: Kind, answer: Whole) -> bool:
+    def _cannot(self, identity: Identity, item: ManifestObject, kind: Kind, answer: Whole) -> bool:
         if item.kind == "Pod" and identity in self._applied and answer.status == 422:
             # Most of a pod cannot be changed: there is to be another one of this name, when this one has gone.
             self._send("DELETE", self._path(kind, item), {})
@@ -201,7 +201,7 @@ class Applying:
         # What cannot be understood is not understood better later; the file has to change.
         return answer.status in (400, 422)
 
-    def _fault(self, identity: Identity, item: Written, message: str, severity: str = "error") -> None:
+    def _fault(self, identity: Identity, item: ManifestObject, message: str, severity: str = "error") -> None:
         self._faults[identity] = Problem(
             origin=item.origin,
             object=item.title,
@@ -209,12 +209,12 @@ class Applying:
             severity="warning" if severity == "warning" else "error",
         )
 
-    def _delete(self, item: Written) -> None:
+    def _delete(self, item: ManifestObject) -> None:
         kind = self._kind(item)
         if kind is not None:
             self._send("DELETE", self._path(kind, item), {})
 
-    def _kind(self, item: Written) -> Kind | None:
+    def _kind(self, item: ManifestObject) -> Kind | None:
         group, _, version = item.api_version.rpartition("/")
         with self._ledger.held() as registry:
             kinds = tuple(registry.kinds.values())
@@ -222,7 +222,7 @@ class Applying:
             (each for each in kinds if (each.kind, each.group) == (item.kind, group) and version in each.versions), None
         )
 
-    def _path(self, kind: Kind, item: Written) -> str:
+    def _path(self, kind: Kind, item: ManifestObject) -> str:
         root = f"/apis/{item.api_version}" if kind.group else f"/api/{item.api_version}"
         home = f"/namespaces/{item.namespace or 'default'}" if kind.namespaced else ""
         return f"{root}{home}/{kind.plural}/{item.name}"
@@ -243,7 +243,7 @@ class Applying:
             raise TypeError(f"{method} {path} was answered by a stream")
         return answer
 
-    def _body(self, identity: Identity, item: Written) -> dict[str, Any]:
+    def _body(self, identity: Identity, item: ManifestObject) -> dict[str, Any]:
         """What is applied: the file's object without what only servers write."""
         meta = {name: value for name, value in item.raw["metadata"].items() if name not in _SERVERS}
         made = {**item.raw, "metadata": meta}
@@ -260,7 +260,7 @@ class Applying:
             made["spec"] = {**made["spec"], "replicas": replicas}
         return made
 
-    def _scaled(self, identity: Identity, item: Written) -> int | None:
+    def _scaled(self, identity: Identity, item: ManifestObject) -> int | None:
         """The number of replicas that somebody else has asked for, as long as the file does not ask for another one
         itself."""
         before = self._applied.get(identity)
@@ -270,7 +270,7 @@ class Applying:
             held = registry.get(item.kind, item.namespace or "default", item.name)
         return None if held is None else _replicas(held)
 
-    def _has_selector(self, item: Written) -> bool:
+    def _has_selector(self, item: ManifestObject) -> bool:
         labels = item.raw["metadata"].get("labels") or {}
         name = labels.get("kubernetes.io/service-name") if item.kind == "EndpointSlice" else item.name
         home = item.namespace or "default"
@@ -279,7 +279,7 @@ class Applying:
             held = wanted.raw if wanted is not None else registry.get("Service", home, str(name))
         return bool(held and (held.get("spec") or {}).get("selector"))
 
-    def _have_namespace(self, kind: Kind, item: Written) -> None:
+    def _have_namespace(self, kind: Kind, item: ManifestObject) -> None:
         """Namespaces come with the first thing that is in them, so that a file can be tried alone."""
         home = item.namespace
         if kind.namespaced and home:
@@ -297,10 +297,10 @@ def _with_images(spec: Any) -> Any:
     return {**spec, "containers": named}
 
 
-def _remembered(path: Path | None) -> dict[Identity, Written]:
+def _remembered(path: Path | None) -> dict[Identity, ManifestObject]:
     if path is None or not path.exists():
         return {}
-    found = msgspec.json.decode(path.read_bytes(), type=list[Written])
+    found = msgspec.json.decode(path.read_bytes(), type=list[ManifestObject])
     return {(each.kind, each.key): each for each in found}
 
 
@@ -309,7 +309,7 @@ def _replicas(raw: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _statuses(item: Written) -> Iterator[dict[str, Any]]:
+def _statuses(item: ManifestObject) -> Iterator[dict[str, Any]]:
     """What a file says of a load balancer's address is kept: no controller of the lab gave it."""
     balancer = (item.raw.get("status") or {}).get("loadBalancer") if isinstance(item.raw.get("status"), dict) else None
     if item.kind == "Service" and balancer:

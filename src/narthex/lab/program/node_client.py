@@ -60,7 +60,7 @@ def synced_since(namespace: str, moment: float) -> bool:
     return bool(seen) and all(moment <= time and time <= written.get(family, 0.0) for family, time in seen.items())
 
 
-class Answering(msgspec.Struct, frozen=True):
+class AnnouncedAddress(msgspec.Struct, frozen=True):
     """What a node's announcer says of one address."""
 
     address: str
@@ -74,15 +74,15 @@ class AnnouncerState(msgspec.Struct, frozen=True):
 
     listening: bool
     """It decides nothing yet."""
-    entries: tuple[Answering, ...] = msgspec.field(name="addresses")
+    entries: tuple[AnnouncedAddress, ...] = msgspec.field(name="addresses")
 
     @property
-    def addresses(self) -> dict[str, Answering]:
+    def addresses(self) -> dict[str, AnnouncedAddress]:
         """By address."""
         return {each.address: each for each in self.entries}
 
 
-def announcer_says(namespace: str) -> bytes:
+def announcer_status(namespace: str) -> bytes:
     """The status of the node's announcer, JSON (`docs/reference/announcer.md`); empty when none runs."""
     try:
         status, body = get(namespace, METRICS_PORT, "/announcer")
@@ -91,10 +91,10 @@ def announcer_says(namespace: str) -> bytes:
     return body if status == 200 else b""
 
 
-def announcer(namespace: str) -> AnnouncerState | None:
+def announcer_state(namespace: str) -> AnnouncerState | None:
     """What the node's announcer says; None when none runs, or it has just begun."""
     try:
-        return msgspec.json.decode(announcer_says(namespace), type=AnnouncerState)
+        return msgspec.json.decode(announcer_status(namespace), type=AnnouncerState)
     except msgspec.DecodeError:
         return None
 

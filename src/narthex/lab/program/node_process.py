@@ -50,7 +50,7 @@ _LOADED = (
 """What every node loads sooner or later."""
 
 
-class NodeOrder(msgspec.Struct, frozen=True):
+class NodeStartRequest(msgspec.Struct, frozen=True):
     """What a node's process is told."""
 
     namespace: str
@@ -72,10 +72,10 @@ def load() -> None:
     importlib.import_module("narthex.kube.decoders").make_known()
 
 
-def be_a_node(control: socket.socket, order: bytes, files: Sequence[int]) -> None:
+def run_node(control: socket.socket, order: bytes, files: Sequence[int]) -> None:
     """Be `narthex node`: a job of `Forks`."""
     del files
-    told = msgspec.json.decode(order, type=NodeOrder)
+    told = msgspec.json.decode(order, type=NodeStartRequest)
     control.sendall(msgspec.json.encode(_Told(os.getpid())) + b"\n")
     log = os.open(told.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -96,7 +96,7 @@ def be_a_node(control: socket.socket, order: bytes, files: Sequence[int]) -> Non
 class NodeProcess:
     """One of them, seen from the lab's process."""
 
-    def __init__(self, forks: Forks, order: NodeOrder) -> None:
+    def __init__(self, forks: Forks, order: NodeStartRequest) -> None:
         """Start it. Raises OSError."""
         self._control = forks.start(NODE, msgspec.json.encode(order))
         self._lock = threading.Lock()

@@ -16,11 +16,11 @@ from narthex.lab.pod_network import NONE
 from narthex.lab.program.node_client import (
     HEALTH_PORT,
     METRICS_PORT,
-    announcer,
+    announcer_state,
     healthy,
     synced_since,
 )
-from narthex.lab.program.node_process import NodeOrder, NodeProcess
+from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
 from narthex.lab.topology import LabNode
 
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.01
 _SYNC_PERIOD = "100ms"
 
 
-class Nodes:
+class NodeProcesses:
     """Starts them and waits for them. Used by one thread."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Nodes:
         self._mode = mode
         self._overlay = overlay
         self._forks = forks
-        self._orders: dict[str, NodeOrder] = {}
+        self._orders: dict[str, NodeStartRequest] = {}
         self._processes: dict[str, NodeProcess] = {}
         self._crashed: set[str] = set()
         """Names of those that a signal has ended while all were waited for."""
@@ -64,7 +64,7 @@ class Nodes:
             arguments = ("--hostname-override", node.name, "--config", str(places.configuration))
             log = self._directory.logs / f"{node.name}.log"
             log.touch(mode=0o600)
-            self._orders[node.name] = NodeOrder(node.namespace, str(log), arguments)
+            self._orders[node.name] = NodeStartRequest(node.namespace, str(log), arguments)
             records += self._begin(node.name)
         return tuple(records)
 
@@ -122,7 +122,7 @@ class Nodes:
         LabError."""
 
         def settled(_: LabNode) -> bool:
-            told = [announcer(node.namespace) for node in self._running]
+            told = [announcer_state(node.namespace) for node in self._running]
             entries = [each.addresses for each in told if each is not None and not each.listening]
             if len(entries) < len(told) or any(not addresses <= entry.keys() for entry in entries):
                 return False
@@ -173,8 +173,8 @@ class Nodes:
     def _network(self, node: LabNode) -> dict[str, Any]:
         places = self._directory.node(node.name)
         if self._overlay == NONE:
-            return pod_network.bridged(node.pod_cidrs, str(places.reservations))
-        return pod_network.overlaid(str(places.subnet_file), str(places.delegated), str(places.reservations))
+            return pod_network.bridge_network(node.pod_cidrs, str(places.reservations))
+        return pod_network.overlay_network(str(places.subnet_file), str(places.delegated), str(places.reservations))
 
     def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
         places = self._directory.node(node.name)

@@ -8,12 +8,12 @@ from pathlib import Path
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Store
 from narthex.lab.kubelet.node_status import LEASES
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.lab.server.keeping import Keeper, Unreadable
 
 
-class Keeping:
+class LabPersistence:
     """The files of one lab."""
 
     def __init__(self, directory: StateDirectory) -> None:
@@ -50,7 +50,7 @@ class Keeping:
             begun = {"phase": "Pending", "conditions": scheduled, "qosClass": status.get("qosClass", "BestEffort")}
             registry.update("Pod", {**pod, "status": begun}, subresource="status")
 
-    def follow(self, ledger: Ledger) -> None:
+    def follow(self, ledger: SharedRegistry) -> None:
         """Keep what is changed from now on."""
         with ledger.held() as registry:
             self._keeper.follow(registry, ledger.lock)

@@ -12,13 +12,23 @@ import msgspec
 
 from narthex.lab.api.store import Store
 from narthex.lab.controllers.service.admission import admission
-from narthex.lab.faults import Fault
-from narthex.lab.history import BadHistory, Broke, Entry, Mended, Turned, begun, changed, line, read
+from narthex.lab.faults import InjectedFault
+from narthex.lab.history import (
+    ControllersRan,
+    FaultEnded,
+    FaultStarted,
+    HistoryEntry,
+    InvalidHistory,
+    change_entry,
+    encode_line,
+    initial_entries,
+    read,
+)
 from narthex.lab.program.state import LabError
-from narthex.lab.replay import Differs, Replay
+from narthex.lab.replay import Replay, ReplayMismatch
 
 
-class Recorder:
+class HistoryRecorder:
     """One history."""
 
     def __init__(self, path: Path, lab: str, store: Store, now: datetime) -> None:
@@ -29,32 +39,32 @@ class Recorder:
         self._file = path.open("ab")
         self._store = store
         self._version = store.version
-        for entry in begun(lab, store, now):
+        for entry in initial_entries(lab, store, now):
             self._write(entry)
         self._file.flush()
 
     def turned(self, moment: datetime, after: int, now: datetime) -> None:
         """The controllers had their turn with the objects of version `after`, and were told `moment`."""
         self.catch_up(now)
-        self._write(Turned(turn=moment, after=after, upto=self._version))
+        self._write(ControllersRan(turn=moment, after=after, upto=self._version))
         self._file.flush()
 
-    def broke(self, fault: Fault, now: datetime) -> None:
+    def broke(self, fault: InjectedFault, now: datetime) -> None:
         """A fault began."""
         self.catch_up(now)
-        self._write(Broke(fault=fault, at=now))
+        self._write(FaultStarted(fault=fault, at=now))
         self._file.flush()
 
     def mended(self, number: int, now: datetime) -> None:
         """A fault ended."""
         self.catch_up(now)
-        self._write(Mended(ended=number, at=now))
+        self._write(FaultEnded(ended=number, at=now))
         self._file.flush()
 
     def catch_up(self, now: datetime) -> None:
         """Write what has changed since the last time."""
         for change in self._store.changes(self._version):
-            self._write(changed(change, now))
+            self._write(change_entry(change, now))
         self._version = self._store.version
 
     def close(self, now: datetime) -> None:
@@ -62,11 +72,11 @@ class Recorder:
         self.catch_up(now)
         self._file.close()
 
-    def _write(self, entry: Entry) -> None:
-        self._file.write(line(entry))
+    def _write(self, entry: HistoryEntry) -> None:
+        self._file.write(encode_line(entry))
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
     """A history that was gone through."""
 
     lab: str
@@ -83,7 +93,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(
     path: Path, speed: float | None = None, seen: Callable[[datetime, Replay], object] | None = None
-) -> Replayed:
+) -> ReplaySummary:
     """Go through the history in a file. `speed`: 2 takes half the time that it took then; None waits for nothing. `seen` is
     told after each step. Raises LabError when it is no history, and when the controllers decide otherwise."""
     try:
@@ -101,11 +111,11 @@ def replay(
                     time.sleep(max(0.0, (last - begin).total_seconds() / speed - (time.monotonic() - started)))
                 if seen is not None:
                     seen(last, again)
-    except BadHistory as error:
+    except InvalidHistory as error:
         raise LabError(f"{path} is no history of a lab: {error}") from None
-    except Differs as error:
+    except ReplayMismatch as error:
         raise LabError(f"{path}: the controllers of this version decide otherwise: {error}") from None
-    return Replayed(
+    return ReplaySummary(
         lab=again.begin.lab,
         begin=begin,
         end=last,

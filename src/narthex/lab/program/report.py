@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from narthex.lab.kubelet.program.pod import PodLife
+from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.program.state import FrontendRecord, LabState, PodRecord, ScaleRecord, ServiceRecord
 from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
@@ -17,14 +17,14 @@ from narthex.model.problem import Problem
 from narthex.model.store import Snapshot
 
 
-def describe(
+def describe_state(
     state: LabState,
     snapshot: Snapshot,
     *,
     scales: Iterable[ScaleRecord],
     problems: Iterable[Problem],
     network_namespace: Callable[[Pod], str],
-    lives: Iterable[PodLife],
+    lives: Iterable[PodLifecycle],
     waiting: Mapping[NamespacedName, str],
 ) -> LabState:
     """The state with everything that changes brought up to date. `network_namespace` is asked for pods that have a node;
@@ -46,7 +46,7 @@ _API = NamespacedName("default", "kubernetes")
 """The Service of the API server, which every lab has."""
 
 
-def _pod(pod: Pod, life: PodLife | None, network_namespace: Callable[[Pod], str], waiting: str) -> PodRecord:
+def _pod(pod: Pod, life: PodLifecycle | None, network_namespace: Callable[[Pod], str], waiting: str) -> PodRecord:
     node = pod.spec.node_name if life is not None else ""
     terminating = bool(pod.deletion_timestamp)
     runs = tuple(life.runs.items()) if life is not None else ()

@@ -23,7 +23,7 @@ _RULES = {
 _HEADLESS = "service.kubernetes.io/headless"
 
 
-class Ledger:
+class SharedRegistry:
     """A Registry for several threads."""
 
     def __init__(self, registry: Registry) -> None:
@@ -107,7 +107,7 @@ class _Registry(Protocol):
     def changes_since(self, version: int) -> Any: ...
 
 
-class Mirror:
+class RegistrySnapshot:
     """Used by one thread at a time."""
 
     def __init__(self) -> None:

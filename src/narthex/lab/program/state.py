@@ -30,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.lab.faults import Fault
+from narthex.lab.faults import InjectedFault
 from narthex.lab.pod_network import NETWORK, NONE
 from narthex.lab.topology import LabNode, check_name
 from narthex.linux.processes import Process
@@ -134,11 +134,11 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceRecord, ...] = ()
     scales: tuple[ScaleRecord, ...] = ()
     problems: tuple[Problem, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[InjectedFault, ...] = ()
     """What goes wrong on request."""
 
 
-class NodePlaces:
+class NodePaths:
     """Paths of what a node has of its own, since the nodes of a lab share a file system."""
 
     def __init__(self, path: Path, programs: Path) -> None:
@@ -193,9 +193,9 @@ class StateDirectory:
         self.applied = self.kept / "applied.json"
         self._state = self.path / "state.json"
 
-    def node(self, name: str) -> NodePlaces:
+    def node(self, name: str) -> NodePaths:
         """What one node has of its own."""
-        return NodePlaces(self.path / name, self.programs / name)
+        return NodePaths(self.path / name, self.programs / name)
 
     def read(self) -> LabState | None:
         """The state as last written; None when there is none."""

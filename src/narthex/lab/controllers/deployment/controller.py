@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from narthex.lab.controllers.cluster_state import Present, Seen
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.deployment import progress as told
 from narthex.lab.controllers.deployment import revisions
 from narthex.lab.controllers.deployment import rolling as rollout
-from narthex.lab.controllers.deployment.rolling import Fences
-from narthex.lab.controllers.events import event
+from narthex.lab.controllers.deployment.rolling import RolloutLimits
+from narthex.lab.controllers.events import event_about
 from narthex.lab.controllers.interfaces import (
-    Again,
-    Answer,
-    Create,
-    Delete,
-    Key,
+    CreateObject,
+    DeleteObject,
     Object,
-    Update,
+    ObjectKey,
+    ReconcileResult,
+    RequeueAt,
+    UpdateObject,
 )
 from narthex.lab.controllers.objects import (
     condition,
     controlled_by,
     controller_of,
+    integer_or,
+    is_terminating,
     key_of,
     labels_of,
-    leaving,
-    number,
     reference_to,
     spec_of,
     status_of,
@@ -36,19 +36,19 @@ from narthex.lab.controllers.objects import (
 from narthex.lab.controllers.selectors import is_empty, selects
 
 
-class Deployments:
+class DeploymentController:
     """Rolls templates out, scales, keeps the history, tells the status."""
 
     name = "deployment-controller"
     kinds = frozenset({"Deployment", "ReplicaSet", "Pod"})
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """The Deployment itself; the owner of a ReplicaSet or who could adopt one; the owner of a pod that goes, for whom
         Recreate may wait."""
         if seen.kind == "Deployment":
             return [seen.key]
         if seen.kind == "ReplicaSet":
-            found: set[Key] = set()
+            found: set[ObjectKey] = set()
             for each in (seen.before, seen.after):
                 if each is not None:
                     found |= _owners(each, present)
@@ -56,36 +56,36 @@ class Deployments:
         if seen.kind == "Pod" and seen.after is None:
             owner = controller_of(seen.latest)
             if owner is not None and owner.get("kind") == "ReplicaSet":
-                replica_set = present.get("ReplicaSet", Key(seen.key.namespace, owner["name"]))
+                replica_set = present.get("ReplicaSet", ObjectKey(seen.key.namespace, owner["name"]))
                 return _owners(replica_set, present) if replica_set is not None else []
         return []
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterable[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
         """What the Deployment needs next."""
         deployment = present.get("Deployment", key)
         return _Look(deployment, present, now, self.name).answers() if deployment is not None else ()
 
 
-def _owners(replica_set: Object, present: Present) -> set[Key]:
+def _owners(replica_set: Object, present: ClusterState) -> set[ObjectKey]:
     owner = controller_of(replica_set)
     namespace = key_of(replica_set).namespace
     if owner is None:
         return present.selected_by("Deployment", namespace, labels_of(replica_set))
-    return {Key(namespace, owner["name"])} if owner.get("kind") == "Deployment" else set()
+    return {ObjectKey(namespace, owner["name"])} if owner.get("kind") == "Deployment" else set()
 
 
 class _Look:
     """One look at one Deployment."""
 
-    def __init__(self, deployment: Object, present: Present, now: datetime, source: str) -> None:
+    def __init__(self, deployment: Object, present: ClusterState, now: datetime, source: str) -> None:
         self._deployment = deployment
         self._present = present
         self._now = now
         self._source = source
-        self._limits: Fences = rollout.fences(deployment)
-        self._writes: list[Answer] = []
+        self._limits: RolloutLimits = rollout.rollout_limits(deployment)
+        self._writes: list[ReconcileResult] = []
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[ReconcileResult]:
         deployment = self._deployment
         if is_empty(spec_of(deployment).get("selector")):
             return
@@ -95,43 +95,43 @@ class _Look:
             yield from claims
             return
         sets = [each for each in self._present.owned_of("ReplicaSet", deployment) if controlled_by(each, deployment)]
-        sets.sort(key=revisions.age)
+        sets.sort(key=revisions.creation_order)
         new = next((each for each in sets if revisions.is_of_template(each, deployment)), None)
         old = [each for each in sets if each is not new]
-        if leaving(deployment):
-            yield from self._tell(told.counted(deployment, new, sets, self._now))
+        if is_terminating(deployment):
+            yield from self._tell(told.status_with_counts(deployment, new, sets, self._now))
         elif self._pause_noted():
             pass
         elif spec_of(deployment).get("paused") or self._is_scaling(sets):
             self._scale(new, old)
             self._forget(old)
-            yield from self._tell(told.counted(deployment, new, sets, self._now))
+            yield from self._tell(told.status_with_counts(deployment, new, sets, self._now))
         elif new is None:
             self._begin(old)
         elif not self._renewed(new, old):
             self._roll(new, old)
             self._forget(old)
-            status = told.counted(deployment, new, sets, self._now)
-            yield from self._tell(told.progressed(deployment, status, new, self._now))
-            late = told.late_at(deployment)
+            status = told.status_with_counts(deployment, new, sets, self._now)
+            yield from self._tell(told.status_with_progress(deployment, status, new, self._now))
+            late = told.progress_deadline(deployment)
             if late is not None and late > self._now:
-                yield Again(late)
+                yield RequeueAt(late)
         yield from self._writes
 
-    def _claims(self) -> Iterator[Update]:
+    def _claims(self) -> Iterator[UpdateObject]:
         deployment, present = self._deployment, self._present
         selector = spec_of(deployment).get("selector")
         uid = deployment["metadata"].get("uid")
         for each in present.owned_of("ReplicaSet", deployment):
-            if controlled_by(each, deployment) and not selects(selector, labels_of(each)) and not leaving(each):
+            if controlled_by(each, deployment) and not selects(selector, labels_of(each)) and not is_terminating(each):
                 owners = [owner for owner in each["metadata"]["ownerReferences"] if owner.get("uid") != uid]
-                yield Update("ReplicaSet", with_metadata(each, ownerReferences=owners or None))
-        if leaving(deployment):
+                yield UpdateObject("ReplicaSet", with_metadata(each, ownerReferences=owners or None))
+        if is_terminating(deployment):
             return
         for each in present.orphans("ReplicaSet", key_of(deployment).namespace):
-            if selects(selector, labels_of(each)) and not leaving(each):
+            if selects(selector, labels_of(each)) and not is_terminating(each):
                 owners = [*(each["metadata"].get("ownerReferences") or ()), reference_to(deployment)]
-                yield Update("ReplicaSet", with_metadata(each, ownerReferences=owners))
+                yield UpdateObject("ReplicaSet", with_metadata(each, ownerReferences=owners))
 
     def _pause_noted(self) -> bool:
         """Say in the condition Progressing that it is paused or goes on; the deadline does not run in between."""
@@ -146,7 +146,7 @@ class _Look:
             ("DeploymentPaused", "Deployment is paused") if paused else ("DeploymentResumed", "Deployment is resumed")
         )
         status = told.with_progress(self._deployment, dict(status_of(self._deployment)), *words, self._now, "Unknown")
-        self._writes.append(Update("Deployment", {**self._deployment, "status": status}, "status"))
+        self._writes.append(UpdateObject("Deployment", {**self._deployment, "status": status}, "status"))
         return True
 
     def _is_scaling(self, sets: Sequence[Object]) -> bool:
@@ -173,13 +173,13 @@ class _Look:
                     self._resize(each, 0)
         elif rollout.is_rolling(self._deployment):
             sizes = [revisions.size_of(each) for each in active]
-            for name, replicas in rollout.in_proportion(
-                sizes, limits, number(status_of(self._deployment).get("replicas"))
+            for name, replicas in rollout.scale_proportionally(
+                sizes, limits, integer_or(status_of(self._deployment).get("replicas"))
             ).items():
                 self._resize(next(each for each in active if each["metadata"]["name"] == name), replicas)
         else:
             for each in active:
-                self._resize(each, number(spec_of(each).get("replicas")))
+                self._resize(each, integer_or(spec_of(each).get("replicas")))
 
     def _is_saturated(self, new: Object) -> bool:
         replicas = self._limits.replicas
@@ -195,17 +195,17 @@ class _Look:
         sizes = [revisions.size_of(each) for each in old]
         replicas = limits.replicas
         if rollout.is_rolling(deployment):
-            replicas = rollout.rolled_new(rollout.Size("", 0, 0), sizes, limits)
+            replicas = rollout.scale_new(rollout.ReplicaSetSize("", 0, 0), sizes, limits)
         revision = max((revisions.revision_of(each) for each in old), default=0) + 1
         made = revisions.new_replica_set(deployment, revision, replicas, limits)
         name = made["metadata"]["name"]
         if self._present.get("ReplicaSet", key_of(made)) is not None:
             # Its name is another's: the next hash is another.
             status = dict(status_of(deployment))
-            status["collisionCount"] = number(status.get("collisionCount")) + 1
-            self._writes.append(Update("Deployment", {**deployment, "status": status}, "status"))
+            status["collisionCount"] = integer_or(status.get("collisionCount")) + 1
+            self._writes.append(UpdateObject("Deployment", {**deployment, "status": status}, "status"))
             return
-        self._writes.append(Create("ReplicaSet", made))
+        self._writes.append(CreateObject("ReplicaSet", made))
         if replicas:
             self._say_scaled(name, 0, replicas)
         status = told.with_progress(
@@ -216,24 +216,24 @@ class _Look:
             self._now,
         )
         if status != status_of(deployment):
-            self._writes.append(Update("Deployment", {**deployment, "status": status}, "status"))
+            self._writes.append(UpdateObject("Deployment", {**deployment, "status": status}, "status"))
 
     def _renewed(self, new: Object, old: Sequence[Object]) -> bool:
         """Bring the present ReplicaSet's revision and the Deployment's up to date; True when something was not."""
-        changed = revisions.renewed(new, self._deployment, old)
+        changed = revisions.update_revision(new, self._deployment, old)
         if changed is not None:
-            self._writes.append(Update("ReplicaSet", changed))
+            self._writes.append(UpdateObject("ReplicaSet", changed))
             return True
         revision = str(revisions.revision_of(new))
         have = self._deployment["metadata"].get("annotations") or {}
         if have.get(revisions.REVISION) != revision:
             annotations = {**have, revisions.REVISION: revision}
-            self._writes.append(Update("Deployment", with_metadata(self._deployment, annotations=annotations)))
+            self._writes.append(UpdateObject("Deployment", with_metadata(self._deployment, annotations=annotations)))
             return True
         if condition(self._deployment, "Progressing") is None and told.has_deadline(self._deployment):
             words = ("FoundNewReplicaSet", f'Found new replica set "{new["metadata"]["name"]}"')
             status = told.with_progress(self._deployment, dict(status_of(self._deployment)), *words, self._now)
-            self._writes.append(Update("Deployment", {**self._deployment, "status": status}, "status"))
+            self._writes.append(UpdateObject("Deployment", {**self._deployment, "status": status}, "status"))
             return True
         return False
 
@@ -243,11 +243,11 @@ class _Look:
                 self._resize(new, self._limits.replicas)
             return
         mine, theirs = revisions.size_of(new), [revisions.size_of(each) for each in old]
-        up = rollout.rolled_new(mine, theirs, self._limits)
+        up = rollout.scale_new(mine, theirs, self._limits)
         if up != mine.replicas:
             self._resize(new, up)
             return
-        for name, replicas in rollout.rolled_old(mine, theirs, self._limits).items():
+        for name, replicas in rollout.scale_old(mine, theirs, self._limits).items():
             self._resize(next(each for each in old if each["metadata"]["name"] == name), replicas)
 
     def _emptied(self, old: Sequence[Object]) -> bool:
@@ -266,27 +266,27 @@ class _Look:
         changed = revisions.scaled(replica_set, replicas, self._limits)
         if changed is None:
             return
-        self._writes.append(Update("ReplicaSet", changed))
-        before = number(spec_of(replica_set).get("replicas"), 1)
+        self._writes.append(UpdateObject("ReplicaSet", changed))
+        before = integer_or(spec_of(replica_set).get("replicas"), 1)
         if before != replicas:
             self._say_scaled(replica_set["metadata"]["name"], before, replicas)
 
     def _say_scaled(self, name: str, before: int, after: int) -> None:
         words = f"Scaled {'up' if after > before else 'down'} replica set {name} from {before} to {after}"
-        self._writes.append(event(self._deployment, "ScalingReplicaSet", words, self._now, source=self._source))
+        self._writes.append(event_about(self._deployment, "ScalingReplicaSet", words, self._now, source=self._source))
 
     def _forget(self, old: Sequence[Object]) -> None:
         deployment = self._deployment
         if not told.is_complete(deployment, dict(status_of(deployment))):
             return
         limit = spec_of(deployment).get("revisionHistoryLimit", 10)
-        for each in revisions.to_forget(old, number(limit, 10)):
+        for each in revisions.surplus_revisions(old, integer_or(limit, 10)):
             key = key_of(each)
-            self._writes.append(Delete("ReplicaSet", key.namespace, key.name))
+            self._writes.append(DeleteObject("ReplicaSet", key.namespace, key.name))
 
-    def _tell(self, status: Object) -> Iterator[Update]:
+    def _tell(self, status: Object) -> Iterator[UpdateObject]:
         have = {
             name: value for name, value in status_of(self._deployment).items() if value or name == "observedGeneration"
         }
         if {name: value for name, value in status.items() if value or name == "observedGeneration"} != have:
-            yield Update("Deployment", {**self._deployment, "status": status}, "status")
+            yield UpdateObject("Deployment", {**self._deployment, "status": status}, "status")

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from narthex.lab.controllers.deployment.rolling import fences
+from narthex.lab.controllers.deployment.rolling import rollout_limits
 from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import (
     condition,
-    moment,
-    number,
+    format_time,
+    integer_or,
+    parse_time,
     spec_of,
-    stamp,
     status_of,
     with_condition,
 )
@@ -28,24 +28,24 @@ PAUSED = "DeploymentPaused"
 
 def has_deadline(deployment: Object) -> bool:
     """It wants to be told when it does not progress."""
-    return number(spec_of(deployment).get("progressDeadlineSeconds"), 600) != NO_DEADLINE
+    return integer_or(spec_of(deployment).get("progressDeadlineSeconds"), 600) != NO_DEADLINE
 
 
-def counted(deployment: Object, new: Object | None, sets: Sequence[Object], now: datetime) -> Object:
+def status_with_counts(deployment: Object, new: Object | None, sets: Sequence[Object], now: datetime) -> Object:
     """The status with its numbers and the condition Available."""
 
     def total(field: str) -> int:
-        return sum(number(status_of(each).get(field)) for each in sets)
+        return sum(integer_or(status_of(each).get(field)) for each in sets)
 
-    limits = fences(deployment)
+    limits = rollout_limits(deployment)
     available = total("availableReplicas")
-    wanted = sum(number(spec_of(each).get("replicas"), 1) for each in sets)
+    wanted = sum(integer_or(spec_of(each).get("replicas"), 1) for each in sets)
     enough = available >= limits.least
     have = status_of(deployment)
     numbers = {
         "observedGeneration": deployment["metadata"].get("generation") or 0,
         "replicas": total("replicas"),
-        "updatedReplicas": number(status_of(new).get("replicas")) if new is not None else 0,
+        "updatedReplicas": integer_or(status_of(new).get("replicas")) if new is not None else 0,
         "readyReplicas": total("readyReplicas"),
         "availableReplicas": available,
         "unavailableReplicas": max(0, wanted - available),
@@ -64,7 +64,7 @@ def counted(deployment: Object, new: Object | None, sets: Sequence[Object], now:
     return {**kept, "conditions": conditions}
 
 
-def progressed(deployment: Object, status: Object, new: Object | None, now: datetime) -> Object:
+def status_with_progress(deployment: Object, status: Object, new: Object | None, now: datetime) -> Object:
     """The status with the condition Progressing, as a rollout goes on."""
     if not has_deadline(deployment):
         return {**status, "conditions": [each for each in status["conditions"] if each.get("type") != "Progressing"]}
@@ -83,7 +83,7 @@ def progressed(deployment: Object, status: Object, new: Object | None, now: date
         conditions = with_condition(
             have, _condition("Progressing", "True", "ReplicaSetUpdated", f"{who} is progressing.", now), now
         )
-    elif is_late(deployment, now):
+    elif has_timed_out(deployment, now):
         words = f"{who} has timed out progressing."
         conditions = _said(have, "Progressing", "False", TIMED_OUT, words, now)
     else:
@@ -102,33 +102,33 @@ def with_progress(
 
 def is_complete(deployment: Object, status: Object) -> bool:
     """All pods are of the present template and available."""
-    wanted = fences(deployment).replicas
+    wanted = rollout_limits(deployment).replicas
     return bool(
         status.get("updatedReplicas", 0) == wanted
         and status.get("replicas", 0) == wanted
         and status.get("availableReplicas", 0) == wanted
-        and status.get("observedGeneration", 0) >= number(deployment["metadata"].get("generation"))
+        and status.get("observedGeneration", 0) >= integer_or(deployment["metadata"].get("generation"))
     )
 
 
-def is_late(deployment: Object, now: datetime) -> bool:
+def has_timed_out(deployment: Object, now: datetime) -> bool:
     """Its deadline is over without progress."""
     current = condition(deployment, "Progressing")
     if current is not None and current.get("reason") == TIMED_OUT:
         return True
-    at = late_at(deployment)
+    at = progress_deadline(deployment)
     return at is not None and at <= now
 
 
-def late_at(deployment: Object) -> datetime | None:
+def progress_deadline(deployment: Object) -> datetime | None:
     """When it is late, if nothing happens until then."""
     current = condition(deployment, "Progressing")
     if not has_deadline(deployment) or spec_of(deployment).get("paused"):
         return None
     if current is None or current.get("reason") in (COMPLETE, TIMED_OUT):
         return None
-    since = moment(current.get("lastUpdateTime"))
-    seconds = number(spec_of(deployment).get("progressDeadlineSeconds"), 600)
+    since = parse_time(current.get("lastUpdateTime"))
+    seconds = integer_or(spec_of(deployment).get("progressDeadlineSeconds"), 600)
     return since + timedelta(seconds=seconds) if since is not None else None
 
 
@@ -136,7 +136,7 @@ def _progresses(old: object, new: Object) -> bool:
     before = old if isinstance(old, dict) else {}
 
     def of(status: Object, field: str) -> int:
-        return number(status.get(field))
+        return integer_or(status.get(field))
 
     def stale(status: Object) -> int:
         return of(status, "replicas") - of(status, "updatedReplicas")
@@ -160,4 +160,4 @@ def _said(
 
 
 def _condition(kind: str, status: str, reason: str, message: str, now: datetime) -> Object:
-    return {"type": kind, "status": status, "lastUpdateTime": stamp(now), "reason": reason, "message": message}
+    return {"type": kind, "status": status, "lastUpdateTime": format_time(now), "reason": reason, "message": message}

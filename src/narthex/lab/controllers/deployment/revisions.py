@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.controllers.deployment.rolling import Fences, Size
+from narthex.lab.controllers.deployment.rolling import ReplicaSetSize, RolloutLimits
 from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import (
     ALPHABET,
     annotations_of,
+    integer_or,
+    is_terminating,
     key_of,
-    leaving,
-    number,
     reference_to,
     spec_of,
     status_of,
@@ -39,8 +39,8 @@ _HISTORY_LENGTH = 2000
 def template_hash(template: Mapping[str, Any], collisions: int) -> str:
     """The value of pod-template-hash: follows from the template and how often its name was taken."""
     content = msgspec.json.encode([_meant(template), collisions], order="deterministic")
-    number = int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
-    return "".join(ALPHABET[int(digit)] for digit in str(number))
+    digits = int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
+    return "".join(ALPHABET[int(digit)] for digit in str(digits))
 
 
 def is_of_template(replica_set: Object, deployment: Object) -> bool:
@@ -62,7 +62,7 @@ def _meant(value: Any) -> Any:
     return [_meant(each) for each in value] if isinstance(value, list) else value
 
 
-def age(replica_set: Object) -> tuple[str, int, str]:
+def creation_order(replica_set: Object) -> tuple[str, int, str]:
     """Sorts the oldest first; those of one second by their revision."""
     metadata = replica_set["metadata"]
     return metadata.get("creationTimestamp") or "", revision_of(replica_set), metadata["name"]
@@ -74,23 +74,23 @@ def revision_of(obj: Object) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-def size_of(replica_set: Object) -> Size:
+def size_of(replica_set: Object) -> ReplicaSetSize:
     """It, as a rollout sees it."""
-    replicas = number(spec_of(replica_set).get("replicas"), 1)
+    replicas = integer_or(spec_of(replica_set).get("replicas"), 1)
     most = annotations_of(replica_set).get(MOST, "")
-    return Size(
+    return ReplicaSetSize(
         name=replica_set["metadata"]["name"],
         replicas=replicas,
-        available=min(replicas, number(status_of(replica_set).get("availableReplicas"))),
+        available=min(replicas, integer_or(status_of(replica_set).get("availableReplicas"))),
         most_before=int(most) if most.isascii() and most.isdigit() and len(most) < 10 else None,
     )
 
 
-def new_replica_set(deployment: Object, revision: int, replicas: int, limits: Fences) -> Object:
+def new_replica_set(deployment: Object, revision: int, replicas: int, limits: RolloutLimits) -> Object:
     """The ReplicaSet of the present template."""
     spec = spec_of(deployment)
     template = spec.get("template") or {}
-    collisions = number(status_of(deployment).get("collisionCount"))
+    collisions = integer_or(status_of(deployment).get("collisionCount"))
     end = template_hash(template, collisions)
     key = key_of(deployment)
     metadata = template.get("metadata") or {}
@@ -104,7 +104,7 @@ def new_replica_set(deployment: Object, revision: int, replicas: int, limits: Fe
             "name": f"{key.name}-{end}",
             "namespace": key.namespace,
             "labels": labels,
-            "annotations": {**annotations, REVISION: str(revision), **sizes_noted(limits)},
+            "annotations": {**annotations, REVISION: str(revision), **size_annotations(limits)},
             "ownerReferences": [reference_to(deployment)],
         },
         "spec": {
@@ -116,21 +116,21 @@ def new_replica_set(deployment: Object, revision: int, replicas: int, limits: Fe
     }
 
 
-def sizes_noted(limits: Fences) -> dict[str, str]:
+def size_annotations(limits: RolloutLimits) -> dict[str, str]:
     """What every ReplicaSet remembers of the Deployment, to tell a scaling from a rollout."""
     return {DESIRED: str(limits.replicas), MOST: str(limits.most)}
 
 
-def scaled(replica_set: Object, replicas: int, limits: Fences) -> Object | None:
+def scaled(replica_set: Object, replicas: int, limits: RolloutLimits) -> Object | None:
     """It with another size; None when that is its size and what it remembers."""
-    noted = sizes_noted(limits)
+    noted = size_annotations(limits)
     have = annotations_of(replica_set)
-    if number(spec_of(replica_set).get("replicas"), 1) == replicas and noted.items() <= have.items():
+    if integer_or(spec_of(replica_set).get("replicas"), 1) == replicas and noted.items() <= have.items():
         return None
     return with_metadata(with_spec(replica_set, replicas=replicas), annotations={**have, **noted})
 
 
-def renewed(replica_set: Object, deployment: Object, others: Sequence[Object]) -> Object | None:
+def update_revision(replica_set: Object, deployment: Object, others: Sequence[Object]) -> Object | None:
     """The present template's ReplicaSet with its revision and what it takes over of the Deployment; None when it has
     all that. A template that comes back (a rollback) gets the next revision, and its old one goes into its history."""
     have = annotations_of(replica_set)
@@ -152,15 +152,15 @@ def renewed(replica_set: Object, deployment: Object, others: Sequence[Object]) -
     return with_metadata(with_spec(replica_set, minReadySeconds=patience), annotations=result)
 
 
-def to_forget(old: Sequence[Object], limit: int | None) -> list[Object]:
+def surplus_revisions(old: Sequence[Object], limit: int | None) -> list[Object]:
     """The oldest of those without pods, beyond `revisionHistoryLimit`."""
     if limit is None:
         return []
-    empty = [each for each in old if not leaving(each) and _is_empty(each)]
-    return sorted(empty, key=lambda each: (revision_of(each), age(each)))[: max(0, len(empty) - limit)]
+    empty = [each for each in old if not is_terminating(each) and _is_empty(each)]
+    return sorted(empty, key=lambda each: (revision_of(each), creation_order(each)))[: max(0, len(empty) - limit)]
 
 
 def _is_empty(replica_set: Object) -> bool:
     status = status_of(replica_set)
-    seen = number(status.get("observedGeneration")) >= number(replica_set["metadata"].get("generation"))
+    seen = integer_or(status.get("observedGeneration")) >= integer_or(replica_set["metadata"].get("generation"))
     return not spec_of(replica_set).get("replicas") and not status.get("replicas") and seen

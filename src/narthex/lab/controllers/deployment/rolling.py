@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from narthex.lab.controllers.interfaces import Object
-from narthex.lab.controllers.objects import number, spec_of
+from narthex.lab.controllers.objects import integer_or, spec_of
 
 _PERCENT = re.compile(r"\d{1,9}%", re.ASCII)
 
 
-class Fences(msgspec.Struct, frozen=True):
+class RolloutLimits(msgspec.Struct, frozen=True):
     """Between what a rollout must stay."""
 
     replicas: int
@@ -38,7 +38,7 @@ class Fences(msgspec.Struct, frozen=True):
         return self.replicas - self.unavailable
 
 
-class Size(msgspec.Struct, frozen=True):
+class ReplicaSetSize(msgspec.Struct, frozen=True):
     """One ReplicaSet, as a rollout sees it. Given oldest first."""
 
     name: str
@@ -56,30 +56,30 @@ def is_rolling(deployment: Object) -> bool:
 
 def replicas_of(deployment: Object) -> int:
     """What `spec.replicas` says."""
-    return number(spec_of(deployment).get("replicas"), 1)
+    return integer_or(spec_of(deployment).get("replicas"), 1)
 
 
-def fences(deployment: Object) -> Fences:
+def rollout_limits(deployment: Object) -> RolloutLimits:
     """maxSurge rounded up, maxUnavailable rounded down; when both come to nothing, one may be missing."""
     replicas = replicas_of(deployment)
     if not is_rolling(deployment):
-        return Fences(replicas, 0, 0)
+        return RolloutLimits(replicas, 0, 0)
     rolling: Mapping[str, Any] = (spec_of(deployment).get("strategy") or {}).get("rollingUpdate") or {}
     surge = _part(rolling.get("maxSurge", "25%"), replicas, up=True)
     unavailable = _part(rolling.get("maxUnavailable", "25%"), replicas, up=False)
     if not surge and not unavailable:
         unavailable = 1
-    return Fences(replicas, surge, min(unavailable, replicas))
+    return RolloutLimits(replicas, surge, min(unavailable, replicas))
 
 
 def _part(value: object, whole: int, *, up: bool) -> int:
     if isinstance(value, str) and _PERCENT.fullmatch(value):
         share = int(value[:-1]) * whole
         return -(-share // 100) if up else share // 100
-    return max(0, number(value))
+    return max(0, integer_or(value))
 
 
-def rolled_new(new: Size, old: Sequence[Size], limits: Fences) -> int:
+def scale_new(new: ReplicaSetSize, old: Sequence[ReplicaSetSize], limits: RolloutLimits) -> int:
     """The new one's size: up to what the surge leaves, and never beyond what is wanted."""
     if new.replicas >= limits.replicas:
         return limits.replicas
@@ -87,7 +87,7 @@ def rolled_new(new: Size, old: Sequence[Size], limits: Fences) -> int:
     return new.replicas + max(0, min(room, limits.replicas - new.replicas))
 
 
-def rolled_old(new: Size, old: Sequence[Size], limits: Fences) -> dict[str, int]:
+def scale_old(new: ReplicaSetSize, old: Sequence[ReplicaSetSize], limits: RolloutLimits) -> dict[str, int]:
     """The old ones' sizes where they change: first without what is not available anyway, then as far down as the pods
     that are available allow."""
     total = new.replicas + sum(each.replicas for each in old)
@@ -107,7 +107,7 @@ def rolled_old(new: Size, old: Sequence[Size], limits: Fences) -> dict[str, int]
     return {each.name: sizes[each.name] for each in old if sizes[each.name] != each.replicas}
 
 
-def in_proportion(sets: Sequence[Size], limits: Fences, pods: int) -> dict[str, int]:
+def scale_proportionally(sets: Sequence[ReplicaSetSize], limits: RolloutLimits, pods: int) -> dict[str, int]:
     """The sizes of ReplicaSets of which several have pods, when the Deployment is scaled: each gets its share, and what
     rounding leaves goes to the largest. `pods`: what the Deployment's status counts."""
     change = limits.most - sum(each.replicas for each in sets)
@@ -132,7 +132,7 @@ def in_proportion(sets: Sequence[Size], limits: Fences, pods: int) -> dict[str, 
     return sizes
 
 
-def _share(each: Size, limits: Fences, pods: int) -> int:
+def _share(each: ReplicaSetSize, limits: RolloutLimits, pods: int) -> int:
     if not limits.replicas:
         return -each.replicas
     before = each.most_before or pods or limits.most

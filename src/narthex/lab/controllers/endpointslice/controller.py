@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.controllers.cluster_state import SERVICE_NAME, Present, Seen
-from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE, Endpoints, families_of
-from narthex.lab.controllers.endpointslice.reconciler import MANAGED_BY, SliceWriter, delete
-from narthex.lab.controllers.endpointslice.topology_hints import hinted, is_automatic, node_share
-from narthex.lab.controllers.interfaces import Answer, Key, Object
+from narthex.lab.controllers.cluster_state import SERVICE_NAME, ClusterState, ObjectChange
+from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE, PodEndpoints, families_of
+from narthex.lab.controllers.endpointslice.reconciler import MANAGED_BY, EndpointSliceReconciler, delete_slice
+from narthex.lab.controllers.endpointslice.topology_hints import has_automatic_mode, node_cpu_share, with_hints
+from narthex.lab.controllers.interfaces import Object, ObjectKey, ReconcileResult
 from narthex.lab.controllers.objects import (
+    is_pod_finished,
+    is_pod_ready,
+    is_terminating,
     key_of,
     labels_of,
-    leaving,
     pod_addresses,
-    pod_over,
-    pod_ready,
     spec_of,
 )
 
@@ -26,57 +26,57 @@ RESERVED = frozenset({MANAGED_BY, SERVICE_NAME, HEADLESS})
 """Labels of slices that mean something."""
 
 
-class EndpointSlices:
+class EndpointSliceController:
     """Keeps the slices that it has made; those of others are left alone."""
 
     name = "endpointslice-controller"
     kinds = frozenset({"Service", "EndpointSlice", "Pod", "Node"})
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: PodEndpoints) -> None:
         self._endpoints = endpoints
-        self._writer = SliceWriter(MANAGER)
+        self._writer = EndpointSliceReconciler(MANAGER)
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """The Service itself, those that select a pod, the one of a slice, those with pods on a node that has moved."""
         if seen.kind == "Service":
             return [seen.key]
         if seen.kind == "Pod":
-            return concerned_by_pod(seen, present)
+            return services_of_pod(seen, present)
         if seen.kind == "EndpointSlice":
             names = {labels_of(each).get(SERVICE_NAME) for each in (seen.before, seen.after) if each is not None}
-            return [Key(seen.key.namespace, name) for name in names if name]
+            return [ObjectKey(seen.key.namespace, name) for name in names if name]
         return self._concerned_by_node(seen, present) if seen.kind == "Node" else []
 
-    def _concerned_by_node(self, seen: Seen, present: Present) -> set[Key]:
-        found: set[Key] = set()
+    def _concerned_by_node(self, seen: ObjectChange, present: ClusterState) -> set[ObjectKey]:
+        found: set[ObjectKey] = set()
         if _zone(seen.before) != _zone(seen.after):
             for pod in present.pods_on(seen.key.name):
                 found |= present.selected_by("Service", key_of(pod).namespace, labels_of(pod))
-        if node_share(seen.before) != node_share(seen.after):
-            found |= {key for key, service in present.all("Service").items() if is_automatic(service)}
+        if node_cpu_share(seen.before) != node_cpu_share(seen.after):
+            found |= {key for key, service in present.all("Service").items() if has_automatic_mode(service)}
         return found
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """What the Service's slices need to become."""
         del now
         service = present.get("Service", key)
-        if service is None or leaving(service):
+        if service is None or is_terminating(service):
             # Its slices go with it: they have an owner.
             self._endpoints.forget(key)
             return
         existing = self._writer.mine(service, key, present)
         spec = spec_of(service)
         if spec.get("type") == "ExternalName":
-            yield from map(delete, existing)
+            yield from map(delete_slice, existing)
             return
         if not spec.get("selector"):
             # What it had stays, and is now the user's to change.
             return
         pods = present.selected("Service", service)
         families = families_of(service)
-        yield from (delete(each) for each in existing if each.get("addressType") not in families)
+        yield from (delete_slice(each) for each in existing if each.get("addressType") not in families)
         for family in families:
-            wanted = hinted(service, self._endpoints.of(service, pods, family, present), present)
+            wanted = with_hints(service, self._endpoints.of(service, pods, family, present), present)
             mine = [each for each in existing if each.get("addressType") == family]
             yield from self._writer.write(service, _labels(service), family, wanted, mine)
 
@@ -87,7 +87,7 @@ def _labels(service: Object) -> dict[str, str]:
     return {name: value for name, value in labels_of(service).items() if name not in RESERVED} | headless
 
 
-def concerned_by_pod(seen: Seen, present: Present) -> Iterable[Key]:
+def services_of_pod(seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
     """The Services that select a pod, or did, when something has changed that endpoints show."""
     if seen.kind != "Pod" or _shown(seen.before) == _shown(seen.after):
         return []
@@ -103,9 +103,9 @@ def _shown(pod: Object | None) -> object:
     return (
         metadata.get("labels"),
         metadata.get("uid"),
-        leaving(pod),
-        pod_over(pod),
-        pod_ready(pod),
+        is_terminating(pod),
+        is_pod_finished(pod),
+        is_pod_ready(pod),
         pod_addresses(pod),
         [spec.get(field) for field in ("nodeName", "hostname", "subdomain")],
         [container.get("ports") for container in spec.get("containers") or ()],

@@ -5,47 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.controllers.cluster_state import SERVICE_NAME, Present, Seen
+from narthex.lab.controllers.cluster_state import SERVICE_NAME, ClusterState, ObjectChange
 from narthex.lab.controllers.endpoints import MANAGED_BY, MANAGER, MAX_ADDRESSES
 from narthex.lab.controllers.endpointslice.controller import RESERVED
-from narthex.lab.controllers.endpointslice.pod_endpoints import FAMILIES, Group
-from narthex.lab.controllers.endpointslice.reconciler import SliceWriter, delete
-from narthex.lab.controllers.interfaces import Answer, Key, Object
-from narthex.lab.controllers.objects import annotations_of, labels_of, leaving, spec_of
+from narthex.lab.controllers.endpointslice.pod_endpoints import FAMILIES, PortGroup
+from narthex.lab.controllers.endpointslice.reconciler import EndpointSliceReconciler, delete_slice
+from narthex.lab.controllers.interfaces import Object, ObjectKey, ReconcileResult
+from narthex.lab.controllers.objects import annotations_of, is_terminating, labels_of, spec_of
 
 SKIP_MIRROR = "endpointslice.kubernetes.io/skip-mirror"
 _LEADER = "control-plane.alpha.kubernetes.io/leader"
 _MIRRORER = "endpointslicemirroring-controller.k8s.io"
 
 
-class Mirrors:
+class EndpointSliceMirroringController:
     """Endpoints that a user wrote for a Service without a selector become slices, which is what proxies read."""
 
     name = "endpointslicemirroring-controller"
     kinds = frozenset({"Service", "Endpoints", "EndpointSlice"})
 
     def __init__(self) -> None:
-        self._writer = SliceWriter(_MIRRORER)
+        self._writer = EndpointSliceReconciler(_MIRRORER)
 
-    def concerned(self, seen: Seen, present: Present) -> Iterable[Key]:
+    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
         """The Endpoints, their Service, their slices."""
         del present
         if seen.kind in ("Service", "Endpoints"):
             return [seen.key]
         if seen.kind == "EndpointSlice":
             names = {labels_of(each).get(SERVICE_NAME) for each in (seen.before, seen.after) if each is not None}
-            return [Key(seen.key.namespace, name) for name in names if name]
+            return [ObjectKey(seen.key.namespace, name) for name in names if name]
         return []
 
-    def look(self, key: Key, present: Present, now: datetime) -> Iterator[Answer]:
+    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """What the slices need to become."""
         del now
         endpoints, service = present.get("Endpoints", key), present.get("Service", key)
-        if endpoints is None or leaving(endpoints):
+        if endpoints is None or is_terminating(endpoints):
             return
         existing = self._writer.mine(endpoints, key, present)
         if service is None or spec_of(service).get("selector") or not _is_by_hand(endpoints):
-            yield from map(delete, existing)
+            yield from map(delete_slice, existing)
             return
         labels = {name: value for name, value in labels_of(endpoints).items() if name not in RESERVED}
         for family in FAMILIES:
@@ -54,7 +54,7 @@ class Mirrors:
             if groups:
                 yield from self._writer.write(endpoints, labels, family, groups, mine)
             else:
-                yield from map(delete, mine)
+                yield from map(delete_slice, mine)
 
 
 def _is_by_hand(endpoints: Object) -> bool:
@@ -63,7 +63,7 @@ def _is_by_hand(endpoints: Object) -> bool:
     return not others and _LEADER not in annotations_of(endpoints)
 
 
-def _mirrored(subset: Object, family: str) -> Group:
+def _mirrored(subset: Object, family: str) -> PortGroup:
     ports = tuple(
         {
             "name": port.get("name") or "",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from narthex.lab.controllers.cluster_state import Present
-from narthex.lab.controllers.interfaces import Key, Object
+from narthex.lab.controllers.cluster_state import ClusterState
+from narthex.lab.controllers.interfaces import Object, ObjectKey
 from narthex.lab.controllers.objects import (
+    is_pod_finished,
+    is_pod_ready,
+    is_terminating,
     key_of,
     labels_of,
-    leaving,
     pod_addresses,
-    pod_over,
-    pod_ready,
     spec_of,
     uid_of,
 )
@@ -21,7 +21,7 @@ from narthex.lab.controllers.objects import (
 ZONE = "topology.kubernetes.io/zone"
 FAMILIES = ("IPv4", "IPv6")
 
-Group = tuple[tuple[Object, ...], list[Object]]
+PortGroup = tuple[tuple[Object, ...], list[Object]]
 """Ports, and the endpoints that have exactly these."""
 
 
@@ -45,13 +45,13 @@ def families_of(service: Object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given)) or ("IPv4",)
 
 
-class Endpoints:
+class PodEndpoints:
     """The endpoints of Services. What follows from a pod is remembered until the pod, its node or the Service is another."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Key, str], tuple[Object, dict[str, _Made]]] = {}
+        self._made: dict[tuple[ObjectKey, str], tuple[Object, dict[str, _Made]]] = {}
 
-    def of(self, service: Object, pods: Iterable[Object], family: str, present: Present) -> list[Group]:
+    def of(self, service: Object, pods: Iterable[Object], family: str, present: ClusterState) -> list[PortGroup]:
         """The endpoints of a family by their ports, in order of pods. Pods may give one named port different numbers, so
         each set of ports needs slices of its own."""
         place = (key_of(service), family)
@@ -59,9 +59,9 @@ class Endpoints:
         if held is not service:
             before = {}
         made: dict[str, _Made] = {}
-        groups: dict[str, Group] = {}
+        groups: dict[str, PortGroup] = {}
         for pod in pods:
-            name, node = pod["metadata"]["name"], present.get("Node", Key("", spec_of(pod).get("nodeName") or ""))
+            name, node = pod["metadata"]["name"], present.get("Node", ObjectKey("", spec_of(pod).get("nodeName") or ""))
             found = before.get(name)
             if found is None or found.pod is not pod or found.node is not node:
                 found = _make(service, pod, node, family)
@@ -71,7 +71,7 @@ class Endpoints:
         self._made[place] = (service, made)
         return list(groups.values())
 
-    def forget(self, service: Key) -> None:
+    def forget(self, service: ObjectKey) -> None:
         """It is gone."""
         for family in FAMILIES:
             self._made.pop((service, family), None)
@@ -79,7 +79,7 @@ class Endpoints:
 
 def _make(service: Object, pod: Object, node: Object | None, family: str) -> _Made:
     address = next((each for each in pod_addresses(pod) if (":" in each) == (family == "IPv6")), None)
-    if address is None or pod_over(pod):
+    if address is None or is_pod_finished(pod):
         return _Made(pod, node, (), "", None)
     ports = _ports(service, pod)
     return _Made(pod, node, ports, repr(ports), _endpoint(service, pod, address, node))
@@ -124,7 +124,7 @@ def _containers(pod: Object) -> Sequence[Object]:
 
 def _endpoint(service: Object, pod: Object, address: str, node: Object | None) -> Object:
     spec, key = spec_of(pod), key_of(pod)
-    ready, terminating = pod_ready(pod), leaving(pod)
+    ready, terminating = is_pod_ready(pod), is_terminating(pod)
     published = bool(spec_of(service).get("publishNotReadyAddresses"))
     endpoint: Object = {
         "addresses": [address],

@@ -10,22 +10,22 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.controllers.cluster_state import SERVICE_NAME, Present
-from narthex.lab.controllers.endpointslice.pod_endpoints import Group
+from narthex.lab.controllers.cluster_state import SERVICE_NAME, ClusterState
+from narthex.lab.controllers.endpointslice.pod_endpoints import PortGroup
 from narthex.lab.controllers.interfaces import (
-    Create,
-    Delete,
-    Key,
+    CreateObject,
+    DeleteObject,
     Object,
-    Update,
+    ObjectKey,
+    UpdateObject,
 )
-from narthex.lab.controllers.objects import controlled_by, key_of, labels_of, leaving, letters, reference_to
+from narthex.lab.controllers.objects import controlled_by, hash_suffix, is_terminating, key_of, labels_of, reference_to
 
 MAX_ENDPOINTS = 100
 """In one slice."""
 
 
-class Packed(msgspec.Struct, frozen=True):
+class SlicePlan(msgspec.Struct, frozen=True):
     """What the slices become."""
 
     filled: tuple[tuple[Object | None, tuple[Object, ...], tuple[Object, ...]], ...]
@@ -34,7 +34,9 @@ class Packed(msgspec.Struct, frozen=True):
     """Slices that there are and that nothing is left for."""
 
 
-def pack(wanted: Sequence[tuple[tuple[Object, ...], Sequence[Object]]], existing: Sequence[Object]) -> Packed:
+def pack_endpoints(
+    wanted: Sequence[tuple[tuple[Object, ...], Sequence[Object]]], existing: Sequence[Object]
+) -> SlicePlan:
     """Slices for these groups of ports and endpoints. Without any endpoint there is one slice that says so."""
     filled: list[tuple[Object | None, tuple[Object, ...], tuple[Object, ...]]] = []
     empty: list[Object] = []
@@ -53,7 +55,7 @@ def pack(wanted: Sequence[tuple[tuple[Object, ...], Sequence[Object]]], existing
         placeholder = next((each for each in empty if not each.get("ports")), None)
         empty = [each for each in empty if each is not placeholder]
         filled.append((placeholder, (), ()))
-    return Packed(tuple(filled), tuple(empty))
+    return SlicePlan(tuple(filled), tuple(empty))
 
 
 def _group(endpoints: Sequence[Object], existing: Sequence[Object]) -> list[tuple[Object | None, list[Object]]]:
@@ -100,28 +102,35 @@ def _identity(endpoint: Mapping[str, Any]) -> tuple[object, ...]:
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 
 
-class SliceWriter:
+class EndpointSliceReconciler:
     """Writes the slices of one manager, and gives new ones names that were not given before."""
 
     def __init__(self, manager: str) -> None:
         self.manager = manager
-        self._made: dict[Key, int] = {}
+        self._made: dict[ObjectKey, int] = {}
 
-    def mine(self, owner: Object, service: Key, present: Present) -> list[Object]:
+    def mine(self, owner: Object, service: ObjectKey, present: ClusterState) -> list[Object]:
         """The slices of a Service that this manager made for `owner`."""
         return [
             each
             for each in present.slices_of(service)
-            if labels_of(each).get(MANAGED_BY) == self.manager and controlled_by(each, owner) and not leaving(each)
+            if labels_of(each).get(MANAGED_BY) == self.manager
+            and controlled_by(each, owner)
+            and not is_terminating(each)
         ]
 
     def write(
-        self, owner: Object, labels: Mapping[str, str], family: str, wanted: Sequence[Group], existing: Sequence[Object]
-    ) -> Iterator[Create | Update | Delete]:
+        self,
+        owner: Object,
+        labels: Mapping[str, str],
+        family: str,
+        wanted: Sequence[PortGroup],
+        existing: Sequence[Object],
+    ) -> Iterator[CreateObject | UpdateObject | DeleteObject]:
         """The writes that make of the existing slices of this family the wanted endpoints. `labels`: those that the slices
         have besides what names their Service and manager."""
         labels = {**labels, SERVICE_NAME: owner["metadata"]["name"], MANAGED_BY: self.manager}
-        packed = pack(wanted, existing)
+        packed = pack_endpoints(wanted, existing)
         free = list(packed.empty)
         for old, ports, endpoints in packed.filled:
             content = {"ports": list(ports), "endpoints": list(endpoints)}
@@ -129,17 +138,19 @@ class SliceWriter:
                 # What would be deleted takes what would be made.
                 old = free.pop(0)
             if old is None:
-                yield Create("EndpointSlice", self._new(owner, family, labels, content))
+                yield CreateObject("EndpointSlice", self._new(owner, family, labels, content))
                 continue
             same = labels_of(old) == labels and all((old.get(name) or []) == value for name, value in content.items())
             if not same:
-                yield Update("EndpointSlice", {**old, "metadata": {**old["metadata"], "labels": labels}, **content})
-        yield from (delete(each) for each in free)
+                yield UpdateObject(
+                    "EndpointSlice", {**old, "metadata": {**old["metadata"], "labels": labels}, **content}
+                )
+        yield from (delete_slice(each) for each in free)
 
     def _new(self, owner: Object, family: str, labels: Mapping[str, str], content: Object) -> Object:
         key = key_of(owner)
         self._made[key] = self._made.get(key, 0) + 1
-        end = letters(f"{self.manager} {key} {owner['metadata'].get('uid')} {self._made[key]}", 5)
+        end = hash_suffix(f"{self.manager} {key} {owner['metadata'].get('uid')} {self._made[key]}", 5)
         return {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -155,7 +166,7 @@ class SliceWriter:
         }
 
 
-def delete(slice_: Object) -> Delete:
+def delete_slice(slice_: Object) -> DeleteObject:
     """The end of a slice."""
     key = key_of(slice_)
-    return Delete("EndpointSlice", key.namespace, key.name)
+    return DeleteObject("EndpointSlice", key.namespace, key.name)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from narthex.lab.controllers.cluster_state import Present
-from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE, Group
+from narthex.lab.controllers.cluster_state import ClusterState
+from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE, PortGroup
 from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import annotations_of, condition_holds, labels_of, spec_of, status_of
 
@@ -24,10 +24,10 @@ _CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes
 _OVERLOAD = Fraction(1, 5)
 
 
-def hinted(service: Object, groups: Sequence[Group], present: Present) -> list[Group]:
+def with_hints(service: Object, groups: Sequence[PortGroup], present: ClusterState) -> list[PortGroup]:
     """The endpoints with their hints; only ready ones have any."""
     wish = spec_of(service).get("trafficDistribution")
-    if is_automatic(service):
+    if has_automatic_mode(service):
         # The annotation wins over the field.
         ready = [each for _, some in groups for each in some if each["conditions"]["ready"]]
         zones = _shared_out(ready, _cpu_shares(present))
@@ -37,13 +37,13 @@ def hinted(service: Object, groups: Sequence[Group], present: Present) -> list[G
     return list(groups)
 
 
-def is_automatic(service: Object) -> bool:
+def has_automatic_mode(service: Object) -> bool:
     """It asks for hints by the nodes' CPUs."""
     annotations = annotations_of(service)
     return annotations.get(_MODE, annotations.get(_OLD_MODE, "")) in ("Auto", "auto")
 
 
-def node_share(node: Object | None) -> object:
+def node_cpu_share(node: Object | None) -> object:
     """What of a node decides about such hints."""
     if node is None or any(label in labels_of(node) for label in _CONTROL_PLANE) or not condition_holds(node, "Ready"):
         return None
@@ -79,11 +79,11 @@ def _cpus(node: Object) -> Fraction:
     return Fraction(int(number), 1000 if milli else 1)
 
 
-def _cpu_shares(present: Present) -> dict[str, Fraction]:
+def _cpu_shares(present: ClusterState) -> dict[str, Fraction]:
     """Each zone's part of all CPUs; empty when a node does not say its zone or CPUs, or there is one zone only."""
     cpus: dict[str, Fraction] = {}
     for node in present.all("Node").values():
-        share = node_share(node)
+        share = node_cpu_share(node)
         if not isinstance(share, tuple):
             continue
         zone, count = share

@@ -1,6 +1,6 @@
 """What the API server fills into a Service as it is written: cluster IPs, families, node ports, the health check's port.
 
-kube-apiserver allocates within create and update, so this is part of admission and no controller: `Allocation.admit` has the
+kube-apiserver allocates within create and update, so this is part of admission and no controller: `ServiceAllocator.admit` has the
 shape of the Registry's `admit` and goes behind defaults and validation:
 
     allocation = Allocation()
@@ -21,16 +21,16 @@ from narthex.lab.api.errors import ApiFault, Wrong
 from narthex.lab.api.kinds import Kind
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw
-from narthex.lab.controllers.interfaces import Key, Object, View
-from narthex.lab.controllers.objects import key_of, number, spec_of
-from narthex.lab.controllers.service.allocator import Allocated
-from narthex.lab.controllers.service.ip_families import settle_families, strings
+from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
+from narthex.lab.controllers.objects import integer_or, key_of, spec_of
+from narthex.lab.controllers.service.allocator import ServiceAllocations
+from narthex.lab.controllers.service.ip_families import default_ip_families, go_strings
 from narthex.lab.controllers.service.strategy import (
-    check_fits,
     has_node_ports,
     needs_health_check,
-    one_address,
+    normalize_cluster_ips,
     take_over,
+    validate_type,
 )
 
 
@@ -39,30 +39,32 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
 
-class Allocation:
+class ServiceAllocator:
     """Addresses and ports of all Services of one registry."""
 
     def __init__(self) -> None:
-        self._allocated = Allocated()
+        self._allocated = ServiceAllocations()
 
-    def admit(self, view: View, kind: _Named, held: Mapping[str, Any] | None, new: Object, subresource: str) -> Object:
+    def admit(
+        self, view: RegistryView, kind: _Named, held: Mapping[str, Any] | None, new: Object, subresource: str
+    ) -> Object:
         """The object as it is to be stored; anything but a Service is left as it is. Raises ApiFault."""
         if kind.name != "Service" or subresource:
             return new
         return self.admit_service(new, dict(held) if held is not None else None, view)
 
-    def admit_service(self, new: Object, old: Object | None, view: View) -> Object:
+    def admit_service(self, new: Object, old: Object | None, view: RegistryView) -> Object:
         """`new` with all that it is given, which is what it had where it still may have that. Raises ApiFault: 422 for what
         it asks for and cannot have, 500 when nothing is left."""
         self._allocated.follow(view)
         try:
             spec = dict(spec_of(new))
             before = spec_of(old) if old is not None else None
-            one_address(spec)
+            normalize_cluster_ips(spec)
             if before is not None:
                 take_over(spec, before)
-            check_fits(spec, before)
-            spec = settle_families(spec, before, self._allocated.families())
+            validate_type(spec, before)
+            spec = default_ip_families(spec, before, self._allocated.families())
             key = key_of(new)
             self._addresses(key, spec)
             self._ports(key, spec)
@@ -71,7 +73,7 @@ class Allocation:
             raise faults.invalid("Service", "", new["metadata"].get("name") or "", [wrong]) from None
         return {**new, "spec": spec}
 
-    def _addresses(self, key: Key, spec: Object) -> None:
+    def _addresses(self, key: ObjectKey, spec: Object) -> None:
         if spec.get("type") == "ExternalName" or spec.get("clusterIP") == "None":
             return
         given = list(spec.get("clusterIPs") or ())
@@ -85,7 +87,7 @@ class Allocation:
                     raise Wrong(
                         field,
                         "FieldValueInvalid",
-                        f"Invalid value: {strings(given)}: failed to allocate IP {asked}: {why}",
+                        f"Invalid value: {go_strings(given)}: failed to allocate IP {asked}: {why}",
                     )
                 found.append(asked)
                 continue
@@ -95,13 +97,13 @@ class Allocation:
             found.append(drawn)
         spec["clusterIP"], spec["clusterIPs"] = found[0], found
 
-    def _ports(self, key: Key, spec: Object) -> None:
+    def _ports(self, key: ObjectKey, spec: Object) -> None:
         if not has_node_ports(spec):
             return
         ports = [dict(port) for port in spec.get("ports") or ()]
         wanted: dict[int, set[str]] = {}
         for index, port in enumerate(ports):
-            asked, protocol = number(port.get("nodePort")), port.get("protocol") or "TCP"
+            asked, protocol = integer_or(port.get("nodePort")), port.get("protocol") or "TCP"
             if not asked:
                 continue
             why = self._allocated.why_not_port(protocol, asked, key)
@@ -111,7 +113,7 @@ class Allocation:
                 raise Wrong(f"spec.ports[{index}].nodePort", "FieldValueInvalid", f"Invalid value: {asked}: {why}")
             wanted.setdefault(asked, set()).add(protocol)
         for port in ports:
-            if number(port.get("nodePort")):
+            if integer_or(port.get("nodePort")):
                 continue
             protocol = port.get("protocol") or "TCP"
             # A port of two protocols has one number where it can be had.
@@ -120,7 +122,7 @@ class Allocation:
                     other["nodePort"]
                     for other in ports
                     if other.get("port") == port.get("port")
-                    and number(other.get("nodePort"))
+                    and integer_or(other.get("nodePort"))
                     and protocol not in wanted[other["nodePort"]]
                     and not self._allocated.why_not_port(protocol, other["nodePort"], key)
                 ),
@@ -133,11 +135,11 @@ class Allocation:
             wanted.setdefault(drawn, set()).add(protocol)
         spec["ports"] = ports
 
-    def _health_check(self, key: Key, spec: Object) -> None:
+    def _health_check(self, key: ObjectKey, spec: Object) -> None:
         if not needs_health_check(spec):
             return
-        asked = number(spec.get("healthCheckNodePort"))
-        taken = {port["nodePort"]: {"TCP"} for port in spec.get("ports") or () if number(port.get("nodePort"))}
+        asked = integer_or(spec.get("healthCheckNodePort"))
+        taken = {port["nodePort"]: {"TCP"} for port in spec.get("ports") or () if integer_or(port.get("nodePort"))}
         if asked:
             why = self._allocated.why_not_port("TCP", asked, key)
             if why or asked in taken:
@@ -160,7 +162,7 @@ def _full(what: str) -> ApiFault:
 
 def admission() -> Admit:
     """For one registry."""
-    allocation = Allocation()
+    allocation = ServiceAllocator()
 
     def admit(registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
         return allocation.admit(registry, kind, held, api.admit(registry, kind, held, new, subresource), subresource)

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.controllers.interfaces import Key, Object, View
-from narthex.lab.controllers.objects import key_of, leaving, number, spec_of
+from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
+from narthex.lab.controllers.objects import integer_or, is_terminating, key_of, spec_of
 from narthex.lab.topology import SERVICE_CIDRS
 
 _TAKEN = "provided IP is already allocated"
@@ -22,16 +22,16 @@ _Claim = int | tuple[str, int]
 """An address as a number, or a protocol and a port."""
 
 
-class Allocated:
+class ServiceAllocations:
     """Follows a view. What a Service lets go is free at once."""
 
     def __init__(self) -> None:
         self._version = -1
-        self._holders: dict[_Claim, Key] = {}
-        self._claims: dict[Key, tuple[_Claim, ...]] = {}
-        self._ranges: dict[str, list[tuple[str, Range]]] = {}
+        self._holders: dict[_Claim, ObjectKey] = {}
+        self._claims: dict[ObjectKey, tuple[_Claim, ...]] = {}
+        self._ranges: dict[str, list[tuple[str, AllocationRange]]] = {}
 
-    def follow(self, view: View) -> None:
+    def follow(self, view: RegistryView) -> None:
         """Take in what has been written since."""
         if view.version == self._version:
             return
@@ -46,12 +46,12 @@ class Allocated:
                 self._put(key_of(service), service)
         for change in changes or ():
             if change.kind == "Service":
-                self._put(Key(*change.key), change.after)
+                self._put(ObjectKey(*change.key), change.after)
         if changes is None or any(change.kind == "ServiceCIDR" for change in changes):
             self._ranges = _ranges(view.list("ServiceCIDR"))
         self._version = view.version
 
-    def _put(self, key: Key, service: Object | None) -> None:
+    def _put(self, key: ObjectKey, service: Object | None) -> None:
         for claim in self._claims.pop(key, ()):
             if self._holders.get(claim) == key:
                 del self._holders[claim]
@@ -64,7 +64,7 @@ class Allocated:
         """Those that the cluster has addresses of, its first one first."""
         return tuple(self._ranges)
 
-    def why_not_address(self, text: str, key: Key) -> str:
+    def why_not_address(self, text: str, key: ObjectKey) -> str:
         """Why a Service cannot have the address that it asks for; empty when it can."""
         try:
             address = ipaddress.ip_address(text)
@@ -76,7 +76,7 @@ class Allocated:
             return f"the provided IP ({text}) is not in the valid range. The range of valid IPs is {valid}"
         return _TAKEN if self._holders.get(int(address), key) != key else ""
 
-    def draw_address(self, key: Key, family: str) -> str | None:
+    def draw_address(self, key: ObjectKey, family: str) -> str | None:
         """A free address that follows from the Service's name; None when all are taken."""
         for _, each in self._ranges.get(family, ()):
             drawn = each.draw(f"{key} {family}", self._holders)
@@ -85,7 +85,7 @@ class Allocated:
                 return str(address)
         return None
 
-    def why_not_port(self, protocol: str, port: int, key: Key) -> str:
+    def why_not_port(self, protocol: str, port: int, key: ObjectKey) -> str:
         """Why a Service cannot have the node port that it asks for; empty when it can."""
         if port not in NODE_PORTS:
             last = NODE_PORTS.stop - 1
@@ -100,7 +100,7 @@ class Allocated:
 class _Used:
     """Ports that are somebody's, whatever the protocol."""
 
-    def __init__(self, holders: Mapping[_Claim, Key], wanted: Mapping[int, Collection[str]]) -> None:
+    def __init__(self, holders: Mapping[_Claim, ObjectKey], wanted: Mapping[int, Collection[str]]) -> None:
         self._holders = holders
         self._wanted = wanted
 
@@ -125,20 +125,20 @@ def _claims(service: Object) -> Iterator[_Claim]:
         return
     yield from address_numbers(service)
     for port in spec.get("ports") or ():
-        if number(port.get("nodePort")):
+        if integer_or(port.get("nodePort")):
             yield port.get("protocol") or "TCP", port["nodePort"]
-    if number(spec.get("healthCheckNodePort")):
+    if integer_or(spec.get("healthCheckNodePort")):
         yield "TCP", spec["healthCheckNodePort"]
 
 
-def _ranges(objects: list[Object]) -> dict[str, list[tuple[str, Range]]]:
+def _ranges(objects: list[Object]) -> dict[str, list[tuple[str, AllocationRange]]]:
     """Of each family, the cluster's own range first. A ServiceCIDR that goes gives nothing any more (KEP-1880)."""
     living = sorted(
-        (each for each in objects if not leaving(each)),
+        (each for each in objects if not is_terminating(each)),
         key=lambda each: (each["metadata"]["name"] != "kubernetes", each["metadata"]["name"]),
     )
     cidrs = [cidr for each in living for cidr in spec_of(each).get("cidrs") or ()]
-    found: dict[str, list[tuple[str, Range]]] = {}
+    found: dict[str, list[tuple[str, AllocationRange]]] = {}
     for cidr in cidrs if objects else SERVICE_CIDRS:
         try:
             each = address_range(cidr)
@@ -151,7 +151,7 @@ def _ranges(objects: list[Object]) -> dict[str, list[tuple[str, Range]]]:
 NODE_PORTS = range(30000, 32768)
 
 
-class Range(msgspec.Struct, frozen=True):
+class AllocationRange(msgspec.Struct, frozen=True):
     """Whole numbers, the first of which are the static band."""
 
     first: int
@@ -172,17 +172,19 @@ class Range(msgspec.Struct, frozen=True):
         return self.first <= number < self.first + self.count
 
 
-def address_range(cidr: str) -> Range:
+def address_range(cidr: str) -> AllocationRange:
     """The addresses of a network that Services may have: not its first, and not the last of an IPv4 one."""
     network = ipaddress.ip_network(cidr)
     count = min(network.num_addresses, 1 << 64) - (2 if network.version == 4 else 1)
-    return Range(int(network.network_address) + 1, max(0, count), _static(count, smallest=16, largest=256, share=16))
+    return AllocationRange(
+        int(network.network_address) + 1, max(0, count), _static(count, smallest=16, largest=256, share=16)
+    )
 
 
-def port_range() -> Range:
+def port_range() -> AllocationRange:
     """Node ports, with upstream's band."""
     static = _static(len(NODE_PORTS), smallest=16, largest=128, share=32)
-    return Range(NODE_PORTS.start, len(NODE_PORTS), static)
+    return AllocationRange(NODE_PORTS.start, len(NODE_PORTS), static)
 
 
 def _static(count: int, *, smallest: int, largest: int, share: int) -> int:

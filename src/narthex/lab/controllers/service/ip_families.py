@@ -11,7 +11,7 @@ from narthex.lab.controllers.interfaces import Object
 _DUAL = ("PreferDualStack", "RequireDualStack")
 
 
-def settle_families(spec: Object, old: Mapping[str, Any] | None, cluster: Sequence[str]) -> Object:
+def default_ip_families(spec: Object, old: Mapping[str, Any] | None, cluster: Sequence[str]) -> Object:
     """The spec with `ipFamilies` and `ipFamilyPolicy`. `cluster`: the families that it has, its first one first. Raises Wrong."""
     if spec.get("type") == "ExternalName":
         return spec
@@ -67,7 +67,7 @@ def _check(policy: str | None, addresses: Sequence[str], families: Sequence[str]
         raise Wrong(
             "spec.clusterIPs",
             "FieldValueInvalid",
-            f"Invalid value: {strings(addresses)}: may specify no more than one IP for each IP family",
+            f"Invalid value: {go_strings(addresses)}: may specify no more than one IP for each IP family",
         )
 
 
@@ -75,6 +75,6 @@ def _invalid(field: str, value: str, why: str) -> Wrong:
     return Wrong(field, "FieldValueInvalid", f'Invalid value: "{value}": {why}')
 
 
-def strings(values: Sequence[str]) -> str:
+def go_strings(values: Sequence[str]) -> str:
     """A list as upstream's messages print it."""
     return "[]string{" + ", ".join(f'"{each}"' for each in values) + "}" if values else "[]string(nil)"

@@ -11,8 +11,8 @@ from typing import Any
 
 from narthex.lab.api.errors import Wrong
 from narthex.lab.controllers.interfaces import Object
-from narthex.lab.controllers.objects import number
-from narthex.lab.controllers.service.ip_families import strings
+from narthex.lab.controllers.objects import integer_or
+from narthex.lab.controllers.service.ip_families import go_strings
 
 Spec = Mapping[str, Any]
 
@@ -38,7 +38,7 @@ def needs_health_check(spec: Spec) -> bool:
     return spec.get("type") == "LoadBalancer" and spec.get("externalTrafficPolicy") == "Local"
 
 
-def one_address(spec: Object) -> None:
+def normalize_cluster_ips(spec: Object) -> None:
     """clusterIP and clusterIPs say the same, where only one is given."""
     if spec.get("clusterIP") and not spec.get("clusterIPs"):
         spec["clusterIPs"] = [spec["clusterIP"]]
@@ -64,7 +64,7 @@ def take_over(spec: Object, old: Spec) -> None:
             if spec.get(field) == old.get(field):
                 spec.pop(field, None)
     _node_ports(spec, old)
-    if needs_health_check(old) and number(old.get("healthCheckNodePort")):
+    if needs_health_check(old) and integer_or(old.get("healthCheckNodePort")):
         if needs_health_check(spec):
             spec["healthCheckNodePort"] = spec.get("healthCheckNodePort") or old["healthCheckNodePort"]
         elif spec.get("healthCheckNodePort") == old["healthCheckNodePort"]:
@@ -78,32 +78,32 @@ def take_over(spec: Object, old: Spec) -> None:
 
 
 def _node_ports(spec: Object, old: Spec) -> None:
-    before = {_port(port): number(port.get("nodePort")) for port in old.get("ports") or ()}
+    before = {_port(port): integer_or(port.get("nodePort")) for port in old.get("ports") or ()}
     ports = [dict(port) for port in spec.get("ports") or ()]
     if may_have_node_ports(old) and not may_have_node_ports(spec):
-        same = [before.get(_port(port), 0) for port in ports] == [number(port.get("nodePort")) for port in ports]
+        same = [before.get(_port(port), 0) for port in ports] == [integer_or(port.get("nodePort")) for port in ports]
         for port in ports if same else ():
             port.pop("nodePort", None)
     elif has_node_ports(old) and has_node_ports(spec):
-        used = {(number(port.get("nodePort")), port.get("protocol") or "TCP") for port in ports}
+        used = {(integer_or(port.get("nodePort")), port.get("protocol") or "TCP") for port in ports}
         for port in ports:
             had = before.get(_port(port), 0)
-            if had and not number(port.get("nodePort")) and (had, port.get("protocol") or "TCP") not in used:
+            if had and not integer_or(port.get("nodePort")) and (had, port.get("protocol") or "TCP") not in used:
                 port["nodePort"] = had
     if ports:
         spec["ports"] = ports
 
 
 def _port(port: Spec) -> tuple[str, int]:
-    return port.get("protocol") or "TCP", number(port.get("port"))
+    return port.get("protocol") or "TCP", integer_or(port.get("port"))
 
 
-def check_fits(spec: Spec, old: Spec | None) -> None:
+def validate_type(spec: Spec, old: Spec | None) -> None:
     """Raise Wrong for what its type cannot have, and for addresses that may not change."""
     kind = spec.get("type") or "ClusterIP"
     if not may_have_node_ports(spec):
         for index, port in enumerate(spec.get("ports") or ()):
-            if number(port.get("nodePort")):
+            if integer_or(port.get("nodePort")):
                 why = f"Forbidden: may not be used when `type` is '{kind}'"
                 raise Wrong(f"spec.ports[{index}].nodePort", "FieldValueForbidden", why)
     addresses = spec.get("clusterIPs") or []
@@ -114,9 +114,9 @@ def check_fits(spec: Spec, old: Spec | None) -> None:
                 raise Wrong(f"spec.{field}", "FieldValueForbidden", why)
         return
     if may_have_node_ports(spec) and spec.get("clusterIP") == "None":
-        why = f"Invalid value: {strings(addresses)}: may not be set to 'None' for {kind} services"
+        why = f"Invalid value: {go_strings(addresses)}: may not be set to 'None' for {kind} services"
         raise Wrong("spec.clusterIPs[0]", "FieldValueInvalid", why)
-    if number(spec.get("healthCheckNodePort")) and not needs_health_check(spec):
+    if integer_or(spec.get("healthCheckNodePort")) and not needs_health_check(spec):
         why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
         raise Wrong(
             "spec.healthCheckNodePort", "FieldValueInvalid", f"Invalid value: {spec['healthCheckNodePort']}: {why}"
@@ -129,12 +129,12 @@ def _check_kept(addresses: list[str], before: list[str], spec: Spec) -> None:
     if not before:
         return
     if not addresses:
-        words = f"Invalid value: {strings(addresses)}: primary clusterIP can not be unset"
+        words = f"Invalid value: {go_strings(addresses)}: primary clusterIP can not be unset"
         raise Wrong("spec.clusterIPs[0]", "FieldValueInvalid", words)
     for index, (new, had) in enumerate(zip(addresses, before, strict=False)):
         if new != had:
-            words = f"Invalid value: {strings(addresses)}: may not change once set"
+            words = f"Invalid value: {go_strings(addresses)}: may not change once set"
             raise Wrong(f"spec.clusterIPs[{index}]", "FieldValueInvalid", words)
     if len(addresses) < len(before) and spec.get("ipFamilyPolicy") != "SingleStack":
         words = "secondary clusterIP can only be unset when the ipFamilyPolicy is 'SingleStack'"
-        raise Wrong("spec.clusterIPs[1]", "FieldValueInvalid", f"Invalid value: {strings(addresses)}: {words}")
+        raise Wrong("spec.clusterIPs[1]", "FieldValueInvalid", f"Invalid value: {go_strings(addresses)}: {words}")

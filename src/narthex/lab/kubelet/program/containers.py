@@ -16,45 +16,45 @@ from narthex.lab.containers.container import Container, Containers, StartError
 from narthex.lab.containers.inside import find
 from narthex.lab.containers.program import Program
 from narthex.lab.kubelet.environment import command_line, environment, hostname
-from narthex.lab.kubelet.probes import Judgement, probes_of
+from narthex.lab.kubelet.probes import ProbeState, probes_of
 from narthex.lab.kubelet.program.echo import EchoServer
 from narthex.lab.kubelet.program.prober import Prober
 from narthex.lab.kubelet.program.volumes import PodFiles
 from narthex.lab.program.network import PodNetwork
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model.names import NamespacedName
 
 Object = Mapping[str, Any]
 
 
-class Tell(Protocol):
+class RecordEvent(Protocol):
     """Takes what is to become an Event."""
 
     def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
         """`about`: the pod; the rest as Events have it."""
 
 
-class Released(Protocol):
+class IsReleased(Protocol):
     """Says whether nobody is sent to a pod any more."""
 
     def __call__(self, key: NamespacedName, since: float) -> bool:
         """`since`: when its end was wished, in seconds since 1970."""
 
 
-class Tools(NamedTuple):
+class PodDependencies(NamedTuple):
     """What pods are made with."""
 
-    ledger: Ledger
+    ledger: SharedRegistry
     network: PodNetwork
     files: PodFiles
     echo: EchoServer
     containers: Containers
-    tell: Tell
-    released: Released
+    tell: RecordEvent
+    released: IsReleased
     prober: Prober
 
 
-class Run:
+class ContainerRun:
     """One container of a pod, from start to end."""
 
     def __init__(self, container: Container | None, spec: Object, environment: dict[str, str]) -> None:
@@ -62,7 +62,7 @@ class Run:
         """None: the echo server does its work."""
         self.environment = environment
         self.began = time.monotonic()
-        self.judgement = Judgement(probes_of(spec), datetime.now(UTC))
+        self.judgement = ProbeState(probes_of(spec), datetime.now(UTC))
         self.asked = False
         """It is going to be judged again."""
         self.failed = False
@@ -74,7 +74,7 @@ def echo_name(pod: Object, container: str) -> str:
     return f"{pod['metadata']['uid']}/{container}"
 
 
-def start_echo(pod: Object, spec: Object, tools: Tools) -> Run:
+def start_echo(pod: Object, spec: Object, tools: PodDependencies) -> ContainerRun:
     """Let the echo server stand for a container. Raises OSError."""
     ports = _ports(spec)
     node = pod["spec"]["nodeName"]
@@ -82,12 +82,12 @@ def start_echo(pod: Object, spec: Object, tools: Tools) -> Run:
         raise OSError(errno.EADDRINUSE, f"Address already in use: port {DNS_PORT} of {node} is the lab's DNS's")
     says = f"{pod['metadata']['name']} on {node}"
     tools.echo.add(echo_name(pod, spec["name"]), says, tools.network.namespace(pod), ports)
-    return Run(None, spec, {})
+    return ContainerRun(None, spec, {})
 
 
 def start_program(
-    pod: Object, spec: Object, image: str, restarts: int, tools: Tools, ended: Callable[[Container], None]
-) -> Run:
+    pod: Object, spec: Object, image: str, restarts: int, tools: PodDependencies, ended: Callable[[Container], None]
+) -> ContainerRun:
     """Run a container's program; `image` is what stands behind its image. `ended` is called by another thread. Raises
     ConfigFault, StartError, OSError."""
     known = environment_of(pod, spec, tools.ledger)
@@ -110,10 +110,10 @@ def start_program(
         group=security.get("runAsGroup"),
         log=str(tools.files.log(pod, spec["name"], restarts)),
     )
-    return Run(tools.containers.run(program, ended=ended), spec, known)
+    return ContainerRun(tools.containers.run(program, ended=ended), spec, known)
 
 
-def environment_of(pod: Object, spec: Object, ledger: Ledger) -> dict[str, str]:
+def environment_of(pod: Object, spec: Object, ledger: SharedRegistry) -> dict[str, str]:
     """The variables of a container. From any thread. Raises ConfigFault."""
     home = pod["metadata"]["namespace"]
     with ledger.held() as registry:
@@ -131,7 +131,7 @@ ECHO = "echo"
 """The image that always is the lab's own server, although machines have a command of that name."""
 
 
-class Image(NamedTuple):
+class ContainerImage(NamedTuple):
     """What stands behind an image."""
 
     program: str = ""
@@ -140,14 +140,14 @@ class Image(NamedTuple):
     """Why it cannot be had."""
 
 
-def image_of(container: Mapping[str, Any]) -> Image:
+def image_of(container: Mapping[str, Any]) -> ContainerImage:
     """A path (`/opt/shop/serve`) or a command (`redis-server`) of this machine is that program; everything else is the echo
     server, on the ports that the container declares."""
     name = str(container.get("image") or "")
     if name.startswith("/"):
         if Path(name).is_file() and os.access(name, os.X_OK):
-            return Image(name)
-        return Image(missing=f"{name} is no program on this machine")
+            return ContainerImage(name)
+        return ContainerImage(missing=f"{name} is no program on this machine")
     if not name or name == ECHO or "/" in name or ":" in name:
-        return Image()
-    return Image(shutil.which(name) or "")
+        return ContainerImage()
+    return ContainerImage(shutil.which(name) or "")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model.names import NamespacedName
 
 _SETTLED_SECONDS = 0.3
@@ -15,10 +15,10 @@ _SETTLED_SECONDS = 0.3
 _FRESH_SECONDS = 0.05
 
 
-class Releases:
+class EndpointDrain:
     """Asks the nodes, for many pods at once. Safe from any thread."""
 
-    def __init__(self, ledger: Ledger, synced: Callable[[float], bool]) -> None:
+    def __init__(self, ledger: SharedRegistry, synced: Callable[[float], bool]) -> None:
         """`synced(moment)`: all proxies have seen a change after it, and written all that they have seen."""
         self._ledger = ledger
         self._synced = synced

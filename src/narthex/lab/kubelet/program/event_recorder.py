@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.shared_registry import SharedRegistry
 
 _AT_ONCE = 20
 """So many are written while the lock is held."""
 _PAUSE_SECONDS = 0.1
 
 
-class Telling:
+class EventRecorder:
     """Takes Events from any thread. `write` belongs to one."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SharedRegistry) -> None:
         self._ledger = ledger
         self._new: deque[tuple[Mapping[str, Any], str, str, bool, float]] = deque()
         self._news = threading.Event()

@@ -14,7 +14,7 @@ from narthex import __version__
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.registry import Registry
 from narthex.lab.kubelet import node_status as node_objects
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.topology import LabNode
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -50,10 +50,10 @@ def _read(path: str) -> str:
         return ""
 
 
-class Hearts:
+class NodeHeartbeats:
     """Heartbeats of all nodes. `beat` belongs to one thread."""
 
-    def __init__(self, nodes: Iterable[LabNode], ledger: Ledger, *, every: float, lasts: int) -> None:
+    def __init__(self, nodes: Iterable[LabNode], ledger: SharedRegistry, *, every: float, lasts: int) -> None:
         """`every`: seconds between two heartbeats; `lasts`: what the Leases say."""
         self._nodes = {node.name: node for node in nodes}
         self._ledger = ledger

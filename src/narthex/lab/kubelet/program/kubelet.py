@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from narthex.lab.api.errors import ApiFault
-from narthex.lab.kubelet.program.containers import Tools
-from narthex.lab.kubelet.program.pod import PodLife
-from narthex.lab.kubelet.program.work_queue import Worker
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.kubelet.program.containers import PodDependencies
+from narthex.lab.kubelet.program.pod import PodLifecycle
+from narthex.lab.kubelet.program.work_queue import WorkQueue
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
 
@@ -26,12 +26,12 @@ _WAIT_SECONDS = 0.02
 class Kubelet:
     """All pods of a lab. `notice` is safe from any thread."""
 
-    def __init__(self, nodes: Iterable[LabNode], ledger: Ledger, tools: Tools) -> None:
+    def __init__(self, nodes: Iterable[LabNode], ledger: SharedRegistry, tools: PodDependencies) -> None:
         self._ledger = ledger
         self._tools = tools
         self._nodes = {node.name: node for node in nodes}
-        self._workers = {name: Worker(f"kubelet-{name}") for name in self._nodes}
-        self._lives: dict[NamespacedName, PodLife] = {}
+        self._workers = {name: WorkQueue(f"kubelet-{name}") for name in self._nodes}
+        self._lives: dict[NamespacedName, PodLifecycle] = {}
         self._dead: set[str] = set()
         self._version = 0
         self._news = threading.Event()
@@ -66,11 +66,11 @@ class Kubelet:
         self._workers[life.pod["spec"]["nodeName"]].post(life.crash)
         return True
 
-    def lives(self) -> list[PodLife]:
+    def lives(self) -> list[PodLifecycle]:
         """All pods that are not gone. From any thread; what is in them belongs to their workers."""
         return [life for life in tuple(self._lives.values()) if not life.gone]
 
-    def life(self, key: NamespacedName) -> PodLife | None:
+    def life(self, key: NamespacedName) -> PodLifecycle | None:
         """One pod; None when no node has it."""
         life = self._lives.get(key)
         return None if life is None or life.gone else life
@@ -82,7 +82,7 @@ class Kubelet:
             known = registry.version == self._version
         return known and all(worker.idle for name, worker in self._workers.items() if name not in self._dead)
 
-    def on_dead_node(self, life: PodLife) -> bool:
+    def on_dead_node(self, life: PodLifecycle) -> bool:
         """Nobody takes care of it any more."""
         return life.pod["spec"].get("nodeName") in self._dead
 
@@ -112,7 +112,7 @@ class Kubelet:
         if worker is not None:
             worker.post(lambda: self._take(worker, key, pod))
 
-    def _take(self, worker: Worker, key: NamespacedName, pod: Object | None) -> None:
+    def _take(self, worker: WorkQueue, key: NamespacedName, pod: Object | None) -> None:
         """What the API says of a pod has changed. Called by the worker of its node."""
         life = self._lives.get(key)
         if life is not None and life.gone:
@@ -129,7 +129,7 @@ class Kubelet:
             return
         if pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return
-        life = PodLife(pod, self._nodes[pod["spec"]["nodeName"]], worker, self._tools)
+        life = PodLifecycle(pod, self._nodes[pod["spec"]["nodeName"]], worker, self._tools)
         self._lives[key] = life
         if pod["metadata"].get("deletionTimestamp"):
             life.end(0.0)

@@ -1,6 +1,6 @@
 """The life of one pod on its node: network, containers one after the other or side by side, restarts, its end.
 
-All of it is done by its node's one thread (`Worker`); others only post to it. What becomes known goes into `facts`, and
+All of it is done by its node's one thread (`WorkQueue`); others only post to it. What becomes known goes into `facts`, and
 from there into the API as the pod's status.
 """
 
@@ -18,18 +18,18 @@ from typing import Any
 from narthex.cni.errors import CniError
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.containers.container import Container, StartError
-from narthex.lab.kubelet.environment import ConfigFault
-from narthex.lab.kubelet.probes import Probe
+from narthex.lab.kubelet.environment import ContainerConfigError
+from narthex.lab.kubelet.probes import ContainerProbe
 from narthex.lab.kubelet.program.containers import (
-    Run,
-    Tools,
+    ContainerRun,
+    PodDependencies,
     echo_name,
     image_of,
     start_echo,
     start_program,
 )
-from narthex.lab.kubelet.program.prober import Place, Result
-from narthex.lab.kubelet.program.work_queue import Worker
+from narthex.lab.kubelet.program.prober import ProbeResult, ProbeTarget
+from narthex.lab.kubelet.program.work_queue import WorkQueue
 from narthex.lab.kubelet.status import (
     ContainerFacts,
     PodFacts,
@@ -58,16 +58,16 @@ _IDLE_SECONDS = 1.0
 """A connection to the echo server on which nothing was said for so long is over, when its pod goes."""
 
 
-class PodLife:
+class PodLifecycle:
     """One pod. Everything is called by its node's worker."""
 
-    def __init__(self, pod: Object, node: LabNode, worker: Worker, tools: Tools) -> None:
+    def __init__(self, pod: Object, node: LabNode, worker: WorkQueue, tools: PodDependencies) -> None:
         self.pod = pod
         self.key = NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"])
         self.uid: str = pod["metadata"]["uid"]
         self.problem = ""
         """Why it does not run; empty when it does."""
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, ContainerRun] = {}
         self._node = node
         self._worker = worker
         self._tools = tools
@@ -113,7 +113,7 @@ class PodLife:
                 self.facts.ips = self._tools.network.add(self.pod)
                 self.facts.networked = True
             self._tools.files.write(self.pod, self.facts.ips)
-        except ConfigFault as fault:
+        except ContainerConfigError as fault:
             self._cannot("FailedMount", str(fault), self.start)
         except (OSError, LinkError, CniError) as error:
             self._cannot("FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}", self.start, str(error))
@@ -150,7 +150,7 @@ class PodLife:
             return
         try:
             run = self._run(spec, image.program, facts)
-        except ConfigFault as fault:
+        except ContainerConfigError as fault:
             facts.state = Waiting("CreateContainerConfigError", str(fault))
             self._container_cannot(facts, "Failed", f"Error: {fault}")
         except (StartError, OSError) as error:
@@ -169,7 +169,7 @@ class PodLife:
             self._tools.tell(self.pod, "Created", f"Created container: {facts.name}")
             self._tools.tell(self.pod, "Started", f"Started container {facts.name}")
 
-    def _run(self, spec: Object, program: str, facts: ContainerFacts) -> Run:
+    def _run(self, spec: Object, program: str, facts: ContainerFacts) -> ContainerRun:
         if not program:
             return start_echo(self.pod, spec, self._tools)
 
@@ -180,7 +180,7 @@ class PodLife:
 
     # Probes.
 
-    def _judge(self, facts: ContainerFacts, run: Run) -> None:
+    def _judge(self, facts: ContainerFacts, run: ContainerRun) -> None:
         """Take over what its probes have come to, and run those that are due."""
         judgement, now = run.judgement, datetime.now(UTC)
         facts.started, facts.ready = judgement.started, judgement.ready and not facts.init
@@ -190,23 +190,23 @@ class PodLife:
         for probe in judgement.due(now):
             judgement.begin(probe, now)
             process = run.container.pid if run.container is not None else 0
-            place = Place(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
+            place = ProbeTarget(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
             self._tools.prober.run(probe, place, partial(self._told, facts, run, probe))
         due = judgement.next_due()
         if due is not None and not run.asked:
             run.asked = True
             self._worker.after((due - now).total_seconds(), partial(self._ask, facts, run))
 
-    def _ask(self, facts: ContainerFacts, run: Run) -> None:
+    def _ask(self, facts: ContainerFacts, run: ContainerRun) -> None:
         run.asked = False
         if self.runs.get(facts.name) is run and not self._ending:
             self._judge(facts, run)
 
-    def _told(self, facts: ContainerFacts, run: Run, probe: Probe, result: Result) -> None:
+    def _told(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult) -> None:
         """By another thread."""
         self._worker.post(lambda: self._heed(facts, run, probe, result))
 
-    def _heed(self, facts: ContainerFacts, run: Run, probe: Probe, result: Result) -> None:
+    def _heed(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult) -> None:
         if self.runs.get(facts.name) is not run or self._ending or run.failed:
             return
         run.judgement.tell(probe, result.ok, datetime.now(UTC))
@@ -215,7 +215,7 @@ class PodLife:
         self._judge(facts, run)
         self.write()
 
-    def _fail(self, facts: ContainerFacts, run: Run, probe: Probe) -> None:
+    def _fail(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe) -> None:
         """End a container for its probe; it is started again as after any other end."""
         run.failed = True
         words = f"Container {facts.name} failed {probe.purpose} probe, will be restarted"
@@ -394,7 +394,7 @@ class PodLife:
                 registry.update("Pod", {**held, "status": made}, subresource="status")
 
 
-def _terminate(run: Run) -> None:
+def _terminate(run: ContainerRun) -> None:
     if run.container is not None:
         run.container.signal(signal.SIGTERM)
 

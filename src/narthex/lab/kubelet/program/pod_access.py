@@ -18,13 +18,13 @@ from narthex.lab.containers.log import LogReader
 from narthex.lab.containers.program import Entry, Program
 from narthex.lab.kubelet.environment import hostname
 from narthex.lab.kubelet.program.containers import (
-    Run,
-    Tools,
+    ContainerRun,
+    PodDependencies,
     echo_name,
     environment_of,
 )
 from narthex.lab.kubelet.program.kubelet import Kubelet
-from narthex.lab.kubelet.program.pod import PodLife
+from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.status import ContainerFacts, Running
 from narthex.model.names import NamespacedName
 
@@ -35,7 +35,7 @@ _SIGN_OF_LIFE_LOOKS = 5
 class PodAccess:
     """Safe from any thread."""
 
-    def __init__(self, kubelet: Kubelet, tools: Tools) -> None:
+    def __init__(self, kubelet: Kubelet, tools: PodDependencies) -> None:
         self._kubelet = kubelet
         self._files = tools.files
         self._containers = tools.containers
@@ -67,7 +67,7 @@ class PodAccess:
         return self._logged(life, facts, number, reader, tail, follow and not previous)
 
     def _logged(
-        self, life: PodLife, facts: ContainerFacts, number: int, log: LogReader, tail: int | None, follow: bool
+        self, life: PodLifecycle, facts: ContainerFacts, number: int, log: LogReader, tail: int | None, follow: bool
     ) -> Iterator[bytes]:
         with log as reader:
             yield b"".join(reader.tail(tail))
@@ -88,9 +88,9 @@ class PodAccess:
 
     def _echoed(
         self,
-        life: PodLife,
+        life: PodLifecycle,
         facts: ContainerFacts,
-        run: Run,
+        run: ContainerRun,
         tail: int | None,
         follow: bool,
         since: float | None,
@@ -136,7 +136,7 @@ class PodAccess:
         return PodProcess(started, ours, tty=tty)
 
     def _beside_echo(
-        self, life: PodLife, facts: ContainerFacts, argv: Sequence[str], known: dict[str, str], tty: bool
+        self, life: PodLifecycle, facts: ContainerFacts, argv: Sequence[str], known: dict[str, str], tty: bool
     ) -> Program:
         """No program runs there that it could be beside, so it has a place of its own that looks the same."""
         spec = life.specs[facts.name]
@@ -150,7 +150,7 @@ class PodAccess:
             tty=tty,
         )
 
-    def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLife, ContainerFacts]:
+    def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
         life = self._kubelet.life(NamespacedName(namespace, pod))
         if life is None:
             raise ApiFault(404, "NotFound", f'pod "{pod}" runs on no node')

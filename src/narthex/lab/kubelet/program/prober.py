@@ -19,12 +19,12 @@ from typing import NamedTuple
 from narthex.lab.containers.container import Containers, StartError
 from narthex.lab.containers.program import Entry
 from narthex.lab.kubelet.probes import (
-    Action,
-    Exec,
-    HttpGet,
-    Probe,
-    TcpSocket,
-    http_ok,
+    ContainerProbe,
+    ExecAction,
+    HttpGetAction,
+    ProbeAction,
+    TcpSocketAction,
+    is_http_success,
 )
 from narthex.linux import namespaces as netns
 from narthex.model.net import join_port
@@ -34,7 +34,7 @@ _MOST_BYTES = 10 * 1024
 """So much is read of an answer (`maxRespBodyLength`)."""
 
 
-class Result(NamedTuple):
+class ProbeResult(NamedTuple):
     """What a probe has found."""
 
     ok: bool
@@ -42,7 +42,7 @@ class Result(NamedTuple):
     """Why not."""
 
 
-class Place(NamedTuple):
+class ProbeTarget(NamedTuple):
     """Against what a probe runs."""
 
     namespace: str
@@ -61,27 +61,27 @@ class Prober:
         self._containers = containers
         self._pool = ThreadPoolExecutor(_AT_ONCE, "probe")
 
-    def run(self, probe: Probe, place: Place, told: Callable[[Result], None]) -> None:
+    def run(self, probe: ContainerProbe, place: ProbeTarget, told: Callable[[ProbeResult], None]) -> None:
         """Run a probe; `told` is called with its result by another thread."""
         self._pool.submit(lambda: told(self._run(probe.action, place, float(probe.timeout))))
 
-    def _run(self, action: Action, place: Place, timeout: float) -> Result:
+    def _run(self, action: ProbeAction, place: ProbeTarget, timeout: float) -> ProbeResult:
         try:
-            if isinstance(action, HttpGet):
+            if isinstance(action, HttpGetAction):
                 return _get(action, place, timeout)
-            if isinstance(action, TcpSocket):
+            if isinstance(action, TcpSocketAction):
                 return _connect(action, place, timeout)
-            if isinstance(action, Exec):
+            if isinstance(action, ExecAction):
                 return self._execute(action, place, timeout)
-            return Result(False, action.why)
+            return ProbeResult(False, action.why)
         except Exception as error:
             # Whatever a stranger's server says, it is a probe that failed.
-            return Result(False, f"{type(error).__name__}: {error}")
+            return ProbeResult(False, f"{type(error).__name__}: {error}")
 
-    def _execute(self, action: Exec, place: Place, timeout: float) -> Result:
+    def _execute(self, action: ExecAction, place: ProbeTarget, timeout: float) -> ProbeResult:
         if not place.process:
             # The echo server has none of the image's programs, and is well when it answers.
-            return Result(True)
+            return ProbeResult(True)
         reader, writer = os.pipe()
         try:
             with Path(os.devnull).open("rb") as null:
@@ -89,38 +89,40 @@ class Prober:
                 program = self._containers.enter(entry, (null.fileno(), writer, writer))
         except StartError as error:
             os.close(reader)
-            return Result(False, str(error))
+            return ProbeResult(False, str(error))
         finally:
             os.close(writer)
         try:
             status = program.wait(timeout)
             if status is None:
                 program.signal(9)
-                return Result(False, f"command timed out: {' '.join(action.command)!r} timed out after {timeout:g}s")
+                return ProbeResult(
+                    False, f"command timed out: {' '.join(action.command)!r} timed out after {timeout:g}s"
+                )
             ready, _, _ = select.select([reader], [], [], 0)
             said = os.read(reader, _MOST_BYTES).decode(errors="replace") if ready else ""
-            return Result(status == 0, said)
+            return ProbeResult(status == 0, said)
         finally:
             os.close(reader)
 
 
-def _connect(action: TcpSocket, place: Place, timeout: float) -> Result:
+def _connect(action: TcpSocketAction, place: ProbeTarget, timeout: float) -> ProbeResult:
     host = action.host or place.address
     try:
         _dial(place.namespace, host, action.port, timeout).close()
     except OSError as error:
-        return Result(False, _dial_failed(host, action.port, error))
-    return Result(True)
+        return ProbeResult(False, _dial_failed(host, action.port, error))
+    return ProbeResult(True)
 
 
-def _get(action: HttpGet, place: Place, timeout: float) -> Result:
+def _get(action: HttpGetAction, place: ProbeTarget, timeout: float) -> ProbeResult:
     host = action.host or place.address
     url = f"{action.scheme}://{join_port(host, action.port)}{action.path}"
     deadline = time.monotonic() + timeout
     try:
         sock = _dial(place.namespace, host, action.port, timeout)
     except OSError as error:
-        return Result(False, f'Get "{url}": {_dial_failed(host, action.port, error)}')
+        return ProbeResult(False, f'Get "{url}": {_dial_failed(host, action.port, error)}')
     try:
         with _secured(sock, action) as stream:
             stream.settimeout(max(0.001, deadline - time.monotonic()))
@@ -133,17 +135,23 @@ def _get(action: HttpGet, place: Place, timeout: float) -> Result:
                 head += part
     except TimeoutError:
         why = f'Get "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
-        return Result(False, why)
+        return ProbeResult(False, why)
     except OSError as error:
-        return Result(False, f'Get "{url}": {error.strerror or error}')
+        return ProbeResult(False, f'Get "{url}": {error.strerror or error}')
     words = head.split(None, 2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
-        return Result(False, f'Get "{url}": net/http: HTTP/1.x transport connection broken: malformed HTTP response')
+        return ProbeResult(
+            False, f'Get "{url}": net/http: HTTP/1.x transport connection broken: malformed HTTP response'
+        )
     status = int(words[1])
-    return Result(True) if http_ok(status) else Result(False, f"HTTP probe failed with statuscode: {status}")
+    return (
+        ProbeResult(True)
+        if is_http_success(status)
+        else ProbeResult(False, f"HTTP probe failed with statuscode: {status}")
+    )
 
 
-def _request(action: HttpGet, authority: str) -> bytes:
+def _request(action: HttpGetAction, authority: str) -> bytes:
     headers = {"host": authority, "user-agent": "kube-probe/1.34", "accept": "*/*", "connection": "close"}
     headers |= {name.lower(): value for name, value in action.headers}
     lines = "".join(f"{_plain(name)}: {_plain(value)}\r\n" for name, value in headers.items())
@@ -155,7 +163,7 @@ def _plain(text: str) -> str:
     return text.replace("\r", "").replace("\n", "")
 
 
-def _secured(sock: socket.socket, action: HttpGet) -> socket.socket:
+def _secured(sock: socket.socket, action: HttpGetAction) -> socket.socket:
     if action.scheme != "https":
         return sock
     # A kubelet looks at no certificate.

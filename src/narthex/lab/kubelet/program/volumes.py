@@ -17,8 +17,8 @@ from typing import Any
 
 from narthex.lab.containers.program import Show
 from narthex.lab.kubelet import hosts_and_dns as files
-from narthex.lab.kubelet.environment import ConfigFault, hostname
-from narthex.lab.program.shared_registry import Ledger
+from narthex.lab.kubelet.environment import ContainerConfigError, hostname
+from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
 
 _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
@@ -27,7 +27,7 @@ _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 class PodFiles:
     """Makes and removes them. Files of different pods may come and go side by side."""
 
-    def __init__(self, directory: StateDirectory, ledger: Ledger) -> None:
+    def __init__(self, directory: StateDirectory, ledger: SharedRegistry) -> None:
         self._pods = directory.path / "pods"
         self._accounts = directory.path / "account"
         self._certificate = directory.certificate
@@ -87,7 +87,7 @@ class PodFiles:
         for mount in container.get("volumeMounts") or ():
             volume = volumes.get(mount["name"])
             if volume is None:
-                raise ConfigFault(f'volume "{mount["name"]}" is not among the pod\'s volumes')
+                raise ContainerConfigError(f'volume "{mount["name"]}" is not among the pod\'s volumes')
             source = volume["hostPath"]["path"] if "hostPath" in volume else str(place / "volumes" / volume["name"])
             if sub := mount.get("subPath"):
                 source = _below(source, str(sub))
@@ -116,7 +116,7 @@ class PodFiles:
                 return self._of_object(pod, volume[field], kind, str(volume[field].get(name_field) or ""))
         if "emptyDir" in volume or set(volume) <= {"name"}:
             return {}
-        raise ConfigFault(f'MountVolume.SetUp failed for volume "{volume["name"]}": a lab has no such volumes')
+        raise ContainerConfigError(f'MountVolume.SetUp failed for volume "{volume["name"]}": a lab has no such volumes')
 
     def _of_object(self, pod: Mapping[str, Any], told: Mapping[str, Any], kind: str, name: str) -> dict[str, bytes]:
         with self._ledger.held() as registry:
@@ -124,7 +124,7 @@ class PodFiles:
         if held is None:
             if told.get("optional"):
                 return {}
-            raise ConfigFault(f'MountVolume.SetUp failed for volume: {kind.lower()} "{name}" not found')
+            raise ContainerConfigError(f'MountVolume.SetUp failed for volume: {kind.lower()} "{name}" not found')
         data = {key: _bytes(kind, value) for key, value in (held.get("data") or {}).items()}
         data |= {key: base64.b64decode(value) for key, value in (held.get("binaryData") or {}).items()}
         if told.get("items"):
@@ -141,5 +141,5 @@ def _below(folder: str, path: str) -> str:
     """A path below a folder. Raises ConfigFault when it leads out."""
     found = os.path.realpath(f"{folder}/{path}")
     if not found.startswith(f"{os.path.realpath(folder)}/"):
-        raise ConfigFault(f"subPath {path!r} leads out of its volume")
+        raise ContainerConfigError(f"subPath {path!r} leads out of its volume")
     return found

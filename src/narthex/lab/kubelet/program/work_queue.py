@@ -12,7 +12,7 @@ from collections.abc import Callable
 Task = Callable[[], object]
 
 
-class Worker:
+class WorkQueue:
     """Tasks in the order of their moments. `post`, `after` and `stop` are safe from any thread."""
 
     def __init__(self, name: str) -> None:
