@@ -39,19 +39,19 @@ CONFIG = NodeConfig(
 
 
 def name(text: str) -> NamespacedName:
-    """`shop/web` to a NamespacedName."""
+    """Return `shop/web` as a NamespacedName."""
     namespace, _, plain = text.partition("/")
     return NamespacedName(namespace, plain)
 
 
 def port_name(text: str, protocol: Protocol = Protocol.TCP) -> ServicePortName:
-    """`shop/web:http` to a ServicePortName."""
+    """Return `shop/web:http` as a ServicePortName."""
     service_name, _, port = text.partition(":")
     return ServicePortName(name(service_name), port, protocol)
 
 
 def service(text: str, *ips: str, port: int = 80, node_port: int = 0, **fields: object) -> Service:
-    """A Service `ns/name` with these ClusterIPs and one TCP port named `http`, unless `ports` says otherwise."""
+    """Return a Service `namespace/name` with these cluster IPs and, unless `ports` is given, one TCP port named `http`."""
     fields.setdefault("ports", (ServicePort(name="http", port=port, node_port=node_port),))
     ingress = fields.pop("balancers", ())
     assert isinstance(ingress, Iterable)
@@ -70,7 +70,7 @@ def service(text: str, *ips: str, port: int = 80, node_port: int = 0, **fields: 
 
 
 def endpoint(text: str, node: str = NODE, **fields: object) -> SliceEndpoint:
-    """An endpoint on a node."""
+    """Return an endpoint on a node."""
     return SliceEndpoint(address=address(text), node_name=node, **fields)  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def endpoint_slice(
     family: IPFamily | None = None,
     labels: tuple[tuple[str, str], ...] = (),
 ) -> EndpointSlice:
-    """A slice of the Service `ns/name`, with one TCP port named `http` unless `ports` says otherwise."""
+    """Return a slice of the Service `namespace/name` with, unless `ports` is given, one TCP port named `http`."""
     key = name(text)
     return EndpointSlice(
         namespace=key.namespace,
@@ -97,7 +97,7 @@ def endpoint_slice(
 
 
 def node(node_name: str = NODE, zone: str = "", **fields: object) -> Node:
-    """The Node of the address plan."""
+    """Return the Node of the address plan."""
     fields.setdefault("pod_cidrs", ("10.64.1.0/24", "fd64:0:0:1::/64"))
     fields.setdefault("internal_ips", NODE_IPS)
     labels = (("topology.kubernetes.io/zone", zone),) if zone else ()
@@ -105,7 +105,7 @@ def node(node_name: str = NODE, zone: str = "", **fields: object) -> Node:
 
 
 def snapshot(*objects: AnyObject, with_node: bool = True) -> Snapshot:
-    """A synced Snapshot of these objects, and the Node of the address plan unless a Node is among them."""
+    """Return a complete snapshot of these objects, with the Node of the address plan unless they contain a Node."""
     store = Store()
     if with_node and not any(isinstance(obj, Node) for obj in objects):
         store.apply(Upsert(node()))
@@ -115,12 +115,12 @@ def snapshot(*objects: AnyObject, with_node: bool = True) -> Snapshot:
 
 
 def plan(*objects: AnyObject, family: IPFamily = IPFamily.IPV4, **config: object) -> Plan:
-    """The plan for these objects on the node of the address plan; `config` changes fields of CONFIG."""
+    """Return the plan for these objects on the node of the address plan; `config` replaces fields of CONFIG."""
     return plan_once(snapshot(*objects), msgspec.structs.replace(CONFIG, **config), family)
 
 
 def packet(source: str, destination: str, protocol: Protocol = Protocol.TCP, iif: str = "") -> Packet:
-    """A packet from an address to `address:port`; it is made on the node when the source is the node's own."""
+    """Return a packet from an address to `address:port`, sent by the node itself if the source is an address of the node."""
     where, port = split_port(destination)
     return Packet(
         source=address(source),

@@ -1,7 +1,7 @@
-"""What a scenario demands of a mode: its expectations, less what the mode's backend declares it cannot do as asked.
+"""The expectations of a scenario for a mode, adapted to the deviations that the mode's backend declares.
 
-Only deviations that touch every flow alike are here. Where a single packet fares otherwise in some mode, the scenario
-says so itself, with a flow of that mode.
+This covers only deviations that affect every flow in the same way. Where a mode treats a single packet differently, the
+scenario has a flow for that mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from narthex.testing.scenario import ScenarioFlow
 
 
 def as_declared(flows: Iterable[ScenarioFlow], deviations: Set[Deviation]) -> tuple[ScenarioFlow, ...]:
-    """The flows with the ends that a backend with these deviations has to give."""
+    """Return the flows with the outcomes that a backend with these deviations must produce."""
     return tuple(
         msgspec.structs.replace(flow, expect=frozenset(_end(end, flow.protocol, deviations) for end in flow.expect))
         for flow in flows

@@ -1,4 +1,4 @@
-"""Stand-ins for what has effects: a kernel in memory, an inbox of events, a clock that nobody waits for."""
+"""Fakes for code with effects: a kernel in memory, an inbox of events, and a clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ C = TypeVar("C")
 
 
 class FakeClock:
-    """Time that passes only when somebody sleeps. `at` runs something when the sleeper gets there."""
+    """A fake clock that advances only on `sleep()`. Actions that `at` registered run when the clock reaches them."""
 
     def __init__(self, now: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
         self._now = now
@@ -30,24 +30,28 @@ class FakeClock:
         self._agenda: list[tuple[float, Callable[[], object]]] = []
 
     def now(self) -> float:
+        """Return the monotonic time in seconds."""
         return self._now
 
     def wall(self) -> float:
+        """Return the time of day in seconds since the epoch."""
         return self._now + self._wall
 
     def wake(self) -> None:
+        """End the current or next `sleep` at once."""
         self._woken = True
 
     def at(self, delay: float, action: Callable[[], object]) -> None:
-        """Run an action when `delay` seconds from now have been slept."""
+        """Run an action when the clock has advanced by `delay` seconds."""
         self._agenda.append((self._now + delay, action))
         self._agenda.sort(key=lambda item: item[0])
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without anything happening, as a slow piece of work does."""
+        """Let time pass without running actions, as a slow operation does."""
         self._now += seconds
 
     def sleep(self, seconds: float) -> bool:
+        """Advance the clock, and return True if `wake` ended the sleep."""
         end = self._now + max(0.0, seconds)
         while not self._woken and self._agenda and self._agenda[0][0] <= end:
             when, action = self._agenda.pop(0)
@@ -60,11 +64,11 @@ class FakeClock:
 
 
 class FakeTarget(Generic[R, C]):
-    """A kernel in memory: `apply` does what the backend's `patch` says.
+    """A kernel in memory: `apply` does what the backend's `patch` computes.
 
-    Public and free to change between calls: `rules` (what the kernel holds; assign to it to be somebody else who
-    changes the kernel), `failures` (messages; each `apply` takes one and fails with it), `unreadable` (likewise for
-    `read`), `applied` (all changes that were made).
+    Tests may change these attributes at any time: `rules` (the content of the kernel; assign to it to simulate a foreign change),
+    `failures` and `unreadable` (messages; each `apply` or `read` consumes one and fails with it), and `applied` (all changes so
+    far).
     """
 
     def __init__(self, backend: Backend[R, C], empty: R, rules: R | None = None) -> None:
@@ -77,29 +81,32 @@ class FakeTarget(Generic[R, C]):
         self.reads = 0
 
     def read(self) -> R | None:
+        """Return the rules in the kernel."""
         self.reads += 1
         if self.unreadable:
             raise ApplyError(self.unreadable.pop(0))
         return self.rules
 
     def apply(self, changes: C) -> None:
+        """Apply changes, or raise ApplyError with the next message of `failures`."""
         if self.failures:
             raise ApplyError(self.failures.pop(0))
         self.rules = self._backend.patch(self._empty if self.rules is None else self.rules, changes)
         self.applied.append(changes)
 
     def clean(self) -> None:
+        """Remove all rules."""
         self.rules = None
 
 
 class FakeRules(msgspec.Struct, frozen=True):
-    """Rules of `FakeBackend`: one line of text per frontend, by what it matches."""
+    """The rules of `FakeBackend`: one line of text for each frontend."""
 
     lines: tuple[tuple[str, str], ...] = ()
 
 
 class FakeChanges(msgspec.Struct, frozen=True):
-    """Changes of `FakeBackend`."""
+    """The changes of `FakeBackend`."""
 
     reset: bool = False
     """Forget everything first."""
@@ -111,13 +118,14 @@ class FakeChanges(msgspec.Struct, frozen=True):
 
 
 class FakeBackend:
-    """The smallest dataplane that keeps a backend's promises."""
+    """The smallest backend that fulfils the protocol."""
 
     name = "fake"
     deviations: frozenset[Deviation] = frozenset()
     traits: Mapping[Trait, str] = {}
 
     def render(self, plan: Plan, previous: FakeRules | None = None) -> FakeRules:  # noqa: ARG002
+        """Return the rules for a plan."""
         lines = []
         for service in plan.services.values():
             for front in service.frontends:
@@ -130,6 +138,7 @@ class FakeBackend:
         return FakeRules(tuple(sorted(lines)))
 
     def diff(self, have: FakeRules | None, want: FakeRules) -> FakeChanges:
+        """Return the difference between rules."""
         if have is None:
             return FakeChanges(reset=True, put=want.lines)
         old, new = dict(have.lines), dict(want.lines)
@@ -139,6 +148,7 @@ class FakeBackend:
         )
 
     def patch(self, have: FakeRules, changes: FakeChanges) -> FakeRules:
+        """Return the rules after the changes."""
         lines = {} if changes.reset else dict(have.lines)
         for key in changes.remove:
             del lines[key]
@@ -153,29 +163,32 @@ class FakeBackend:
         memory: Memory | None = None,  # noqa: ARG002
         now: float = 0.0,  # noqa: ARG002
     ) -> Trace:
+        """Return a trace that knows no packets."""
         where = f"{join_port(packet.destination, packet.port)}/{packet.protocol.value}"
         known = where in dict(rules.lines)
         return single(packet, Disposition.UNSUPPORTED if known else Disposition.NOT_OURS, note="a fake has no packets")
 
     def text(self, rules: FakeRules) -> str:
+        """Return one line for each frontend."""
         return "".join(f"{where} {what}\n" for where, what in rules.lines)
 
 
 class FakeInbox:
-    """An inbox that holds what the test puts into it; the first time also Synced."""
+    """An inbox with the events that a test puts into it, and one Synced event."""
 
     def __init__(self, *objects: AnyObject) -> None:
         self._waiting: list[Event] = [*map(Upsert, objects), Synced()]
         self.problems: tuple[Any, ...] = ()
 
     def put(self, *objects: AnyObject) -> None:
-        """Let objects appear or change."""
+        """Add or change objects."""
         self._waiting += map(Upsert, objects)
 
     def remove(self, *objects: AnyObject) -> None:
-        """Let objects go."""
+        """Remove objects."""
         self._waiting += [Delete(type(gone).__name__, gone.key) for gone in objects]
 
     def take(self) -> list[Event]:
+        """Return and forget the waiting events."""
         events, self._waiting = self._waiting, []
         return events

@@ -1,4 +1,4 @@
-"""What a witness says of one flow, beside what the scenario demands: the common shape, its comparison, its printing."""
+"""The result of one witness for one flow, and its comparison with the expectation of the scenario."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NONE: Ends = frozenset({(Disposition.NOT_OURS, None, False)})
 
 
 class WitnessFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One flow or step, one mode, one witness."""
+    """The result for one flow or step, in one mode, by one witness."""
 
     scenario: str
     label: str
@@ -38,23 +38,23 @@ class WitnessFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def delivered(targets: Iterable[tuple[str, int]], masq: bool, masq_for: Iterable[tuple[str, int]] = ()) -> Ends:
-    """The ends `{dnat: targets, masq: …, masq_for: …}` of a scenario file."""
+    """Return the ends that `{dnat: targets, masq: …, masq_for: …}` of a scenario file means."""
     rewritten = frozenset(masq_for)
     return frozenset((Disposition.DELIVERED, target, masq or target in rewritten) for target in targets)
 
 
 def possible_ends(trace: Trace) -> Ends:
-    """All ends of a trace that can happen at all."""
-    return frozenset(end for end, chance in trace.ends().items() if chance > 0)
+    """Return all ends of a trace with a probability above 0."""
+    return frozenset(end for end, probability in trace.ends().items() if probability > 0)
 
 
 def targets_of(ends: Ends) -> frozenset[tuple[str, int]]:
-    """The endpoints among the ends."""
+    """Return the endpoints among the ends."""
     return frozenset(endpoint for _, endpoint, _ in ends if endpoint is not None)
 
 
 def say(ends: Ends, note: str = "") -> OutcomeText:
-    """Ends in the words of a scenario file. What no single expectation can say is put under `also`."""
+    """Return ends in the notation of scenario files. `also` holds what one expectation cannot express."""
     deliveries = sorted(
         (join_port(*end[1]), end[2]) for end in ends if end[0] is Disposition.DELIVERED and end[1] is not None
     )
@@ -81,13 +81,13 @@ def say(ends: Ends, note: str = "") -> OutcomeText:
 
 
 def say_trace(trace: Trace) -> OutcomeText:
-    """The same for a trace; the walker's note says what it did not understand."""
+    """Return the ends of a trace in the notation of scenario files, with the walker's note if it did not understand a rule."""
     note = next((outcome.note for outcome in trace.outcomes if outcome.note), "")
     return say(possible_ends(trace), note)
 
 
 def print_said(said: OutcomeText) -> str:
-    """One line for people."""
+    """Return an outcome as one line of text."""
     if isinstance(said, str):
         return said
     parts = []

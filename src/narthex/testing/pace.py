@@ -1,8 +1,8 @@
-"""Steps of hours, brought into seconds that a kernel can be asked to wait.
+"""Scenario steps that take hours, compressed to seconds that a kernel can be asked to wait.
 
-What matters of two connections of one client to one Service is only whether the later one comes within the affinity
-timeout of the earlier. So the timeout becomes a small whole number of seconds, and the steps are moved to the earliest
-times that keep every such relation with a second to spare. Hours need not be shrunk in proportion.
+For two connections of one client to one Service, it matters only whether the later one comes within the affinity timeout of the
+earlier one. The timeout becomes a small number of seconds, and the steps move to the earliest times that keep all these
+relations with a second to spare.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMEOUTS = range(2, 14)
 
 
 class Paced(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps with the real times, in seconds from the first, at which to make them."""
+    """Steps and the real times at which to take them, in seconds from the first."""
 
     scenario: Scenario
     """The same with its affinity timeouts shortened."""
@@ -30,7 +30,7 @@ class Paced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pace(scenario: Scenario, steps: tuple[ScenarioStep, ...]) -> Paced:
-    """Choose the times. Raises ValueError when the relations cannot be kept within LONGEST seconds."""
+    """Choose the times. Raises ValueError if LONGEST seconds do not suffice to keep the relations."""
     relations = _relations(scenario, steps)
     for timeout in _TIMEOUTS:
         times = _earliest(len(steps), relations, timeout)
@@ -57,7 +57,7 @@ def _relations(scenario: Scenario, steps: tuple[ScenarioStep, ...]) -> list[_Rel
 
 
 def _service_of(scenario: Scenario, step: ScenarioStep) -> Service | None:
-    """The Service that a step talks to."""
+    """Return the Service that a step connects to."""
     node_ports = None
     for service in scenario.services:
         addresses = {*service.cluster_ips, *service.external_ips, *(entry.ip for entry in service.ingress)}
@@ -72,7 +72,7 @@ def _service_of(scenario: Scenario, step: ScenarioStep) -> Service | None:
 
 
 def _earliest(count: int, relations: list[_Relation], timeout: int) -> tuple[float, ...] | None:
-    """The earliest times that keep all relations; None when they contradict or take too long."""
+    """Return the earliest times that keep all relations, or None if they contradict each other or take too long."""
     times = [0.0] * count
     for _ in range(count * count + 1):
         before = list(times)

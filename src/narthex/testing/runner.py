@@ -1,4 +1,4 @@
-"""Bring scenarios before their witnesses, and keep one that breaks from stopping the others."""
+"""Run scenarios with all witnesses; a scenario that crashes does not stop the others."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class ScenarioRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Modes that this kernel cannot do: the witness `kernel` is not asked for them."""
 
     def asks(self, against: str, mode: str) -> bool:
-        """Whether a witness is to be heard on a mode."""
+        """Return True if a witness is to be asked about a mode."""
         return against in self.against and not (against == "kernel" and mode in self.not_here)
 
 
 def modes_of(scenario: Scenario, request: ScenarioRequest) -> tuple[str, ...]:
-    """The modes to run a scenario in, in the order of BACKENDS."""
+    """Return the modes in which to run a scenario, in the order of BACKENDS."""
     return tuple(mode for mode in BACKENDS if mode in scenario.modes and (not request.modes or mode in request.modes))
 
 
 def hear(scenario: Scenario, request: ScenarioRequest) -> Iterator[WitnessFinding]:
-    """All findings of one scenario: mode by mode, witness by witness."""
+    """Return all findings of one scenario, by mode and witness."""
     if scenario.level in request.skip_levels:
         return
     for mode in modes_of(scenario, request):
@@ -61,9 +61,9 @@ def hear(scenario: Scenario, request: ScenarioRequest) -> Iterator[WitnessFindin
 def hear_all(
     scenarios: Sequence[Scenario], request: ScenarioRequest, jobs: int
 ) -> Iterator[tuple[Scenario, list[WitnessFinding]]]:
-    """The findings of each scenario, in order, with `jobs` of them heard at a time.
+    """Yield the findings of each scenario in order, running `jobs` scenarios at a time.
 
-    A kernel waits for silence and for seconds to pass, so more jobs than processors pay.
+    The kernel witness mostly waits, so that more jobs than processors pay off.
     """
     if jobs <= 1 or len(scenarios) <= 1:
         for scenario in scenarios:
@@ -89,7 +89,7 @@ def hear_all(
 
 
 def _die_with_parent(parent: int) -> None:
-    """Let a worker end, and its namespaces with it, when the process that it works for is gone."""
+    """End this worker, and with it its namespaces, when its parent process ends."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         kernel_world.close_all()
@@ -124,7 +124,7 @@ def _testify(scenario: Scenario, mode: str, against: str, flows: tuple[ScenarioF
 
 
 class ScenarioCounts(msgspec.Struct, kw_only=True):
-    """The sum of a run."""
+    """The totals of a run."""
 
     scenarios: int = 0
     flows: int = 0
@@ -143,12 +143,12 @@ class ScenarioCounts(msgspec.Struct, kw_only=True):
 
     @property
     def all_hold(self) -> bool:
-        """Whether something was checked and nothing is wrong."""
+        """Return True if something was checked and nothing failed."""
         return self.flows > 0 and not self.failed and not self.invalid
 
 
 def clean_up_on_signals(signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP)) -> None:
-    """Let these signals end the process by SystemExit, so that no namespace stays; remove what a killed run left."""
+    """Turn signals into SystemExit, so that no namespace remains, and remove what a killed run left."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         sys.exit(128 + number)

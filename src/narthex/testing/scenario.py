@@ -1,7 +1,7 @@
 """Packet-flow scenarios: a node, a set of Kubernetes objects, and what must happen to single packets.
 
-The format is described in docs/reference/scenarios.md. Loading is strict about what carries meaning (a key of `node.config`
-that nobody knows is an error) and lenient about what does not (an unknown key of a flow is a warning).
+The format is described in docs/reference/scenarios.md. Loading is strict about what carries meaning (an unknown key of
+`node.config` is an error) and lenient about the rest (an unknown key of a flow is a warning).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PICK = re.compile(r"any|(?P<how>same-as|differs-from)-(?P<step>\d+)", re.ASCII)
 
 
 class ScenarioError(ValueError):
-    """A file is no scenario; the message names the file and the key."""
+    """A file is not a valid scenario; the message names the file and the key."""
 
 
 class _Wrong(ValueError):
@@ -47,7 +47,7 @@ class _Wrong(ValueError):
 
 
 class ScenarioConnection(msgspec.Struct, frozen=True, kw_only=True):
-    """A NEW connection as the node sees it before any rewriting. Addresses are canonical."""
+    """A new connection as the node sees it before any rewriting. Addresses are canonical."""
 
     source: str
     destination: str
@@ -59,7 +59,7 @@ class ScenarioConnection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScenarioFlow(ScenarioConnection, frozen=True, kw_only=True):
-    """One connection and the complete set of ends it may have."""
+    """One connection and the complete set of its possible ends."""
 
     label: str
     expect: Ends
@@ -67,7 +67,7 @@ class ScenarioFlow(ScenarioConnection, frozen=True, kw_only=True):
 
 
 class ScenarioStep(ScenarioConnection, frozen=True, kw_only=True):
-    """One connection in a row of them, for affinity and turns."""
+    """One connection of a sequence, for affinity and round robin."""
 
     number: int
     """Its place in the file, from 0."""
@@ -78,19 +78,19 @@ class ScenarioStep(ScenarioConnection, frozen=True, kw_only=True):
 
     @property
     def refers_to(self) -> int | None:
-        """N of the pick, None for `any`."""
+        """Return the number of the step that `pick` refers to, or None for `any`."""
         match = _PICK.fullmatch(self.pick)
         return int(match["step"]) if match and match["step"] else None
 
     def allows(self, picked: object, before: object) -> bool:
-        """Whether a pick fits, given the one that `pick` refers to."""
+        """Return True if an endpoint fits, given the endpoint of the step that `pick` refers to."""
         if self.refers_to is None:
             return True
         return (picked == before) is self.pick.startswith("same")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """`node.config`; None where the mode's default holds."""
+    """`node.config` of a scenario; None where the mode's default applies."""
 
     detect_local_mode: str = "ClusterCIDR"
     cluster_cidrs: tuple[str, ...] = ()
@@ -102,12 +102,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     feature_gates: tuple[tuple[str, bool], ...] = ()
 
     def gate(self, name: str) -> bool | None:
-        """A feature gate's setting, None when the file does not say."""
+        """Return the value of a feature gate, or None if the file does not set it."""
         return dict(self.feature_gates).get(name)
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """One file."""
+    """One scenario file."""
 
     name: str
     path: str
@@ -125,22 +125,24 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What was not understood but does not stop the file."""
 
     def flows_in(self, mode: str) -> tuple[ScenarioFlow, ...]:
-        """The flows that apply to a mode."""
+        """Return the flows that apply to a mode."""
         return tuple(flow for flow in self.flows if mode in (flow.modes or self.modes))
 
     def steps_in(self, mode: str) -> tuple[ScenarioStep, ...]:
-        """The steps that apply to a mode."""
+        """Return the steps that apply to a mode."""
         return tuple(step for step in self.steps if mode in (step.modes or self.modes))
 
     @property
     def services(self) -> tuple[Service, ...]:
-        """The Services among the objects."""
+        """Return the Services among the objects."""
         return tuple(obj for obj in self.objects if isinstance(obj, Service))
 
 
 def find(paths: list[Path]) -> list[Path]:
-    """The scenario files behind names of files and directories, in order. Raises ScenarioError when a name is no
-    file, or a directory holds no scenario."""
+    """Return the scenario files in these files and directories, in order.
+
+    Raises ScenarioError if a name is not a file, or if a directory holds no scenario.
+    """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -156,7 +158,7 @@ def find(paths: list[Path]) -> list[Path]:
 
 
 def load(path: Path) -> Scenario:
-    """Read a file. Raises ScenarioError with the file's name and the key that is wrong."""
+    """Read a file. Raises ScenarioError with the name of the file and the invalid key."""
     try:
         doc = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -168,7 +170,7 @@ def load(path: Path) -> Scenario:
 
 
 def parse(doc: object, origin: str, stem: str) -> Scenario:
-    """A scenario from its YAML document. Raises ValueError naming the key."""
+    """Return the scenario in a YAML document. Raises ValueError with the invalid key."""
     if not isinstance(doc, dict):
         raise _Wrong("", "not a scenario: the document is not a mapping")
     for key in doc.keys() - _TOP:
@@ -202,7 +204,7 @@ def parse(doc: object, origin: str, stem: str) -> Scenario:
 
 
 def _objects(doc: dict[str, Any], origin: str, warnings: list[str]) -> tuple[AnyObject, ...]:
-    """The objects that decode; what does not is left out with a warning, as the proxy would leave it out."""
+    """Return the objects that decode; like the proxy, leave out the others with a warning."""
     objects = []
     for number, raw in enumerate(_list(doc, "objects")):
         if not isinstance(raw, dict):
@@ -249,7 +251,7 @@ def _node_port_addresses(raw: object) -> tuple[str, ...] | None:
 
 
 def _connection(raw: dict[str, Any], key: str, modes: tuple[str, ...]) -> dict[str, Any]:
-    """The fields that flows and steps share."""
+    """Return the fields that flows and steps share."""
     for needed in ("from", "to", "port"):
         if needed not in raw:
             raise _Wrong(f"{key}.{needed}", "missing")
@@ -306,7 +308,7 @@ def _check_steps(steps: tuple[ScenarioStep, ...]) -> None:
 
 
 def expectation(raw: object, key: str = "expect") -> Ends:
-    """The ends that an `expect` stands for. Raises ValueError naming the key."""
+    """Return the ends that an `expect` means. Raises ValueError with the invalid key."""
     if isinstance(raw, str):
         words = {"reject": REJECT, "drop": DROP, "none": NONE}
         if raw not in words:
@@ -342,7 +344,7 @@ def _modes(raw: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[
 
 
 def _interface(raw: object, key: str) -> str:
-    """An interface name, or a part of one; it reaches `ip` and the rules, so only harmless letters pass."""
+    """Return an interface name or prefix. Only harmless characters pass, since it reaches `ip` and the rules."""
     if raw is None or raw == "":
         return ""
     if not isinstance(raw, str) or not _INTERFACE.fullmatch(raw) or raw in ("all", "default"):

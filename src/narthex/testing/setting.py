@@ -14,7 +14,7 @@ from narthex.testing.scenario import Scenario, ScenarioConnection
 
 
 def node_config(scenario: Scenario, mode: str) -> NodeConfig:
-    """The node's configuration with the mode's defaults filled in (rows 9.1, 9.9)."""
+    """Return the node's configuration with the defaults of the mode (rows 9.1, 9.9)."""
     config = scenario.config
     words = config.node_port_addresses
     if words is None and mode == "nftables":
@@ -36,7 +36,7 @@ def node_config(scenario: Scenario, mode: str) -> NodeConfig:
 
 
 def snapshot(scenario: Scenario) -> Snapshot:
-    """All objects at once, the Node among them."""
+    """Return a snapshot of all objects, including the Node."""
     store = Store()
     node = Node(
         name=scenario.node_name,
@@ -53,7 +53,7 @@ def snapshot(scenario: Scenario) -> Snapshot:
 
 
 def _through_gates(obj: AnyObject, scenario: Scenario) -> AnyObject | None:
-    """The object without the fields that a feature gate switches off; None when the whole kind is off."""
+    """Return the object without the fields that a feature gate disables, or None if the gate disables the whole kind."""
     gate = scenario.config.gate
     if isinstance(obj, ServiceCIDR) and gate("MultiCIDRServiceAllocator") is False:
         return None
@@ -79,7 +79,7 @@ def balancer_addresses(scenario: Scenario) -> frozenset[str]:
 
 
 def from_host(scenario: Scenario, connection: ScenarioConnection) -> bool:
-    """Whether a process on the node makes the connection."""
+    """Return True if a process on the node makes the connection."""
     source = connection.source
     if contains(family_of(source).loopback, source):
         return True
@@ -89,7 +89,7 @@ def from_host(scenario: Scenario, connection: ScenarioConnection) -> bool:
 
 
 def pod_interface(scenario: Scenario) -> str:
-    """The interface that this node's pods are behind when a flow names none."""
+    """Return the interface of this node's pods, for flows that name none."""
     config = scenario.config
     if config.detect_local_mode == "BridgeInterface" and config.bridge_interface:
         return config.bridge_interface
@@ -99,7 +99,7 @@ def pod_interface(scenario: Scenario) -> str:
 
 
 def uplink(scenario: Scenario) -> str:
-    """The interface that everything else is behind; never one that could pass for a pod's."""
+    """Return the interface of everything else, which never looks like an interface of pods."""
     config = scenario.config
     prefix = config.interface_name_prefix or "\0"
     taken = {pod_interface(scenario), config.bridge_interface}
@@ -107,7 +107,7 @@ def uplink(scenario: Scenario) -> str:
 
 
 def is_local_pod(scenario: Scenario, address: str) -> bool:
-    """Whether an address belongs to a pod of this node: by its range, or because a slice says so."""
+    """Return True if an address belongs to a pod of this node, by its range or by a slice."""
     if address in scenario.node_ips:
         return False
     return in_any(scenario.pod_cidrs, address) or any(
@@ -119,19 +119,19 @@ def is_local_pod(scenario: Scenario, address: str) -> bool:
 
 
 def home_interface(scenario: Scenario, address: str) -> str:
-    """The interface that the way to an address leads through."""
+    """Return the interface to which an address is routed."""
     return pod_interface(scenario) if is_local_pod(scenario, address) else uplink(scenario)
 
 
 def arrival(scenario: Scenario, connection: ScenarioConnection) -> str:
-    """The interface that a connection comes in on; empty for the node's own."""
+    """Return the interface on which a connection arrives, or an empty text for one of the node's own."""
     if from_host(scenario, connection):
         return ""
     return connection.iface or home_interface(scenario, connection.source)
 
 
 def packet_of(scenario: Scenario, connection: ScenarioConnection) -> Packet:
-    """The connection's first packet."""
+    """Return the first packet of a connection."""
     return Packet(
         source=connection.source,
         destination=connection.destination,
@@ -143,7 +143,7 @@ def packet_of(scenario: Scenario, connection: ScenarioConnection) -> Packet:
 
 
 def host_of(scenario: Scenario, connection: ScenarioConnection) -> Host:
-    """The node as the connection finds it: an address that a host process sends from is one of the node's."""
+    """Return the node as the connection meets it; an address from which a host process sends is one of the node's."""
     own = scenario.node_ips
     source = connection.source
     if from_host(scenario, connection) and source not in own and not contains(family_of(source).loopback, source):
@@ -152,6 +152,6 @@ def host_of(scenario: Scenario, connection: ScenarioConnection) -> Host:
 
 
 def families_of(connections: tuple[ScenarioConnection, ...]) -> tuple[IPFamily, ...]:
-    """The families that connections use, IPv4 first."""
+    """Return the families that connections use, IPv4 first."""
     used = {family_of(connection.destination) for connection in connections}
     return tuple(family for family in IPFamily if family in used)

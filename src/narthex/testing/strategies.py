@@ -54,7 +54,7 @@ protocols = st.sampled_from([Protocol.TCP, Protocol.UDP, Protocol.SCTP])
 
 @st.composite
 def services(draw: st.DrawFn) -> Service:
-    """A Service of any type, policy, family and affinity."""
+    """Draw a Service of any type, policy, family, and affinity."""
     key = draw(st.sampled_from(SERVICE_NAMES))
     own = draw(st.sampled_from([(IPFamily.IPV4,), (IPFamily.IPV6,), (IPFamily.IPV4, IPFamily.IPV6)]))
     headless = draw(st.integers(0, 9)) == 0
@@ -88,7 +88,7 @@ def services(draw: st.DrawFn) -> Service:
 
 @st.composite
 def slices(draw: st.DrawFn) -> EndpointSlice:
-    """An EndpointSlice of one of the Services, in any state of health."""
+    """Draw an EndpointSlice of one of the Services, in any condition."""
     key = draw(st.sampled_from(SERVICE_NAMES))
     family = draw(families)
     hints = st.lists(st.sampled_from(ZONES[1:]), max_size=2, unique=True).map(tuple)
@@ -125,7 +125,7 @@ objects: st.SearchStrategy[AnyObject] = st.one_of(services(), services(), slices
 
 @st.composite
 def events(draw: st.DrawFn) -> Event:
-    """An object comes, changes or goes."""
+    """Draw the addition, change, or deletion of an object."""
     obj = draw(objects)
     if draw(st.integers(0, 3)) == 0:
         return Delete(type(obj).__name__, obj.key)
@@ -152,7 +152,7 @@ configs = st.builds(
 
 @st.composite
 def packets(draw: st.DrawFn, family: IPFamily) -> Packet:
-    """A first packet from somewhere to something that may be a frontend, or nearly one."""
+    """Draw a first packet to an address that is, or almost is, a frontend."""
     of_family = (
         CLUSTER_IPS[family] + EXTERNAL_IPS[family] + tuple(ip for ip in NODE_IPS if (":" in ip) == (family.value == 6))
     )

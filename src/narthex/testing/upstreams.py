@@ -1,4 +1,4 @@
-"""DNS servers that do as they are told, on loopback, in the loop of the one who asks them: no threads, no waiting."""
+"""Fake DNS upstreams on loopback, in the event loop of their user: without threads or waiting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakeUpstream:
         loop.register(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stop; who asks now is refused."""
+        """Stop; later queries are refused."""
         self.hang_up()
         for sock in (self._datagrams, self._listener):
             self._loop.unregister(sock.fileno())
@@ -105,7 +105,7 @@ class FakeUpstream:
 def answer(
     query: Query, *addresses: str, rcode: int = 0, ttl: int = 60, flags: int = 0, name: bytes | None = None
 ) -> bytes:
-    """A response with these IPv4 addresses at the question's name. `name`: the question's name as it is sent back."""
+    """Return a response with these IPv4 addresses; `name` replaces the name in the question."""
     question = (name or query.qname) + query.packet[query.question_end - 4 : query.question_end]
     head = wire.HEADER.pack(query.id, wire.QR | wire.RD | wire.RA | flags | rcode, 1, len(addresses), 0, 0)
     records = [
@@ -115,14 +115,14 @@ def answer(
 
 
 def denial(query: Query, minimum: int = 30, rcode: int = 3) -> bytes:
-    """That the name does not exist, for so many seconds."""
+    """Return a response that denies the name for this many seconds."""
     soa = b"\xc0\x0c" + wire.RECORD_TAIL.pack(wire.SOA, wire.IN, 600, 22) + b"\0\0" + b"\0" * 16
     head = wire.HEADER.pack(query.id, wire.QR | wire.RD | wire.RA | rcode, 1, 0, 1, 0)
     return head + query.packet[12 : query.question_end] + soa + minimum.to_bytes(4, "big")
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """A UDP and a TCP socket on the same free port."""
+    """Return a UDP and a TCP socket on the same free port."""
     for _ in range(_TRIES):
         listener = socket.create_server(("127.0.0.1", 0))
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -25,7 +25,7 @@ BRANCHES = 48
 
 
 def plan_answer(scenario: Scenario, mode: str) -> Answer:
-    """The witness `plan`: the decided table itself, less what the mode's backend declares it does not do."""
+    """Return the answer of the plan, adapted to the deviations of the mode's backend."""
     backend, objects, config = BACKENDS[mode], snapshot(scenario), node_config(scenario, mode)
     plans = {family: plan_once(objects, config, family) for family in families_of((*scenario.flows, *scenario.steps))}
 
@@ -36,7 +36,7 @@ def plan_answer(scenario: Scenario, mode: str) -> Answer:
 
 
 def rules_answer(scenario: Scenario, mode: str) -> Answer:
-    """The witness `rules`: what the backend renders, walked as the kernel tool would."""
+    """Return the answer of the rendered rules, walked like the kernel does."""
     backend, objects, config = BACKENDS[mode], snapshot(scenario), node_config(scenario, mode)
     rules = {
         family: backend.render(plan_once(objects, config, family))
@@ -53,7 +53,7 @@ ANSWERS = {"plan": plan_answer, "rules": rules_answer}
 
 
 def testify(scenario: Scenario, mode: str, against: str, flows: tuple[ScenarioFlow, ...]) -> list[WitnessFinding]:
-    """What the witness `against` says of the flows and of all steps."""
+    """Return what the witness `against` says about the flows and all steps."""
     answer = ANSWERS[against](scenario, mode)
     findings = []
     for flow in as_declared(flows, BACKENDS[mode].deviations):
@@ -73,14 +73,14 @@ def testify(scenario: Scenario, mode: str, against: str, flows: tuple[ScenarioFl
 
 
 class _History(msgspec.Struct):
-    """One possible past: what is remembered, and what each step picked."""
+    """One possible past: affinity records, and the endpoint of each step."""
 
     memory: Memory
     picks: Mapping[int, tuple[str, int]] = {}
 
 
 def _follow(scenario: Scenario, mode: str, against: str, answer: Answer) -> list[WitnessFinding]:
-    """The steps in every history that chance allows (up to BRANCHES): a demand has to hold in all of them."""
+    """Take the steps in every possible history, up to BRANCHES; a demand must hold in all of them."""
     histories = [_History(Memory())]
     findings: list[WitnessFinding] = []
     for step in scenario.steps_in(mode):
@@ -105,7 +105,7 @@ def _follow(scenario: Scenario, mode: str, against: str, answer: Answer) -> list
 
 
 def _judge(step: ScenarioStep, traces: list[tuple[_History, Trace]]) -> tuple[OutcomeText, bool]:
-    """Whether every outcome in every history fits; and the first that does not."""
+    """Return the first outcome that does not fit, or all outcomes and True."""
     picks: set[str] = set()
     for history, trace in traces:
         before = history.picks.get(step.refers_to) if step.refers_to is not None else None
@@ -132,7 +132,7 @@ def _after(history: _History, outcome: Outcome, step: ScenarioStep) -> _History:
 
 
 def _spread(histories: list[_History]) -> list[_History]:
-    """At most BRANCHES of the histories, taken evenly."""
+    """Return at most BRANCHES of the histories, chosen evenly."""
     if len(histories) <= BRANCHES:
         return histories
     return [histories[index * len(histories) // BRANCHES] for index in range(BRANCHES)]

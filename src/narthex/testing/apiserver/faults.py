@@ -1,4 +1,4 @@
-"""What can be made to go wrong with an answer of the API server for tests."""
+"""Faults that the API server for tests injects into its answers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from narthex.lab.api.requests import Request
 
 
 class DropConnection(msgspec.Struct, frozen=True):
-    """The connection is reset after so many bytes of the answer, its head among them."""
+    """Reset the connection after this many bytes of the answer, including its head."""
 
     after: int = 0
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Another status is answered."""
+    """Answer with another status."""
 
     code: int
     retry_after: int | None = None
 
 
 class Garble(msgspec.Struct, frozen=True):
-    """One byte of the body is another: the one at this place, or the last."""
+    """Change one byte of the body: the byte at this offset, or the last one."""
 
     at: int = 0
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """Nothing comes after so many bytes, and the connection stays open."""
+    """Send nothing after this many bytes, and keep the connection open."""
 
     after: int = 0
 

@@ -1,10 +1,10 @@
-"""An API server for tests: the lab's, real HTTP over loopback, with faults on request.
+"""An API server for tests: the lab's API over real HTTP on loopback, with faults on request.
 
-    with ApiServer() as server:
+    with FaultyApiServer() as server:
         server.put(service("shop/web", "10.110.0.1"))
         ... http://127.0.0.1:PORT is server.url
 
-Nothing is completed or refused on its way in: tests put what they like.
+It neither completes nor validates objects, so that tests can store anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class FaultyApiServer:
-    """One server and its data. `start` and `stop` may take turns; the port and the data stay."""
+    """One server and its data, which survive `stop` and `start`, as does the port."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class FaultyApiServer:
         tls: ssl.SSLContext | None = None,
         token: str = "",
     ) -> None:
-        """With a `token`, requests without it are answered 401."""
+        """Create a stopped server. With a `token`, requests without it get status 401."""
         self.faults = faults
         self.port = 0
         self.requests: list[Request] = []
         self.writes: list[tuple[Request, int]] = []
         """What was written or refused, with the status, in the order in which it was done."""
         self.sent_at = 0.0
-        """When a watcher was last told of something, as `time.monotonic` counts."""
+        """When something was last sent to a watcher, in seconds of `time.monotonic`."""
         self._api = Api(Registry(lambda: datetime.now(UTC), os.urandom), abilities)
         self._tls = tls
         self._lock = threading.RLock()
@@ -83,12 +83,12 @@ class FaultyApiServer:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Listen: on any free port at first, then on the same again."""
+        """Listen on a free port the first time, and on the same port afterwards."""
         self._server.start()
         self.port = self._server.listen(("127.0.0.1", self.port), self._tls)
 
     def stop(self) -> None:
-        """Be gone: connections are reset, and nobody listens."""
+        """Stop the server and reset open connections."""
         self._server.stop()
 
     def __enter__(self) -> FaultyApiServer:
@@ -102,27 +102,27 @@ class FaultyApiServer:
         self._server.close()
 
     def put(self, *objects: AnyObject) -> None:
-        """Make or change objects, at once."""
+        """Create or replace objects."""
         manifests = [(type(each).__name__, encode(each)) for each in objects]
         self.do(lambda data: [data.put(kind, raw) for kind, raw in manifests])
 
     def put_raw(self, kind: str, raw: Mapping[str, Any]) -> None:
-        """Make or change an object that may be anything."""
+        """Create or replace an object of any content."""
         self.do(lambda data: data.put(kind, raw))
 
     def delete(self, each: AnyObject) -> bool:
-        """Take an object away."""
+        """Delete an object, and return whether it existed."""
         return self.do(lambda data: data.delete(type(each).__name__, each.namespace, each.name))
 
     def do(self, what: Callable[[Store], T]) -> T:
-        """Read or change the data; watchers are told afterwards."""
+        """Read or change the data under the lock, then wake the watchers."""
         with self._lock:
             done = what(self._api.registry.store)
         self._server.wake()
         return done
 
     def go_back(self, data: Store) -> None:
-        """Hold other data, a `backup` perhaps. To be called while it is stopped."""
+        """Replace the data, for example by a backup. Call it while the server is stopped."""
         with self._lock:
             self._api.registry.store = data
 
@@ -131,7 +131,7 @@ class FaultyApiServer:
         self._server.drop()
 
     def freeze(self) -> None:
-        """Say nothing more on the connections that are open; nobody is told."""
+        """Send nothing more on the open connections, without closing them."""
         self._server.freeze()
 
     @property
@@ -141,7 +141,7 @@ class FaultyApiServer:
 
 
 class _Faulty(Server):
-    """The server, with what the test wishes before each answer."""
+    """The lab's API server, which injects the fault that the test requests before each answer."""
 
     def __init__(
         self, test: FaultyApiServer, api: Api, lock: threading.RLock, *, token: str, bookmark_seconds: float
@@ -160,7 +160,7 @@ class _Faulty(Server):
         connection.written = 0
         if isinstance(fault, Refuse):
             headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else {}
-            said = refusal(ApiFault(fault.code, "Fault", "as the test wishes"))
+            said = refusal(ApiFault(fault.code, "Fault", "requested by the test"))
             await connection.whole(said.status, said.body, {"Content-Type": said.content_type, **headers})
         else:
             await super().answer(connection, request)

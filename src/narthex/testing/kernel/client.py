@@ -1,7 +1,7 @@
-"""The calling end of a connection, and what a first packet looks like.
+"""The client end of a test connection, and the form of its first packet.
 
-A refusal by ICMP arrives in the error queue of the client's socket, which tells it from a reset by a peer. This kernel
-need have no SCTP: its packets are written by hand, with one INIT or INIT ACK chunk.
+An ICMP refusal arrives in the error queue of the client's socket, which distinguishes it from a reset by a peer. The kernel
+may lack SCTP, so SCTP packets are built by hand, with one INIT or INIT ACK chunk.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TCP_REPAIR_OFF_NO_WINDOW_PROBE = -1
 
 
 class WitnessError(RuntimeError):
-    """The packet could not even be sent."""
+    """A test packet could not be sent."""
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of SCTP (RFC 9260)."""
+    """Return the checksum of SCTP (RFC 9260)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -57,7 +57,7 @@ _CRC_TABLE = _crc_table()
 
 
 def sctp_packet(source_port: int, port: int, tag: int, chunk: int, init_tag: int) -> bytes:
-    """An SCTP packet with one INIT (chunk 1) or INIT ACK (chunk 2)."""
+    """Return an SCTP packet with one INIT (chunk 1) or INIT ACK (chunk 2)."""
     body = struct.pack("!BBHIIHHI", chunk, 0, 20, init_tag, 0xFFFF, 1, 1, init_tag)
     head = struct.pack("!HHI", source_port, port, tag)
     return head + struct.pack("<I", crc32c(head + bytes(4) + body)) + body
@@ -76,7 +76,7 @@ def first_packet(data: bytes, protocol: Protocol) -> bytes | None:
 
 
 class ProbeClient:
-    """The calling end of one connection."""
+    """The client end of one connection."""
 
     def __init__(self, source: str, destination: str, port: int, protocol: Protocol) -> None:
         self.protocol = protocol
@@ -110,7 +110,7 @@ class ProbeClient:
         self.socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, _TCP_REPAIR_OFF_NO_WINDOW_PROBE)
 
     def send(self) -> None:
-        """Let the first packet out."""
+        """Send the first packet."""
         destination, port = self._to
         raw = self.protocol is Protocol.SCTP
         number = self.socket.connect_ex((destination, 0 if raw else port))
@@ -128,7 +128,7 @@ class ProbeClient:
         raise WitnessError(f"cannot send to {join_port(destination, port)}: {os.strerror(number)}")
 
     def send_again(self) -> None:
-        """Send the same packet once more, as whoever uses a datagram does that is not answered. TCP does it by itself."""
+        """Repeat a datagram that got no answer. TCP retransmits by itself."""
         if self.protocol is Protocol.TCP:
             return
         with suppress(OSError):
@@ -136,8 +136,11 @@ class ProbeClient:
         self.look()
 
     def excuse(self) -> bool:
-        """Forget a refusal by ICMP that is no port's: a kernel that has only just been wired has no route for a moment, and what
-        lasts comes again. False when it counts: it is a port's, or TCP's, which does not send once more."""
+        """Forget a refusal by ICMP that is not about a port, and return True if there was one.
+
+        A kernel that has just been configured has no route for a moment; a lasting refusal comes again. Refusals of ports and of TCP,
+        which is not sent again, count at once.
+        """
         if self.protocol is Protocol.TCP or self.refusal in ("port unreachable", "refused"):
             return False
         self.refusal = ""
@@ -152,7 +155,7 @@ class ProbeClient:
         return nonce == self._token
 
     def look(self) -> None:
-        """Read what has come back."""
+        """Read answers and errors from the socket."""
         self._read_errors()
         if self.protocol is Protocol.TCP:
             self._look_tcp()

@@ -1,9 +1,8 @@
-"""Ears in all namespaces, and endpoints that answer.
+"""Packet listeners in all namespaces, and endpoints that answer.
 
-An ear is a raw socket. The kernel copies every packet to it that is delivered in its namespace after all rules, with
-the addresses it then has; so it says who got the packet and from whom, for TCP, UDP and SCTP alike, on any port, whether
-anybody listens there or not. Endpoints listen as well and answer: a connection has to come to life, so the way back is
-tested too.
+A listener is a raw socket. The kernel delivers to it a copy of every packet that reaches its namespace after all rules, with
+the addresses that the packet then has. It therefore shows who received the packet and from whom, for TCP, UDP, and SCTP, on
+any port, with or without a server. Endpoints also accept connections and answer, so that the return path is tested.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from narthex.model.net import IPFamily, Protocol, address, family_of
 from narthex.testing.kernel.client import ADDRESS_FAMILY, SOCKET_KIND, ProbeClient, first_packet, sctp_packet
 
 _AGAIN = 1.0
-"""Seconds until a packet that nobody has heard of is sent again, which may be lost on a machine that is busy."""
+"""Seconds until an unanswered packet is sent again; a busy machine may lose one."""
 _SETTLE = 0.002
-"""Seconds in which what is on its way inside this kernel must have arrived after a refusal came back."""
+"""Seconds within which a packet inside this kernel must arrive after a refusal was read."""
 
 
 class Arrival(NamedTuple):
@@ -48,7 +47,7 @@ class Call(NamedTuple):
 
 
 class ProbeResult(msgspec.Struct, kw_only=True):
-    """What became of one connection."""
+    """The result of one connection."""
 
     arrivals: list[Arrival]
     refusal: str = ""
@@ -58,7 +57,7 @@ class ProbeResult(msgspec.Struct, kw_only=True):
 
 
 class PacketListeners:
-    """Listens in all namespaces of a world and lets endpoints answer."""
+    """Listens in all namespaces of a world, and lets endpoints answer."""
 
     def __init__(self, families: Iterable[IPFamily], protocols: Iterable[Protocol]) -> None:
         self._kinds = [(family, protocol) for family in families for protocol in protocols]
@@ -113,13 +112,13 @@ class PacketListeners:
         self._answering.add((endpoint, port, protocol))
 
     def answers(self, endpoint: str, port: int, protocol: Protocol) -> bool:
-        """Whether somebody answers there."""
+        """Return True if a server answers at this endpoint."""
         return (endpoint, port, protocol) in self._answering
 
     def connect(self, call: Call, patience: float) -> ProbeResult:
-        """Send one NEW connection and watch what becomes of it, for at most `patience` seconds.
+        """Open one new connection, and observe it for at most `patience` seconds.
 
-        Raises ProbeError when it cannot be sent.
+        Raises WitnessError if it cannot be sent.
         """
         with ExitStack() as stack:
             client = self._send(call, stack)
@@ -146,9 +145,9 @@ class PacketListeners:
                 self._listen(min(left, max(again - now, 0.0)) if not result.arrivals else left)
 
     def silent(self, calls: Iterable[Call], patience: float) -> bool:
-        """Send several connections at once; whether nothing at all is heard of any within `patience` seconds.
+        """Open several connections at once, and return True if none causes any packet within `patience` seconds.
 
-        Raises ProbeError when one cannot be sent.
+        Raises WitnessError if one cannot be sent.
         """
         with ExitStack() as stack:
             clients = [self._send(call, stack) for call in calls]
@@ -161,7 +160,7 @@ class PacketListeners:
             return False
 
     def _send(self, call: Call, stack: ExitStack) -> ProbeClient:
-        """Let a client send, watched until the stack closes. The first of a stack forgets what was heard before."""
+        """Let a client send, and watch it until the stack closes. The first client of a stack clears earlier observations."""
         if not self._calling:
             self._listen(0)
             self._heard.clear()
@@ -193,7 +192,7 @@ class PacketListeners:
     def _relayed(self, client: ProbeClient, arrival: Arrival, source_port: int) -> bool:
         """Return True if a relay made this connection for the client.
 
-        The client's nonce arrived on it. Where nobody answers, no data can arrive: then the first packet has to do.
+        The client's nonce arrived on it as data. Where no server answers, no data can arrive, and the first packet has to do.
         """
         if not self.passed_by or client.protocol is not Protocol.TCP:
             return False
@@ -203,7 +202,7 @@ class PacketListeners:
         return not self.answers(arrival.destination, arrival.port, client.protocol)
 
     def _settled(self, client: ProbeClient, result: ProbeResult) -> bool:
-        """Whether there is nothing more to wait for: it arrived, and the answer came or none can come."""
+        """Return True if there is nothing more to wait for: the packet arrived, and its answer came or cannot come."""
         if not result.arrivals:
             return False
         last = result.arrivals[-1]
@@ -300,7 +299,7 @@ def _acknowledge(server: socket.socket, family: IPFamily, port: int) -> None:
 
 
 class Tap:
-    """Sees what reaches the node's interfaces before any rule, to be sure that silence is the rules' doing."""
+    """Records what reaches the node's interfaces before any rule, to prove that rules caused a silence."""
 
     def __init__(self, namespace: str) -> None:
         with netns.entered(namespace):
@@ -316,7 +315,7 @@ class Tap:
         self._socket.close()
 
     def take(self) -> set[tuple[str, str, str]]:
-        """Source, destination and interface of all packets that have come in since the last call."""
+        """Return source, destination, and interface of all packets that arrived since the last call."""
         seen = set()
         for data, name in self._frames():
             start, size, kind = (12, 4, socket.AF_INET) if data[0] >> 4 == 4 else (8, 16, socket.AF_INET6)

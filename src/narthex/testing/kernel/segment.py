@@ -1,7 +1,8 @@
-"""Nodes with announcers on one Ethernet segment, and a client: all in network namespaces, with real links between.
+"""Nodes with announcers and a client on one Ethernet segment, in network namespaces with real links.
 
-Each node has the announced addresses on its loopback link, where its kernel does not answer for them, and a server on
-UDP port 7 that says which node it is; so who answers a client is who answered ARP or Neighbour Discovery.
+Each node holds the announced addresses on its loopback link, where its kernel does not answer ARP for them, and runs a server
+on UDP port 7 that returns the name of the node. The node that answers a client is the one that answered ARP or Neighbor
+Discovery.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from narthex.testing.load import until
 
 VIP, VIP_SIX = "192.0.2.200", "2001:db8::200"
 CLIENT = "client"
-KEY = "a key of the tests, for nobody else"
+KEY = "a key for tests only"
 LINK = "lan0"
 _PORT = 7
 _ECHO_SECONDS = 5.0
 
 
 class EthernetSegment:
-    """Call it with a directory for its files, and use it as a context manager."""
+    """The segment, as a context manager; its files are in a directory."""
 
     def __init__(self, directory: Path, prefix: str, nodes: Sequence[str] = ("a", "b", "c")) -> None:
-        """`prefix` of the namespaces' names."""
+        """Describe a segment whose namespaces have names with this prefix."""
         self.directory = directory
         self.manifests = directory / "manifests"
         self.prefix = f"{prefix}{os.getpid()}"
@@ -45,7 +46,7 @@ class EthernetSegment:
         self._servers: list[socket.socket] = []
 
     def ns(self, name: str) -> str:
-        """The namespace of a node, of the client, or of the switch (`link`)."""
+        """Return the name of the namespace of a node, of the client, or of the switch (`link`)."""
         return f"{self.prefix}-{name}"
 
     def __enter__(self) -> EthernetSegment:
@@ -100,7 +101,7 @@ class EthernetSegment:
             fresh.rename(path)
 
     def start(self, *names: str, origin: Sequence[str] = ()) -> None:
-        """Start announcers. `origin`: options that name another origin than the directory of manifests."""
+        """Start announcers. `origin` holds options for another source of objects than the manifests."""
         for name in names or self.nodes:
             argv = [sys.executable, "-m", "narthex", "node", "--no-proxy", "--announcer", "--hostname-override", name]
             argv += ["--announcer-key-file", str(self.directory / "key")]
@@ -109,7 +110,7 @@ class EthernetSegment:
                 self.processes[name] = subprocess.Popen(argv, stdout=log, stderr=log)
 
     def ready(self, *names: str) -> None:
-        """Wait until these announcers know each other and have begun to decide."""
+        """Wait until these announcers know each other and have started to decide."""
         names = names or tuple(self.processes)
 
         def done(name: str) -> bool:
@@ -121,30 +122,30 @@ class EthernetSegment:
             until(lambda name=name: done(name), f"announcer on {name}", also=self.logs)  # type: ignore[misc]
 
     def steady(self, *names: str) -> None:
-        """Wait until none of them stands back any more, and one has all addresses."""
+        """Wait until no announcer waits any more, and one holds all addresses."""
         self.ready(*names)
         for name in names or tuple(self.processes):
             until(lambda name=name: not self.state(name)["standingBack"], f"{name} to be steady", also=self.logs)  # type: ignore[misc]
         until(lambda: len(self.holders()) == 1, "one holder", also=self.logs)
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Kill an announcer with SIGKILL."""
         process = self.processes.pop(name)
         process.kill()
         process.wait()
 
     def end(self, name: str) -> int:
-        """SIGTERM; returns the exit status."""
+        """Stop an announcer with SIGTERM, and return its exit status."""
         process = self.processes.pop(name)
         process.send_signal(signal.SIGTERM)
         return process.wait(30)
 
     def cut(self, name: str, *, up: bool = False) -> None:
-        """Take a node off the switch, or put it back."""
+        """Disconnect a node from the switch, or connect it again."""
         batch(self.ns("link"), [f"link set to-{name} {'up' if up else 'down'}"])
 
     def state(self, name: str) -> dict[str, Any]:
-        """What an announcer's status port says; empty when it does not answer."""
+        """Return the status of an announcer, or an empty mapping if it does not answer."""
         try:
             found = json.loads(self._http(name, "/announcer"))
         except (OSError, ValueError):
@@ -152,7 +153,7 @@ class EthernetSegment:
         return found if isinstance(found, dict) and "addresses" in found else {}
 
     def metrics(self, name: str) -> str:
-        """What its metrics port says."""
+        """Return the metrics of an announcer."""
         return self._http(name, "/metrics")
 
     def _http(self, name: str, path: str) -> str:
@@ -166,23 +167,25 @@ class EthernetSegment:
         return got.partition(b"\r\n\r\n")[2].decode()
 
     def address(self, name: str, address: str = VIP) -> dict[str, Any]:
-        """What an announcer says of an address."""
+        """Return what an announcer reports about an address."""
         found = (each for each in self.state(name).get("addresses", ()) if each["address"] == address)
         return next(found, {})
 
     def holders(self, address: str = VIP) -> list[str]:
-        """Nodes whose announcers say that they answer."""
+        """Return the nodes whose announcers report that they answer for an address."""
         return [name for name in self.processes if self.address(name, address).get("answers")]
 
     def logs(self) -> str:
-        """All logs."""
+        """Return the ends of all logs."""
         found = sorted(self.directory.glob("log-*"))
         return "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in found)
 
     def ask(self, address: str = VIP, *, fresh: bool = True, seconds: float = _ECHO_SECONDS) -> str:
-        """Ask an address from the client which node it is at; empty when there is no answer in time. `fresh`: the client's
-        kernel first has to find out who has it. A datagram may be lost where many tests share one kernel's neighbour
-        tables, so it is sent again each second."""
+        """Return the node that answers at an address, or an empty text if there is no answer in time.
+
+        With `fresh`, the client's kernel first has to resolve the address. The datagram is sent again each second, since the neighbor
+        tables that many tests share may lose one.
+        """
         if fresh:
             self.forget(address)
         deadline = time.monotonic() + seconds
@@ -200,13 +203,13 @@ class EthernetSegment:
         return ""
 
     def forget(self, address: str = VIP) -> None:
-        """Let the client's kernel forget who has an address."""
+        """Remove an address from the client's neighbor table."""
         words = ["ip", "neigh", "flush", "to", address, "dev", LINK]
         run(words, namespace=self.ns(CLIENT))
 
     @contextlib.contextmanager
     def client(self, address: str = VIP) -> Iterator[socket.socket]:
-        """A socket of the client, connected to an address."""
+        """Open a socket of the client that is connected to an address."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with netns.entered(self.ns(CLIENT)):
             sock = socket.socket(family, socket.SOCK_DGRAM)
@@ -224,7 +227,7 @@ class EthernetSegment:
 
 
 class RequestStream:
-    """Requests of the client one after the other, in a thread, and what became of each."""
+    """Sends requests of the client one after the other in a thread, and records the answers."""
 
     def __init__(
         self,
@@ -235,8 +238,11 @@ class RequestStream:
         fresh: bool = False,
         wait: float = 0.0,
     ) -> None:
-        """`fresh`: before each the client's kernel forgets who has the address. `wait`: so long for each answer, in
-        seconds; 0: long enough for a question on the link, or for an answer without one."""
+        """Prepare a stream.
+
+        With `fresh`, the client's kernel resolves the address for each request. `wait` limits the seconds for each answer; 0 means long
+        enough for an answer, with or without resolution.
+        """
         self._segment = segment
         self._address = address
         self._pause = pause
@@ -263,7 +269,7 @@ class RequestStream:
             self._stop.wait(self._pause)
 
     def first_answer_after(self, moment: float, by: Sequence[str]) -> float | None:
-        """Seconds from a moment to the first answer of one of these nodes to a request that was sent after it."""
+        """Return the seconds from a moment to the first answer by one of these nodes to a later request."""
         return next((came - moment for sent, name, came in self.seen if sent >= moment and name in by), None)
 
 
@@ -278,20 +284,20 @@ def _echo(sock: socket.socket, name: bytes) -> None:
 
 
 def node(name: str, address: str, **fields: Any) -> dict[str, Any]:
-    """A Node."""
+    """Return a Node manifest."""
     status = {"addresses": [{"type": "InternalIP", "address": address}]}
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **fields}, "spec": {}, "status": status}
 
 
 def pool(name: str, *addresses: str) -> dict[str, Any]:
-    """An IPAddressPool."""
+    """Return an IPAddressPool manifest."""
     meta = {"name": name, "namespace": "metallb-system"}
     spec = {"addresses": list(addresses)}
     return {"apiVersion": "metallb.io/v1beta1", "kind": "IPAddressPool", "metadata": meta, "spec": spec}
 
 
 def service(name: str, *addresses: str, **spec: Any) -> dict[str, Any]:
-    """A Service that has been given these addresses."""
+    """Return the manifest of a Service whose status holds these addresses."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -303,7 +309,7 @@ def service(name: str, *addresses: str, **spec: Any) -> dict[str, Any]:
 
 
 def endpoints(name: str, *nodes: str) -> dict[str, Any]:
-    """An EndpointSlice with one endpoint on each of these nodes."""
+    """Return an EndpointSlice manifest with one endpoint on each of these nodes."""
     ends = [
         {"addresses": [f"10.244.{place}.2"], "conditions": {"ready": True}, "nodeName": each}
         for place, each in enumerate(nodes)

@@ -1,8 +1,7 @@
-"""Links, addresses, routes and neighbours of a world, by rtnetlink in this process.
+"""Links, addresses, routes, and neighbors of a test world, made with rtnetlink in this process.
 
-A scenario has a world of its own with half a dozen namespaces, and a process of `ip` for each would cost more than all
-else that is done there; on the second kernel of tests/uml, thirty times as much. Numbers are those of linux/rtnetlink.h,
-if_link.h and neighbour.h.
+A scenario has a world with half a dozen namespaces. Starting `ip` for each would cost more than the test itself, and thirty
+times as much on the second kernel of tests/uml. Numbers are those of linux/rtnetlink.h, if_link.h, and neighbour.h.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Number = Callable[[str], int]
 
 
 class LinkRequest(msgspec.Struct, frozen=True):
-    """One request. `text` says it in the words of `ip`."""
+    """One request; `text` is the equivalent `ip` command."""
 
     text: str
     kind: int
@@ -52,7 +51,7 @@ class LinkRequest(msgspec.Struct, frozen=True):
 
 
 def bridge(name: str, mac: str = "") -> LinkRequest:
-    """A bridge that is up; no spanning tree, no snooping."""
+    """Return the request for a bridge that is up, without spanning tree and multicast snooping."""
     data = attribute(_BR_STP_STATE, struct.pack("=I", 0)) + attribute(_BR_MCAST_SNOOPING, b"\0")
     info = attribute(_INFO_KIND, b"bridge") + attribute(_INFO_DATA, data)
     body = _LINK.pack(0, 0, 0, _UP, _UP) + _named(name, mac) + attribute(_IFLA_LINKINFO, info)
@@ -60,7 +59,7 @@ def bridge(name: str, mac: str = "") -> LinkRequest:
 
 
 def veth(name: str, master: str, peer: str, peer_mac: str, namespace: str) -> LinkRequest:
-    """A port of a bridge, up, whose other end is in another namespace."""
+    """Return the request for a bridge port that is up, and whose peer is in another namespace."""
 
     def body(number: Number) -> bytes:
         other = _LINK.pack(0, 0, 0, 0, 0) + _named(peer, peer_mac)
@@ -74,24 +73,26 @@ def veth(name: str, master: str, peer: str, peer_mac: str, namespace: str) -> Li
 
 
 def up(name: str) -> LinkRequest:
-    """Switch a link on."""
+    """Return the request that sets a link up."""
     body = _LINK.pack(0, 0, 0, _UP, _UP) + _named(name)
     return LinkRequest(f"link set {name} up", _NEWLINK, 0, lambda _: body)
 
 
 def bear(address: str, device: str) -> LinkRequest:
-    """Give a device an address. An IPv6 one must be of use at once: its check for duplicates, even when it is off, would
-    end a moment later."""
+    """Return the request that adds an address to a device.
+
+    IPv6 addresses skip duplicate address detection, which would delay their use even when it is off.
+    """
     return _address("add", _NEWADDR, _CREATE | _EXCL, address, device)
 
 
 def drop(address: str, device: str) -> LinkRequest:
-    """Take an address away."""
+    """Return the request that removes an address."""
     return _address("del", _DELADDR, 0, address, device)
 
 
 def neighbour(address: str, mac: str, device: str) -> LinkRequest:
-    """Who has an address, for good."""
+    """Return the request for a permanent neighbor entry."""
     raw = _raw(address)
     attributes = attribute(_NDA_DST, raw) + attribute(_NDA_LLADDR, _mac(mac))
     family = _FAMILIES[family_of(address)]
@@ -103,7 +104,7 @@ def neighbour(address: str, mac: str, device: str) -> LinkRequest:
 
 
 def route(network: str, device: str, via: str = "") -> LinkRequest:
-    """The way to a network ("10.0.0.0/8"): on a link, or by a router that is said to be there."""
+    """Return the request for a route to a network ("10.0.0.0/8"), on a link or through a gateway."""
     address, _, prefix = network.partition("/")
     family = family_of(address)
     scope = 0 if via or family is IPFamily.IPV6 else _SCOPE_LINK
@@ -119,7 +120,7 @@ def route(network: str, device: str, via: str = "") -> LinkRequest:
 
 
 def not_local(network: str) -> LinkRequest:
-    """What the kernel takes for its own on `lo`, it no longer does."""
+    """Return the request that removes a local route of `lo`."""
     address, _, prefix = network.partition("/")
     head = _ROUTE.pack(socket.AF_INET, int(prefix), 0, 0, _LOCAL, 0, _SCOPE_HOST, _TYPE_LOCAL, 0)
     attributes = attribute(_RTA_DST, _raw(address))
@@ -131,7 +132,7 @@ def not_local(network: str) -> LinkRequest:
 
 
 def wire(namespace: str, changes: Sequence[LinkRequest]) -> None:
-    """Make changes in a namespace, in order. Raises LinkError with the first that the kernel refused."""
+    """Send requests to a namespace in order. Raises LinkError for the first that the kernel refuses."""
     with ExitStack() as stack:
         stack.enter_context(netns.entered(namespace))
         netlink = RtNetlink()
@@ -164,8 +165,10 @@ def wire(namespace: str, changes: Sequence[LinkRequest]) -> None:
 
 
 def forwarding(namespace: str) -> None:
-    """Wait until all ports of bridges pass packets, which they do a moment after both of their ends are up. Raises
-    LinkError."""
+    """Wait until all bridge ports forward packets, shortly after both of their ends are up.
+
+    Raises LinkError if they do not in time.
+    """
     with netns.entered(namespace):
         netlink = RtNetlink()
     end = time.monotonic() + _PATIENCE

@@ -1,7 +1,7 @@
-"""The third witness: what this machine's kernel does to real packets, with a mode's rules in place.
+"""The third witness: what the kernel of this machine does to real packets, with the rules of a mode loaded.
 
-One fresh world of namespaces per scenario and mode. A flow is drawn again and again, until every target that it may have
-was met and enough further draws met nothing else.
+Each scenario and mode has a fresh world of namespaces. The witness repeats a flow until every possible target was met, and
+enough further draws met nothing else.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ PATIENCE = 10.0
 """Seconds to wait where something else than silence is expected: longer than a retransmission takes (SCTP: 3), also on a
 machine that has much else to do."""
 DRAWS_PER_TARGET = 40
-"""Bound of tries: the chance to miss one of n equal targets in 40 n draws is e^-40."""
+"""Upper limit of draws: the probability to miss one of n equal targets in 40 n draws is e^-40."""
 FURTHER_DRAWS = 8
-"""Draws per target at least, so that a target too many shows: it stays hidden with a chance of about e^-8."""
+"""Minimum draws per target, so that an excess target shows: the probability that it does not is about e^-8."""
 
 
 class UnexpectedObservation(RuntimeError):
-    """An observation that no expectation has a word for."""
+    """An observation that no expectation can express."""
 
 
 class LoadedRules:
-    """A mode's rules in one namespace, for the families in use."""
+    """The rules of a mode in one namespace, for the families in use."""
 
     def __init__(self, scenario: Scenario, mode: str, families: tuple[IPFamily, ...], namespace: str) -> None:
         backend = BACKENDS[mode]
@@ -64,30 +64,30 @@ class LoadedRules:
             self.relayed |= frozenset(getattr(rules, "listeners", ()))
 
     def load(self) -> None:
-        """Put them into the kernel."""
+        """Write the rules to the kernel."""
         for target, changes in self._loads.values():
             target.apply(changes)
 
     def forget(self, family: IPFamily) -> None:
-        """Put those of a family in anew, so that no client of it is remembered."""
+        """Write the rules of a family again, so that no client's affinity remains."""
         target, changes = self._loads[family]
         target.clean()
         target.apply(changes)
 
     def remove(self) -> None:
-        """Take them out."""
+        """Remove the rules from the kernel."""
         for target, _ in self._loads.values():
             target.clean()
 
     def close(self) -> None:
-        """End what lives on this side of them: a relay. The rules themselves go with their namespace."""
+        """Stop a relay. The rules disappear with their namespace."""
         for target, _ in self._loads.values():
             if hasattr(target, "close"):
                 target.close()
 
 
 def testify(scenario: Scenario, mode: str, flows: tuple[ScenarioFlow, ...]) -> list[WitnessFinding]:
-    """What the kernel does to the flows and to all steps."""
+    """Return what the kernel does to the flows and to all steps."""
     flows = as_declared(flows, BACKENDS[mode].deviations)
     connections: tuple[ScenarioConnection, ...] = (*flows, *scenario.steps_in(mode))
     if not connections:
@@ -123,7 +123,7 @@ def testify(scenario: Scenario, mode: str, flows: tuple[ScenarioFlow, ...]) -> l
 
 
 def listen(scenario: Scenario, world: World, ears: PacketListeners) -> None:
-    """Ears everywhere; answers at every endpoint."""
+    """Open listeners in all namespaces, and servers at all endpoints."""
     ears.open(NODE, world.node)
     for number, namespace in enumerate(world.sites):
         ears.open(number, namespace)
@@ -142,7 +142,7 @@ def _remembers(scenario: Scenario) -> bool:
 
 
 class KernelWitness:
-    """Draws connections in one world and says what they came to."""
+    """Opens connections in one world and reports their results."""
 
     def __init__(self, scenario: Scenario, mode: str, world: World, ears: PacketListeners, tap: Tap) -> None:
         self._scenario, self._mode = scenario, mode
@@ -150,7 +150,7 @@ class KernelWitness:
         self._masquerades = gateways(world.layout) | set(scenario.node_ips)
 
     def judge_flow(self, flow: ScenarioFlow, forget: Callable[[IPFamily], None] | None) -> WitnessFinding:
-        """Draw a flow until it is known what it can come to."""
+        """Repeat a flow until all its possible results are known."""
         seen: set[End] = set()
         error = ""
         try:
@@ -162,8 +162,10 @@ class KernelWitness:
         return self._finding(flow.label, say(flow.expect), said, not error and frozenset(seen) == flow.expect)
 
     def silent_together(self, flows: tuple[ScenarioFlow, ...]) -> dict[ScenarioFlow, WitnessFinding]:
-        """Judge all expected drops in one wait. Empty when anything is heard of any of them: then each has to
-        be judged alone."""
+        """Judge all expected drops in one wait.
+
+        The result is empty if any of them causes a packet; each must then be judged alone.
+        """
         drops = [flow for flow in flows if flow.expect == DROP and self._needs_nothing(flow)]
         self._tap.take()
         try:
@@ -177,18 +179,18 @@ class KernelWitness:
         return {flow: self._finding(flow.label, say(DROP), say(DROP), True) for flow in drops}
 
     def _needs_nothing(self, flow: ScenarioFlow) -> bool:
-        """Whether the world can send this flow as it stands."""
+        """Return True if the world can send this flow without changes."""
         interface = arrival(self._scenario, flow)
         if not interface:
             return flow.source in self._scenario.node_ips
         return self.world.layout.senders[flow.source, interface] == self.world.layout.homes[flow.source]
 
     def _passage(self, connection: ScenarioConnection) -> tuple[str, str, str]:
-        """What the tap sees of a connection that comes in."""
+        """Return what the tap sees of a connection that arrives from outside."""
         return connection.source, connection.destination, arrival(self._scenario, connection)
 
     def _draw_all(self, flow: ScenarioFlow, forget: Callable[[IPFamily], None] | None, seen: set[End]) -> None:
-        """Add the ends of enough draws to `seen`; stop early at the first that is not expected."""
+        """Add the ends of enough draws to `seen`, and stop at the first unexpected one."""
         targets = len(flow.expect)
         single = not targets_of(flow.expect)
         least = 1 if flow.expect == DROP else 3 if single or targets == 1 or forget else FURTHER_DRAWS * targets
@@ -200,7 +202,7 @@ class KernelWitness:
                 return
 
     def judge_steps(self, paced: Paced) -> list[WitnessFinding]:
-        """Make the connections of the steps at their times."""
+        """Open the connections of the steps at their times."""
         start = time.monotonic()
         picks: dict[int, tuple[str, int]] = {}
         findings = []
@@ -216,7 +218,7 @@ class KernelWitness:
         return findings
 
     def _judge_step(self, step: ScenarioStep, picks: dict[int, tuple[str, int]]) -> tuple[OutcomeText, bool]:
-        """One step. A demand to be the same is drawn several times at that moment: once could be luck."""
+        """Judge one step. A demand for the same endpoint is repeated, since one match could be luck."""
         before = picks.get(step.refers_to) if step.refers_to is not None else None
         got: dict[str, None] = {}
         for _ in range(4 if step.pick.startswith("same") else 1):
@@ -231,7 +233,7 @@ class KernelWitness:
         return {"dnat": list(got)}, True
 
     def _sending(self, connection: ScenarioConnection) -> ExitStack:
-        """Make the source able to send, for the time of the block."""
+        """Enable the source to send, for the duration of the block."""
         stack = ExitStack()
         source = connection.source
         if from_host(self._scenario, connection):
@@ -256,7 +258,7 @@ class KernelWitness:
         )
 
     def _draw(self, connection: ScenarioConnection, expected: Ends) -> End:
-        """Send one connection. Raises Trouble for what no expectation has a word for."""
+        """Open one connection. Raises UnexpectedObservation for what no expectation can express."""
         interface = arrival(self._scenario, connection)
         loopback = contains(family_of(connection.destination).loopback, connection.destination)
         nowhere = bool(interface) and loopback and expected == NONE
@@ -302,7 +304,7 @@ class KernelWitness:
         return Disposition.DELIVERED, place, rewritten
 
     def _must_answer(self, connection: ScenarioConnection, place: tuple[str, int], rewritten: bool) -> bool:
-        """Whether an answer can find its way: not when a remote pod met itself with its source kept."""
+        """Return True if an answer can find its way, which it cannot if a remote pod met itself with its source kept."""
         if place[0] == connection.source and not rewritten:
             return False
         return self._ears.answers(*place, connection.protocol)

@@ -88,7 +88,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is where."""
+    """The places of all addresses."""
 
     node_ips: tuple[str, ...]
     interfaces: tuple[str, ...]
@@ -142,7 +142,7 @@ def lay_out(scenario: Scenario, connections: tuple[ScenarioConnection, ...]) -> 
 
 
 def _receivers(scenario: Scenario, connections: tuple[ScenarioConnection, ...]) -> set[str]:
-    """Every address that a packet may end at: endpoints, and destinations that nobody rewrites."""
+    """Return every address at which a packet may end: endpoints, and destinations that no rule rewrites."""
     found = {
         endpoint.address
         for obj in scenario.objects
@@ -155,12 +155,12 @@ def _receivers(scenario: Scenario, connections: tuple[ScenarioConnection, ...]) 
 
 
 def gateway(interface: int, family: IPFamily) -> str:
-    """The node's own address on its n-th interface; outside every plan of addresses that a scenario would use."""
+    """Return the node's own address on its n-th interface, outside of every scenario's address plan."""
     return f"100.127.{interface}.1" if family is IPFamily.IPV4 else f"fdff:6e78::{interface + 1:x}:1"
 
 
 def gateways(layout: Layout) -> frozenset[str]:
-    """All of the node's interface addresses: what a masqueraded packet may have as its source."""
+    """Return all interface addresses of the node: the possible sources of masqueraded packets."""
     return frozenset(gateway(number, family) for number in range(len(layout.interfaces)) for family in IPFamily)
 
 
@@ -173,7 +173,7 @@ def _site_mac(site: int) -> str:
 
 
 def node_wires(layout: Layout, namespaces: list[str]) -> list[LinkRequest]:
-    """The node's bridges, ports, addresses and routes."""
+    """Return the requests for the node's bridges, ports, addresses, and routes."""
     made = []
     for number, name in enumerate(layout.interfaces):
         made.append(wiring.bridge(name, _bridge_mac(number)))
@@ -191,7 +191,7 @@ def node_wires(layout: Layout, namespaces: list[str]) -> list[LinkRequest]:
 
 
 def way_to(layout: Layout, address: str, site: int) -> list[LinkRequest]:
-    """The node's way to an address leads to a site."""
+    """Return the requests that route an address to a site."""
     interface = layout.sites[site].interface
     return [
         wiring.route(host_network(address), interface),
@@ -200,7 +200,7 @@ def way_to(layout: Layout, address: str, site: int) -> list[LinkRequest]:
 
 
 def site_wires(layout: Layout, number: int) -> list[LinkRequest]:
-    """The link, the addresses and the routes of one site."""
+    """Return the requests for the link, the addresses, and the routes of one site."""
     site = layout.sites[number]
     interface = layout.interfaces.index(site.interface)
     made = [wiring.up("eth0"), *(wiring.bear(address, "lo") for address in site.addresses)]
@@ -215,7 +215,7 @@ def site_wires(layout: Layout, number: int) -> list[LinkRequest]:
 
 
 class World:
-    """The namespaces of one layout, there inside a `with` block."""
+    """The namespaces of one layout, which exist inside a `with` block."""
 
     def __init__(self, layout: Layout) -> None:
         base = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
@@ -227,7 +227,7 @@ class World:
         self._turned: dict[str, int] = dict(layout.homes)
 
     def namespace(self, site: int) -> str:
-        """The namespace of a site, or of the node."""
+        """Return the namespace of a site or of the node."""
         return self.node if site == NODE else self.sites[site]
 
     def __enter__(self) -> World:
@@ -260,7 +260,7 @@ class World:
         _alive.discard(self)
 
     def turn_to(self, source: str, interface: str) -> None:
-        """Make the node's way back to a source lead through the interface that it sends by."""
+        """Route a source through the interface by which it sends."""
         site = self.layout.senders[source, interface]
         if self._turned.get(source) != site:
             wiring.wire(self.node, way_to(self.layout, source, site))
@@ -275,7 +275,7 @@ class World:
                 self._turned[address] = home
 
     def lend(self, address: str) -> None:
-        """Give the node an address, as a host that has a balancer's address bound."""
+        """Give the node an address, like a host that has a load balancer's address bound."""
         wiring.wire(self.node, [wiring.bear(address, _OWN)])
 
     def take_back(self, address: str) -> None:
