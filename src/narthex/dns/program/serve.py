@@ -6,6 +6,7 @@ source ─ events ─> Store ─ snapshot ─> Recorder (which names differ) ─
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from narthex.runtime.feed import Feed, Watched
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import Collector
 from narthex.runtime.problems import Problems
+from narthex.runtime.reconciler import Reconciler
 
 MOST_WORKERS = 4
 """By default; more want more memory, and one answers a hundred thousand questions a second."""
@@ -105,7 +107,9 @@ class DnsPart:
         self._lock = threading.Lock()
         """Held by whoever takes events in or exchanges workers."""
         self._fault: Exception | None = None
-        self._stopping = False
+        self._reconciler = Reconciler(self._clock)
+        self._latest = self._look_at = self._reload_at = 0.0
+        """When questions are answered although lists are missing, and when workers and the Corefile are looked at."""
         self._ending = False
         self._opened = False
         self._started = self._clock.wall()
@@ -130,8 +134,7 @@ class DnsPart:
 
     def stop(self) -> None:
         """Let `run` return, after `lameduck`. Safe from any thread, at any time."""
-        self._stopping = True
-        self._clock.wake()
+        self._reconciler.stop()
 
     def _heard(self) -> None:
         """Called by the thread that watches. It passes changes on itself: to wake the other one, which has to wait for
@@ -145,25 +148,28 @@ class DnsPart:
 
     def _turns(self) -> None:
         patience = max((block.kubernetes.startup_timeout for block in self._blocks if block.kubernetes), default=0.0)
-        latest = self._clock.now() + patience
-        look = self._clock.now() + _LOOK
-        reload_at = self._clock.now() + self._reload_after()
+        now = self._clock.now()
+        self._latest, self._look_at, self._reload_at = now + patience, now + _LOOK, now + self._reload_after()
         self._take_in()
-        while not self._stopping:
-            now = self._clock.now()
-            if not self._opened and (self._store.snapshot.synced or now >= latest):
-                self._open()
-            if now >= look:
-                assert self._workers is not None
-                with self._lock:
-                    self._workers.look()
-                look = now + _LOOK
-            if now >= reload_at:
-                self._reload()
-                reload_at = now + self._reload_after()
-            self._clock.sleep(max(0.0, min(look, reload_at, latest if not self._opened else look) - self._clock.now()))
-            self._check()
+        self._reconciler.run(self._turn)
         self._end()
+
+    def _turn(self) -> float:
+        """Do what is due by itself; return the seconds until the next turn."""
+        self._check()
+        now = self._clock.now()
+        if not self._opened and (self._store.snapshot.synced or now >= self._latest):
+            self._open()
+        if now >= self._look_at:
+            assert self._workers is not None
+            with self._lock:
+                self._workers.look()
+            self._look_at = now + _LOOK
+        if now >= self._reload_at:
+            self._reload()
+            self._reload_at = now + self._reload_after()
+        due = min(self._look_at, self._reload_at, self._latest if not self._opened else math.inf)
+        return due - self._clock.now()
 
     def _check(self) -> None:
         """Raises what went wrong in the thread that watches."""

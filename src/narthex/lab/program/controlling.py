@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import time
-import traceback
+import math
 from datetime import UTC, datetime
 
 from narthex.lab.controllers.controller_manager import ControllerManager, run_until_stable
 from narthex.lab.program.recording import HistoryRecorder
 from narthex.lab.program.shared_registry import SharedRegistry
+from narthex.linux.clock import SystemClock
+from narthex.model.backoff import Backoff
+from narthex.runtime.reconciler import Reconciler, Throttle
 
-_ERROR_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE = 0.25
-_PAUSES = 2.0
-"""After a turn it rests so many times as long as the turn took: what comes in crowds is looked at together, and what comes alone
-at once."""
+_BACKOFF = Backoff(0.5, 0.5)
+"""An error in one turn does not end the controllers' work; what was not done is still due."""
+_THROTTLE = Throttle(share=2.0, longest=0.25)
+"""Changes that come together are handled in one turn, a single change at once."""
 
 
 class ControllerLoop:
@@ -24,13 +24,13 @@ class ControllerLoop:
     def __init__(self, ledger: SharedRegistry, control: ControllerManager) -> None:
         self._ledger = ledger
         self._control = control
-        self._news = threading.Event()
+        self._reconciler = Reconciler(SystemClock(), throttle=_THROTTLE, backoff=_BACKOFF)
         self._done = 0
         self.problems: tuple[str, ...] = ()
         """What controllers cannot make out or may not write, in sentences."""
         self.recorder: HistoryRecorder | None = None
         """Is told of each turn. Belongs to whoever holds the objects' lock."""
-        ledger.listen(self._news.set)
+        ledger.listen(self._reconciler.wake)
 
     @property
     def resting(self) -> bool:
@@ -41,10 +41,10 @@ class ControllerLoop:
     def begin_anew(self, control: ControllerManager, recorder: HistoryRecorder) -> None:
         """From now on with controllers that know nothing yet, whose turns are recorded. The caller holds the objects' lock."""
         self._control, self.recorder = control, recorder
-        self._news.set()
+        self._reconciler.wake()
 
-    def turn(self) -> float | None:
-        """Do all there is to do now; seconds until something is due by itself."""
+    def turn(self) -> float:
+        """Do what is due now; return the seconds until something is due without a change."""
         with self._ledger.held() as registry:
             now = datetime.now(UTC)
             before = registry.version
@@ -53,19 +53,9 @@ class ControllerLoop:
                 self.recorder.turned(now, before, datetime.now(UTC))
             self.problems = tuple(sorted(set(self._control.problems.values())))
             self._done = registry.version
-            return self._control.next_due(registry, now)
+            due = self._control.next_due(registry, now)
+            return math.inf if due is None else due
 
     def run(self) -> None:
-        """For good."""
-        due: float | None = 0.0
-        while True:
-            self._news.wait(due)
-            self._news.clear()
-            began = time.monotonic()
-            try:
-                due = self.turn()
-                time.sleep(min(_PAUSES * (time.monotonic() - began), _LONGEST_PAUSE))
-            except Exception:
-                # One fault must not end all care; what was not done is due still.
-                traceback.print_exc()
-                due = _ERROR_PAUSE_SECONDS
+        """Take turns for good."""
+        self._reconciler.run(self.turn)
