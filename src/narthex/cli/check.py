@@ -10,11 +10,11 @@ import click
 import msgspec
 
 from narthex.cli.by_status import AnswersByStatus
-from narthex.cli.inputs import options, output_option, source_options, wishes_of
+from narthex.cli.inputs import node_options_of, options, output_option, source_options
 from narthex.cli.sources import node_options, views_of
 from narthex.proxy.plan.show import visible
-from narthex.proxy.program.inputs import InputError
 from narthex.trace.program.checking import compare, status
+from narthex.trace.program.inputs import InputError
 from narthex.trace.reports.check import CheckReport
 
 
@@ -63,7 +63,7 @@ def _compared(given: dict[str, Any]) -> tuple[tuple[CheckReport, ...], tuple[str
     if len(views) != 1:
         raise click.UsageError("one node at a time: name one bundle, or dumps of one node")
     try:
-        return compare(cluster, views[0], wishes_of(given))
+        return compare(cluster, views[0], node_options_of(given))
     except InputError as error:
         raise click.ClickException(str(error)) from error
 

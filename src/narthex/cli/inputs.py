@@ -8,7 +8,15 @@ from typing import Any, TypeVar
 
 import click
 
-from narthex.proxy.program.inputs import Cluster, InputError, Inputs, Wishes, read_cluster, read_server, view
+from narthex.trace.program.inputs import (
+    ClusterObjects,
+    InputError,
+    NodeInputs,
+    NodeOptions,
+    node_inputs,
+    read_cluster,
+    read_server,
+)
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -26,7 +34,7 @@ _MORE = (
 
 
 def options(function: F) -> F:
-    """`--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; they arrive as `wishes` does (see `wishes_of`)."""
+    """`--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; they arrive as `chosen` does (see `node_options_of`)."""
     mode = mode_option("--mode", default="", help="nftables, iptables, ipvs or userspace. Default: as configured.")
     return _decorated(function, _NODE, mode, *_MORE)
 
@@ -79,9 +87,9 @@ def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
-def wishes_of(options: dict[str, object]) -> Wishes:
+def node_options_of(options: dict[str, object]) -> NodeOptions:
     """The values of `options` as one."""
-    return Wishes(
+    return NodeOptions(
         node=str(options["node"]),
         mode=str(options.get("mode", "")),
         config_file=options["config"],  # type: ignore[arg-type]
@@ -98,12 +106,12 @@ def has_source(options: dict[str, Any]) -> bool:
     return server or options["manifests"] is not None
 
 
-def inputs_of(options: dict[str, Any]) -> Inputs:
+def inputs_of(options: dict[str, Any]) -> NodeInputs:
     """Read, and tell what is wrong on stderr. Ends the command when nothing can be planned."""
-    return viewed(cluster_of(options), wishes_of(options))
+    return viewed(cluster_of(options), node_options_of(options))
 
 
-def cluster_of(options: dict[str, Any], *, pods: bool = False) -> Cluster:
+def cluster_of(options: dict[str, Any], *, pods: bool = False) -> ClusterObjects:
     """The objects of where `source_options` say; ends the command when there are none. `pods`: an API server is asked for
     Pods, too."""
     if not has_source(options):
@@ -116,10 +124,10 @@ def cluster_of(options: dict[str, Any], *, pods: bool = False) -> Cluster:
         raise click.ClickException(str(error)) from error
 
 
-def viewed(cluster: Cluster, wishes: Wishes) -> Inputs:
+def viewed(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
     """The node's view; tells what is wrong on stderr."""
     try:
-        inputs = view(cluster, wishes)
+        inputs = node_inputs(cluster, chosen)
     except InputError as error:
         raise click.ClickException(str(error)) from error
     for problem in inputs.problems:

@@ -10,12 +10,12 @@ import msgspec
 from narthex.cli.inputs import (
     cluster_of,
     mode_option,
+    node_options_of,
     options_of_all_nodes,
     output_option,
     source_options,
-    wishes_of,
 )
-from narthex.proxy.program.inputs import InputError
+from narthex.trace.program.inputs import InputError
 from narthex.trace.reports.migration import as_data, text
 
 SOMETHING_CHANGES = 3
@@ -41,7 +41,7 @@ def command(all_services: bool, output: str, **options: Any) -> None:
 
     cluster = cluster_of(options)
     try:
-        found = prospect(cluster, options["from"], options["to"], wishes_of(options))
+        found = prospect(cluster, options["from"], options["to"], node_options_of(options))
     except InputError as error:
         raise click.ClickException(str(error)) from error
     for problem in found.problems:

@@ -10,9 +10,9 @@ import click
 
 from narthex.cli.inputs import cluster_of, has_source
 from narthex.netfilter.dump.read import DumpError
-from narthex.proxy.program.inputs import Cluster
 from narthex.trace.follow.views import NodeView
 from narthex.trace.program.bundle_reading import BundleError
+from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.known import from_bundles, from_files, live
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -45,7 +45,9 @@ def node_options(function: F) -> F:
     return function
 
 
-def views_of(options: dict[str, Any], *, default_live: bool = True) -> tuple[tuple[NodeView, ...], Cluster | None]:
+def views_of(
+    options: dict[str, Any], *, default_live: bool = True
+) -> tuple[tuple[NodeView, ...], ClusterObjects | None]:
     """Views of all sources that were named, and the cluster's objects, of --manifests or the API first and of a bundle
     else. Ends the command when one cannot be read."""
     try:

@@ -15,10 +15,10 @@ from narthex.cli.inputs import cluster_of, has_source, output_option, source_opt
 from narthex.cli.sources import no_namespace
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.show import visible
-from narthex.proxy.program.inputs import Cluster
 from narthex.trace.names import AddressNames
 from narthex.trace.program.bundle_reading import BundleError
 from narthex.trace.program.counts import look, look_at_bundle, names_of
+from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.reports.counting import CounterReading, TopRow, ordered, rows
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def command(
         narthex top
         narthex top --once -o json
     """
-    cluster: Cluster | None = cluster_of(given, pods=True) if has_source(given) else None
+    cluster: ClusterObjects | None = cluster_of(given, pods=True) if has_source(given) else None
     snapshot = cluster.snapshot if cluster is not None else Snapshot()
     names, addresses = names_of(snapshot), AddressNames(snapshot)
 

@@ -20,7 +20,6 @@ from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement
 from narthex.model.store import Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
-from narthex.proxy.program.inputs import Inputs
 from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
 from narthex.testing.kernel.segment import endpoints as slice_manifest
@@ -28,6 +27,7 @@ from narthex.testing.kernel.segment import node as node_manifest
 from narthex.testing.kernel.segment import pool as pool_manifest
 from narthex.testing.kernel.segment import service as service_manifest
 from narthex.testing.load import until
+from narthex.trace.program.inputs import NodeInputs
 from narthex.trace.program.places import OwnerIndex
 from narthex.trace.program.rules_trace import answer, ask, question
 from narthex.trace.render.text import text
@@ -336,7 +336,7 @@ def test_a_trace_from_outside_names_the_node_that_answers():
         ElectionInput(snapshot=given, announcers={"a": NodeAnnouncerState(), "b": NodeAnnouncerState()})
     )[IP].order
     for here, more in ((first, ""), (second, f", so packets come to {first} and not to {second}")):
-        inputs = Inputs(snapshot=given, config=NodeConfig(node_name=here), mode="nftables")
+        inputs = NodeInputs(snapshot=given, config=NodeConfig(node_name=here), mode="nftables")
         places = OwnerIndex(given)
         source, target, wanted = ask(places, "outside", f"{IP}:80")
         asked_ = question(places, source, target, wanted, inputs, inputs.host, None)

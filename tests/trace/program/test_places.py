@@ -4,8 +4,13 @@ import pytest
 
 from narthex.model.net import Protocol
 from narthex.model.objects import Node, Pod, PodSpec, ServicePort
-from narthex.proxy.program.inputs import Cluster, Inputs, Wishes, view
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
+from narthex.trace.program.inputs import (
+    ClusterObjects,
+    NodeInputs,
+    NodeOptions,
+    node_inputs,
+)
 from narthex.trace.program.places import DestinationSpec, OwnerIndex, TraceError, split_destination
 from narthex.trace.program.rules_trace import ResolvedRequest, ask, question
 
@@ -26,7 +31,9 @@ SNAPSHOT = snapshot(
     Pod(namespace="shop", name="web", ips=("10.64.1.201",), spec=PodSpec(node_name="worker-a")),
 )  # fmt: skip
 PLACES = OwnerIndex(SNAPSHOT)
-INPUTS: Inputs = view(Cluster(snapshot=SNAPSHOT), Wishes(node="worker-a", cluster_cidr="10.64.0.0/12,fd64::/48"))
+INPUTS: NodeInputs = node_inputs(
+    ClusterObjects(snapshot=SNAPSHOT), NodeOptions(node="worker-a", cluster_cidr="10.64.0.0/12,fd64::/48")
+)
 
 
 def asked(source: str, destination: str, iif: str | None = None) -> ResolvedRequest:

@@ -7,16 +7,16 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.cli.inputs import cluster_of, has_source, options, source_options, viewed, wishes_of
+from narthex.cli.inputs import cluster_of, has_source, node_options_of, options, source_options, viewed
 from narthex.cli.sources import node_options, views_of
 from narthex.cli.trace.output import TraceResult, findings_of, findings_of_objects, output_option, show
 from narthex.model.net import address
 from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, read_all
-from narthex.proxy.program.inputs import InputError, Inputs
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName
 from narthex.trace.program.bundle_reading import BundleError
+from narthex.trace.program.inputs import InputError, NodeInputs
 from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
@@ -168,12 +168,12 @@ def _in_lab(name: str, wish: TraceRequest, *, probe: bool) -> TraceResult:
 def _by_objects(wish: TraceRequest, iif: str | None, options: dict[str, Any]) -> TraceResult:
     """Walk the rules that the objects become on one node, or those of dumps, and compare them with the plan."""
     cluster = cluster_of(options, pods=True)
-    wishes = wishes_of(options)
+    chosen = node_options_of(options)
     places = OwnerIndex(cluster.snapshot)
     sender, target, wanted = ask(places, wish.source, wish.destination, wish.domain)
-    if not wishes.node:
-        wishes = msgspec.structs.replace(wishes, node=sender.node or target.node)
-    inputs: Inputs = viewed(cluster, wishes)
+    if not chosen.node:
+        chosen = msgspec.structs.replace(chosen, node=sender.node or target.node)
+    inputs: NodeInputs = viewed(cluster, chosen)
     asked: ResolvedRequest = question(places, sender, target, wanted, inputs, inputs.host, iif)
     # Tools may print bytes that aren't text, for example in comments.
     texts = [(str(path), path.read_text(errors="replace")) for path in options["dumps"]]

@@ -14,13 +14,18 @@ from narthex.linux.routes import Hop, next_hop
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host
 from narthex.model.store import Snapshot
-from narthex.proxy.program.inputs import Cluster, Wishes, read_server, view
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.gather import gather
+from narthex.trace.program.inputs import (
+    ClusterObjects,
+    NodeOptions,
+    node_inputs,
+    read_server,
+)
 from narthex.trace.program.known import KnownCluster, live
 from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
@@ -51,9 +56,9 @@ def trace_lab(
     announcing = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
     node = _node(lab, node_name or sender.node or target.node or (announcing.holder if announcing else ""))
     config_file = StateDirectory(lab.name).node(node.name).configuration
-    inputs = view(
+    inputs = node_inputs(
         cluster,
-        Wishes(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None),
+        NodeOptions(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None),
     )
     with netns.entered(node.namespace):
         own = tuple(each.address for each in own_addresses())
@@ -103,7 +108,7 @@ def _node(lab: Lab, name: str) -> LabNode:
     return found or lab.nodes[0]
 
 
-def cluster_of(lab: Lab) -> Cluster:
+def cluster_of(lab: Lab) -> ClusterObjects:
     """The lab's objects as they are now. Raises InputError."""
     return read_server(str(lab.kubeconfig), "", pods=True)
 

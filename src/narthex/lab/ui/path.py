@@ -7,9 +7,14 @@ from typing import Any
 
 from narthex.model.net import join_port
 from narthex.model.store import Snapshot
-from narthex.proxy.program.inputs import Cluster, InputError, Wishes, view
 from narthex.trace.model import Fate, PacketPath, fraction_text
 from narthex.trace.names import AddressName
+from narthex.trace.program.inputs import (
+    ClusterObjects,
+    InputError,
+    NodeOptions,
+    node_inputs,
+)
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
 from narthex.trace.render.text import text
@@ -26,7 +31,7 @@ def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -
     places = OwnerIndex(snapshot)
     sender, target, wanted = ask(places, source, destination)
     node = sender.node or target.node or next(iter(sorted(key.name for key in snapshot.nodes)), "")
-    inputs = view(Cluster(snapshot=snapshot), Wishes(node=node, mode=mode))
+    inputs = node_inputs(ClusterObjects(snapshot=snapshot), NodeOptions(node=node, mode=mode))
     asked = question(places, sender, target, wanted, inputs, inputs.host, None)
     return answer(asked, inputs, inputs.host, others={ip: AddressName("outside", "") for ip in OUTSIDE})
 

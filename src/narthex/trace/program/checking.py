@@ -1,32 +1,32 @@
-"""`narthex check`: the objects of one node's cluster against what is known of its kernel."""
+"""`narthex check`: a cluster's objects against what is known of one node's kernel."""
 
 from __future__ import annotations
 
+import msgspec
+
 from narthex.model.net import contains, family_of
-from narthex.proxy.program.inputs import Cluster, Wishes
-from narthex.proxy.program.inputs import view as node_view
 from narthex.trace.follow.views import NodeView
+from narthex.trace.program.inputs import ClusterObjects, NodeOptions, node_inputs
 from narthex.trace.reports.check import CheckReport, check
 
+_SERVICE_LINKS = ("kube-ipvs0", "nodelocaldns")
+"""Links that hold addresses of Services."""
 
-def compare(cluster: Cluster, view: NodeView, wishes: Wishes) -> tuple[tuple[CheckReport, ...], tuple[str, ...]]:
-    """A report for each family, and what is wrong with the objects. Raises InputError."""
+
+def compare(
+    cluster: ClusterObjects, view: NodeView, options: NodeOptions
+) -> tuple[tuple[CheckReport, ...], tuple[str, ...]]:
+    """Return a report for each IP family, and problems of the objects. Raises InputError."""
     own = tuple(
         each.address
         for each in view.addresses or ()
         if each.scope != "link"
         and not contains(family_of(each.address).loopback, each.address)
-        and not _bound(each.link)
+        and each.link not in _SERVICE_LINKS
     )
-    name = wishes.node or (view.name if _is_node(cluster, view.name) else "")
-    chosen = Wishes(
-        node=name,
-        mode=wishes.mode,
-        config_file=wishes.config_file,
-        cluster_cidr=wishes.cluster_cidr,
-        node_ips=wishes.node_ips,
-    )
-    inputs = node_view(cluster, chosen)
+    known = any(key.name == view.name for key in cluster.snapshot.nodes)
+    name = options.node or (view.name if known else "")
+    inputs = node_inputs(cluster, msgspec.structs.replace(options, node=name))
     first = [ip for ip in inputs.host.addresses if ip in own or not own]
     addresses = (*first, *(ip for ip in own if ip not in first))
     reports = tuple(
@@ -36,16 +36,7 @@ def compare(cluster: Cluster, view: NodeView, wishes: Wishes) -> tuple[tuple[Che
     return reports, inputs.problems
 
 
-def _is_node(cluster: Cluster, name: str) -> bool:
-    return any(key.name == name for key in cluster.snapshot.nodes)
-
-
-def _bound(link: str) -> bool:
-    """Whether a link holds the addresses of Services."""
-    return link in ("kube-ipvs0", "nodelocaldns")
-
-
 def status(reports: tuple[CheckReport, ...]) -> int:
-    """0: the same; 1: differences; 2: it cannot be told."""
+    """Return the exit status: 0 without differences, 1 with differences, 2 if it can't be decided."""
     every = {report.status for report in reports}
     return 1 if 1 in every else 2 if 2 in every or not every else 0

@@ -11,13 +11,13 @@ from narthex.model.decode.objects import load
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced, Upsert
-from narthex.proxy.program.inputs import Cluster
 from narthex.trace.follow.atlas import ClusterMap
 from narthex.trace.follow.views import NodeView
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import OBJECTS
 from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle_reading import read_bundle
+from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex
 
 
@@ -82,10 +82,10 @@ def _node_of(names: AddressNames, snapshot: Snapshot, address: str) -> str:
     )
 
 
-def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], Cluster | None]:
+def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], ClusterObjects | None]:
     """Views, and the objects of the first bundle that has any. Raises BundleError."""
     views: list[NodeView] = []
-    cluster: Cluster | None = None
+    cluster: ClusterObjects | None = None
     for path in paths:
         bundle = read_bundle(path)
         views.append(view_of_bundle(bundle.parts, bundle.table, f"bundle {bundle.origin}"))
@@ -95,7 +95,7 @@ def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], Cluster |
     return tuple(views), cluster
 
 
-def objects_of(texts: dict[str, str], origin: str) -> Cluster:
+def objects_of(texts: dict[str, str], origin: str) -> ClusterObjects:
     """The Kubernetes objects of a bundle."""
     store = Store()
     problems: list[Problem] = []
@@ -107,7 +107,7 @@ def objects_of(texts: dict[str, str], origin: str) -> Cluster:
         for each in loaded.objects:
             store.apply(Upsert(each))
     store.apply(Synced())
-    return Cluster(snapshot=store.snapshot, problems=tuple(problems))
+    return ClusterObjects(snapshot=store.snapshot, problems=tuple(problems))
 
 
 def from_files(paths: Sequence[Path], node: str) -> NodeView:

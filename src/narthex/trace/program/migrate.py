@@ -8,7 +8,13 @@ import msgspec
 
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
-from narthex.proxy.program.inputs import Cluster, InputError, Inputs, Wishes, view
+from narthex.trace.program.inputs import (
+    ClusterObjects,
+    InputError,
+    NodeInputs,
+    NodeOptions,
+    node_inputs,
+)
 from narthex.trace.reports.compare import compare
 from narthex.trace.reports.factors import ModeSetup, factors, serving
 from narthex.trace.reports.migration import MigrationReport, NodeChange, differences, grouped
@@ -21,14 +27,16 @@ class MigrationResult(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def prospect(cluster: Cluster, before: str, after: str, wishes: Wishes) -> MigrationResult:
-    """What changes when nodes go from one mode to another; `wishes.node` limits it to one node. Raises InputError."""
-    nodes = _nodes(cluster, wishes)
+def prospect(cluster: ClusterObjects, before: str, after: str, chosen: NodeOptions) -> MigrationResult:
+    """What changes when nodes go from one mode to another; `chosen.node` limits it to one node. Raises InputError."""
+    nodes = _nodes(cluster, chosen)
     found: list[NodeChange] = []
     plans: list[Plan] = []
     problems: dict[str, None] = {}
     for name in nodes:
-        one, other = (view(cluster, msgspec.structs.replace(wishes, node=name, mode=mode)) for mode in (before, after))
+        one, other = (
+            node_inputs(cluster, msgspec.structs.replace(chosen, node=name, mode=mode)) for mode in (before, after)
+        )
         problems |= dict.fromkeys((*one.problems, *other.problems))
         found += _on_one_node(one, other, plans)
     services = sorted({str(service) for plan in plans for service in plan.services})
@@ -45,18 +53,18 @@ def prospect(cluster: Cluster, before: str, after: str, wishes: Wishes) -> Migra
     )
 
 
-def _nodes(cluster: Cluster, wishes: Wishes) -> tuple[str, ...]:
-    if wishes.node:
-        return (wishes.node,)
+def _nodes(cluster: ClusterObjects, chosen: NodeOptions) -> tuple[str, ...]:
+    if chosen.node:
+        return (chosen.node,)
     names = tuple(sorted(key.name for key in cluster.snapshot.nodes))
     if not names:
         raise InputError("which node? The manifests hold no Node; name one with --node")
-    if wishes.node_ips and len(names) > 1:
+    if chosen.node_ips and len(names) > 1:
         raise InputError(f"--node-ip is for one node: choose it with --node: {', '.join(names)}")
     return names
 
 
-def _on_one_node(one: Inputs, other: Inputs, plans: list[Plan]) -> Iterator[NodeChange]:
+def _on_one_node(one: NodeInputs, other: NodeInputs, plans: list[Plan]) -> Iterator[NodeChange]:
     """The changes on one node; its plans are put to the others."""
     for family in one.families:
         first = serving(one.snapshot, family, _side(one))
@@ -66,5 +74,5 @@ def _on_one_node(one: Inputs, other: Inputs, plans: list[Plan]) -> Iterator[Node
             yield NodeChange(node=one.config.node_name, family=family, change=change)
 
 
-def _side(inputs: Inputs) -> ModeSetup:
+def _side(inputs: NodeInputs) -> ModeSetup:
     return ModeSetup(mode=inputs.mode, config=inputs.config, deviations=BACKENDS[inputs.mode].deviations)

@@ -11,11 +11,11 @@ from narthex.model.net import IPFamily, Protocol, contains, family_of
 from narthex.model.packet import Host, Packet
 from narthex.netfilter.dump.read import FamilyRules
 from narthex.netfilter.walk.walk import walk
-from narthex.proxy.program.inputs import Inputs
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import PlanCase, annotate, explain
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName, AddressNames
+from narthex.trace.program.inputs import NodeInputs
 from narthex.trace.program.places import (
     AddressOwner,
     DestinationSpec,
@@ -59,7 +59,7 @@ def question(
     source: AddressOwner,
     target: AddressOwner,
     wanted: DestinationSpec,
-    inputs: Inputs,
+    inputs: NodeInputs,
     host: Host,
     iif: str | None,
 ) -> ResolvedRequest:
@@ -100,7 +100,7 @@ def port_of(places: OwnerIndex, target: AddressOwner, to: str, wanted: Destinati
     )
 
 
-def _arrival(inputs: Inputs, source: AddressOwner, sent_from: str) -> str:
+def _arrival(inputs: NodeInputs, source: AddressOwner, sent_from: str) -> str:
     """The interface a packet of this sender comes in on, as the detection of pods would see it."""
     config = inputs.config
     here = any(contains(cidr, sent_from) for cidr in inputs.node.pod_cidrs)
@@ -123,7 +123,7 @@ def _relay_table(dump: FamilyRules, family: IPFamily) -> Any:
 
 def answer(
     asked: ResolvedRequest,
-    inputs: Inputs,
+    inputs: NodeInputs,
     host: Host,
     *,
     others: dict[str, AddressName] | None = None,
@@ -185,7 +185,7 @@ def answer(
     return msgspec.structs.replace(path, announced=_announced(inputs, packet.destination, announcers))
 
 
-def _announced(inputs: Inputs, address: str, known: Mapping[str, NodeAnnouncerState] | None) -> tuple[str, ...]:
+def _announced(inputs: NodeInputs, address: str, known: Mapping[str, NodeAnnouncerState] | None) -> tuple[str, ...]:
     """Which node answers for a load balancer's address; nothing for other addresses."""
     from narthex.lb.announce import ElectionInput, NodeAnnouncerState, elect
 

@@ -23,14 +23,14 @@ class InputError(ValueError):
     """Nothing can be planned from this; the message says why and what to do."""
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterObjects(msgspec.Struct, frozen=True, kw_only=True):
     """What the manifests hold."""
 
     snapshot: Snapshot
     problems: tuple[Problem, ...] = ()
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True):
+class NodeInputs(msgspec.Struct, frozen=True, kw_only=True):
     """One node's view of a cluster."""
 
     snapshot: Snapshot
@@ -64,7 +64,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         return plan_once(self.snapshot, self.config, family)
 
 
-def read_cluster(manifests: Path) -> Cluster:
+def read_cluster(manifests: Path) -> ClusterObjects:
     """All objects below a path. Raises InputError when it holds none that can be used."""
     source = ManifestSource(manifests)
     store = Store()
@@ -76,10 +76,10 @@ def read_cluster(manifests: Path) -> Cluster:
     if not (snapshot.services or snapshot.nodes or snapshot.slices):
         details = "".join(f"\n  {problem}" for problem in source.problems)
         raise InputError(f"{manifests} holds no Service, EndpointSlice or Node that can be used{details}")
-    return Cluster(snapshot=snapshot, problems=source.problems)
+    return ClusterObjects(snapshot=snapshot, problems=source.problems)
 
 
-def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> Cluster:
+def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> ClusterObjects:
     """All objects of a cluster, from its API server, listed once. Without a kubeconfig and a URL, as a pod would. `pods`
     asks for Pods, too. Raises InputError."""
     from narthex.kube.access import Access
@@ -96,10 +96,10 @@ def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> Cluster:
         raise InputError(str(error)) from error
     for event in (*events, Synced()):
         store.apply(event)
-    return Cluster(snapshot=store.snapshot, problems=problems)
+    return ClusterObjects(snapshot=store.snapshot, problems=problems)
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a person chose; empty where the configuration or the manifests decide."""
 
     node: str = ""
@@ -111,19 +111,19 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """The node's own addresses; override those of the Node object."""
 
 
-def view(cluster: Cluster, wishes: Wishes) -> Inputs:
+def node_inputs(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
     """A node's view of a cluster. Raises InputError."""
     try:
-        configuration, warnings = read(wishes.config_file) if wishes.config_file else (ProxyConfiguration(), ())
-        if wishes.cluster_cidr:
-            cidrs = tuple(network(part.strip()) for part in wishes.cluster_cidr.split(","))
+        configuration, warnings = read(chosen.config_file) if chosen.config_file else (ProxyConfiguration(), ())
+        if chosen.cluster_cidr:
+            cidrs = tuple(network(part.strip()) for part in chosen.cluster_cidr.split(","))
             configuration = msgspec.structs.replace(configuration, cluster_cidrs=cidrs)
-        own = tuple(address(ip) for ip in wishes.node_ips)
+        own = tuple(address(ip) for ip in chosen.node_ips)
     except ValueError as error:
         raise InputError(str(error)) from error
-    mode = wishes.mode or configuration.mode
-    name = wishes.node or configuration.hostname_override or _only_node(cluster.snapshot)
-    inputs = Inputs(
+    mode = chosen.mode or configuration.mode
+    name = chosen.node or configuration.hostname_override or _only_node(cluster.snapshot)
+    inputs = NodeInputs(
         snapshot=_with_addresses(cluster.snapshot, name, own),
         config=node_config(configuration, mode, name),
         mode=mode,

@@ -6,8 +6,14 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node
-from narthex.proxy.program.inputs import Cluster, InputError, Wishes, read_cluster, view
 from narthex.testing.build import node, service, snapshot
+from narthex.trace.program.inputs import (
+    ClusterObjects,
+    InputError,
+    NodeOptions,
+    node_inputs,
+    read_cluster,
+)
 
 SERVICE = """
 apiVersion: v1
@@ -36,31 +42,34 @@ def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_only_node_is_meant_when_none_is_named() -> None:
-    assert view(Cluster(snapshot=snapshot(node())), Wishes()).config.node_name == "worker-a"
+    assert node_inputs(ClusterObjects(snapshot=snapshot(node())), NodeOptions()).config.node_name == "worker-a"
     with pytest.raises(InputError, match="worker-a, worker-b"):
-        view(Cluster(snapshot=snapshot(node(), Node(name="worker-b"))), Wishes())
+        node_inputs(ClusterObjects(snapshot=snapshot(node(), Node(name="worker-b"))), NodeOptions())
     with pytest.raises(InputError, match="hold no Node"):
-        view(Cluster(snapshot=snapshot(with_node=False)), Wishes())
+        node_inputs(ClusterObjects(snapshot=snapshot(with_node=False)), NodeOptions())
 
 
 def test_addresses_of_the_node() -> None:
-    plain = Cluster(snapshot=snapshot(service("shop/web", "10.110.0.5"), with_node=False))
-    unknown = view(plain, Wishes(node="worker-z"))
+    plain = ClusterObjects(snapshot=snapshot(service("shop/web", "10.110.0.5"), with_node=False))
+    unknown = node_inputs(plain, NodeOptions(node="worker-z"))
     assert "no address of node worker-z" in unknown.problems[0]
-    told = view(plain, Wishes(node="worker-z", node_ips=("10.20.0.99", "fd20::99")))
+    told = node_inputs(plain, NodeOptions(node="worker-z", node_ips=("10.20.0.99", "fd20::99")))
     assert told.host.addresses == ("10.20.0.99", "fd20::99")
     assert told.problems == ()
     assert told.plan(IPFamily.IPV4).node_ports.cidrs == ("10.20.0.99/32",)
     with pytest.raises(InputError, match="nonsense"):
-        view(plain, Wishes(node="worker-z", node_ips=("nonsense",)))
+        node_inputs(plain, NodeOptions(node="worker-z", node_ips=("nonsense",)))
 
 
 def test_families_in_use() -> None:
     four = snapshot(service("shop/web", "10.110.0.5"), with_node=False)
-    assert view(Cluster(snapshot=four), Wishes(node="a")).families == (IPFamily.IPV4,)
+    assert node_inputs(ClusterObjects(snapshot=four), NodeOptions(node="a")).families == (IPFamily.IPV4,)
     six = snapshot(service("shop/web", "fd6e::5"), with_node=False)
-    assert view(Cluster(snapshot=six), Wishes(node="a")).families == (IPFamily.IPV6,)
-    assert view(Cluster(snapshot=snapshot(node())), Wishes()).families == (IPFamily.IPV4, IPFamily.IPV6)
+    assert node_inputs(ClusterObjects(snapshot=six), NodeOptions(node="a")).families == (IPFamily.IPV6,)
+    assert node_inputs(ClusterObjects(snapshot=snapshot(node())), NodeOptions()).families == (
+        IPFamily.IPV4,
+        IPFamily.IPV6,
+    )
 
 
 def test_configuration(tmp_path: Path) -> None:
@@ -69,15 +78,17 @@ def test_configuration(tmp_path: Path) -> None:
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
         "mode: iptables\nclusterCIDR: 10.64.0.0/12\nhostnameOverride: worker-a\n"
     )
-    cluster = Cluster(snapshot=snapshot(node(), Node(name="worker-b")))
-    inputs = view(cluster, Wishes(config_file=config))
+    cluster = ClusterObjects(snapshot=snapshot(node(), Node(name="worker-b")))
+    inputs = node_inputs(cluster, NodeOptions(config_file=config))
     assert (inputs.mode, inputs.config.node_name) == ("iptables", "worker-a")
     assert inputs.plan(IPFamily.IPV4).pods.cidrs == ("10.64.0.0/12",)
-    chosen = view(cluster, Wishes(config_file=config, mode="nftables", cluster_cidr="10.0.0.0/8", node="worker-b"))
+    chosen = node_inputs(
+        cluster, NodeOptions(config_file=config, mode="nftables", cluster_cidr="10.0.0.0/8", node="worker-b")
+    )
     assert (chosen.mode, chosen.config.node_name) == ("nftables", "worker-b")
     assert chosen.plan(IPFamily.IPV4).pods.cidrs == ("10.0.0.0/8",)
     config.write_text("kind: Something")
     with pytest.raises(InputError):
-        view(cluster, Wishes(config_file=config))
+        node_inputs(cluster, NodeOptions(config_file=config))
     with pytest.raises(InputError):
-        view(cluster, Wishes(cluster_cidr="10.0.0.0"))
+        node_inputs(cluster, NodeOptions(cluster_cidr="10.0.0.0"))
