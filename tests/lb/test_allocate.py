@@ -136,7 +136,7 @@ def test_what_an_unreadable_service_holds_is_held():
     more = {"unreadable": {NamespacedName("shop", "odd"): ("192.168.15.0",)}}
     assert one(service("shop/web"), LAN, **more).addresses == ("192.168.15.1",)
     wish = service("shop/web", notes={"loadBalancerIPs": "192.168.15.0", "allow-shared-ip": "k"})
-    assert "nobody can read" in str(one(wish, LAN, **more).refusal)
+    assert "cannot be decoded" in str(one(wish, LAN, **more).refusal)
 
 
 def test_what_is_promised_is_held_and_comes_back():

@@ -100,11 +100,11 @@ def test_a_pool_that_is_refused_takes_no_address_away():
         ({"network_unavailable": True}, None, AnnouncementReason.NETWORK_UNAVAILABLE, "NetworkUnavailable"),
         ({"ready": False}, None, AnnouncementReason.NOT_READY, "not Ready"),
         (labelled(**{EXCLUDE: ""}), None, AnnouncementReason.EXCLUDED, EXCLUDE),
-        ({}, NodeAnnouncerState(state=PeerState.UNHEARD), AnnouncementReason.NO_ANNOUNCER, "no announcer was heard"),
-        ({}, NodeAnnouncerState(state=PeerState.LOST), AnnouncementReason.NODE_LOST, "fallen silent"),
+        ({}, NodeAnnouncerState(state=PeerState.UNHEARD), AnnouncementReason.NO_ANNOUNCER, "no heartbeat from"),
+        ({}, NodeAnnouncerState(state=PeerState.LOST), AnnouncementReason.NODE_LOST, "timed out"),
         ({}, NodeAnnouncerState(state=PeerState.LEFT), AnnouncementReason.LEAVING, "has ended"),
-        ({}, NodeAnnouncerState(leaving=True), AnnouncementReason.LEAVING, "about to end"),
-        ({}, NodeAnnouncerState(links=()), AnnouncementReason.NO_INTERFACE, "no link of"),
+        ({}, NodeAnnouncerState(leaving=True), AnnouncementReason.LEAVING, "shutting down"),
+        ({}, NodeAnnouncerState(links=()), AnnouncementReason.NO_INTERFACE, "no broadcast link of"),
     ],
 )
 def test_what_keeps_the_first_node_out(special, announcers, reason, said):

@@ -97,7 +97,7 @@ class Writer:
         try:
             code, said = await self._api.exchange(method, path, data, type)
         except Unreachable as error:
-            raise NoAnswer(0, method, path, f"{error}; it is to be tried again") from error
+            raise NoAnswer(0, method, path, f"{error}; it will be retried") from error
         if 200 <= code < 300:
             try:
                 answer = msgspec.json.decode(said)
@@ -134,4 +134,4 @@ def _refusal(code: int, method: str, path: str, status: Status) -> ApiError:
         return ApiError(code, method, path, f"{said}; grant the verb {_VERBS[method]} on it to this account")
     if code == 422:
         return ApiError(code, method, path, f"{said}; the server does not allow this content")
-    return ApiError(code, method, path, f"{said}; it is to be tried again")
+    return ApiError(code, method, path, f"{said}; it will be retried")

@@ -69,14 +69,14 @@ class _Allocation:
         self._services = {service.key: service for service in inputs.services}
         self._shares = {key: sharing_profile(each, ours=self._is_ours(each)) for key, each in self._services.items()}
         self._holders: dict[str, set[NamespacedName]] = defaultdict(set)
-        """By address, whose status holds it or will. Nobody leaves during a run: a status that is about to be cleared
-        still holds what it holds."""
+        """By address: Services whose status contains it, now or soon. Entries stay during a run, even if their status is
+        about to be cleared."""
         self._owners: dict[str, set[NamespacedName]] = defaultdict(set)
-        """By address, who has been confirmed in this run."""
+        """By address: Services confirmed in this run."""
         self._taken: dict[IPFamily, set[int]] = {family: set() for family in IPFamily}
         self._starts: dict[tuple[str, IPFamily], int] = {}
         self._shared: dict[str, list[str]] = defaultdict(list)
-        """Addresses by the sharing key of those who hold them."""
+        """Addresses by the sharing key of their holders."""
 
     def run(self) -> dict[NamespacedName, AllocationDecision]:
         """Return all decisions."""
@@ -91,7 +91,7 @@ class _Allocation:
                 decisions[service.key] = outcome
             else:
                 waiting.append((service, *outcome))
-        # Who asks for one address alone has no choice; who has the choice comes afterwards.
+        # Services that request one specific address come first; the others have a choice.
         for service, request, retained in sorted(
             waiting, key=lambda one: (not one[1].addresses, not one[1].pool, one[0].key)
         ):
@@ -205,7 +205,7 @@ class _Allocation:
         self, service: Service, address: str, retained: Iterable[str], request: AddressRequest | None
     ) -> str:
         """Return why a Service must release an address although its pool exists; empty if it may keep it."""
-        # What is only promised may be in nobody's way; what a status holds has to get on with those before it.
+        # A pending address must not conflict with any holder, a status address only with those that precede it.
         seen = address in status_addresses(service)
         others = self._confirmed_or_foreign(address) if seen else self._holders.get(address, set())
         if other := self._clash(service, others):
@@ -307,7 +307,7 @@ class _Allocation:
             more = self._of_pool(service, pool, request, retained.addresses)
             if len(more) == len(request.families) or not request.all_families:
                 return pool.name, more
-        # From a refused pool nothing is taken away, not even for want of the other family.
+        # Addresses of a refused pool stay, even if the other family is missing.
         if retained.addresses and (retained.note or not request.all_families):
             return retained.pool, retained.addresses
         pools = self._candidates(service, request)

@@ -147,7 +147,7 @@ class AddressElector:
         held = (snapshot.nodes, snapshot.address_pools, snapshot.l2_advertisements)
         common = (*map(id, held), view.announcers, view.ignore_exclude_label)
         if common != self._common[1:]:
-            # What is compared by identity has to stay alive.
+            # Objects compared by identity must stay alive.
             self._common, self._known = (held, *common), {}
             self._nodes, self._pools = view.nodes, validate_pools(snapshot.address_pools.values())
         nodes, pools = self._nodes, self._pools
@@ -198,7 +198,7 @@ def _decide(
     keys = tuple(service.key for service in services)
     pool = _pool_of(address, services, pools)
     if pool is None:
-        text = f"{address} is in no IPAddressPool that is known here, so it is somebody else's to announce"
+        text = f"{address} is in no known IPAddressPool, so another speaker must announce it"
         return _nobody(address, keys, nodes, AnnouncementReason.NOT_IN_A_POOL, text)
     every = [each for _, each in sorted(snapshot.l2_advertisements.items()) if selects_pool(each, pool)]
     chosen = [each for each in every if any(selects_service(each, service) for service in services)]
@@ -305,7 +305,7 @@ class _Judge:
             reason, text = _DEAD[announcer.state]
             return reason, text.format(node=node.name)
         if announcer.leaving:
-            return AnnouncementReason.LEAVING, f"the announcer on {node.name} is about to end"
+            return AnnouncementReason.LEAVING, f"the announcer on {node.name} is shutting down"
         if node.network_unavailable:
             return AnnouncementReason.NETWORK_UNAVAILABLE, f"Node {node.name} has the condition NetworkUnavailable"
         fitting = [each for each in self._advertisements if selects_node(each, node.labels)]
@@ -315,7 +315,7 @@ class _Judge:
         if announcer.links is not None:
             wanted = _interfaces(fitting, node)
             if not announcer.links:
-                return AnnouncementReason.NO_INTERFACE, f"no link of {node.name} is up and can broadcast"
+                return AnnouncementReason.NO_INTERFACE, f"no broadcast link of {node.name} is up"
             if wanted is not None and not set(wanted) & set(announcer.links):
                 have = _listed(announcer.links)
                 return AnnouncementReason.NO_INTERFACE, f"only {_listed(wanted)} may be used; {node.name} has {have}"
@@ -338,9 +338,9 @@ class _Judge:
 _DEAD = {
     PeerState.UNHEARD: (
         AnnouncementReason.NO_ANNOUNCER,
-        "no announcer was heard on {node} yet: does one run there, with the same key?",
+        "no heartbeat from {node} yet: does an announcer run there, with the same key?",
     ),
-    PeerState.LOST: (AnnouncementReason.NODE_LOST, "the announcer on {node} has fallen silent"),
+    PeerState.LOST: (AnnouncementReason.NODE_LOST, "the announcer on {node} has timed out"),
     PeerState.LEFT: (AnnouncementReason.LEAVING, "the announcer on {node} has ended"),
 }
 

@@ -174,14 +174,14 @@ class Membership:
         self.peers: dict[str, Peer] = {}
         self.leaving = False
         self.changes = 0
-        """Grows with each change of what is known of a peer that others decide by."""
+        """Increases with each peer change that affects elections."""
         self._incarnation = incarnation
         self._begun = self._steady_since = now
         self._initial = True
-        """It stands back because it has just begun, not because it was cut off."""
+        """It stands back because it is new, not because it was disconnected."""
         self._sent_at: float | None = None
         self._isolated = False
-        """All peers fell silent at one time."""
+        """All peers were lost at once."""
         self._payload, self._version = HeartbeatPayload(), 0
 
     @property
@@ -267,7 +267,7 @@ class Membership:
         for peer in self.peers.values():
             if peer.address and now >= peer.send_at:
                 silent = peer.state is PeerState.UNHEARD or now - peer.heard > 10 * self.times.timeout
-                # The first heartbeats of a run are for all, to be heard before it decides.
+                # The first heartbeats go to all nodes, so that replies arrive before the first election.
                 early = self.listening(now)
                 peer.send_at = now + (self.times.quiet_interval if silent and not early else self._send_interval)
                 if peer.state is PeerState.ALIVE:
@@ -294,7 +294,7 @@ class Membership:
             peer.losses = [*(at for at in peer.losses if now - at < self.times.remembered), now][-64:]
             self.counts.lost += 1
             self.changes += 1
-        # Of two that lose each other nobody knows who was cut off; of more, the one that loses all.
+        # With two nodes it is unknown which one was disconnected; with more, it is the one that lost all others.
         self._isolated = self._isolated or (len(before) > 1 and len(lost) == len(before))
         return lost
 
@@ -338,13 +338,13 @@ class Membership:
         if heartbeat.payload is not None:
             peer.payload, peer.version = heartbeat.payload, heartbeat.version
         elif peer.version != heartbeat.version:
-            # What it tells has not come; until it does, nothing is better than what was.
+            # The payload of this version is missing; until it arrives, assume no addresses instead of outdated ones.
             peer.payload, peer.version = HeartbeatPayload(links=peer.payload.links), heartbeat.version
         if peer.state is not PeerState.ALIVE:
             if self._isolated:
                 self._isolated = False
                 self.cut_off(now)
-            # It, too, has to be payload all, and soon.
+            # The peer needs our payload soon as well.
             peer.full_sends, peer.send_at = 3, now
         peer.heard = now
         peer.timeout = max(heartbeat.interval, self.times.interval) * self.times.missed
@@ -411,7 +411,7 @@ class Membership:
         try:
             return msgspec.msgpack.decode(body, type=Heartbeat)
         except (msgspec.DecodeError, msgspec.ValidationError):
-            # Signed by the key, so another version's.
+            # Signed with a valid key, so from another version.
             self.counts.malformed += 1
             return None
 

@@ -115,7 +115,7 @@ def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[Neighbo
             NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=_text(target), mac=mac, destination=destination),
         )
     if sender == _NOBODY[AF_INET6]:
-        # A check for duplicates: whoever sends it will use the address, unless somebody objects.
+        # Duplicate address detection: the sender will use the address unless another host objects.
         return (
             NeighborMessage(
                 kind=NeighborMessageKind.CLAIMS, address=_text(target), mac=ethernet, destination=destination

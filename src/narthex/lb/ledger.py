@@ -75,7 +75,7 @@ class AllocationLedger:
         superseded: tuple[str, ...] = ()
         if before is not None and before.base == base and before.state is not _WriteState.INTENDED:
             superseded = tuple(dict.fromkeys((*before.superseded, *before.addresses)))
-        # From here on any of these may be what is seen next, and none of them is somebody else's.
+        # From here on the status may show any of these; none of them comes from another controller.
         self._settled.pop(service.key, None)
         until = now + UNCONFIRMED_SECONDS
         self._pending[service.key] = _PendingWrite(service.uid, addresses, base, _WriteState.SENT, until, superseded)
@@ -140,7 +140,7 @@ class AllocationLedger:
             and pending.state is not _WriteState.INTENDED
             and service.resource_version != pending.base
         ):
-            # A write from the version before this one cannot arrive any more.
+            # A write based on an older version can no longer succeed.
             del self._pending[key]
             if pending.state is _WriteState.DONE:
                 self._overwrite(key, service, pending, pools)
@@ -154,7 +154,7 @@ class AllocationLedger:
         """Handle a settled status that another client has changed."""
         held = status_addresses(service)
         if not held and not service.ingress_names:
-            # It was cleared: it is to come back as it was.
+            # The status was cleared: restore it.
             self._pending.setdefault(key, _PendingWrite(was.uid, was.addresses))
         elif service.ingress_names or any(pools.of(address) is None for address in held):
             self._overwritten[key] = was

@@ -65,7 +65,7 @@ class AddressOwnership:
         self.node = node
         self.held: dict[str, OwnedAddress] = {}
         self._conflicts: dict[str, float] = {}
-        """Since when a better rival holds what should be ours."""
+        """By address: since when a preferred rival holds it although we are elected."""
 
     @property
     def yielding(self) -> frozenset[str]:
@@ -107,7 +107,7 @@ class AddressOwnership:
                 continue
             better = self._better(decision, rivals, standing_back)
             if better:
-                # It may not know yet that it should give way; and if it never does, it is better than two.
+                # The peer may not know yet that it must yield; if it never does, one node is better than two.
                 begun = self._conflicts.setdefault(address, now)
                 if now - begun >= CONFLICT_SECONDS:
                     continue
@@ -162,7 +162,7 @@ class AddressOwnership:
             return why
         if decision.holder in holders:
             return f"{decision.holder} has it now"
-        # Who is only not the best answers until the best does; who may not, for a while.
+        # An eligible node answers until the elected one does; others wait only for a while.
         patient = verdict is not None and verdict.eligible
         each.until = math.inf if patient else min(each.until, now + HANDOVER_SECONDS)
         each.yielding = True

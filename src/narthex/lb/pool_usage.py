@@ -50,7 +50,7 @@ def reserved_addresses(snapshot: Snapshot, cluster_cidrs: Iterable[str] = ()) ->
         for cidr in each.cidrs:
             networks.setdefault(cidr, f"the Services' range (ServiceCIDR {each.name})")
     if not snapshot.service_cidrs:
-        # Servers before 1.31 do not tell the range; the addresses given from it do.
+        # API servers before 1.31 do not expose the range; the cluster IPs show it.
         for _, service in sorted(snapshot.services.items()):
             for address in service.cluster_ips:
                 if address != "None":

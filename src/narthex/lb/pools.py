@@ -184,7 +184,7 @@ def read_range(text: str) -> AddressRange:
     found = _between(text, first, last) if dash else _network(text.strip())
     for cidr, what in _FORBIDDEN:
         if found.meets(_of_network(cidr)):
-            raise ValueError(f"{quoted(text)} holds {what} (of {cidr}), which nobody can reach: leave them out")
+            raise ValueError(f"{quoted(text)} holds {what} (of {cidr}), which are not reachable: leave them out")
     return found
 
 
@@ -244,7 +244,7 @@ def _readable(texts: tuple[str, ...]) -> tuple[AddressRange, ...]:
         try:
             found.append(read_range(text))
         except ValueError:
-            # What is wrong with it is said where pools are settled.
+            # validate_pools reports the error.
             continue
     return tuple(found)
 

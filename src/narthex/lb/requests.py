@@ -107,7 +107,7 @@ def sharing_conflict(one: SharingProfile, other: SharingProfile) -> str:
     """Return why `one` cannot use the address of `other`; empty if it can."""
     whose = f"{other.service} has it"
     if not other.ours:
-        return f"{whose}, which another controller serves or nobody can read"
+        return f"{whose}, which another controller serves or which cannot be decoded"
     if not one.key or not other.key:
         lacks = one if not one.key else other
         return f"{whose}, and {lacks.service} has no annotation {PREFIX}{ALLOW_SHARED_IP}"

@@ -151,7 +151,7 @@ def _unfold(document: documents.Document, origin: str, problems: list[Problem]) 
             at = (section, index)
 
             def inside(path: str, at: tuple[str | int, ...] = at) -> str:
-                # What stands in metadata or spec of a custom resource stands in the entry itself.
+                # The fields of metadata and spec are directly in the entry.
                 return locate((*at, *steps(path)[1:]))
 
             yield decode(_resource(kind, entry), locate(at), inside)

@@ -78,7 +78,7 @@ def condition(
         return _condition(True, reason, [", ".join(said), *others, *notes])
     reasons = {verdict.reason for verdict in missing[0].verdicts}
     reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"
-    said = [f"nobody answers for {each.address}: {_together(each)}" for each in missing]
+    said = [f"no node answers for {each.address}: {_together(each)}" for each in missing]
     return _condition(False, reason, [*said, *others, *notes])
 
 
@@ -130,7 +130,7 @@ def lines(said: ServiceExplanation) -> list[str]:
     """Render the explanation as text lines."""
     found = [said.service, *(f"  note: {note}" for note in said.notes)]
     for each in said.addresses:
-        turn = f"it is {each.holder}'s turn" if each.holder else "nobody announces it"
+        turn = f"the elected node is {each.holder}" if each.holder else "no node is elected"
         found.append(f"  {each.address}{f' (pool {each.pool})' if each.pool else ''}: {turn}")
         found += [f"    note: {note}" for note in each.notes]
         for node in each.nodes:

@@ -128,7 +128,7 @@ class Store:
     def __init__(self) -> None:
         self._now = Snapshot()
         self._open: dict[str, MapMutation[NamespacedName, Any]] = {}
-        """Tables of the next Snapshot that some events have changed already; empty between calls."""
+        """Changed tables of the next Snapshot; empty between calls."""
         self._slice_owner: dict[NamespacedName, NamespacedName] = {}
         self._changed: set[NamespacedName] = set()
         self._changed_pods: set[NamespacedName] = set()

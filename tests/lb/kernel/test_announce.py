@@ -119,7 +119,7 @@ def test_a_foreign_announcement_is_heard_and_answered(steady):
         for frame in l2.gratuitous(VIP, stranger, ""):
             sock.send(frame)
     until(lambda: "02:de:ad:00:00:ff" in [each["mac"] for each in steady.address(holder)["foreign"]], "the report")
-    assert "answered for by hardware address 02:de:ad:00:00:ff" in steady.logs()
+    assert "also answered for by MAC address 02:de:ad:00:00:ff" in steady.logs()
     assert steady.ask() == holder
 
 
@@ -189,7 +189,7 @@ def test_a_process_that_stood_still_does_not_answer_for_what_others_have(going):
         assert going.ask() in rest
     finally:
         os.kill(pid, signal.SIGCONT)
-    until(lambda: "stood still for" in going.logs(), "its own report", also=going.logs)
+    until(lambda: "was suspended for" in going.logs(), "its own report", also=going.logs)
     until(lambda: len(going.holders()) == 1, "one holder", also=going.logs)
     last = the_holder(going)
     until(lambda: going.ask() == last, "one answer")

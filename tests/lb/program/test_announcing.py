@@ -215,7 +215,7 @@ def test_what_kubernetes_is_told():
     made.turn()
     told = made.announcing.conditions(made.now)[key]
     assert (told.holds, told.reason) == (False, "NoEndpoint")
-    assert told.message.startswith(f"nobody answers for {IP}: no endpoint of shop/web can serve")
+    assert told.message.startswith(f"no node answers for {IP}: no endpoint of shop/web can serve")
     made.announcing.leave()
     assert made.announcing.conditions(made.now) == {}
 
@@ -323,7 +323,7 @@ def test_why_by_the_objects_alone(tmp_path):
         ("a", True, "Announces"),
         ("b", False, "NoLocalEndpoint"),
     ]
-    assert f"  {IP} (pool lan): it is a's turn" in why.lines(said)
+    assert f"  {IP} (pool lan): the elected node is a" in why.lines(said)
     assert "its status has no address" in why_service("shop/none", manifests=where, status_port=0).notes[0]
     with pytest.raises(WhyError, match="there is no Service shop/nothing"):
         why_service("shop/nothing", manifests=where, status_port=0)

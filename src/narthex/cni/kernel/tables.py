@@ -34,7 +34,7 @@ class ElementExistsError(Exception):
         super().__init__(owner)
         self.element = element
         self.owner = owner
-        """As `owner_of` made it."""
+        """In the form of `owner_of`."""
 
 
 class InstalledElement(Value):

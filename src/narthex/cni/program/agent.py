@@ -54,17 +54,17 @@ class Agent:
         self._socket: socket.socket | None = None
         self._stopping = threading.Event()
         self._waker: socket.socket | None = None
-        """What is sent here wakes `serve`."""
+        """Writing to it wakes `serve`."""
         self._seen: int | None = None
         self._turns = threading.Condition()
-        """Requests go side by side; rules are put back while there is none, for one that is half done looks like rules
-        that somebody has removed."""
+        """Requests run concurrently. Rules are restored only while there is no request: a half-finished one looks like
+        removed rules."""
         self._requests = 0
         self._mending = False
         self._idle: list[NodeContext] = []
-        """Those that no request uses now; a list's `append` and `pop` are safe among threads."""
+        """Contexts without a request; `append` and `pop` of a list are thread-safe."""
         self._answers: Counter[tuple[str, str, str]] = Counter()
-        """By plugin, command and outcome."""
+        """Requests by plugin, command, and outcome."""
 
     @property
     def healthy(self) -> bool:

@@ -1,1 +1,1 @@
-"""Sockets and links of an announcer. All of it concerns the network namespace of the calling thread."""
+"""Sockets and links of an announcer, in the network namespace of the calling thread."""

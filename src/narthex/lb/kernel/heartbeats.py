@@ -1,4 +1,4 @@
-"""The UDP sockets of heartbeats, one for each IP family."""
+"""UDP sockets for heartbeats, one for each IP family."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MOST_BYTES = 65535
 _AT_ONCE = 2000
 _IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
 _ERROR = struct.Struct("=IB")
-"""The beginning of `struct sock_extended_err`: number, origin."""
+"""Start of `struct sock_extended_err`: errno, origin."""
 _RCVBUF = 1 << 20
 
 
 class HeartbeatSockets:
-    """Sends and receives beats on one port."""
+    """Sends and receives heartbeats on one port."""
 
     def __init__(self, port: int) -> None:
-        """Binds the port on all addresses of each family that there is. Raises OSError when it is taken."""
+        """Bind the port on all addresses of each available family. Raises OSError if it is in use."""
         self._sockets: dict[IPFamily, socket.socket] = {}
         for family, number, level, option in (
             (IPFamily.IPV4, socket.AF_INET, socket.IPPROTO_IP, _IP_RECVERR),
@@ -48,11 +48,11 @@ class HeartbeatSockets:
 
     @property
     def files(self) -> tuple[int, ...]:
-        """For poll."""
+        """File descriptors to poll."""
         return tuple(sock.fileno() for sock in self._sockets.values())
 
     def received(self) -> Iterator[bytes]:
-        """What waits."""
+        """Yield the queued datagrams."""
         for sock in self._sockets.values():
             for _ in range(_AT_ONCE):
                 try:
@@ -60,11 +60,11 @@ class HeartbeatSockets:
                 except BlockingIOError:
                     break
                 except OSError:
-                    # The error of an earlier datagram; `refusals` has it.
+                    # The error of an earlier datagram; `refusals` reports it.
                     continue
 
     def refusals(self) -> Iterator[str]:
-        """Addresses whose machine says that nobody listens there."""
+        """Yield addresses that replied with ICMP port unreachable."""
         for sock in self._sockets.values():
             for _ in range(_AT_ONCE):
                 try:
@@ -78,7 +78,7 @@ class HeartbeatSockets:
                             yield where[0]
 
     def send(self, address: str, data: bytes) -> bool:
-        """Send one datagram; False when it could not be."""
+        """Send one datagram; return False on failure."""
         sock = self._sockets.get(family_of(address))
         if sock is None:
             return False
@@ -86,7 +86,7 @@ class HeartbeatSockets:
             try:
                 sock.sendto(data, (address, self.port))
             except OSError:
-                # The first failure may be an earlier datagram's.
+                # The first failure may belong to an earlier datagram.
                 continue
             return True
         return False

@@ -1,7 +1,7 @@
-"""The links that a node can answer on, and word of their changes, by rtnetlink.
+"""Links that an announcer can answer on, and notification of their changes, by rtnetlink.
 
-Such a link is Ethernet, up and running, can broadcast, does ARP, and is no port of a bridge or bond (row A6). Left out are
-those that people name by patterns: links of pods and of virtual machines on the node itself.
+Such a link is Ethernet, up and running, broadcast-capable, uses ARP, and is no port of a bridge or bond (row A6). Links
+excluded by name patterns are skipped: those of Pods and of virtual machines on the node.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _RCVBUF = 1 << 16
 
 
 class HostLink(msgspec.Struct, frozen=True, kw_only=True):
-    """One link that can be answered on."""
+    """One link that the announcer can answer on."""
 
     name: str
     index: int
     mac: bytes
     link_local: str
-    """Its IPv6 address of link scope; empty when it has none that is settled."""
+    """Its link-local IPv6 address; empty if it has none that passed duplicate address detection."""
 
 
 def links(exclude: Sequence[str] = ()) -> tuple[HostLink, ...]:
-    """All links that can be answered on, by name. `exclude`: patterns of names, as a shell has them. Raises OSError."""
+    """Return all suitable links by name. `exclude` are shell patterns of names. Raises OSError."""
     netlink = Netlink(_NETLINK_ROUTE)
     try:
         found = _dump(netlink)
@@ -54,12 +54,12 @@ def links(exclude: Sequence[str] = ()) -> tuple[HostLink, ...]:
 
 
 def _is_link_local(address: str) -> bool:
-    """fe80::/10."""
+    """Return True for addresses in fe80::/10."""
     return address[:3] in ("fe8", "fe9", "fea", "feb")
 
 
 def _dump(netlink: Netlink) -> list[tuple[str, int, bytes]]:
-    """Name, index and hardware address of each."""
+    """Return name, index, and MAC address of each suitable link."""
     while True:
         found = []
         try:
@@ -88,21 +88,21 @@ def _attributes(data: bytes) -> dict[int, bytes]:
 
 
 class LinkChanges:
-    """Readable when a link or an IPv6 address may have changed. What it was is not told: look again."""
+    """A socket that becomes readable when a link or an IPv6 address may have changed. Call `links` again then."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Subscribe to the rtnetlink groups. Raises OSError."""
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RCVBUF)
         self._socket.bind((0, _GROUP_LINK | _GROUP_IPV6_ADDRESS))
 
     def fileno(self) -> int:
-        """For poll."""
+        """Return the file descriptor to poll."""
         return self._socket.fileno()
 
     def drain(self) -> bool:
-        """Discard all notifications; return True if there were any or some were lost."""
+        """Discard all queued notifications; return True if there were any."""
         found = False
         try:
             while self._socket.recv(_RCVBUF):
@@ -110,7 +110,7 @@ class LinkChanges:
         except BlockingIOError:
             return found
         except OSError:
-            # The queue ran over, so there were changes.
+            # The queue overflowed, so there were changes.
             return True
         return found
 

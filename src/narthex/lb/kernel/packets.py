@@ -1,5 +1,5 @@
-"""Raw Ethernet on one link, for ARP and Neighbour Discovery, and the multicast groups in which IPv6 addresses are asked
-for."""
+"""Raw Ethernet sockets for ARP and Neighbor Discovery, with the multicast groups that IPv6 solicitations are sent to.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from narthex.linux import socket_filter as bpf
 _FOR_OTHERS = (socket.PACKET_OTHERHOST, socket.PACKET_OUTGOING)
 _MOST_BYTES = 2048
 _AT_ONCE = 256
-"""Frames that are read before something else has its turn."""
+"""Frames to read before other work gets a turn."""
 _GONE = (errno.ENODEV, errno.ENXIO, errno.ENETDOWN, errno.ENOBUFS, errno.EAGAIN)
-"""Why a frame cannot be sent at present; a link may vanish at any time."""
+"""Temporary send errors; a link may disappear at any time."""
 
 
 class LinkSockets:
-    """What is heard and said on one link."""
+    """Raw sockets of one link."""
 
     def __init__(self, link: HostLink) -> None:
-        """Nothing is heard before `listen_for`. Raises OSError: without CAP_NET_RAW, or when the link has gone."""
+        """Open the sockets, which receive nothing before `listen_for`.
+
+        Raises OSError without CAP_NET_RAW, or if the link does not exist any more.
+        """
         self.link = link
         self._arp = _opened(link, ETHERTYPE_ARP)
         try:
@@ -37,11 +40,11 @@ class LinkSockets:
 
     @property
     def files(self) -> tuple[int, ...]:
-        """For poll."""
+        """File descriptors to poll."""
         return self._arp.fileno(), self._nd.fileno()
 
     def listen_for(self, addresses: Collection[str], answered: Collection[str]) -> None:
-        """Hear what is about these addresses from now on, and be reached where the `answered` ones are asked for."""
+        """Receive messages about these addresses, and join the solicited-node groups of the `answered` ones."""
         wanted = frozenset(addresses)
         if wanted != self._wanted:
             bpf.attach(self._arp, arp_filter(wanted))
@@ -50,7 +53,7 @@ class LinkSockets:
         self._groups.be_in({solicited_node(each) for each in answered if ":" in each})
 
     def frames(self) -> Iterator[bytes]:
-        """What waits, without what was sent to others."""
+        """Yield the queued frames, except those sent to other hosts."""
         for sock in (self._arp, self._nd):
             for _ in range(_AT_ONCE):
                 try:
@@ -65,7 +68,7 @@ class LinkSockets:
                     yield data
 
     def send(self, frame: bytes) -> bool:
-        """Send a whole frame; False when the link could not take it."""
+        """Send a complete frame; return False if the link could not send it."""
         try:
             self._arp.send(frame)
         except OSError as error:
@@ -75,14 +78,14 @@ class LinkSockets:
         return True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the sockets."""
         self._arp.close()
         self._nd.close()
         self._groups.close()
 
 
 def _opened(link: HostLink, protocol: int) -> socket.socket:
-    """A socket that passes nothing yet."""
+    """Open a socket that receives nothing yet."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
     try:
         sock.setblocking(False)
@@ -97,7 +100,7 @@ def _opened(link: HostLink, protocol: int) -> socket.socket:
 
 
 class _Groups:
-    """Multicast groups on one link, so that its card and the switches in between let their packets through."""
+    """Multicast memberships on one link, so that network cards and switches pass the groups' packets."""
 
     def __init__(self, link: HostLink) -> None:
         self._index = link.index
@@ -105,7 +108,7 @@ class _Groups:
         self._in: set[str] = set()
 
     def be_in(self, wanted: Collection[str]) -> None:
-        """Be in these groups and no others. Where the link has no IPv6 it is in none."""
+        """Join these groups and leave all others. Without IPv6 on the link, nothing is joined."""
         for group in self._in - set(wanted):
             if self._change(socket.IPV6_LEAVE_GROUP, group):
                 self._in.discard(group)
@@ -120,7 +123,7 @@ class _Groups:
             raw = socket.inet_pton(socket.AF_INET6, group)
             self._socket.setsockopt(socket.IPPROTO_IPV6, option, raw + struct.pack("@I", self._index))
         except OSError as error:
-            # One that left with its link, or is there already, is as wanted.
+            # It left with its link, or is joined already.
             return error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
         return True
 
@@ -130,10 +133,10 @@ class _Groups:
 
 
 class RawLinkTransport:
-    """Raw sockets on links that come and go. For one thread."""
+    """Raw sockets on all suitable links, as they come and go. Not thread-safe."""
 
     def __init__(self, exclude: Sequence[str], say: Callable[[str], object]) -> None:
-        """`exclude`: patterns of names of links that are left alone. `say` is told what cannot be opened."""
+        """Set patterns of link names to exclude, and the function that reports links that cannot be opened."""
         self._exclude = tuple(exclude)
         self._say = say
         self._open: dict[str, LinkSockets] = {}
@@ -141,16 +144,16 @@ class RawLinkTransport:
 
     @property
     def links(self) -> Mapping[str, HostLink]:
-        """Where it can answer now, by name."""
+        """Links that can be answered on now, by name."""
         return {name: each.link for name, each in self._open.items()}
 
     @property
     def files(self) -> tuple[int, ...]:
-        """For poll. Others after each `rescan` that finds a change."""
+        """File descriptors to poll; they change when `rescan` returns True."""
         return tuple(file for each in self._open.values() for file in each.files)
 
     def rescan(self) -> bool:
-        """Look which links there are; True when some are others than before. Raises PermissionError."""
+        """Read the links again; return True if they changed. Raises PermissionError."""
         found = {link.name: link for link in links(self._exclude)}
         before = self.links
         for name, each in list(self._open.items()):
@@ -163,30 +166,30 @@ class RawLinkTransport:
             except PermissionError as error:
                 raise PermissionError(error.errno, f"raw sockets need CAP_NET_RAW: {error.strerror}") from error
             except OSError as error:
-                # A link that has gone again is no fault; one that stays is tried again at the next look.
+                # The link may be gone already; if it stays, the next rescan tries again.
                 self._say(f"link {name}: {error.strerror or error}")
         self.listen_for(*self._heard)
         return self.links != before
 
     def listen_for(self, addresses: frozenset[str], answered: dict[str, frozenset[str]]) -> None:
-        """Hear what is about these addresses, and be reached where the `answered` ones of each link are asked for."""
+        """Receive messages about these addresses; `answered` are the addresses that each link answers for."""
         self._heard = addresses, answered
         for name, each in self._open.items():
             each.listen_for(addresses, answered.get(name, frozenset()))
 
     def frames(self) -> Iterator[tuple[HostLink, bytes]]:
-        """What waits, and on which link."""
+        """Yield the queued frames with their links."""
         for each in list(self._open.values()):
             for frame in each.frames():
                 yield each.link, frame
 
     def send(self, name: str, frames: Collection[bytes]) -> int:
-        """Send frames on a link; how many it took."""
+        """Send frames on a link; return how many were sent."""
         each = self._open.get(name)
         return sum(each.send(frame) for frame in frames) if each else 0
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all sockets."""
         for each in self._open.values():
             each.close()
         self._open.clear()

@@ -1,1 +1,1 @@
-"""Load balancers on bare metal, put together: the controller that gives addresses, the announcer that answers for them."""
+"""The load balancer programs: the controller that allocates addresses and the announcer that answers for them."""

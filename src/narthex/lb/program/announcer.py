@@ -1,6 +1,6 @@
-"""The announcer as a part of a node: sockets, a loop around `Announcer`, and what others may ask it.
+"""The announcer as a part of a node: sockets, the loop around `Announcer`, status, and metrics.
 
-It works in the network namespace of the thread that calls `run`.
+Works in the network namespace of the thread that calls `run`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 PATH = "/announcer"
-"""Where the status port shows what it does."""
+"""Path of its state on the status port."""
 _LATE = 3 * RESCAN_SECONDS
-"""A turn may be so long ago before the part counts as stuck."""
+"""Seconds without an iteration after which the part is unhealthy."""
 
 
 def origin_of(origin: Origin, *, pools: bool) -> Origin:
-    """Where an announcer's objects come from: the same directory as the proxy's, or lists of its own from the same API
-    server. `pools`: they are objects, too."""
+    """Return the source of an announcer's objects: the proxy's directory, or separate watches on the same API server.
+
+    `pools` is True if the pools are custom resources.
+    """
     if origin.access is None:
         return origin
     return origin._replace(source=KubeSource(origin.access, of_an_announcer(pools=pools)))
@@ -64,8 +66,10 @@ class AnnouncerPart:
         status: StatusPaths | None = None,
         times: HeartbeatTimes | None = None,
     ) -> None:
-        """`origin`: where Services, endpoints, Nodes and pools come from, and the API server that is told. `status`: the
-        ports where it shows what it does."""
+        """Configure the announcer.
+
+        `origin` has the objects, and the API server for conditions; `status` the ports that expose its state.
+        """
         self._node = node_name
         self._configuration = configuration
         self._origin = origin
@@ -79,30 +83,30 @@ class AnnouncerPart:
 
     @property
     def healthy(self) -> bool:
-        """Whether it takes its turns, and knows the objects."""
+        """True if the loop is running and the objects are synced."""
         announcing, loop = self._announcing, self._loop
         if announcing is None or loop is None:
             return False
         return announcing.snapshot.synced and time.monotonic() - loop.turned < _LATE
 
     def stop(self) -> None:
-        """End `run`, after others have taken over what it answers for."""
+        """End `run` after other nodes have taken over its addresses."""
         self._reconciler.stop()
 
     def state(self) -> dict[str, Any]:
-        """What it does now, as data (`docs/reference/announcer.md`)."""
+        """Return the current state as data (`docs/reference/announcer.md`)."""
         with self._lock:
             if self._announcing is None:
                 return {"node": self._node, "running": False}
             return announcer_status.state(self._announcing, time.monotonic())
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
+        """Yield the metrics for prometheus-client."""
         with self._lock:
             return tuple(announcer_status.metrics(self._announcing)) if self._announcing else ()
 
     def run(self) -> None:
-        """Announce until `stop`. Raises StartError."""
+        """Announce addresses until `stop`. Raises StartError."""
         with ExitStack() as stack:
             try:
                 keys = read_keys(self._configuration.key_file)
@@ -152,7 +156,7 @@ class AnnouncerPart:
 
 
 class _Once:
-    """Says each thing once."""
+    """Logs each warning once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()

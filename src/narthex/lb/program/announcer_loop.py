@@ -1,7 +1,7 @@
-"""The loop of an announcer: waits for beats, frames, changes of links, objects or time, and takes turns.
+"""The announcer's event loop: waits for heartbeats, frames, link changes, object changes, and timers.
 
-Beats are read before it is decided who is silent, and frames after it is decided what is answered for, so that a
-process that was kept from running for a while neither loses living peers nor answers for what others have taken over.
+Heartbeats are read before timeouts are checked, and frames after the election. A process that was suspended thus neither
+loses live peers nor answers for addresses that others have taken over.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from narthex.runtime.problems import Problems
 from narthex.runtime.reconciler import Reconciler
 
 RESCAN_SECONDS = 10.0
-"""Links, pools and keys are looked at this often, also when nothing tells of a change."""
+"""Interval at which links, pools, and keys are read again without a notification."""
 _LINK_REST = 0.1
-"""Links change in bursts."""
+"""Debounce delay: link changes come in bursts."""
 _SAY_EVERY = 0.5
-"""Seconds between two looks at what Kubernetes is to be told."""
+"""Seconds between two updates of Service conditions."""
 LEAVE_SECONDS = 4.0
-"""Others have so long to take over when it ends."""
+"""Time for other nodes to take over during shutdown."""
 
 
 class AnnouncerLoop:
-    """For one thread."""
+    """The event loop of one thread."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class AnnouncerLoop:
         pools: PoolsFile | None = None,
         conditions: ConditionWriter | None = None,
     ) -> None:
-        """`lock` is held while a turn is taken."""
+        """Set up the loop. `lock` is held during each iteration."""
         self._announcing = announcing
         self._transport = transport
         self._beats = beats
@@ -60,14 +60,14 @@ class AnnouncerLoop:
         self._pools = pools
         self._conditions = conditions
         self._look_at = 0.0
-        """When to look at links, pools and keys."""
+        """When to read links, pools, and keys again."""
         self._problems = Problems()
         self._say_at = 0.0
         self.turned = clock.now()
-        """When the last turn was taken."""
+        """Time of the last iteration."""
 
     def run(self, reconciler: Reconciler) -> None:
-        """Take turns until the reconciler stops, then until others have taken over or have had the time to."""
+        """Iterate until the reconciler stops, then until other nodes have taken over or LEAVE_SECONDS have passed."""
         self._watch()
         reconciler.run(self._turn)
         limit = self._clock.now() + LEAVE_SECONDS
@@ -82,7 +82,7 @@ class AnnouncerLoop:
             self._announcing.end(self._clock.now())
 
     def _turn(self) -> float:
-        """Do what is to be done now; return the seconds until the next turn is due."""
+        """Do everything that is due; return the seconds until the next iteration."""
         timeout = self._announcing.membership.times.timeout
         now = self._clock.now()
         with self._lock:
@@ -120,7 +120,7 @@ class AnnouncerLoop:
         except HeartbeatKeyError as error:
             if str(error) != self._key_fault:
                 self._key_fault = str(error)
-                LOGGER.error("announcer: %s; the key that was read before stays in use", error)
+                LOGGER.error("announcer: %s; the previous key stays in use", error)
 
     def _watch(self) -> None:
         self._clock.watch_files((self._changes.fileno(), *self._beats.files, *self._transport.files))

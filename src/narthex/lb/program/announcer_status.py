@@ -1,4 +1,4 @@
-"""What an announcer does, as data for its status port and as metrics."""
+"""An announcer's state as data for its status port, and as metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def state(announcing: Announcer, now: float) -> dict[str, Any]:
-    """All of it, as JSON can have it (docs/reference/announcer.md). `now` is of the loop's clock."""
+    """Return the state as JSON data (docs/reference/announcer.md). `now` is the loop's clock."""
     membership = announcing.membership
     counts = membership.counts
     return {
@@ -100,22 +100,22 @@ def _ago(now: float, then: float | None) -> float | None:
 
 
 def metrics(announcing: Announcer) -> Iterable[Metric]:
-    """The same in numbers. MetalLB's names are kept where it counts the same (row A11)."""
+    """Yield the metrics. Where a MetalLB metric counts the same, its name is used (row A11)."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 
     for name, text, number in (
-        ("requests_received", "Questions for an address that is answered for here.", lambda each: each.requests),
-        ("responses_sent", "Answers to them.", lambda each: each.answers),
-        ("gratuitous_sent", "Announcements that nobody last_request for.", lambda each: each.gratuitous),
+        ("requests_received", "Requests received for addresses that this node answers for.", lambda each: each.requests),
+        ("responses_sent", "Replies sent to them.", lambda each: each.answers),
+        ("gratuitous_sent", "Gratuitous announcements sent.", lambda each: each.gratuitous),
     ):
-        # MetalLB's counters lack the ending that the library would give them.
+        # MetalLB's counters lack the suffix `_total` that the library would add.
         family = UnknownMetricFamily(f"metallb_layer2_{name}", text, labels=["ip"])
         for address, record in sorted(announcing.records.items()):
             family.add_metric([address], number(record))  # type: ignore[no-untyped-call]
         yield family
     announced = GaugeMetricFamily(
         "metallb_speaker_announced",
-        "1: this node answers for the address.",
+        "1 if this node answers for the address.",
         labels=["service", "protocol", "node", "ip"],
     )
     for address in announcing.holdings.held:
@@ -124,23 +124,23 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
             announced.add_metric([str(key), "layer2", announcing.node, address], 1)
     yield announced
     states = Counter(peer.state for peer in announcing.membership.peers.values())
-    peers = GaugeMetricFamily("narthex_announcer_peers", "Other nodes, by what is known of them.", labels=["state"])
+    peers = GaugeMetricFamily("narthex_announcer_peers", "Peer nodes by state.", labels=["state"])
     for each in PeerState:
         peers.add_metric([each.value], states[each])
     yield peers
     yield CounterMetricFamily(
-        "narthex_announcer_failovers", "Addresses taken over from a node that was lost.", value=announcing.failovers
+        "narthex_announcer_failovers", "Addresses taken over from lost nodes.", value=announcing.failovers
     )
     for name, text, number in (
-        ("foreign_answers", "Claims to an address of ours by who is none of ours.", lambda each: each.foreign_seen),
-        ("duplicates", "Times that another announcer answered, too.", lambda each: each.duplicates),
+        ("foreign_answers", "Claims to our addresses by hosts that are not announcers.", lambda each: each.foreign_seen),
+        ("duplicates", "Times that another announcer answered as well.", lambda each: each.duplicates),
     ):
         counter = CounterMetricFamily(f"narthex_announcer_{name}", text, labels=["ip"])
         for address, record in sorted(announcing.records.items()):
             counter.add_metric([address], number(record))
         yield counter
     counts = announcing.membership.counts
-    refused = CounterMetricFamily("narthex_announcer_beats_refused", "Beats that were not believed.", labels=["reason"])
+    refused = CounterMetricFamily("narthex_announcer_beats_refused", "Heartbeats that were rejected.", labels=["reason"])
     for reason, number_ in (
         ("wrong_key", counts.wrong_key),
         ("garbled", counts.malformed),
@@ -149,4 +149,4 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     ):
         refused.add_metric([reason], number_)
     yield refused
-    yield GaugeMetricFamily("narthex_announcer_links", "Links that can be answered on.", value=len(announcing.links))
+    yield GaugeMetricFamily("narthex_announcer_links", "Links that this announcer answers on.", value=len(announcing.links))

@@ -1,10 +1,10 @@
-"""An announcer's work, turn by turn: objects and beats in, decisions, and frames out.
+"""The announcer without I/O: objects and heartbeats in, elections and frames out.
 
-    beats ─> Membership ─┐
-    objects ─> Store ────┼─> Decider ─> Holdings ─> what is answered, announced, asked for
-    links ─> Station ────┘
+    heartbeats ─> Membership ─┐
+    objects ────> Store ──────┼─> AddressElector ─> AddressOwnership ─> replies, announcements, probes
+    links ──────> Transport ──┘
 
-`Announcer` blocks nowhere and reads no clock; `announcer.py` runs it.
+`Announcer` never blocks and reads no clock; `announcer_loop.py` runs it.
 """
 
 from __future__ import annotations
@@ -29,32 +29,37 @@ from narthex.model.store import Event, Snapshot, Store
 from narthex.runtime.logs import LOGGER
 
 _DEFEND_SECONDS = 10.0
-"""Somebody else's claim is answered with an announcement not more often than this (RFC 5227 2.4)."""
+"""Minimum interval between announcements that defend an address against another host (RFC 5227 2.4)."""
 _LOG_AGAIN_SECONDS = 60.0
 _MAX_FOREIGN = 16
-"""Hardware addresses that are remembered for one address."""
+"""Number of remembered foreign MAC addresses of one address."""
 _FORGET_SECONDS = 300.0
 _CLAIM_DELAY_SECONDS = 0.5
 _MAX_PENDING_CLAIMS = 200
 
 
 class LinkTransport(Protocol):
-    """What an announcer hears and says on links; `host.lb.station.Station` is one."""
+    """Sends and receives frames on links; `lb.kernel.packets.RawLinkTransport` implements it."""
 
     @property
-    def links(self) -> Mapping[str, HostLink]: ...
+    def links(self) -> Mapping[str, HostLink]:
+        """Links that can be answered on, by name."""
 
-    def rescan(self) -> bool: ...
+    def rescan(self) -> bool:
+        """Read the links again; return True if they changed."""
 
-    def listen_for(self, addresses: frozenset[str], answered: dict[str, frozenset[str]]) -> None: ...
+    def listen_for(self, addresses: frozenset[str], answered: dict[str, frozenset[str]]) -> None:
+        """Receive messages about these addresses; `answered` are the addresses that each link answers for."""
 
-    def frames(self) -> Iterator[tuple[HostLink, bytes]]: ...
+    def frames(self) -> Iterator[tuple[HostLink, bytes]]:
+        """Yield the queued frames with their links."""
 
-    def send(self, name: str, frames: Collection[bytes]) -> int: ...
+    def send(self, name: str, frames: Collection[bytes]) -> int:
+        """Send frames on a link; return how many were sent."""
 
 
 class Announcer:
-    """One announcer. Owned by one thread; what others read is under the lock of who runs it."""
+    """One announcer. Owned by one thread; other threads read it under the lock of the loop."""
 
     def __init__(
         self,
@@ -65,7 +70,7 @@ class Announcer:
         *,
         ignore_exclude_label: bool = False,
     ) -> None:
-        """`send` sends a beat to an address."""
+        """Set up the announcer; `send` sends a heartbeat to an address."""
         self.node = node
         self.membership = membership
         self.holdings = AddressOwnership(node)
@@ -82,17 +87,17 @@ class Announcer:
         self._refused = Counter[str]()
         self._had_links = True
         self._changes = 0
-        """Of objects, pools and links."""
+        """Counts changes of objects, pools, and links."""
         self._elected_from: tuple[object, ...] = ()
         self._pending_claims: deque[tuple[float, HostLink, l2.NeighborMessage]] = deque()
-        """Claims by nodes of ours, and when to look at them."""
+        """Claims by known nodes, and when to process them."""
         self._given: tuple[IPAddressPool | L2Advertisement, ...] | None = None
         self._pools: tuple[Map[NamespacedName, IPAddressPool], Map[NamespacedName, L2Advertisement]] | None = None
         self._heard: tuple[frozenset[str], dict[str, frozenset[str]]] | None = None
 
     @property
     def snapshot(self) -> Snapshot:
-        """The objects as they are known now, with the pools that count."""
+        """The current objects, with the pools of the file if there is one."""
         snapshot = self._store.snapshot
         if self._pools is None:
             return snapshot
@@ -101,11 +106,11 @@ class Announcer:
 
     @property
     def links(self) -> Mapping[str, HostLink]:
-        """Where it can answer now."""
+        """Links that can be answered on now."""
         return self._transport.links
 
     def apply_events(self, events: Sequence[Event]) -> None:
-        """What is new about objects."""
+        """Apply object changes."""
         before = self._store.snapshot
         for event in events:
             self._store.apply(event)
@@ -118,14 +123,14 @@ class Announcer:
             self.membership.set_nodes(addresses)
 
     def use_pools(self, pools: Sequence[IPAddressPool], advertisements: Sequence[L2Advertisement]) -> None:
-        """Pools of a file; those that are objects do not count then."""
+        """Use the pools of a file instead of those of the API."""
         if (*pools, *advertisements) != self._given:
             self._changes += 1
             self._given = (*pools, *advertisements)
             self._pools = Map((each.key, each) for each in pools), Map((each.key, each) for each in advertisements)
 
     def handle_heartbeats(self, datagrams: Sequence[bytes], refusals: Sequence[str], now: float) -> None:
-        """Datagrams that came, and addresses where nobody listens."""
+        """Process received datagrams, and addresses that replied with ICMP port unreachable."""
         before = self.membership.alive.keys()
         for data in datagrams:
             self._dispatch(self.membership.receive(data, now))
@@ -136,27 +141,27 @@ class Announcer:
         self._warn_about_rejected_heartbeats(now)
 
     def _peer_appeared(self, name: str) -> None:
-        """A peer is heard that was not heard before: what both answer for, both have answered for meanwhile."""
+        """Handle a peer that was not heard before: both nodes have answered for the addresses that both hold."""
         peer = self.membership.peers[name]
         both = (self.holdings.held.keys() - self.holdings.yielding) & (
             set(peer.payload.held) - set(peer.payload.yielding)
         )
-        LOGGER.info("announcer: node %s is heard", name)
+        LOGGER.info("announcer: node %s is alive", name)
         self._duplicates((address, name) for address in sorted(both))
 
     def _duplicates(self, found: Iterable[tuple[str, str]]) -> None:
         for address, name in found:
             self.record(address).duplicates += 1
-            LOGGER.warning("announcer: %s was answered for by %s, too", address, name)
+            LOGGER.warning("announcer: %s was also answered for by %s", address, name)
 
     def rescan_links(self, now: float) -> bool:
-        """See which links there are; True when they changed."""
+        """Read the links again; return True if they changed."""
         changed = self._transport.rescan()
         if changed:
             self._changes += 1
             names = ", ".join(f"{name} ({l2.mac_text(link.mac)})" for name, link in sorted(self.links.items()))
-            LOGGER.info("announcer: answers on %s", names or "no link: none is up and can broadcast")
-            # A new link has heard nothing yet.
+            LOGGER.info("announcer: answers on %s", names or "no link: no broadcast link is up")
+            # No host on a new link has seen an announcement yet.
             self._repeats.begin(self.holdings.held, now)
             self.membership.publish(self._payload())
         if self.links and not self._had_links:
@@ -165,8 +170,8 @@ class Announcer:
         return changed
 
     def resume_after_stall(self, now: float, seconds: float) -> None:
-        """The process was stopped for so long that others have taken over: begin anew, and say nothing of what waits."""
-        LOGGER.warning("announcer: stood still for %.1f s; it listens first, since others have taken over", seconds)
+        """Start over after a suspension during which other nodes have taken over; discard queued frames."""
+        LOGGER.warning("announcer: was suspended for %.1f s; it listens first, since other nodes have taken over", seconds)
         for _ in self._transport.frames():
             pass
         self._repeats.end(self.holdings.drop_all())
@@ -175,12 +180,12 @@ class Announcer:
         self.membership.restart_listening(now)
 
     def turn(self, now: float) -> None:
-        """Do what is due, after everything that waited was taken in."""
+        """Do everything that is due. All queued input must have been processed before."""
         lost = self.membership.tick(now)
         orphans = {address for name in lost for address in self.membership.peers[name].payload.held}
         for name in lost:
             timeout = self.membership.peers[name].timeout
-            LOGGER.warning("announcer: node %s is lost: not heard for %.2f s", name, timeout)
+            LOGGER.warning("announcer: node %s is lost: no heartbeat for %.2f s", name, timeout)
         if self._store.snapshot.synced and not self.membership.listening(now):
             inputs = self._inputs(now)
             if inputs != self._elected_from or now >= self.holdings.next_due():
@@ -193,7 +198,7 @@ class Announcer:
             self._probe(address)
 
     def answer(self, now: float) -> None:
-        """Read what waits on the links, and answer."""
+        """Read the queued frames and reply."""
         while self._pending_claims and self._pending_claims[0][0] <= now:
             _, link, message = self._pending_claims.popleft()
             self._handle_claim(link, message, now, delayed=True)
@@ -205,7 +210,7 @@ class Announcer:
                     self._handle_claim(link, message, now)
 
     def next_due(self, now: float) -> float:
-        """When `turn` has something to do by itself."""
+        """Return when `turn` must be called even without input."""
         due = min(self.membership.next_due(), self.holdings.next_due(), self._repeats.next_due())
         if self._pending_claims:
             due = min(due, self._pending_claims[0][0])
@@ -216,35 +221,38 @@ class Announcer:
         return due
 
     def leave(self) -> None:
-        """Let others take over; `finished` tells when that is done."""
+        """Ask other nodes to take over; `finished` becomes True when they have."""
         self.membership.leave()
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is answered for any more."""
+        """True if this node answers for no address any more."""
         return not self.holdings.held
 
     def end(self, now: float) -> None:
-        """Say that it has ended."""
+        """Release all addresses and send the final heartbeats."""
         self._repeats.end(self.holdings.drop_all())
         self._dispatch(self.membership.farewell(now))
 
     def links_of(self, address: str) -> tuple[str, ...]:
-        """The links on which an address is answered for."""
+        """Return the links on which an address is answered for."""
         decision = self.decisions.get(address)
         wanted = decision.interfaces if decision else None
         return tuple(name for name in sorted(self.links) if wanted is None or name in wanted)
 
     def holders(self, address: str) -> tuple[str, ...]:
-        """The nodes that answer for an address now, as far as is known: one, but for moments."""
+        """Return the nodes that currently answer for an address; more than one only during a handover."""
         peers = self.membership.alive.items()
         found = [name for name, peer in peers if address in peer.payload.held and address not in peer.payload.yielding]
         held = self.holdings.held.get(address)
         return tuple(sorted([*found, self.node] if held is not None and not held.yielding else found))
 
     def conditions(self, now: float) -> dict[NamespacedName, ServiceCondition]:
-        """What this node has to tell Kubernetes: of the Services node first address it answers for, and, where it is the
-        first of the nodes that are alive, of those node address nobody is to answer for."""
+        """Return the Service conditions that this node must write.
+
+        These are the Services whose first address it answers for. The first live node also writes those of Services whose address
+        no node can announce.
+        """
         if self.membership.listening(now) or self.membership.leaving:
             return {}
         conditions = {}
@@ -262,7 +270,7 @@ class Announcer:
         return conditions
 
     def announcers(self, now: float) -> dict[str, NodeAnnouncerState]:
-        """What is known of all nodes' announcers."""
+        """Return the announcer state of all nodes."""
         gone = self.membership.lost(now)
         found = {
             name: NodeAnnouncerState(
@@ -284,7 +292,7 @@ class Announcer:
         return found
 
     def _inputs(self, now: float) -> tuple[object, ...]:
-        """What decisions depend on, without what is the same each time: there is a turn for each beat that comes."""
+        """Return a cheap fingerprint of the election input: `turn` runs for every heartbeat."""
         return (
             self._changes,
             self.membership.changes,
@@ -335,7 +343,7 @@ class Announcer:
         self._repeats.begin((*changes.gained, *changes.settled), now)
 
     def record(self, address: str) -> AddressRecord:
-        """What was done for an address."""
+        """Return the record of an address, creating it if needed."""
         return self.records.setdefault(address, AddressRecord())
 
     def _payload(self) -> HeartbeatPayload:
@@ -358,7 +366,7 @@ class Announcer:
         if address not in self.holdings.held or link.name not in self.links_of(address):
             return
         if self._node_with(message.mac) == self.node:
-            # A question of our own, on another link to the same wire.
+            # Our own request, received on another link to the same segment.
             return
         frame = l2.answer(message, link.mac, link.link_local)
         if frame is None:
@@ -369,20 +377,20 @@ class Announcer:
         record.answers += self._transport.send(link.name, (frame,))
 
     def _handle_claim(self, link: HostLink, message: l2.NeighborMessage, now: float, *, delayed: bool = False) -> None:
-        """Somebody says that it has an address. `delayed`: it was given the time to tell us, too."""
+        """Handle another host's claim to an address. `delayed`: its heartbeat had time to arrive."""
         address = message.address
         held = self.holdings.held.get(address)
         node = self._node_with(message.mac)
         if held is None or held.yielding or node == self.node or link.name not in self.links_of(address):
             return
         if node and not delayed:
-            # Its beat may be on the way.
+            # Its heartbeat may still be in flight.
             if len(self._pending_claims) < _MAX_PENDING_CLAIMS:
                 self._pending_claims.append((now + _CLAIM_DELAY_SECONDS, link, message))
             return
         peer = self.membership.alive.get(node)
         if peer is not None and address in peer.payload.held:
-            # Two announcers that know of each other settle it.
+            # Announcers that hear each other resolve it themselves.
             return
         record, mac = self.record(address), l2.mac_text(message.mac)
         record.foreign_seen += 1
@@ -394,19 +402,19 @@ class Announcer:
         else:
             known.last, known.times, known.node, known.link = now, known.times + 1, node, link.name
         if self._may_log(f"{address} {mac}", now):
-            LOGGER.warning("announcer: %s is answered for by %s on %s, too", address, _who(mac, node), link.name)
+            LOGGER.warning("announcer: %s is also answered for by %s on %s", address, _who(mac, node), link.name)
         if now - record.defended_at >= _DEFEND_SECONDS:
             record.defended_at = now
             self._announce(address, now)
 
     def foreign_responders(self, address: str, now: float) -> list[ForeignResponder]:
-        """Who else answered for an address lately."""
+        """Return the other hosts that recently answered for an address."""
         record = self.records.get(address)
         found = record.foreign.values() if record else ()
         return [each for each in found if now - each.last < _FORGET_SECONDS]
 
     def sharers(self) -> dict[NamespacedName, list[str]]:
-        """The addresses of each Service, in order."""
+        """Return the addresses of each Service, in order."""
         found: dict[NamespacedName, list[str]] = {}
         for address, decision in self.decisions.items():
             for key in decision.services:
@@ -414,7 +422,7 @@ class Announcer:
         return found
 
     def _node_with(self, mac: bytes) -> str:
-        """The node that has a link with this hardware address; empty when none is known."""
+        """Return the node that has a link with this MAC address; empty if unknown."""
         if any(link.mac == mac for link in self.links.values()):
             return self.node
         peers = self.membership.peers.values()
@@ -436,11 +444,11 @@ class Announcer:
         counts = self.membership.counts
         for what, number, hint in (
             ("are signed with another key", counts.wrong_key, "give all announcers the same key"),
-            ("cannot be read", counts.malformed, "is something else sent to this port, or another version?"),
+            ("are malformed", counts.malformed, "does another program or version send to this port?"),
         ):
             if number > self._refused[what] and self._may_log(what, now):
                 self._refused[what] = number
-                LOGGER.warning("announcer: %d beats %s: %s", number, what, hint)
+                LOGGER.warning("announcer: %d heartbeats %s: %s", number, what, hint)
 
 
 def _some(frame: bytes | None) -> tuple[bytes, ...]:
@@ -449,24 +457,24 @@ def _some(frame: bytes | None) -> tuple[bytes, ...]:
 
 def _who(mac: str, node: str) -> str:
     if not node:
-        return f"hardware address {mac}, which no announcer has"
-    return f"node {node} ({mac}), node announcer does not: something else there does, or beats do not get through"
+        return f"MAC address {mac}, which no announcer has"
+    return f"node {node} ({mac}), whose announcer does not: another program there does, or heartbeats are lost"
 
 
 class ForeignResponder(msgspec.Struct, kw_only=True):
-    """Somebody else who answers for an address of ours."""
+    """Another host that answers for one of our addresses."""
 
     mac: str
     link: str
     node: str
-    """Whose link has this hardware address; empty when it is none of the announcers'."""
+    """Node that has this MAC address; empty if it is not an announcer's."""
     first: float
     last: float
     times: int = 1
 
 
 class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The last question for an address."""
+    """The last request for an address."""
 
     at: float
     sender: str
@@ -475,7 +483,7 @@ class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddressRecord(msgspec.Struct, kw_only=True):
-    """What was done for one address by this run. Times are of the loop's clock."""
+    """Statistics of one address in this process. Times are those of the loop's clock."""
 
     requests: int = 0
     answers: int = 0

@@ -1,7 +1,7 @@
-"""The condition `narthex/Announced` on Services: written when it changes, and not more often than an API server likes.
+"""Writer of the Service condition `narthex/Announced`, rate-limited and only on changes.
 
-Each node writes of its own Services only (`Announcing.conditions`). What stands there already is read first, so that a
-restart writes nothing.
+Each node writes only its own Services (`Announcer.conditions`). The stored condition is read first, so that a restart
+writes nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from narthex.model.names import NamespacedName
 from narthex.runtime.logs import LOGGER, printable
 
 _PAUSE_SECONDS = 0.2
-"""Between two Services."""
+"""Pause between two Services."""
 _SETTLE_SECONDS = 1.0
-"""What changes is written when it has held for so long: while an address changes hands, nobody need hear of each step."""
+"""A change is written once it has been stable for this long, so that handovers cause no intermediate writes."""
 _AFTER_FAILURE_SECONDS = 10.0
 _REQUEST_SECONDS = 10.0
 
 
 class ConditionWriter:
-    """Writes in a thread of its own."""
+    """Writes conditions from its own thread."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class ConditionWriter:
         self.writes = 0
 
     def want(self, conditions: Mapping[NamespacedName, ServiceCondition]) -> None:
-        """What this node has to say now. Safe from any thread."""
+        """Set the desired conditions. Thread-safe."""
         if conditions != self._wanted:
             self._wanted = conditions
             self._changed.set()
 
     def running(self) -> AbstractContextManager[None]:
-        """Write until the block ends."""
+        """Return a context manager that runs the writer thread."""
         return beside("conditions", self._run, self._end, patience=_REQUEST_SECONDS)
 
     def _end(self) -> None:
@@ -74,8 +74,8 @@ class ConditionWriter:
                 if str(error) != self._said:
                     self._said = str(error)
                     LOGGER.warning(
-                        "announcer: a Service's condition is not written: %s",
-                        printable(str(error) or "no answer in time"),
+                        "announcer: writing a Service condition failed: %s",
+                        printable(str(error) or "the request timed out"),
                     )
                 self._changed.set()
                 if self._stop.wait(_AFTER_FAILURE_SECONDS):
@@ -83,7 +83,7 @@ class ConditionWriter:
 
     async def _write_all(self) -> None:
         wanted = self._wanted
-        # What others have to say now may be ours again later, with other words there.
+        # Forget conditions that other nodes write now: they may have changed when they are ours again.
         self._written = {key: each for key, each in self._written.items() if key in wanted}
         async with writing(self._access) as writer:
             for key, condition in sorted(wanted.items()):
@@ -95,7 +95,7 @@ class ConditionWriter:
                     try:
                         await self._write(writer, key, condition)
                     except Missing:
-                        # The Service has gone; soon nobody wants it.
+                        # The Service was deleted; its condition will be dropped soon.
                         continue
                 self._written[key] = condition
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -114,6 +114,6 @@ class ConditionWriter:
 
 
 def _there(service: Mapping[str, Any], type_: str) -> dict[str, Any]:
-    """The condition that a Service has."""
+    """Return the stored condition of a Service."""
     found = (service.get("status") or {}).get("conditions") or []
     return next((each for each in found if isinstance(each, dict) and each.get("type") == type_), {})

@@ -1,8 +1,8 @@
-"""`narthex lb controller`: gives addresses to Services of type LoadBalancer, as long as it leads.
+"""`narthex lb controller`: allocates addresses to Services of type LoadBalancer while it is the leader.
 
-A term begins with reading everything anew, since another controller may have written until just now. Then, whenever
-something changes and now and then, all is decided again from what there is (`lb/allocate.py`), and what differs is
-written. Nothing is remembered that matters (`lb/ledger.py`), so it may end at any moment.
+A term starts with fresh lists, since another controller may have written until just now. On every change, and
+periodically, all Services are allocated from the current objects (`lb/allocate.py`) and differences are written. It keeps
+no essential state (`lb/ledger.py`), so it may stop at any moment.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ from narthex.runtime.problems import Problems
 from narthex.runtime.reconciler import Reconciler
 
 RESYNC_SECONDS = 5.0
-"""Everything is decided again this often, though nothing seems to have changed."""
+"""Interval of full allocations without changes."""
 _FILE_SECONDS = 1.0
-"""The file with the pools is looked at this often."""
+"""Interval at which the pools file is checked."""
 _RETRY_SECONDS = 1.0
-"""Rest after a server that does not answer."""
+"""Delay after an unavailable API server."""
 
 
 class LoadBalancerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a controller was event."""
+    """Settings of a controller."""
 
     load_balancer_class: str = ""
     config: Path | None = None
-    """File with the pools; None: they are custom resources."""
+    """File with the pools; None: custom resources."""
     cluster_cidrs: tuple[str, ...] = ()
 
 
 class ControllerCounts(msgspec.Struct, kw_only=True):
-    """What the controller shows of itself."""
+    """Counters and state for metrics and health checks."""
 
     uses: tuple[PoolUse, ...] = ()
     given: int = 0
-    """Services that have what they ask for."""
+    """Services whose request is fulfilled."""
     waiting: int = 0
-    """Services that are refused something."""
+    """Services whose request is refused."""
     foreign: int = 0
     """Services whose status another controller writes."""
     allocations: int = 0
     cleared: int = 0
     turn_at: float = 0.0
-    """Of the clock, when it last looked for work."""
+    """Clock time of the last iteration."""
 
 
 class LoadBalancerController:
-    """One controller. `run` belongs to one thread; `stop` may be called from any, and from a signal handler."""
+    """The controller. `run` belongs to one thread; `stop` may be called from any thread and from signal handlers."""
 
     def __init__(
         self, access: Access, settings: LoadBalancerSettings, leader: Leader, events: Events, clock: Clock
@@ -87,9 +87,9 @@ class LoadBalancerController:
         self._file = PoolsFile(settings.config) if settings.config is not None else None
         self._loop = Reconciler(clock)
         self._resources = ExitStack()
-        """Of the present term."""
+        """Resources of the current term."""
         self._number = 0
-        """Of the present term; 0 while another process leads."""
+        """Number of the current term; 0 while another process leads."""
         self._term: _Term | None = None
         self.counts = ControllerCounts()
         self.followed: tuple[Followed, ...] = ()
@@ -130,7 +130,7 @@ class LoadBalancerController:
 
 
 class _Term:
-    """What one term works with, from its first list to its end."""
+    """State of one leadership term."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Term:
         self._idle_until = 0.0
 
     def turn(self, allowance: Callable[[], float]) -> float:
-        """Decide, and write what differs; the seconds until the next look."""
+        """Allocate and write differences; return the seconds until the next run."""
         for event in self._feed.take():
             self._store.apply(event)
         self._problems.tell(self._feed.problems)
@@ -212,7 +212,7 @@ class _Term:
         decisions: Mapping[NamespacedName, AllocationDecision],
         allowance: Callable[[], float],
     ) -> list[float]:
-        """Write what differs; for how long some of it has to wait."""
+        """Write differences; return the delays of Services that must wait."""
         waits = []
         for key, decision in decisions.items():
             service = services[key]
@@ -226,7 +226,7 @@ class _Term:
                 continue
             if allowance() <= 0:
                 raise ServerUnavailable
-            # A first run with very many Services takes minutes.
+            # The first run with very many Services takes minutes.
             self._counts.turn_at = self._clock.now()
             if todo.status is not None:
                 self._ledger.record_write(service, decision.addresses, self._clock.now())
@@ -243,7 +243,7 @@ class _Term:
         return waits
 
     def _objects(self, snapshot: Snapshot) -> tuple[IPAddressPool, ...] | None:
-        """The pools; None while nobody knows them."""
+        """Return the pools; None while they are unknown."""
         if self._file is None:
             return tuple(pool for _, pool in sorted(snapshot.address_pools.items()))
         found = self._file.current()
@@ -279,7 +279,7 @@ class _Term:
         self._refusals = refusals
 
     def _unreadable(self, snapshot: Snapshot) -> Mapping[NamespacedName, tuple[str, ...]] | None:
-        """What Services hold that cannot be used for a fault in them; None when nobody can tell."""
+        """Return the status addresses of Services that cannot be decoded; None if they cannot be determined."""
         if not self._broken("Service"):
             return {}
         return held_by_unreadable(self._access, lambda key: key in snapshot.services)
@@ -288,7 +288,7 @@ class _Term:
         return sum(each.broken for each in self._source.followed if each.kind == kind)
 
     def _report_standing(self, service: Service, standing: tuple[ServiceEvent, ...]) -> None:
-        """Tell what stands, once."""
+        """Record standing Events, each once."""
         before = self._reported.get(service.key, frozenset())
         self._reported[service.key] = frozenset(standing)
         for event in standing:

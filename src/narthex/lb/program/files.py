@@ -1,4 +1,4 @@
-"""The key that announcers share, from a file that a Secret may be mounted at."""
+"""Files that the load balancer reads: the heartbeat keys and the pools."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ _MOST_BYTES = 65536
 
 
 class HeartbeatKeyError(ValueError):
-    """There is no key that can be used; the message says why and what to do."""
+    """The key file has no usable key; the message says why and how to fix it."""
 
 
 def read_keys(path: str) -> tuple[bytes, ...]:
-    """The keys of a file, one a line: the first one signs, all may have signed what comes in. So a key is exchanged without
-    a gap: add the new one as the second line everywhere, then make it the first, then take the old one out.
-    Raises NoKey."""
+    """Read the heartbeat keys of a file, one per line. Raises HeartbeatKeyError.
+
+    The first key signs; any of them verifies. To rotate a key without an interruption, add the new one as the second line on
+    all nodes, then make it the first, then remove the old one.
+    """
     if not path:
         raise HeartbeatKeyError(
             "announcers need a key that they share: write 32 random characters into a file, the same on every node, "
@@ -44,18 +46,19 @@ Stamp = tuple[int, int, int]
 
 
 class PoolsFile:
-    """One file. Not safe for threads."""
+    """The pools file, read again when it changes. An invalid file leaves the previous content in force. Not thread-safe.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: Stamp | None = None
         self._good = LoadBalancerConfiguration()
         self.ever_good = False
-        """It could be used at least once."""
+        """True once the file has been valid."""
         self._said: tuple[Problem, ...] = ()
 
     def current(self) -> LoadBalancerConfiguration:
-        """What is in force: the file's last good content."""
+        """Return the last valid content."""
         try:
             stat = self.path.stat()
             stamp = stat.st_ino, stat.st_mtime_ns, stat.st_size
@@ -80,4 +83,4 @@ class PoolsFile:
         for problem in found.problems:
             LOGGER.warning("%s", printable(str(problem)))
         if found.failed and self.ever_good:
-            LOGGER.warning("%s: the pools stay as they were until this is mended", self.path)
+            LOGGER.warning("%s: the previous pools stay in force until this is fixed", self.path)

@@ -1,4 +1,5 @@
-"""One look at a cluster's load balancers, without writing: what a controller would do, and how its pools are used."""
+"""Read-only inspection of a cluster's load balancers: planned writes, pool usage, and why an address is announced or not.
+"""
 
 from __future__ import annotations
 
@@ -51,21 +52,21 @@ from narthex.model.store import Event, Snapshot, Store, Synced
 
 
 class InspectionError(ValueError):
-    """There is nothing to look at; the message says why."""
+    """The cluster cannot be inspected; the message says why."""
 
 
 class ClusterInspection(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster at one moment, and what is decided of it."""
+    """A cluster at one moment, with the allocation decisions."""
 
     snapshot: Snapshot
-    """With the pools and advertisements that count."""
+    """With the pools and advertisements in force."""
     pools: Pools
     uses: tuple[PoolUse, ...]
     decisions: dict[NamespacedName, AllocationDecision]
     problems: tuple[Problem, ...] = ()
 
     def planned(self) -> list[tuple[Service, AllocationDecision, ServiceChanges]]:
-        """What would be written, by name."""
+        """Return what a controller would write, by Service name."""
         found = []
         for key in sorted(self.decisions):
             service, decision = self.snapshot.services[key], self.decisions[key]
@@ -82,7 +83,8 @@ def inspect_cluster(
     cluster_cidrs: tuple[str, ...] = (),
     endpoints: bool = False,
 ) -> ClusterInspection:
-    """Read manifests or an API server once, and decide. `endpoints`: EndpointSlices are wanted, too. Raises LookError."""
+    """Read manifests or an API server once, and allocate. `endpoints`: also read EndpointSlices. Raises InspectionError.
+    """
     if manifests is not None:
         events, problems = _read_manifests(manifests)
     else:
@@ -146,7 +148,7 @@ def _configuration(config: Path) -> LoadBalancerConfiguration:
 
 
 def as_data(found: ClusterInspection) -> list[dict[str, Any]]:
-    """What would be written, for JSON."""
+    """Return the planned writes as JSON data."""
     return [
         {
             "service": str(service.key),
@@ -171,11 +173,11 @@ _MOST_BYTES = 16 << 20
 STATUS_PORT = 10249
 
 States = Mapping[str, Mapping[str, Any]]
-"""What announcers say of themselves, by node."""
+"""The status of each announcer, by node."""
 
 
 class WhyError(ValueError):
-    """The question cannot be answered; the message says why and what to do."""
+    """The explanation is not possible; the message says why and what to do."""
 
 
 def why_service(
@@ -187,9 +189,11 @@ def why_service(
     status_port: int = STATUS_PORT,
     states: States | None = None,
 ) -> why.ServiceExplanation:
-    """Everything about a Service, named `NAMESPACE/NAME`, or `NAME` in the namespace `default`. `config`: pools of a file.
-    `status_port`: where nodes' announcers are asked; 0: they are not. `states`: what they have said, by node, where they
-    were asked already. Raises WhyError, LookError."""
+    """Explain the announcement of a Service, `NAMESPACE/NAME` or `NAME` in namespace `default`.
+
+    `config` is a pools file. `status_port` is the port for querying announcers, 0 to skip this; `states` are their states if
+    already known. Raises WhyError, InspectionError.
+    """
     found = inspect_cluster(manifests=manifests, access=access, config=config, endpoints=True)
     snapshot = found.snapshot
     key = _named(snapshot, text)
@@ -204,7 +208,7 @@ def why_service(
 
 
 def read_status(data: bytes) -> Mapping[str, Any] | None:
-    """What an announcer's status port said (`docs/reference/announcer.md`); None when it is not that."""
+    """Decode the response of an announcer's status port (`docs/reference/announcer.md`); None if it is invalid."""
     try:
         found: Mapping[str, Any] = msgspec.to_builtins(msgspec.json.decode(data, type=_State))
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -213,8 +217,7 @@ def read_status(data: bytes) -> Mapping[str, Any] | None:
 
 
 def announcers(snapshot: Snapshot, states: States) -> dict[str, NodeAnnouncerState]:
-    """What is known of each node's announcer: by itself, else by another one, else nothing, and then it is taken to be
-    alive."""
+    """Return the state of each node's announcer: from itself, else from a peer, else assumed alive."""
     told: dict[str, NodeAnnouncerState] = {}
     for state in states.values():
         for peer in state.get("peers", ()):
@@ -261,7 +264,7 @@ def _notes(found: ClusterInspection, key: NamespacedName, states: Mapping[str, A
 
 
 def _states(snapshot: Snapshot, port: int) -> States:
-    """What the announcers say that answer, by node."""
+    """Query the announcers of all nodes; return the states of those that respond."""
     ways = {key.name: (*node.internal_ips, *node.external_ips) for key, node in sorted(snapshot.nodes.items())}
     reachable = {name: addresses[0] for name, addresses in ways.items() if addresses}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -292,7 +295,7 @@ class _Peer(msgspec.Struct, rename="camel"):
 
 
 class _State(msgspec.Struct, rename="camel"):
-    """As much of an announcer's status as is looked at here; `why.read_state` reads the addresses."""
+    """The part of an announcer's status that is used here; `why.read_state` reads the addresses."""
 
     node: str
     leaving: bool

@@ -1,4 +1,4 @@
-"""The controller as a process: its election, its status ports, its signals."""
+"""The controller process: leader election, status ports, metrics, and signals."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 CONTROLLER = "narthex-lb-controller"
 _STUCK_SECONDS = 120.0
-"""A controller that has not looked for work for so long is stuck: each of its steps has a limit far below."""
+"""A controller without an iteration for this long is stuck: each step has a much shorter timeout."""
 _MOST_EVENTS = 10_000
-"""A first run may give thousands of addresses at once."""
+"""The first run may assign thousands of addresses."""
 
 
 class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a controller is found, and what it competes for."""
+    """Ports and Lease of a controller process."""
 
     address: str
     healthz_port: int
@@ -44,7 +44,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptions) -> None:
-    """Be the controller until SIGTERM or SIGINT. Raises StartError."""
+    """Run the controller until SIGTERM or SIGINT. Raises StartError."""
     host = os.uname().nodename
     clock = SystemClock()
     leader = Leader(access, place.lease_namespace, place.lease_name, f"{host}_{uuid.uuid4()}", place.times)
@@ -52,7 +52,7 @@ def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptio
     controller = LoadBalancerController(access, settings, leader, events, clock)
     metrics = ControllerMetrics(controller, leader, clock)
     with events.running():
-        LOGGER.info("standing for election: Lease %s/%s", place.lease_namespace, place.lease_name)
+        LOGGER.info("candidate for the Lease %s/%s", place.lease_namespace, place.lease_name)
         run_until_signal(controller, _listeners(controller, leader, metrics, clock, place))
     LOGGER.info("stopped; addresses stay as they are")
 
@@ -80,7 +80,7 @@ def _listeners(
 
 
 class ControllerMetrics:
-    """A collector for prometheus-client."""
+    """Collector of the controller's metrics: MetalLB's names where they exist (row M9), and our own."""
 
     def __init__(self, controller: LoadBalancerController, leader: Leader, clock: Clock) -> None:
         self._controller = controller
@@ -92,25 +92,25 @@ class ControllerMetrics:
         return exposition(self)
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
+        """Yield the metrics for prometheus-client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         counts, leads = self._controller.counts, self._leader.term > 0
         yield GaugeMetricFamily(
-            "narthex_lb_leader", "1: this controller leads and gives addresses.", value=float(leads)
+            "narthex_lb_leader", "1 if this controller is the leader.", value=float(leads)
         )
-        # Who does not lead does not look, so it has nothing to say.
+        # Only the leader allocates, so the others have no usage to report.
         uses = counts.uses if leads else ()
         usable = [use for use in uses if not use.refused]
         for name, text, numbers in (
-            ("total", "Addresses that the pool can give.", [use.total for use in usable]),
-            ("in_use_total", "Addresses that a Service has.", [use.in_use for use in usable]),
+            ("total", "Addresses that the pool can assign.", [use.total for use in usable]),
+            ("in_use_total", "Addresses that Services have.", [use.in_use for use in usable]),
         ):
             gauge = GaugeMetricFamily(f"metallb_allocator_addresses_{name}", text, labels=["pool"])
             for use, number in zip(usable, numbers, strict=True):
                 gauge.add_metric([use.name], float(number))
             yield gauge
-        refused = GaugeMetricFamily("narthex_lb_pool_refused", "1: the pool cannot be used.", labels=["pool"])
+        refused = GaugeMetricFamily("narthex_lb_pool_refused", "1 if the pool cannot be used.", labels=["pool"])
         for use in uses:
             refused.add_metric([use.name], float(bool(use.refused)))
         yield refused
@@ -121,10 +121,10 @@ class ControllerMetrics:
             services.add_metric([state], float(number if leads else 0))
         yield services
         yield CounterMetricFamily(
-            "narthex_lb_allocations", "Times that a Service was given addresses.", value=counts.allocations
+            "narthex_lb_allocations", "Address assignments to Services.", value=counts.allocations
         )
-        yield CounterMetricFamily("narthex_lb_cleared", "Times that addresses were taken away.", value=counts.cleared)
-        writes = CounterMetricFamily("narthex_lb_writes", "Writes of a Service, by result.", labels=["result"])
+        yield CounterMetricFamily("narthex_lb_cleared", "Address removals from Services.", value=counts.cleared)
+        writes = CounterMetricFamily("narthex_lb_writes", "Service writes by result.", labels=["result"])
         for result, number in sorted(dict(self._controller.results).items()):
             writes.add_metric([result], number)
         yield writes

@@ -1,5 +1,7 @@
-"""Writes what is decided of Services: one at a time, each only as long as the Lease allows, each from the version that was
-decided from, and not again before something has changed."""
+"""Writer of Service statuses: one at a time, limited by the Lease, based on the decided version, and rate-limited.
+
+Also reads the status addresses of Services that the decoder rejects.
+"""
 
 from __future__ import annotations
 
@@ -26,41 +28,42 @@ from narthex.runtime.logs import LOGGER, printable
 _REQUEST_SECONDS = 10.0
 _BACKOFF = Backoff(0.5, 60.0)
 _AGAIN_SECONDS = 60.0
-"""Writes that are closer together are a quarrel."""
+"""Writes closer together indicate a conflict with another writer."""
 _STALE_SECONDS = 30.0
-"""After a write the watch is to show the new version; a watch that does not within this time is not waited for."""
+"""After a write the watch must deliver the new version; after this long it is not waited for."""
 
 
 class _Attempt(msgspec.Struct):
-    """What became of the last writes for one Service."""
+    """Outcome of the last writes of one Service."""
 
     version: str
-    """The one that was decided from; as long as it is the one that is known, nothing new can be decided..."""
+    """The version that the write was based on; no new decision is possible while it is the known one. Empty: the write failed.
+    """
     until: float
-    """...until then: a watch may be lost. Empty version: the write failed, and until then it rests."""
+    """No new write before this, unless a new version arrives."""
     failures: int = 0
-    """Writes in a row that failed."""
+    """Consecutive failed writes."""
     at: float = -1e9
-    """When a write was done."""
+    """Time of the last successful write."""
     quarrels: int = 0
-    """Writes that came soon after another one: they back off too, so that no other writer is fought at full speed."""
+    """Writes shortly after another one; they back off as well, so that another writer is not fought at full speed."""
 
 
 class WriteOutcome(enum.Enum):
-    """What became of a write."""
+    """Outcome of a write."""
 
     DONE = enum.auto()
     REFUSED = enum.auto()
     UNKNOWN = enum.auto()
-    """A server that has trouble of its own may have done it."""
+    """The server failed and may have performed it."""
 
 
 class ServerUnavailable(Exception):
-    """The server does not answer: other writes need not be tried now."""
+    """The server does not respond: other writes are pointless now."""
 
 
 class StatusWriter:
-    """To be used by one thread, and closed there."""
+    """Writes Service statuses. Used and closed by one thread."""
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self._clock = clock
@@ -69,15 +72,15 @@ class StatusWriter:
         self._writer = Writer(self._api)
         self._attempts: dict[NamespacedName, _Attempt] = {}
         self.results: Counter[str] = Counter()
-        """Writes by result: done, conflict, gone, refused, unanswered."""
+        """Number of writes by result: done, conflict, gone, refused, unanswered."""
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._runner.run(self._api.close())
         self._runner.close()
 
     def waits(self, service: Service) -> float:
-        """Seconds for which this Service is not to be written; 0: it may be."""
+        """Return the seconds for which this Service must not be written; 0 if it may be."""
         attempt, now = self._attempts.get(service.key), self._clock.now()
         if attempt is None:
             return 0.0
@@ -86,15 +89,18 @@ class StatusWriter:
         return max(0.0, attempt.until - now)
 
     def forget(self, there: Callable[[NamespacedName], bool]) -> None:
-        """Services that are gone are forgotten."""
+        """Discard the state of deleted Services."""
         for key in [key for key in self._attempts if not there(key)]:
             del self._attempts[key]
 
     def write(
         self, service: Service, changes: ServiceChanges, allowance: Callable[[], float], taken: Callable[[], object]
     ) -> WriteOutcome:
-        """Write what is to be written. `allowance`: seconds for which writing is allowed. `taken` is called when the server
-        has the status, whatever becomes of the rest. Raises Unanswered."""
+        """Write the changes of a Service. Raises ServerUnavailable.
+
+        `allowance` returns the seconds for which writing is allowed. `taken` is called when the server has accepted the status,
+        whatever happens to the annotation.
+        """
         path, version = service_path(service), service.resource_version
         try:
             if changes.status is not None:
@@ -104,7 +110,7 @@ class StatusWriter:
             if changes.pool is not None:
                 self._patch(path, pool_patch(changes.pool, version), "", allowance)
         except (Conflict, Missing) as error:
-            # Somebody was faster; what they did is about to be seen, and decided from.
+            # Another write won; the watch will deliver it, and the next decision uses it.
             self.results["conflict" if isinstance(error, Conflict) else "gone"] += 1
             self._await_news(service)
             return WriteOutcome.REFUSED
@@ -134,7 +140,7 @@ class StatusWriter:
     def _patch(self, path: str, body: Object, subresource: str, allowance: Callable[[], float]) -> Object:
         seconds = min(_REQUEST_SECONDS, allowance())
         if seconds <= 0:
-            raise NoAnswer(0, "PATCH", path, "not sent, since this controller does not lead any more")
+            raise NoAnswer(0, "PATCH", path, "not sent: this controller is no longer the leader")
         return self._runner.run(self._timed(path, body, subresource, seconds))
 
     async def _timed(self, path: str, body: Object, subresource: str, seconds: float) -> Object:
@@ -142,7 +148,7 @@ class StatusWriter:
             async with asyncio.timeout(seconds):
                 return await self._writer.patch(path, body, subresource=subresource)
         except TimeoutError:
-            raise NoAnswer(0, "PATCH", path, f"no answer within {seconds:.1f} s; it is to be tried again") from None
+            raise NoAnswer(0, "PATCH", path, f"no answer within {seconds:.1f} s; it will be retried") from None
 
     def _put_off(self, service: Service) -> None:
         before = self._attempts.get(service.key)
@@ -156,11 +162,11 @@ _SECONDS = 30.0
 def held_by_unreadable(
     access: Access, readable: Callable[[NamespacedName], bool]
 ) -> Mapping[NamespacedName, tuple[str, ...]] | None:
-    """What the statuses of all Services hold that are not readable; None when the server does not say."""
+    """Return the status addresses of all Services that are not `readable`; None if the server does not respond."""
     try:
         found = asyncio.run(_list(access))
     except (ApiError, TimeoutError) as error:
-        LOGGER.warning("Services that cannot be read may hold addresses, and are not shown: %s", printable(str(error)))
+        LOGGER.warning("cannot list the Services that failed to decode, which may hold addresses: %s", printable(str(error)))
         return None
     held = {_key(raw): _addresses(raw) for raw in found.get("items") or () if isinstance(raw, dict)}
     return {key: addresses for key, addresses in held.items() if addresses and not readable(key)}
@@ -183,6 +189,6 @@ def _addresses(raw: dict[str, Any]) -> tuple[str, ...]:
         try:
             found.append(address(str(entry.get("ip") or "")))
         except ValueError:
-            # Not an address, so nothing that a pool could hold.
+            # Not an address, so no pool contains it.
             continue
     return tuple(found)

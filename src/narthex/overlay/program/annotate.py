@@ -62,7 +62,7 @@ class NodeAnnotator:
         self._wanted: Mapping[str, str] = {}
         self._node: Node | None = None
         self._told: str | None = None
-        """The uid of the Node whose condition was written."""
+        """UID of the Node whose condition was written."""
         self._stopping = False
 
     def want(self, node: Node, annotations: Mapping[str, str]) -> None:

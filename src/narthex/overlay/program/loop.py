@@ -81,12 +81,12 @@ class Overlay:
         self._rules: MasqueradeWriter | None = None
         self._rules_in_force: dict[IPFamily, object] = {}
         self._refused: tuple[str, ...] = ()
-        """Kernel settings that could not be made at the last full look."""
+        """Kernel settings that could not be applied at the last full resync."""
         self._next_full = -math.inf
         self.links: frozenset[int] = frozenset()
-        """Indexes of the links whose changes matter."""
+        """Indexes of the links whose changes trigger a reconciliation."""
         self.tunnels: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-        """Of each vxlan device: its name, the address on it, and those of its peers, for the self-test."""
+        """For the self-test: name, own address, and peer addresses of each vxlan device."""
 
     def look(self) -> float:
         """Look once; seconds until the next time that something must be looked at unasked. Raises nothing that a later

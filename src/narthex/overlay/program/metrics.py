@@ -21,22 +21,22 @@ class OverlayMetrics:
 
     def __init__(self) -> None:
         self.peers = 0
-        """Other nodes that packets find their way to."""
+        """Reachable peer nodes."""
         self.problems: tuple[str, ...] = ()
         self.failure = ""
-        """Why the last look did not come to its end; empty: it did."""
+        """Why the last reconciliation failed; empty if it succeeded."""
         self.ready = False
-        """All was in place at least once."""
+        """True once a reconciliation has succeeded."""
         self.broken = False
-        """The machine refused something at the last look. What it only waits for, from others, does not count."""
+        """True if the kernel rejected a change at the last reconciliation. Waiting for other components does not count."""
         self.last_look = 0.0
-        """By the clock that only grows."""
+        """Monotonic time of the last reconciliation."""
         self.last_sync = 0.0
-        """When one came to its end, as a date."""
+        """Unix time of the last successful reconciliation."""
         self.syncs = 0
         self.healed: Counter[str] = Counter()
         self.checksums: dict[str, ChecksumVerdict] = {}
-        """By device: what the self-test said last."""
+        """Last result of the checksum self-test, by device."""
         self.repaired = 0
         self._lock = threading.Lock()
 

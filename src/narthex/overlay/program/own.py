@@ -26,7 +26,7 @@ class ConfFile:
         self._data: bytes | None = None
         self._conf: NetConf | None = None
         self.problem = ""
-        """Why what stands there now is not in force."""
+        """Why the current content is not in force; empty if it is."""
 
     def read(self) -> NetConf:
         """The configuration. Raises NetConfError when there was none yet that could be used."""
