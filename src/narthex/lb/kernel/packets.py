@@ -1,5 +1,4 @@
-"""Raw Ethernet sockets for ARP and Neighbor Discovery, with the multicast groups that IPv6 solicitations are sent to.
-"""
+"""Raw Ethernet sockets for ARP and Neighbor Discovery, with the multicast groups that IPv6 solicitations are sent to."""
 
 from __future__ import annotations
 

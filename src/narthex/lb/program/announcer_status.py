@@ -104,7 +104,11 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 
     for name, text, number in (
-        ("requests_received", "Requests received for addresses that this node answers for.", lambda each: each.requests),
+        (
+            "requests_received",
+            "Requests received for addresses that this node answers for.",
+            lambda each: each.requests,
+        ),
         ("responses_sent", "Replies sent to them.", lambda each: each.answers),
         ("gratuitous_sent", "Gratuitous announcements sent.", lambda each: each.gratuitous),
     ):
@@ -132,7 +136,11 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
         "narthex_announcer_failovers", "Addresses taken over from lost nodes.", value=announcing.failovers
     )
     for name, text, number in (
-        ("foreign_answers", "Claims to our addresses by hosts that are not announcers.", lambda each: each.foreign_seen),
+        (
+            "foreign_answers",
+            "Claims to our addresses by hosts that are not announcers.",
+            lambda each: each.foreign_seen,
+        ),
         ("duplicates", "Times that another announcer answered as well.", lambda each: each.duplicates),
     ):
         counter = CounterMetricFamily(f"narthex_announcer_{name}", text, labels=["ip"])
@@ -140,7 +148,9 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
             counter.add_metric([address], number(record))
         yield counter
     counts = announcing.membership.counts
-    refused = CounterMetricFamily("narthex_announcer_beats_refused", "Heartbeats that were rejected.", labels=["reason"])
+    refused = CounterMetricFamily(
+        "narthex_announcer_beats_refused", "Heartbeats that were rejected.", labels=["reason"]
+    )
     for reason, number_ in (
         ("wrong_key", counts.wrong_key),
         ("garbled", counts.malformed),
@@ -149,4 +159,6 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     ):
         refused.add_metric([reason], number_)
     yield refused
-    yield GaugeMetricFamily("narthex_announcer_links", "Links that this announcer answers on.", value=len(announcing.links))
+    yield GaugeMetricFamily(
+        "narthex_announcer_links", "Links that this announcer answers on.", value=len(announcing.links)
+    )

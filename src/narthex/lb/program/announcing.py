@@ -171,7 +171,9 @@ class Announcer:
 
     def resume_after_stall(self, now: float, seconds: float) -> None:
         """Start over after a suspension during which other nodes have taken over; discard queued frames."""
-        LOGGER.warning("announcer: was suspended for %.1f s; it listens first, since other nodes have taken over", seconds)
+        LOGGER.warning(
+            "announcer: was suspended for %.1f s; it listens first, since other nodes have taken over", seconds
+        )
         for _ in self._transport.frames():
             pass
         self._repeats.end(self.holdings.drop_all())

@@ -46,8 +46,7 @@ Stamp = tuple[int, int, int]
 
 
 class PoolsFile:
-    """The pools file, read again when it changes. An invalid file leaves the previous content in force. Not thread-safe.
-    """
+    """The pools file, read again when it changes. An invalid file leaves the previous content in force. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

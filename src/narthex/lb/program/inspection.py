@@ -1,5 +1,4 @@
-"""Read-only inspection of a cluster's load balancers: planned writes, pool usage, and why an address is announced or not.
-"""
+"""Read-only inspection of a cluster's load balancers: planned writes, pool usage, and why an address is announced or not."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ def inspect_cluster(
     cluster_cidrs: tuple[str, ...] = (),
     endpoints: bool = False,
 ) -> ClusterInspection:
-    """Read manifests or an API server once, and allocate. `endpoints`: also read EndpointSlices. Raises InspectionError.
-    """
+    """Read manifests or an API server once, and allocate. `endpoints`: also read EndpointSlices. Raises InspectionError."""
     if manifests is not None:
         events, problems = _read_manifests(manifests)
     else:

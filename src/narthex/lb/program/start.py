@@ -96,9 +96,7 @@ class ControllerMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         counts, leads = self._controller.counts, self._leader.term > 0
-        yield GaugeMetricFamily(
-            "narthex_lb_leader", "1 if this controller is the leader.", value=float(leads)
-        )
+        yield GaugeMetricFamily("narthex_lb_leader", "1 if this controller is the leader.", value=float(leads))
         # Only the leader allocates, so the others have no usage to report.
         uses = counts.uses if leads else ()
         usable = [use for use in uses if not use.refused]

@@ -166,7 +166,9 @@ def held_by_unreadable(
     try:
         found = asyncio.run(_list(access))
     except (ApiError, TimeoutError) as error:
-        LOGGER.warning("cannot list the Services that failed to decode, which may hold addresses: %s", printable(str(error)))
+        LOGGER.warning(
+            "cannot list the Services that failed to decode, which may hold addresses: %s", printable(str(error))
+        )
         return None
     held = {_key(raw): _addresses(raw) for raw in found.get("items") or () if isinstance(raw, dict)}
     return {key: addresses for key, addresses in held.items() if addresses and not readable(key)}
