@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from narthex.runtime.http import Reply
+from narthex.runtime.http.messages import HttpResponse
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -34,6 +34,6 @@ def exposition(*collectors: Collector) -> bytes:
     return generate_latest(registry)
 
 
-def metrics_reply(text: bytes) -> Reply:
+def metrics_reply(text: bytes) -> HttpResponse:
     """Return the answer to a scrape."""
-    return Reply(200, text, CONTENT_TYPE)
+    return HttpResponse(200, text, CONTENT_TYPE)

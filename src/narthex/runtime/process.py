@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from narthex.runtime.http import HttpServer
+from narthex.runtime.http.server import HttpServer
 from narthex.runtime.status import BindError, Listener, StatusServer
 
 

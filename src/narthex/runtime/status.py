@@ -10,13 +10,14 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from narthex.model.net import join_port
-from narthex.runtime.http import Answer, HttpServer, Reply, Request, Seats, Slow, listening
+from narthex.runtime.http.messages import ConnectionSlots, HttpRequest, HttpResponse, Responder, SlowResponse
+from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER
 
 RETRY_SECONDS = 5.0
 """A port that is taken is tried again this often (row 17.8)."""
 
-RouteHandler = Callable[[], Reply | Slow]
+RouteHandler = Callable[[], HttpResponse | SlowResponse]
 """Answers a GET request for one path."""
 
 Routes = Mapping[str, RouteHandler]
@@ -79,7 +80,7 @@ class StatusServer:
     def __init__(self, http: HttpServer, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._http = http
         self._retry_seconds = retry_seconds
-        self._seats = Seats()
+        self._seats = ConnectionSlots()
         self._lock = threading.Lock()
         self._wanted: tuple[Listener, ...] = ()
         self._bound: dict[tuple[str, str, int], socket.socket] = {}
@@ -144,18 +145,18 @@ class StatusServer:
 
 def _listen(listener: Listener) -> socket.socket:
     """`::` takes IPv4 too, as it does for kube-proxy."""
-    return listening(listener.address, listener.port, both_families=listener.address == "::")
+    return listen_tcp(listener.address, listener.port, both_families=listener.address == "::")
 
 
-def _answer(routes: Routes) -> Answer:
+def _answer(routes: Routes) -> Responder:
     """GET and HEAD of fixed paths."""
 
-    def answer(request: Request) -> Reply | Slow:
+    def answer(request: HttpRequest) -> HttpResponse | SlowResponse:
         route = routes.get(request.path)
         if request.method not in ("GET", "HEAD"):
-            return Reply(405, b"only GET and HEAD\n")
+            return HttpResponse(405, b"only GET and HEAD\n")
         if route is None:
-            return Reply(404, f"not found; there is {', '.join(routes)}\n".encode())
+            return HttpResponse(404, f"not found; there is {', '.join(routes)}\n".encode())
         return route()
 
     return answer

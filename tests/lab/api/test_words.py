@@ -1,8 +1,10 @@
 """Tables of what the API understands and makes: selectors, patches, sets of fields, protocol buffers, WebSockets, ages."""
 
 import pytest
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import BytesMessage
 
-from narthex.lab.api import patches, protobuf, websocket
+from narthex.lab.api import patches, protobuf
 from narthex.lab.api.ages import human
 from narthex.lab.api.apply import apply
 from narthex.lab.api.columns_custom import values
@@ -11,6 +13,7 @@ from narthex.lab.api.field_sets import field_set, nested, parsed
 from narthex.lab.api.kinds import KINDS, newest_first
 from narthex.lab.api.selectors import Selector
 from narthex.lab.api.types import object_type
+from narthex.lab.server import websocket
 
 from .registries import registry
 
@@ -134,20 +137,32 @@ def test_protocol_buffers_of_kubectl_create():
             protobuf.decode(protobuf.MAGIC + (kind + part(2, raw))[:cut])
 
 
+HANDSHAKE = {
+    "host": "lab", "upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-protocol": "v4.channel.k8s.io, v5.channel.k8s.io",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("length", [0, 1, 125, 126, 65535, 65536])
 def test_websocket_messages_arrive_in_any_pieces(length):
-    payload, mask = bytes(range(256)) * (length // 256 + 1), b"\1\2\3\4"
-    payload = payload[:length]
-    frame = bytearray(websocket.message(payload))
-    head = len(frame) - length
-    frame[1] |= 0x80
-    masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
-    sent = bytes(frame[:head]) + mask + masked
-    incoming = websocket.Incoming()
+    payload = (bytes(range(256)) * (length // 256 + 1))[:length]
+    server = websocket.ChannelSocket(HANDSHAKE)
+    assert b"v5.channel.k8s.io" in server.accept()
+    sent = Connection(ConnectionType.CLIENT).send(BytesMessage(b"\0" + payload))
     pieces = [sent[at : at + 1000] for at in range(0, len(sent), 1000)]
-    assert [each for piece in pieces for each in incoming.feed(piece)] == [payload]
-    with pytest.raises(websocket.BadFrame, match="masked"):
-        list(websocket.Incoming().feed(websocket.message(b"x")))
+    assert [each for piece in pieces for each in server.feed(piece)] == [(websocket.STDIN, payload)]
+    with pytest.raises(websocket.BadFrame, match="mask"):
+        list(server.feed(server.message(1, b"x")))
+
+
+def test_websockets_that_are_refused():
+    for change in ({"sec-websocket-protocol": "x"}, {"upgrade": "SPDY/3.1"}, {"sec-websocket-key": ""}):
+        with pytest.raises(websocket.BadFrame):
+            websocket.ChannelSocket(HANDSHAKE | change)
+    server = websocket.ChannelSocket(HANDSHAKE)
+    server.accept()
+    with pytest.raises(websocket.BadFrame, match="a message has at most"):
+        list(server.feed(Connection(ConnectionType.CLIENT).send(BytesMessage(b"\0" * (websocket.MAX_MESSAGE + 1)))))
 
 
 @pytest.mark.parametrize(

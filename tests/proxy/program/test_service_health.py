@@ -17,7 +17,8 @@ from narthex.linux.addresses import OwnAddress
 from narthex.model.net import IPFamily
 from narthex.proxy.plan.ir import HealthCheck, NodePorts, Plan
 from narthex.proxy.program.service_health import AGAIN_SECONDS, ServiceHealth
-from narthex.runtime.http import HttpServer, Request, listening
+from narthex.runtime.http.messages import HttpRequest
+from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.testing.build import name
 from narthex.testing.load import until
 
@@ -79,7 +80,7 @@ class Bench:
         return set(self.http.answers)
 
     def ask(self, address="0.0.0.0", port=32000, method="GET", path="/"):
-        reply = self.http.answers[address, port](Request(method, path))
+        reply = self.http.answers[address, port](HttpRequest(method, path))
         return reply.status, json.loads(reply.body)
 
 
@@ -110,7 +111,7 @@ def said(log, level):
 def test_the_answer(bench, ready, healthy, status):
     bench.follow({WEB: (32000, ready)})
     bench.healthy = healthy
-    reply = bench.http.answers["0.0.0.0", 32000](Request("GET", "/"))
+    reply = bench.http.answers["0.0.0.0", 32000](HttpRequest("GET", "/"))
     assert reply.status == status
     assert reply.content_type == "application/json"
     assert reply.headers == (("X-Load-Balancing-Endpoint-Weight", str(ready)),)
@@ -293,7 +294,7 @@ def test_a_connection_older_than_the_ports_end_gets_an_answer(bench):
     bench.follow({WEB: (32000, 1)})
     answer = bench.http.answers["0.0.0.0", 32000]
     bench.follow({})
-    assert answer(Request("GET", "/")).status == 404
+    assert answer(HttpRequest("GET", "/")).status == 404
 
 
 def fetch(address, port, raw=b"GET / HTTP/1.1\r\n\r\n"):
@@ -339,7 +340,7 @@ def test_a_port_in_use_over_sockets():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(OSError, match="Address already in use"):
-            listening("127.0.0.1", port)
+            listen_tcp("127.0.0.1", port)
 
 
 def test_a_crowd_at_one_group_of_ports_does_not_shut_out_the_other():

@@ -18,8 +18,10 @@ from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.program.health import Health
 from narthex.proxy.program.metrics import Metrics
 from narthex.proxy.program.status import health_routes, metrics_routes
-from narthex.runtime import http as httpd
-from narthex.runtime.http import HttpServer, Reply, Slow
+from narthex.runtime.http import connection as http_connection
+from narthex.runtime.http import server as http_server
+from narthex.runtime.http.messages import HttpResponse, SlowResponse
+from narthex.runtime.http.server import HttpServer
 from narthex.runtime.status import BindError, Listener, StatusServer
 from narthex.testing.fakes import FakeClock
 
@@ -129,7 +131,7 @@ def test_head_has_no_body(server):
 
 
 def test_a_silent_client_is_hung_up_on(server, monkeypatch):
-    monkeypatch.setattr(httpd, "_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(http_connection, "_REQUEST_SECONDS", 0.1)
     assert ask(server, "health", b"GET /hea") == b""
 
 
@@ -148,7 +150,7 @@ def test_a_large_body_does_not_cost_the_client_the_answer(server):
 
 
 def test_without_files_it_rests_and_goes_on(server, monkeypatch, caplog):
-    monkeypatch.setattr(httpd, "_REST_SECONDS", 0.05)
+    monkeypatch.setattr(http_server, "_ACCEPT_RETRY_SECONDS", 0.05)
     monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE]
 
@@ -165,7 +167,7 @@ def test_without_files_it_rests_and_goes_on(server, monkeypatch, caplog):
 
 
 def test_a_route_that_fails_answers_500(http):
-    bad = {"/": lambda: Reply(1 // 0, b""), "/slow": lambda: Slow(lambda: Reply(1 // 0, b""))}
+    bad = {"/": lambda: HttpResponse(1 // 0, b""), "/slow": lambda: SlowResponse(lambda: HttpResponse(1 // 0, b""))}
     with_bug = StatusServer(http)
     with_bug.serve([Listener("health", "127.0.0.1", 0, bad)])
     assert get(with_bug, "health", "/")[0] == 500
@@ -177,10 +179,16 @@ def test_a_slow_answer_holds_nobody_up(http):
 
     def slow():
         assert go_on.wait(30)
-        return Reply(200, b"at last")
+        return HttpResponse(200, b"at last")
 
     both = StatusServer(http)
-    both.serve([Listener("health", "127.0.0.1", 0, {"/": lambda: Reply(200, b"now"), "/slow": lambda: Slow(slow)})])
+    both.serve(
+        [
+            Listener(
+                "health", "127.0.0.1", 0, {"/": lambda: HttpResponse(200, b"now"), "/slow": lambda: SlowResponse(slow)}
+            )
+        ]
+    )
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(get, both, "health", "/slow")
         assert get(both, "health", "/")[1] == b"now"
@@ -194,7 +202,7 @@ def test_a_taken_port_is_tried_again(http):
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         waiting = StatusServer(http, retry_seconds=0.05)
-        waiting.serve([Listener("health", "127.0.0.1", port, {"/": lambda: Reply(200, b"here")})])
+        waiting.serve([Listener("health", "127.0.0.1", port, {"/": lambda: HttpResponse(200, b"here")})])
         time.sleep(0.1)
         assert waiting.addresses == {}
     end = time.monotonic() + 30
@@ -217,7 +225,7 @@ def test_a_taken_port_is_fatal_with_hard_fail(http):
 @pytest.mark.row("29.12")
 def test_ports_move_while_it_runs(http):
     def routes(body):
-        return {"/": lambda: Reply(200, body)}
+        return {"/": lambda: HttpResponse(200, body)}
 
     moving = StatusServer(http)
     moving.serve([Listener("health", "127.0.0.1", 0, routes(b"h")), Listener("metrics", "127.0.0.1", 0, routes(b"m"))])
@@ -240,7 +248,7 @@ def test_a_port_of_ones_own_is_free_again_when_it_moves(http):
     moving = StatusServer(http)
     port = free_port()
     for address in ("127.0.0.1", "0.0.0.0", "127.0.0.1"):
-        moving.serve([Listener("health", address, port, {"/": lambda: Reply(200, b"here")})], hard_fail=True)
+        moving.serve([Listener("health", address, port, {"/": lambda: HttpResponse(200, b"here")})], hard_fail=True)
         assert moving.addresses["health"] == (address, port)
 
 
@@ -265,7 +273,7 @@ def test_a_server_without_listeners_does_nothing(http):
 
 def test_unspecified_ipv6_takes_ipv4_too(http):
     both = StatusServer(http)
-    both.serve([Listener("health", "::", 0, {"/": lambda: Reply(200, b"both")})])
+    both.serve([Listener("health", "::", 0, {"/": lambda: HttpResponse(200, b"both")})])
     with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=30) as response:
         assert response.read() == b"both"
 

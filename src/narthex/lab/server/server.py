@@ -1,10 +1,10 @@
-"""The API's server: HTTP/1.1 on as many sockets as there are, in one thread of its own.
+"""The lab's API server: HTTP/1.1 over TLS, on any number of sockets.
 
     server = ApiServer(Api(registry), lock, token="...")
     server.start()
-    server.listen(sock, tls)        # again for each socket, which may have been made in another network namespace
+    server.listen(sock, tls)        # repeated for each socket, which may belong to another network namespace
 
-Whoever changes the registry by itself holds the lock while it does, and calls `wake` afterwards.
+Code that changes the registry directly holds the lock meanwhile, and calls `wake` afterwards.
 """
 
 from __future__ import annotations
@@ -16,28 +16,45 @@ import socket
 import ssl
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from urllib.parse import parse_qsl, unquote
 
 from narthex.lab.api.api import Api, refusal
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.requests import Exec, Logs, Request, Stream, Whole
-from narthex.lab.server.connection import Connection, Malformed
+from narthex.lab.server.logs import send_logs
 from narthex.lab.server.pods import Pods
-from narthex.lab.server.remote_command import serve_exec
-from narthex.lab.server.streams import send_logs
+from narthex.runtime.http.connection import HttpConnection
+from narthex.runtime.http.framing import HttpLimits, MalformedRequest
+from narthex.runtime.http.messages import ConnectionSlots, HttpRequest
+from narthex.runtime.http.server import HttpServer
 
-T = TypeVar("T")
-
-_LEAST_GZIP = 128 * 1024
-"""Shorter answers are sent as they are, as upstream does."""
-_HEAD_LIMIT = 1024 * 1024
+_MIN_GZIP_BYTES = 128 * 1024
+"""Shorter responses are not compressed, as upstream."""
+_LIMITS = HttpLimits(head=1024 * 1024, body=3 * 1024 * 1024)
+_CONNECTIONS = 1 << 16
 _UNAUTHORIZED = ApiFault(401, "Unauthorized", "Unauthorized")
-_CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+class ApiConnection(HttpConnection):
+    """A connection of an API client, on which a watch may be open."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer, _LIMITS)
+        self.changed = asyncio.Event()
+        """Set when a watch on this connection may have new events."""
+
+    def reset(self) -> None:
+        """Close at once, and end the watch."""
+        super().reset()
+        self.changed.set()
 
 
 class ApiServer:
-    """A server. `start` and `stop` may take turns."""
+    """An API server. `start` and `stop` may alternate."""
+
+    connection_type = ApiConnection
+    """Class of its connections, which a subclass may replace."""
 
     def __init__(
         self,
@@ -50,8 +67,17 @@ class ApiServer:
         changed: Callable[[], None] = lambda: None,
         gather: float = 0.0,
     ) -> None:
-        """With a `token`, requests without it are answered 401. `changed` is called, without the lock, after a write. Watchers
-        are told `gather` seconds after `wake`, of all that has come by then."""
+        """Prepare a server.
+
+        Args:
+            api: what it serves.
+            lock: held while `api` is used.
+            token: bearer token; requests without it are answered 401. Empty: none is required.
+            pods: reader of logs and starter of programs.
+            bookmark_seconds: interval of bookmarks in watches.
+            changed: called after a write, without the lock.
+            gather: seconds after `wake` for which changes are collected before they are sent to watchers.
+        """
         self.api = api
         self.lock = lock
         self.token = token
@@ -60,64 +86,67 @@ class ApiServer:
         self._changed = changed
         self._gather = gather
         self._waking = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="api", daemon=True)
-        self._servers: dict[int, asyncio.Server] = {}
-        self._connections: set[Connection] = set()
+        self._http = HttpServer("api")
+        self._slots = ConnectionSlots(_CONNECTIONS)
+        self._ports: dict[int, socket.socket] = {}
         self._serving = False
 
     def start(self) -> None:
-        """Begin to serve; nobody is listened to before `listen`."""
-        if not self._thread.is_alive():
-            self._thread.start()
+        """Begin to serve the sockets that `listen` adds."""
         self._serving = True
 
     def listen(self, where: socket.socket | tuple[str, int], tls: ssl.SSLContext | None = None) -> int:
-        """Serve a socket that is bound, or an address and port (0: any) of the network namespace in which `start` was
-        called; returns the port."""
-        return self._run(self._listen(where, tls))
+        """Serve a bound socket, or an address and port (0: any) in the calling thread's network namespace.
+
+        Returns the port.
+        """
+        sock = where if isinstance(where, socket.socket) else socket.create_server(where)
+        sock.listen(128)
+        port = int(sock.getsockname()[1])
+        self._ports[port] = sock
+        self._http.serve(sock, self.connection_type, self._serve, self._slots, tls)
+        return port
 
     def silence(self, port: int) -> None:
-        """Listen no more on a port; connections that are open stay."""
-        self._run(self._close(port))
+        """Stop listening on a port. Open connections stay."""
+        if sock := self._ports.pop(port, None):
+            self._http.close(sock)
 
     def wake(self) -> None:
-        """Tell the watchers that something has changed."""
-        if self._loop.is_closed() or self._waking:
+        """Send changes of the registry to the watchers."""
+        if not self._serving or self._waking:
             return
         self._waking = self._gather > 0
-        self._loop.call_soon_threadsafe(self._wake_later)
+        if self._gather > 0:
+            self._http.later(self._gather, self._wake)
+        else:
+            self._http.call(self._wake)
 
     def drop(self) -> None:
         """Reset all connections."""
-        self._loop.call_soon_threadsafe(self._reset)
+        self._http.call(self._drop)
 
     def stop(self) -> None:
-        """Be gone: connections are reset, and nobody listens."""
+        """Stop listening and reset open connections."""
         self._serving = False
-        self._run(self._end())
+        self._http.reset()
+        self._ports.clear()
+        self._waking = False
 
     def close(self) -> None:
-        """After `stop`: end the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """End the thread, after `stop`."""
+        self._http.stop()
 
     @property
     def connections(self) -> int:
-        """How many are open."""
-        return len(self._connections)
+        """The number of open connections."""
+        return len(self._http.connections)
 
-    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
-        """A new connection. Others may make another sort of it."""
-        return Connection(reader, writer)
-
-    async def answer(self, connection: Connection, request: Request) -> None:
+    async def answer(self, connection: ApiConnection, request: Request) -> None:
         """Answer one request."""
-        if self.token and not hmac.compare_digest(
-            request.headers.get("authorization", "").encode(), f"Bearer {self.token}".encode()
-        ):
-            await self._send(connection, request, _with(refusal(_UNAUTHORIZED), _CHALLENGE))
+        given = request.headers.get("authorization", "").encode()
+        if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+            await self._send(connection, request, refusal(_UNAUTHORIZED), ("WWW-Authenticate", "Bearer"))
             return
         with self.lock:
             before = self.api.registry.version
@@ -133,129 +162,93 @@ class ApiServer:
             elif isinstance(reply, Logs):
                 await send_logs(connection, self._pods, reply)
             elif isinstance(reply, Exec):
+                # Only exec needs WebSockets, which take 20 ms to import.
+                from narthex.lab.server.exec import serve_exec
+
                 await serve_exec(connection, self._pods, request, reply)
-                # What was a conversation is no HTTP any more.
+                # The connection no longer speaks HTTP.
+                await connection.close()
                 raise ConnectionResetError
             else:
                 await self._stream(connection, reply)
         except ApiFault as fault:
             await self._send(connection, request, refusal(fault))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+    def answered(self, request: Request, code: int) -> None:
+        """Note that a request is about to be answered with this status."""
 
-    async def _listen(self, where: socket.socket | tuple[str, int], tls: ssl.SSLContext | None) -> int:
-        sock = where if isinstance(where, socket.socket) else socket.create_server(where, backlog=128)
-        server = await asyncio.start_server(self._serve, sock=sock, ssl=tls, limit=_HEAD_LIMIT)
-        port = int(server.sockets[0].getsockname()[1])
-        self._servers[port] = server
-        return port
+    def sent(self) -> None:
+        """Note that events are about to be sent to a watcher."""
 
-    async def _close(self, port: int) -> None:
-        server = self._servers.pop(port, None)
-        if server is None:
-            return
-        # asyncio loses connections that are just being accepted when their server closes: let them come first.
-        for sock in server.sockets:
-            asyncio.get_running_loop().remove_reader(sock.fileno())
-        await asyncio.sleep(0.001)
-        server.close()
-
-    async def _end(self) -> None:
-        for port in list(self._servers):
-            await self._close(port)
-        while asyncio.all_tasks() - {asyncio.current_task()}:
-            self._reset()
-            await asyncio.sleep(0.001)
-
-    def _reset(self) -> None:
-        for connection in list(self._connections):
+    def _drop(self) -> None:
+        for connection in self._http.connections:
             connection.reset()
-
-    def _wake_later(self) -> None:
-        if self._gather > 0:
-            self._loop.call_later(self._gather, self._wake)
-        else:
-            self._wake()
 
     def _wake(self) -> None:
         # First, so that a change from here on is not missed.
         self._waking = False
-        for connection in self._connections:
-            connection.news.set()
+        for connection in self._http.connections:
+            if isinstance(connection, ApiConnection):
+                connection.changed.set()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = self.connected(reader, writer)
-        self._connections.add(connection)
+    async def _serve(self, connection: HttpConnection) -> None:
+        assert isinstance(connection, ApiConnection)
         try:
             while self._serving and (request := await connection.request()) is not None:
-                await self.answer(connection, request)
-                if request.headers.get("connection", "").lower() == "close":
-                    writer.close()
-                    await writer.wait_closed()
-                    break
-        except Malformed as error:
-            await _last_word(connection, refusal(ApiFault(error.code, "BadRequest", str(error))))
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
-            pass
+                await self.answer(connection, _api_request(request))
+                if not connection.framing.persistent:
+                    await connection.close()
+                    return
+        except MalformedRequest as error:
+            await _refuse(connection, ApiFault(error.status, "BadRequest", str(error)))
+        except OSError:
+            raise
         except Exception as error:
             traceback.print_exc()
-            await _last_word(connection, refusal(ApiFault(500, "InternalError", f"{type(error).__name__}: {error}")))
-        finally:
-            self._connections.discard(connection)
-            connection.reset()
+            await _refuse(connection, ApiFault(500, "InternalError", f"{type(error).__name__}: {error}"))
 
-    async def _send(self, connection: Connection, request: Request, reply: Whole) -> None:
-        packed = len(reply.body) >= _LEAST_GZIP and "gzip" in request.headers.get("accept-encoding", "")
+    async def _send(self, connection: HttpConnection, request: Request, reply: Whole, *fields: tuple[str, str]) -> None:
+        packed = len(reply.body) >= _MIN_GZIP_BYTES and "gzip" in request.headers.get("accept-encoding", "")
         body = gzip.compress(reply.body, 1) if packed else reply.body
-        headers = {
-            "Content-Type": reply.content_type,
-            **reply.headers,
-            **({"Content-Encoding": "gzip"} if packed else {}),
-        }
-        await connection.whole(reply.status, body, headers)
+        headers = {"Content-Type": reply.content_type, **reply.headers, **dict(fields)}
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        await connection.respond(reply.status, body, headers.items())
 
-    async def _stream(self, connection: Connection, cursor: Stream) -> None:
-        """A watch, until its time is over."""
+    async def _stream(self, connection: ApiConnection, cursor: Stream) -> None:
+        """Send a watch until its time is over."""
         loop = asyncio.get_running_loop()
         end, bookmark = loop.time() + cursor.timeout, loop.time() + self._bookmark_seconds
-        await connection.head(200, {"Content-Type": cursor.content_type, "Transfer-Encoding": "chunked"})
+        await connection.begin(200, (("Content-Type", cursor.content_type), ("Transfer-Encoding", "chunked")))
         while True:
-            connection.news.clear()
+            connection.changed.clear()
             with self.lock:
                 lines = list(cursor.lines())
                 if self.api.abilities.bookmarks and loop.time() >= bookmark:
                     bookmark = loop.time() + self._bookmark_seconds
                     lines += [line] if (line := cursor.bookmark()) else []
             if lines:
-                self.told()
-            await connection.chunks(lines)
-            if connection.gone:
+                self.sent()
+            await connection.send(lines)
+            if connection.is_reset:
                 raise ConnectionResetError
             if cursor.broken or loop.time() >= end:
                 break
             try:
                 async with asyncio.timeout_at(min(end, bookmark)):
-                    await connection.news.wait()
+                    await connection.changed.wait()
             except TimeoutError:
                 continue
-        await connection.last_chunk()
-
-    def answered(self, request: Request, code: int) -> None:
-        """A request is about to be answered with this status."""
-
-    def told(self) -> None:
-        """A watcher is told of something."""
+        await connection.end()
 
 
-async def _last_word(connection: Connection, reply: Whole) -> None:
-    try:
-        await connection.whole(reply.status, reply.body, {"Content-Type": reply.content_type, "Connection": "close"})
-        connection.writer.close()
-        await connection.writer.wait_closed()
-    except (ConnectionError, ssl.SSLError):
-        pass
+def _api_request(request: HttpRequest) -> Request:
+    pairs: Sequence[tuple[str, str]] = parse_qsl(request.query, keep_blank_values=True)
+    return Request(request.method, unquote(request.path), dict(pairs), request.headers, request.body, tuple(pairs))
 
 
-def _with(reply: Whole, headers: dict[str, str]) -> Whole:
-    return Whole(reply.status, reply.body, {**reply.headers, **headers}, reply.content_type)
+async def _refuse(connection: HttpConnection, fault: ApiFault) -> None:
+    """Send a last Status and close."""
+    reply = refusal(fault)
+    await connection.respond(reply.status, reply.body, (("Content-Type", reply.content_type), ("Connection", "close")))
+    await connection.close()

@@ -1,8 +1,8 @@
-"""What a browser gets: the page, its files, the picture as it changes, a path on request.
+"""Responses to the browser: the page, its files, the picture as it changes, and the path of a packet on request.
 
-Any page in the same browser can send requests to this machine, and any user of it can reach the port. So each request must
-come under a name of the loopback (against DNS rebinding) and bring the token, first in the address that was printed and from
-then on in a cookie; and nothing but the page's own files may run or be loaded (Content-Security-Policy). Nothing here changes
+Any page in the same browser can send requests to this machine, and any user of the machine can reach the port. Each request
+must therefore name a loopback host (against DNS rebinding) and carry the token, first in the address that was printed and
+from then on in a cookie. Nothing but the page's own files may run or load (Content-Security-Policy). Nothing here changes
 anything.
 """
 
@@ -10,109 +10,119 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from http.cookies import CookieError, SimpleCookie
 from importlib import resources
+from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from narthex.lab.ui.board import Board
 from narthex.lab.ui.path import Tracer, path
+from narthex.runtime.http.messages import HttpRequest, HttpResponse, SlowResponse, StreamedResponse
 
-POLICY = (
+_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-_KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "html": "text/html"}
-_LONGEST = 300
+_HEADERS = (
+    ("content-security-policy", _POLICY),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+)
+_MEDIA_TYPES = {
+    name: f"text/{kind}; charset=utf-8" for name, kind in (("css", "css"), ("js", "javascript"), ("html", "html"))
+} | {"svg": "image/svg+xml"}
+_MAX_ENDPOINT = 300
 """Characters of a source or a destination."""
-_LOOK_SECONDS = 0.2
-_QUIET_LOOKS = 50
+_POLL_SECONDS = 0.2
+_KEEPALIVE_POLLS = 50
 
-Handler = Callable[[Request], Awaitable[Response]]
+_PageResponse = HttpResponse | SlowResponse | StreamedResponse
 
 
-def application(board: Board, trace: Tracer, port: int, token: str) -> Starlette:
-    """The page for one board. `token`: what a browser must bring."""
-    cookie = f"narthex-{port}"
-    """Cookies do not know ports, and there may be several of these pages."""
-    names = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
-    files = {each.name: each.read_bytes() for each in resources.files("narthex.lab.ui").joinpath("static").iterdir()}
+class PageResponder:
+    """Answers the requests of a browser that shows one board."""
 
-    def guarded(handler: Handler) -> Handler:
-        async def answer(request: Request) -> Response:
-            if request.headers.get("host", "") not in names:
-                return _refused(421, "this page is for this machine's loopback address only")
-            if not _same(request.cookies.get(cookie, ""), token):
-                return _refused(403, "open the address that `narthex ui` has printed, with its token")
-            response = await handler(request)
-            response.headers.update(_HEADERS)
-            return response
+    def __init__(self, board: Board, trace: Tracer, port: int, token: str) -> None:
+        """Load the page's files. `token` is what a browser must present."""
+        self._board = board
+        self._trace = trace
+        self._token = token
+        # Cookies do not distinguish ports, and several of these pages may be open.
+        self._cookie = f"narthex-{port}"
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        files = resources.files("narthex.lab.ui").joinpath("static").iterdir()
+        self._files = {each.name: each.read_bytes() for each in files}
+        self._routes: dict[str, Callable[[HttpRequest], _PageResponse]] = {
+            "/": lambda _: self._file("index.html"),
+            "/events": lambda _: StreamedResponse(_events(board), "text/event-stream; charset=utf-8", _HEADERS),
+            "/path": self._path,
+            **{f"/{name}": self._static for name in self._files if name != "index.html"},
+        }
 
-        return answer
-
-    async def enter(request: Request) -> Response:
-        given = request.query_params.get("token", "")
-        if request.headers.get("host", "") in names and _same(given, token):
+    def __call__(self, request: HttpRequest) -> _PageResponse:
+        """Answer one request."""
+        route = self._routes.get(request.path)
+        if route is None:
+            return _text(404, "Not Found")
+        if request.method not in ("GET", "HEAD"):
+            return _text(405, "Method Not Allowed")
+        if request.headers.get("host", "") not in self._hosts:
+            return _text(421, "this page is for this machine's loopback address only\n")
+        if request.path == "/" and self._is_token(dict(parse_qsl(request.query)).get("token", "")):
             # Without the token in it the address can be shown to others.
-            response: Response = RedirectResponse("/", 303, _HEADERS)
-            response.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
-            return response
-        return await guarded(_file("index.html"))(request)
+            cookie = f"{self._cookie}={self._token}; HttpOnly; Path=/; SameSite=strict"
+            return _text(303, "", ("location", "/"), ("set-cookie", cookie))
+        if not self._is_token(_cookie(request.headers.get("cookie", ""), self._cookie)):
+            return _text(403, "open the address that `narthex ui` has printed, with its token\n")
+        return route(request)
 
-    def _file(name: str) -> Handler:
-        async def send(_: Request) -> Response:
-            return Response(files[name], media_type=_KINDS[name.rpartition(".")[2]])
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
 
-        return send
+    def _static(self, request: HttpRequest) -> HttpResponse:
+        return self._file(request.path[1:])
 
-    async def events(_: Request) -> Response:
-        return StreamingResponse(_stream(board), media_type="text/event-stream")
+    def _file(self, name: str) -> HttpResponse:
+        return HttpResponse(200, self._files[name], _MEDIA_TYPES[name.rpartition(".")[2]], _HEADERS)
 
-    async def trace_path(request: Request) -> Response:
-        asked = [request.query_params.get(name, "")[:_LONGEST] for name in ("from", "to")]
-        found = await asyncio.to_thread(path, trace, board.snapshot, *asked)
-        return Response(msgspec.json.encode(found), media_type="application/json")
+    def _path(self, request: HttpRequest) -> SlowResponse:
+        query = dict(parse_qsl(request.query))
+        source, destination = (query.get(name, "")[:_MAX_ENDPOINT] for name in ("from", "to"))
 
-    return Starlette(
-        routes=[
-            Route("/", enter),
-            *(Route(f"/{name}", guarded(_file(name))) for name in files if name != "index.html"),
-            Route("/events", guarded(events)),
-            Route("/path", guarded(trace_path)),
-        ]
-    )
+        def trace() -> HttpResponse:
+            found = path(self._trace, self._board.snapshot, source, destination)
+            return HttpResponse(200, msgspec.json.encode(found), "application/json", _HEADERS)
+
+        return SlowResponse(trace)
 
 
-def _same(given: str, token: str) -> bool:
-    return secrets.compare_digest(given.encode(), token.encode())
+def _text(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
+    return HttpResponse(status, text.encode(), headers=(*_HEADERS, *headers))
 
 
-def _refused(status: int, why: str) -> Response:
-    return PlainTextResponse(f"{why}\n", status, _HEADERS)
+def _cookie(header: str, name: str) -> str:
+    """Return a cookie's value, empty if there is none."""
+    try:
+        cookies = SimpleCookie(header)
+    except CookieError:
+        return ""
+    return cookies[name].value if name in cookies else ""
 
 
-async def _stream(board: Board) -> AsyncIterator[bytes]:
-    """Server-sent events: all there is, then what changes."""
+async def _events(board: Board) -> AsyncIterator[bytes]:
+    """Yield server-sent events: the present state, then each change."""
     since, quiet = 0, 0
     while not board.stop.is_set():
         since, found = board.news(since)
         for kind, body in found:
             yield b"event: %s\ndata: %s\n\n" % (kind.encode(), body)
         quiet = 0 if found else quiet + 1
-        if quiet == _QUIET_LOOKS:
-            # A word now and then shows when a browser is gone.
+        if quiet == _KEEPALIVE_POLLS:
+            # A comment now and then reveals that a browser is gone.
             yield b": still here\n\n"
             quiet = 0
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)

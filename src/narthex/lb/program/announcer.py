@@ -30,7 +30,7 @@ from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import AnnouncerConfiguration
 from narthex.runtime.feed import Feed
-from narthex.runtime.http import Reply
+from narthex.runtime.http.messages import HttpResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
 from narthex.runtime.reconciler import Reconciler
@@ -138,7 +138,9 @@ class AnnouncerPart:
                 writer = ConditionWriter(self._origin.access)
                 stack.enter_context(writer.running())
             if self._status is not None:
-                self._status.offer(PATH, lambda: Reply(200, msgspec.json.encode(self.state()), "application/json"))
+                self._status.offer(
+                    PATH, lambda: HttpResponse(200, msgspec.json.encode(self.state()), "application/json")
+                )
                 stack.callback(self._status.withdraw, PATH)
             stack.enter_context(feed.running(self._reconciler.wake))
             loop = AnnouncerLoop(

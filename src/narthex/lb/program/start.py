@@ -16,7 +16,7 @@ from narthex.kube.lease import TIMES, Times
 from narthex.kube.origin import EventPoster, SourceMetrics
 from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import Clock, SystemClock
-from narthex.runtime.http import Reply, Slow
+from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import exposition, metrics_reply
 from narthex.runtime.process import run_until_signal
@@ -64,14 +64,14 @@ def _listeners(
     clock: Clock,
     place: ControllerOptions,
 ) -> tuple[Listener, ...]:
-    def healthz() -> Reply:
+    def healthz() -> HttpResponse:
         idle = clock.now() - controller.counts.turn_at
         well = not controller.counts.turn_at or idle < _STUCK_SECONDS
         body: dict[str, Any] = {"healthy": well, "leading": leader.term > 0, "leader": leader.holder}
-        return Reply(200 if well else 503, msgspec.json.encode(body), "application/json")
+        return HttpResponse(200 if well else 503, msgspec.json.encode(body), "application/json")
 
-    def exposition() -> Slow:
-        return Slow(lambda: metrics_reply(metrics.exposition()))
+    def exposition() -> SlowResponse:
+        return SlowResponse(lambda: metrics_reply(metrics.exposition()))
 
     return (
         Listener("health", place.address, place.healthz_port, {"/healthz": healthz, "/livez": healthz}),

@@ -34,7 +34,7 @@ from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.selftest import SelfTest
 from narthex.overlay.program.settings import OverlaySettings
 from narthex.runtime.feed import Feed, Watched
-from narthex.runtime.http import Reply, Slow
+from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import exposition, metrics_reply
 from narthex.runtime.process import StartError, run_until_signal
@@ -165,12 +165,12 @@ def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tup
 def routes(part: OverlayPart) -> Routes:
     """What the port answers: `/healthz` as long as the process is there, `/readyz` by the last look, `/metrics`."""
 
-    def ready() -> Reply:
+    def ready() -> HttpResponse:
         body = msgspec.json.encode(part.figures.state())
-        return Reply(200 if part.ready else 503, body, "application/json")
+        return HttpResponse(200 if part.ready else 503, body, "application/json")
 
     return {
-        "/healthz": lambda: Reply(200, b"ok"),
+        "/healthz": lambda: HttpResponse(200, b"ok"),
         "/readyz": ready,
-        "/metrics": lambda: Slow(lambda: metrics_reply(exposition(part.figures))),
+        "/metrics": lambda: SlowResponse(lambda: metrics_reply(exposition(part.figures))),
     }

@@ -17,7 +17,8 @@ from narthex.linux.addresses import OwnAddress, own_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, in_any, is_zero_prefix, join_port
 from narthex.proxy.plan.ir import HealthCheck, NodePorts, Plan
-from narthex.runtime.http import HttpServer, Reply, Request, Seats, listening
+from narthex.runtime.http.messages import ConnectionSlots, HttpRequest, HttpResponse
+from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER, data
 
 AGAIN_SECONDS = 5.0
@@ -66,7 +67,7 @@ class ServiceHealth:
         http: HttpServer,
         healthy: Callable[[], bool],
         addresses: Callable[[], Iterable[OwnAddress]] = own_addresses,
-        listen: Callable[[str, int], socket.socket] = listening,
+        listen: Callable[[str, int], socket.socket] = listen_tcp,
         tell: Callable[[NamespacedName, str], object] = lambda name, note: None,  # noqa: ARG005
     ) -> None:
         """`healthy` is asked for each answer: whether the proxy does its work (row 17.1). `tell` is told of a Service
@@ -77,7 +78,7 @@ class ServiceHealth:
         self._listen = listen
         self._tell = tell
         self._families: dict[IPFamily, _Family] = {}
-        self._seats = Seats()
+        self._seats = ConnectionSlots()
 
     def follow(self, plan: Plan) -> float:
         """Listen and answer as a plan says that the kernel holds already (row 16.8). To be called again and again, as
@@ -136,12 +137,12 @@ class ServiceHealth:
             if state.missing.pop(place, None) is not None:
                 LOGGER.info("Service %s: health check node port %s is open now", name, place)
 
-    def _answering(self, state: _Family, port: int) -> Callable[[Request], Reply]:
-        def answer(request: Request) -> Reply:  # noqa: ARG001 - any path and any method (row 16.5)
+    def _answering(self, state: _Family, port: int) -> Callable[[HttpRequest], HttpResponse]:
+        def answer(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - any path and any method (row 16.5)
             claim = state.claims.get(port)
             if claim is None:
                 # The connection was made before the port was closed.
-                return Reply(404, b"no Service has this health check node port any more\n")
+                return HttpResponse(404, b"no Service has this health check node port any more\n")
             name, check = claim
             healthy = self._healthy()
             body = {
@@ -149,7 +150,7 @@ class ServiceHealth:
                 "localEndpoints": check.local_ready,
                 "serviceProxyHealthy": healthy,
             }
-            return Reply(
+            return HttpResponse(
                 200 if healthy and check.local_ready else 503,
                 msgspec.json.encode(body),
                 "application/json",

@@ -55,7 +55,7 @@ from narthex.proxy.program.sync import FamilySync, Sync
 from narthex.proxy.program.unserved import Unserved
 from narthex.runtime import logs
 from narthex.runtime.feed import Feed
-from narthex.runtime.http import HttpServer
+from narthex.runtime.http.server import HttpServer
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import Collector
 from narthex.runtime.process import Runnable, StartError, ended_by_signal, replace_process

@@ -14,7 +14,8 @@ from narthex.proxy.program.health import Health
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.metrics import Metrics, indicators
 from narthex.proxy.program.settings import Settings
-from narthex.runtime.http import HttpServer, Reply, Slow
+from narthex.runtime.http.messages import HttpResponse, SlowResponse
+from narthex.runtime.http.server import HttpServer
 from narthex.runtime.metrics import Collector
 from narthex.runtime.status import Listener, PartReport, RouteHandler, Routes, StatusServer
 
@@ -30,7 +31,7 @@ class Judged(Protocol):
 def health_routes(health: Judged, metrics: Metrics) -> Routes:
     """`/healthz` and `/livez` of the health port; both are counted (row 17.9)."""
 
-    def answer(name: str, ask: Callable[[], tuple[int, dict[str, Any]]]) -> Reply:
+    def answer(name: str, ask: Callable[[], tuple[int, dict[str, Any]]]) -> HttpResponse:
         status, body = ask()
         metrics.answered(name, status)
         return _json(body, status)
@@ -44,20 +45,20 @@ def health_routes(health: Judged, metrics: Metrics) -> Routes:
 def metrics_routes(metrics: Metrics, health: Judged, mode: str, configurations: Mapping[str, Any]) -> Routes:
     """What the metrics port serves (row 20.25). `configurations` is what `/configz` shows, by name."""
 
-    def exposition(text: Callable[[], bytes]) -> Slow:
-        return Slow(lambda: Reply(200, text(), "text/plain; version=0.0.4; charset=utf-8"))
+    def exposition(text: Callable[[], bytes]) -> SlowResponse:
+        return SlowResponse(lambda: HttpResponse(200, text(), "text/plain; version=0.0.4; charset=utf-8"))
 
     return {
         "/metrics": lambda: exposition(metrics.exposition),
         "/metrics/slis": lambda: exposition(lambda: indicators(health.livez()[0] == 200)),
-        "/proxyMode": lambda: Reply(200, mode.encode()),
-        "/healthz": lambda: Reply(200, b"ok"),
+        "/proxyMode": lambda: HttpResponse(200, mode.encode()),
+        "/healthz": lambda: HttpResponse(200, b"ok"),
         "/configz": lambda: _json(configurations),
     }
 
 
-def _json(body: Any, status: int = 200) -> Reply:
-    return Reply(status, msgspec.json.encode(body), "application/json")
+def _json(body: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, msgspec.json.encode(body), "application/json")
 
 
 PROXY = "proxy"

@@ -26,9 +26,10 @@ from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request
 from narthex.lab.api.store import Store
 from narthex.lab.encode import encode
-from narthex.lab.server.connection import Connection
+from narthex.lab.server.server import ApiConnection
 from narthex.lab.server.server import ApiServer as Server
 from narthex.model.objects import AnyObject
+from narthex.runtime.http.framing import HeaderFields
 from narthex.testing.apiserver.faults import DropConnection, Fault, Faults, Garble, Refuse, Silence
 
 T = TypeVar("T")
@@ -140,50 +141,7 @@ class FaultyApiServer:
         return self._server.connections
 
 
-class _Faulty(Server):
-    """The lab's API server, which injects the fault that the test requests before each answer."""
-
-    def __init__(
-        self, test: FaultyApiServer, api: Api, lock: threading.RLock, *, token: str, bookmark_seconds: float
-    ) -> None:
-        super().__init__(api, lock, token=token, bookmark_seconds=bookmark_seconds)
-        self._test = test
-
-    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
-        return _FaultyConnection(reader, writer)
-
-    async def answer(self, connection: Connection, request: Request) -> None:
-        if not isinstance(connection, _FaultyConnection):
-            raise TypeError("a connection of another server")
-        self._test.requests.append(request)
-        connection.fault = fault = self._test.faults(request)
-        connection.written = 0
-        if isinstance(fault, Refuse):
-            headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else {}
-            said = refusal(ApiFault(fault.code, "Fault", "requested by the test"))
-            await connection.whole(said.status, said.body, {"Content-Type": said.content_type, **headers})
-        else:
-            await super().answer(connection, request)
-
-    def answered(self, request: Request, code: int) -> None:
-        if request.method != "GET":
-            self._test.writes.append((request, code))
-
-    def told(self) -> None:
-        self._test.sent_at = time.monotonic()
-
-    def freeze(self) -> None:
-        """Send nothing more on the connections that are open."""
-
-        def freeze() -> None:
-            for connection in self._connections:
-                if isinstance(connection, _FaultyConnection):
-                    connection.frozen = True
-
-        self._loop.call_soon_threadsafe(freeze)
-
-
-class _FaultyConnection(Connection):
+class _FaultyConnection(ApiConnection):
     """A connection, and the fault of the answer that is being sent on it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,11 +150,11 @@ class _FaultyConnection(Connection):
         self.frozen = False
         self.written = 0
 
-    async def whole(self, code: int, body: bytes, headers: Mapping[str, str]) -> None:
-        await super().whole(code, self._garbled(body), headers)
+    async def respond(self, status: int, body: bytes, headers: HeaderFields) -> None:
+        await super().respond(status, self._garbled(body), headers)
 
-    async def chunks(self, pieces: Sequence[bytes]) -> None:
-        await super().chunks([self._garbled(piece) for piece in pieces])
+    async def send(self, pieces: Sequence[bytes]) -> None:
+        await super().send([self._garbled(piece) for piece in pieces])
 
     async def write(self, data: bytes) -> None:
         """Send, as far as the fault lets."""
@@ -222,3 +180,45 @@ class _FaultyConnection(Connection):
             return body
         at = min(self.fault.at, len(body) - 1)
         return body[:at] + b"\x07" + body[at + 1 :]
+
+
+class _Faulty(Server):
+    """The lab's API server, which injects the fault that the test requests before each answer."""
+
+    connection_type = _FaultyConnection
+
+    def __init__(
+        self, test: FaultyApiServer, api: Api, lock: threading.RLock, *, token: str, bookmark_seconds: float
+    ) -> None:
+        super().__init__(api, lock, token=token, bookmark_seconds=bookmark_seconds)
+        self._test = test
+
+    async def answer(self, connection: ApiConnection, request: Request) -> None:
+        if not isinstance(connection, _FaultyConnection):
+            raise TypeError("a connection of another server")
+        self._test.requests.append(request)
+        connection.fault = fault = self._test.faults(request)
+        connection.written = 0
+        if isinstance(fault, Refuse):
+            headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else {}
+            said = refusal(ApiFault(fault.code, "Fault", "requested by the test"))
+            await connection.respond(said.status, said.body, [("Content-Type", said.content_type), *headers.items()])
+        else:
+            await super().answer(connection, request)
+
+    def answered(self, request: Request, code: int) -> None:
+        if request.method != "GET":
+            self._test.writes.append((request, code))
+
+    def sent(self) -> None:
+        self._test.sent_at = time.monotonic()
+
+    def freeze(self) -> None:
+        """Send nothing more on the connections that are open."""
+
+        def freeze() -> None:
+            for connection in self._http.connections:
+                if isinstance(connection, _FaultyConnection):
+                    connection.frozen = True
+
+        self._http.call(freeze)

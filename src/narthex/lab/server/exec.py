@@ -1,0 +1,208 @@
+"""`kubectl exec`: the connection becomes a WebSocket that carries the channels of a program in a pod.
+
+The program's ends are files that block, so threads read and write them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.requests import Exec, Request
+from narthex.lab.server.pods import Pods, Process
+from narthex.lab.server.threads import ThreadedReader
+from narthex.lab.server.websocket import CLOSE, ERROR, RESIZE, STDERR, STDIN, STDOUT, BadFrame, ChannelSocket
+from narthex.runtime.http.connection import HttpConnection
+
+_PIECE = 32 * 1024
+_RECEIVE_BYTES = 64 * 1024
+
+
+async def serve_exec(connection: HttpConnection, pods: Pods | None, request: Request, asked: Exec) -> None:
+    """Start a program and carry its channels until it ends. Raises ApiFault before anything is answered."""
+    if not asked.argv:
+        raise ApiFault(501, "NotImplemented", "attach is not served by the lab; use exec, or logs -f")
+    if pods is None:
+        raise ApiFault(501, "NotImplemented", f"no pod runs here, so that nothing can be started in {asked.pod}")
+    try:
+        channels = _Channels(connection, ChannelSocket(request.headers))
+    except BadFrame:
+        raise ApiFault(
+            400,
+            "BadRequest",
+            "this client asks for exec in a protocol that is not spoken here: use a newer kubectl (1.31), "
+            "or `narthex lab exec`",
+        ) from None
+    try:
+        process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, asked)
+    except ApiFault as fault:
+        # To a refusal before the upgrade, clients react with an older protocol.
+        await channels.accept()
+        await channels.send(ERROR, msgspec.json.encode(fault.status()))
+        await channels.close()
+        return
+    try:
+        await channels.accept()
+        await _converse(channels, process)
+    finally:
+        process.kill()
+
+
+def _start(pods: Pods, asked: Exec) -> Process:
+    return pods.exec(asked.namespace, asked.pod, asked.container, asked.argv, asked.stdin, asked.tty)
+
+
+class _Channels:
+    """A WebSocket on a connection."""
+
+    def __init__(self, connection: HttpConnection, socket: ChannelSocket) -> None:
+        self._connection = connection
+        self._socket = socket
+
+    async def accept(self) -> None:
+        await self._connection.write(self._socket.accept())
+
+    async def send(self, channel: int, data: bytes) -> None:
+        await self._connection.write(self._socket.message(channel, data))
+
+    async def close(self) -> None:
+        await self._connection.write(self._socket.close())
+
+    async def received(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield what the client sends, by channel; on CLOSE the number of the channel that ends."""
+        data = self._connection.framing.trailing()
+        while data or (data := await self._connection.reader.read(_RECEIVE_BYTES)):
+            try:
+                for message in self._socket.feed(data):
+                    yield message
+            except BadFrame:
+                return
+            if self._socket.pending:
+                await self._connection.write(self._socket.pending)
+                self._socket.pending = b""
+            if self._socket.ended:
+                return
+            data = b""
+
+
+async def _converse(channels: _Channels, process: Process) -> None:
+    """Carry the channels until the program ends or the client goes, which ends the program."""
+    loop = asyncio.get_running_loop()
+    inputs = _Inputs(process)
+    outputs = [
+        asyncio.ensure_future(_output(channels, channel, file))
+        for channel, file in ((STDOUT, process.stdout), (STDERR, process.stderr))
+        if file is not None
+    ]
+    listening = asyncio.ensure_future(_listen(channels, inputs))
+    try:
+        written = asyncio.ensure_future(_all(outputs))
+        await asyncio.wait((written, listening), return_when=asyncio.FIRST_COMPLETED)
+        if not written.done():
+            # The client is gone, and with it the reason for the program.
+            raise ConnectionResetError
+        await written
+        code = await loop.run_in_executor(None, process.wait)
+        await channels.send(ERROR, msgspec.json.encode(exit_status(code)))
+        await channels.close()
+    finally:
+        process.kill()
+        inputs.end()
+        listening.cancel()
+        for each in outputs:
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await asyncio.gather(listening, *outputs, return_exceptions=True)
+
+
+def exit_status(code: int) -> dict[str, Any]:
+    """Return the Status that reports a program's exit status (remotecommand)."""
+    if not code:
+        return {"metadata": {}, "status": "Success"}
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "message": f"command terminated with non-zero exit code: exit status {code}",
+        "reason": "NonZeroExitCode",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+    }
+
+
+async def _all(outputs: Sequence[asyncio.Future[None]]) -> None:
+    for each in outputs:
+        await each
+
+
+async def _listen(channels: _Channels, inputs: _Inputs) -> None:
+    async for channel, data in channels.received():
+        if channel == STDIN:
+            inputs.write(data)
+        elif channel == RESIZE:
+            inputs.resize(data)
+        elif channel == CLOSE and data[:1] == bytes((STDIN,)):
+            inputs.end()
+
+
+async def _output(channels: _Channels, channel: int, file: BinaryIO) -> None:
+    """Send what the program writes to one file until it closes it."""
+    reader = ThreadedReader(_pieces(file), "api-output")
+    try:
+        while piece := await reader.next():
+            await channels.send(channel, piece)
+    finally:
+        reader.end()
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+    # Reading a terminal whose program has ended fails with EIO.
+    with contextlib.suppress(OSError, ValueError):
+        while piece := read(_PIECE):
+            yield piece
+
+
+class _Inputs:
+    """The program's standard input, written by a thread."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._received: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        if process.stdin is not None:
+            threading.Thread(target=self._pump, args=(process.stdin,), name="api-input", daemon=True).start()
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self._received.put(data)
+
+    def end(self) -> None:
+        self._received.put(None)
+
+    def resize(self, data: bytes) -> None:
+        """Set the terminal's size, given as JSON."""
+        try:
+            size = msgspec.json.decode(data, type=_TerminalSize)
+        except msgspec.DecodeError:
+            return
+        self._process.resize(size.height, size.width)
+
+    def _pump(self, file: BinaryIO) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while (data := self._received.get()) is not None:
+                file.write(data)
+                file.flush()
+        # A terminal's master is the program's output, too, and stays open.
+        if file is not self._process.stdout:
+            with contextlib.suppress(OSError, ValueError):
+                file.close()
+
+
+class _TerminalSize(msgspec.Struct, rename="pascal"):
+    height: int = 0
+    width: int = 0

@@ -1,0 +1,41 @@
+"""Streams of what a container writes."""
+
+from __future__ import annotations
+
+from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.requests import Logs
+from narthex.lab.server.pods import Pods
+from narthex.lab.server.threads import ThreadedReader
+from narthex.runtime.http.connection import HttpConnection
+
+
+async def send_logs(connection: HttpConnection, pods: Pods | None, asked: Logs) -> None:
+    """Send what a container writes until it or the client ends. Raises ApiFault before anything is sent."""
+    if pods is None:
+        raise ApiFault(501, "NotImplemented", f"no pod runs here, so that pod {asked.namespace}/{asked.pod} has no log")
+    pieces = pods.logs(
+        asked.namespace,
+        asked.pod,
+        asked.container,
+        asked.tail,
+        asked.follow,
+        asked.since,
+        asked.previous,
+        asked.timestamps,
+    )
+    reader = ThreadedReader(pieces, "api-logs")
+    try:
+        # If the iterator is a generator, its refusal comes with the first piece.
+        piece = await reader.next()
+        await connection.begin(200, (("Content-Type", "text/plain"), ("Transfer-Encoding", "chunked")))
+        left = asked.limit
+        while piece is not None and left != 0:
+            piece = piece if left is None else piece[:left]
+            left = None if left is None else left - len(piece)
+            await connection.send([piece])
+            if connection.is_reset or connection.writer.is_closing():
+                raise ConnectionResetError
+            piece = await reader.next()
+        await connection.end()
+    finally:
+        reader.end()

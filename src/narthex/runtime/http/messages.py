@@ -1,0 +1,72 @@
+"""HTTP requests and responses as values."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import NamedTuple
+
+Headers = Mapping[str, str]
+"""Header fields by name. Of a request, names are in lower case, and a repeated field is one comma-separated list (RFC 9110, 5.3)."""
+
+
+class HttpRequest(NamedTuple):
+    """A request. Nothing in it is validated beyond HTTP's own syntax."""
+
+    method: str
+    path: str
+    """Path without the query, still percent-encoded."""
+    query: str = ""
+    headers: Headers = {}
+    body: bytes = b""
+
+
+class HttpResponse(NamedTuple):
+    """A response that is held in memory."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+    """Header fields in addition to those that every response has."""
+
+
+class SlowResponse(NamedTuple):
+    """A response that takes a while to compute."""
+
+    make: Callable[[], HttpResponse]
+    """Called in a thread of its own, so that other requests are not delayed."""
+
+
+class StreamedResponse(NamedTuple):
+    """A response that is sent as it is produced, without a time limit."""
+
+    pieces: AsyncIterator[bytes]
+    content_type: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Responder = Callable[[HttpRequest], HttpResponse | SlowResponse | StreamedResponse]
+"""Answers one request. Called in the server's thread, so it must not block."""
+
+
+class ConnectionSlots:
+    """The number of connections that a group of ports may have at a time.
+
+    Further connections are closed at once. Status ports face the node's network, so an overload of one group must not shut
+    out the other.
+    """
+
+    def __init__(self, limit: int = 256) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def acquire(self) -> bool:
+        """Take a slot. Return False if none is free."""
+        if self.used >= self.limit:
+            return False
+        self.used += 1
+        return True
+
+    def release(self) -> None:
+        """Give a slot back."""
+        self.used -= 1
