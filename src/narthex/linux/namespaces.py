@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from narthex.linux.setns import NEW_NETWORK, EnteredNamespace, open_namespace
+
 RUN_DIR = Path("/run/netns")
 
-_CLONE_NEWNET = 0x40000000
 _MS_BIND = 0x1000
 _MS_REC = 0x4000
 _MS_SHARED = 0x100000
@@ -60,7 +61,7 @@ def create(name: str) -> None:
     def make() -> None:
         # A thread of its own: unshare moves it for good, and it ends here.
         try:
-            _check(_libc.unshare(_CLONE_NEWNET), "unshare")
+            _check(_libc.unshare(NEW_NETWORK), "unshare")
             source = f"/proc/self/task/{threading.get_native_id()}/ns/net".encode()
             _check(_libc.mount(source, os.fsencode(path), None, _MS_BIND, None), f"mount {path}")
             _loopback_up()
@@ -90,19 +91,12 @@ def entered(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    own = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_namespace(str(path_of(name)))
     try:
-        other = os.open(path_of(name), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _check(_libc.setns(other, _CLONE_NEWNET), f"setns {name}")
-        finally:
-            os.close(other)
-        try:
+        with EnteredNamespace(descriptor):
             yield
-        finally:
-            _check(_libc.setns(own, _CLONE_NEWNET), "setns back")
     finally:
-        os.close(own)
+        os.close(descriptor)
 
 
 def _share_run_dir() -> None:

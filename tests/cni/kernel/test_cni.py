@@ -474,7 +474,7 @@ def test_killed_at_any_effect(place):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     argv = [
         sys.executable,
-        str(ROOT / "tests" / "netns" / "cni_crash.py"),
+        str(ROOT / "tests" / "cni" / "kernel" / "cni_crash.py"),
         str(place.scratch),
         f"/run/netns/{place.name}a",
     ]

@@ -11,6 +11,7 @@ import posix
 from narthex.cni.json import JsonError, parse, write
 from narthex.cni.kernel import files, namespaces
 from narthex.cni.request import is_attachment, is_name
+from narthex.linux import setns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def split(attachment: str) -> tuple[str, str, str] | None:
 
 def of_namespace(descriptor: int, path: str, link: str) -> dict[str, object]:
     """The record of a namespace. `link` is the node's end of the pair, empty when nothing is known of it."""
-    device, inode = namespaces.identity(descriptor)
+    device, inode = setns.identity(descriptor)
     return {"path": path, "device": device, "inode": inode, "boot": namespaces.boot(), "link": link}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from narthex.cni import request as requests
-from narthex.cni.kernel import namespaces, records
+from narthex.cni.kernel import records
 from narthex.cni.kernel.records import STATE
 from narthex.cni.kernel.tables import owner_of
 from narthex.cni.plugins.masquerade import subnets
@@ -26,6 +26,7 @@ from narthex.cni.program import ipam as addresses
 from narthex.cni.program import pods, ports, run
 from narthex.cni.program.masquerade import ips_of, put, take
 from narthex.cni.program.node import NodeContext
+from narthex.linux import setns
 from narthex.linux.nfnetlink import NfNetlink
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Agent:
             if uid not in (0, os.geteuid()):
                 return _NOT_MINE
             parts = _received(connection, files)
-            if not files or namespaces.identity(files[0]) != namespaces.own_identity():
+            if not files or setns.identity(files[0]) != setns.own_identity():
                 return _NOT_MINE
             plugin, stdin, *pairs = parts
             texts = [part.decode("utf-8", "surrogateescape") for part in pairs]

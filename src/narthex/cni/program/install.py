@@ -33,7 +33,10 @@ BUNDLED = (
     *(f"narthex.cni.program.{name}" for name in ("delegate", "flannel", "ipam", "iptables", "masquerade")),
     *(f"narthex.cni.program.{name}" for name in ("node", "pods", "ports", "run")),
     "narthex.linux",
-    *(f"narthex.linux.{name}" for name in ("libnftables", "namespaces", "netlink", "nfnetlink", "rtnetlink", "run")),
+    *(
+        f"narthex.linux.{name}"
+        for name in ("libnftables", "namespaces", "netlink", "nfnetlink", "rtnetlink", "run", "setns")
+    ),
     "narthex.model",
     *(f"narthex.model.{name}" for name in ("links", "packed_addresses", "values")),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import posix
 
 from narthex.cni.errors import INVALID_NAMESPACE, UNKNOWN_CONTAINER, CniError
-from narthex.cni.kernel import namespaces
 from narthex.cni.kernel.records import STATE, Records
+from narthex.linux import setns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,23 +60,23 @@ class NodeContext:
         """The open file of the pod's namespace. Raises CniError when it cannot be opened or is the node's own."""
         if self._pod is None:
             try:
-                self._pod = namespaces.open_namespace(request.namespace)
+                self._pod = setns.open_namespace(request.namespace)
             except FileNotFoundError:
                 message = f"there is no network namespace {request.namespace[:256]}"
                 raise CniError(UNKNOWN_CONTAINER, message) from None
             except (OSError, ValueError) as error:
                 message = f"cannot open network namespace {request.namespace[:256]!r}: {error}"
                 raise CniError(INVALID_NAMESPACE, message) from None
-        if not namespaces.is_network(self._pod):
+        if not setns.is_network(self._pod):
             raise CniError(INVALID_NAMESPACE, f"CNI_NETNS {request.namespace[:256]!r} is not a network namespace")
-        if namespaces.identity(self._pod) == namespaces.own_identity():
+        if setns.identity(self._pod) == setns.own_identity():
             message = f"CNI_NETNS {request.namespace[:256]} is the plugin's own network namespace"
             raise CniError(INVALID_NAMESPACE, message)
         return self._pod
 
-    def inside(self, request: CniRequest) -> namespaces.EnteredNamespace:
+    def inside(self, request: CniRequest) -> setns.EnteredNamespace:
         """The pod's namespace, to be entered. Raises CniError."""
-        return namespaces.EnteredNamespace(self.pod(request))
+        return setns.EnteredNamespace(self.pod(request))
 
     def names(self) -> frozenset[str]:
         """Names of all interfaces of the node."""

@@ -19,14 +19,9 @@ from typing import NoReturn
 
 from narthex.lab.containers.program import Entry, Program, Show
 from narthex.linux import namespaces as netns
+from narthex.linux.setns import NEW_NETWORK, open_namespace, setns
 
-NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PROCESSES, _NEW_NETWORK = (
-    0x00020000,
-    0x04000000,
-    0x08000000,
-    0x20000000,
-    0x40000000,
-)
+NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PROCESSES = 0x00020000, 0x04000000, 0x08000000, 0x20000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 _MNT_DETACH = 2
@@ -59,9 +54,9 @@ def unshare(what: int) -> None:
 
 def join_network(name: str) -> None:
     """Go to a named network namespace, for good."""
-    handle = os.open(netns.path_of(name), os.O_RDONLY | os.O_CLOEXEC)
+    handle = open_namespace(str(netns.path_of(name)))
     try:
-        _check(_libc.setns(handle, _NEW_NETWORK), f"setns {name}")
+        setns(handle)
     finally:
         os.close(handle)
 
@@ -71,13 +66,13 @@ def join(process: int) -> None:
     kinds = (
         ("ipc", NEW_IPC),
         ("uts", NEW_HOSTNAME),
-        ("net", _NEW_NETWORK),
+        ("net", NEW_NETWORK),
         ("pid", NEW_PROCESSES),
         ("mnt", NEW_MOUNTS),
     )
     handles = [(os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in kinds]
     for handle, kind in handles:
-        _check(_libc.setns(handle, kind), f"setns of process {process}")
+        setns(handle, kind)
         os.close(handle)
 
 
