@@ -84,7 +84,7 @@ def test_an_api_server(run):
         (("--public-ipv6", "192.0.2.1"), "--public-ipv6: 192.0.2.1 is not an address of IPv6"),
         (("--iface-can-reach", "there"), "--iface-can-reach: 'there' is not an IP address"),
         (("--healthz-ip", "here", "--healthz-port", "1"), "--healthz-ip: 'here' is not an IP address"),
-        (("--kube-annotation-prefix", "a b"), "--kube-annotation-prefix 'a b' cannot begin an annotation"),
+        (("--kube-annotation-prefix", "a b"), "--kube-annotation-prefix 'a b' is not an annotation prefix"),
         (("--master", "http://192.0.2.1"), "look in one place"),
     ],
 )

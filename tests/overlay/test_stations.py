@@ -77,12 +77,12 @@ def test_who_is_none_of_ours():
         (managed(backend_type="host-gw"), "node b: its backend is host-gw, not vxlan"),
         (managed(public_ip="192.0.2"), "public-ip: '192.0.2' is not an address of IPv4"),
         (managed(public_ip="fd00::1"), "is not an address of IPv4"),
-        (managed(public_ip=""), "has announced no address of IPv4"),
+        (managed(public_ip=""), "has published no address of IPv4"),
         (managed(backend_data="{"), "backend-data: '{' is not like"),
         (managed(backend_data="[" * 99999), "is not like"),
         (managed(backend_data='{"VtepMAC":"x"}'), "is not like"),
         (managed(backend_data='{"VNI":2,"VtepMAC":"02:00:00:00:00:02"}'), "VNI is 2, but 1 here"),
-        (managed(backend_data="null"), "has announced no hardware address"),
+        (managed(backend_data="null"), "has published no MAC address"),
     ],
 )
 def test_what_is_wrong_costs_one_node(theirs, said):
@@ -180,7 +180,7 @@ def test_all_nodes_have_the_address_of_vagrant():
         ({"subnet": "10.244.1.0/24"}, "nodes a and b both have pods in 10.244.1.0/24"),
         ({"subnet": "10.244.1.128/25"}, "nodes a and b both have pods in 10.244.1.128/25"),
         ({"subnet": "10.244.3.0/24"}, "nodes b and c both have pods in 10.244.3.0/24"),
-        ({"mac": "02:00:00:00:00:03"}, "nodes b and c both have the hardware address 02:00:00:00:00:03"),
+        ({"mac": "02:00:00:00:00:03"}, "nodes b and c both have the MAC address 02:00:00:00:00:03"),
     ],
 )
 def test_of_two_that_claim_the_same_the_first_has_it(more, said):
@@ -236,5 +236,5 @@ def test_what_others_wrote_on_the_own_node():
 
 @pytest.mark.parametrize("prefix", ["", "a b", "nodots", "a.b/c/d", "A.b", "a.b/c\n"])
 def test_what_begins_no_annotation(prefix):
-    with pytest.raises(ValueError, match="cannot begin an annotation"):
+    with pytest.raises(ValueError, match="is not an annotation prefix"):
         AnnotationKeys(prefix)

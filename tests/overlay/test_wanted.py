@@ -98,7 +98,7 @@ def test_host_gw():
     assert want.routes == {OverlayRoute("10.244.3.0/24", "192.0.2.3", "eth0")}
     assert not (want.devices or want.neighbours or want.forwards)
     assert len(problems) == 1
-    assert problems[0].startswith("node n9: 198.51.100.9 is not reached straight over eth0")
+    assert problems[0].startswith("node n9: 198.51.100.9 is not on-link on eth0")
 
 
 def test_two_families_have_two_devices():

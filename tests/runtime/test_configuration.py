@@ -412,7 +412,7 @@ def test_our_own_document():
         ("overlay: {netConf: a.json}", "overlay.netConf: 'a.json' is not an absolute path"),
         ("overlay: {interfacePatterns: ['(']}", "'(' is not a regular expression: missing )"),
         ("overlay: {publicIPs: [node-1]}", "overlay.publicIPs"),
-        ("overlay: {annotationPrefix: a b}", "overlay.annotationPrefix: 'a b' cannot begin an annotation"),
+        ("overlay: {annotationPrefix: a b}", "overlay.annotationPrefix: 'a b' is not an annotation prefix"),
         (f"cni: {{socket: /{'a' * 107}}}", "is longer than the 107 bytes that a socket's path may have"),
     ],
 )

@@ -197,7 +197,7 @@ _ANNOTATION_PREFIX = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9_-]+(?:/(?!-$)[a-z0-9
 def annotation_prefix(text: str) -> str:
     """Return `text` if annotation names can begin with it: a domain, `domain/`, or `domain/name`. Raises ValueError."""
     if not _ANNOTATION_PREFIX.fullmatch(text):
-        raise ValueError("cannot begin an annotation: write a domain, perhaps with /NAME behind it")
+        raise ValueError("is not an annotation prefix: write a domain, optionally followed by /NAME")
     return text
 
 

@@ -1,1 +1,1 @@
-"""The overlay: routes between nodes' pod networks, compatible with flannel. Pure."""
+"""Routes between the Pod networks of nodes, compatible with flannel."""

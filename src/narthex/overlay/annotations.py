@@ -1,4 +1,4 @@
-"""What nodes say of themselves: flannel's annotations on Node objects, read and written."""
+"""flannel's annotations on Node objects, read and written."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 class AnnotationKeys:
-    """The names of the annotations, which begin with a prefix of the cluster's choice."""
+    """Names of the annotations, with a configurable prefix."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
-        """Raises ValueError for what cannot begin an annotation."""
+        """Derive the names. Raises ValueError for an invalid prefix."""
         validate.annotation_prefix(prefix)
         begin = prefix if "/" in prefix else f"{prefix}/"
         begin = begin if begin.endswith(("/", "-")) else f"{begin}-"
@@ -37,17 +37,17 @@ class AnnotationKeys:
 
 
 class LeaseAttributes(msgspec.Struct, frozen=True, kw_only=True):
-    """This node in one family, as others shall know it."""
+    """What this node publishes about itself in one IP family."""
 
     public_ip: str
     mac: str = ""
-    """Of its vxlan device; empty with host-gw."""
+    """MAC address of its VXLAN device; empty with host-gw."""
 
 
 def lease_annotations(
     keys: AnnotationKeys, backend: BackendConf, own: Mapping[IPFamily, LeaseAttributes]
 ) -> dict[str, str]:
-    """The annotations of this node."""
+    """Return the annotations that this node publishes."""
     made = {keys.managed: "true", keys.type: backend.type}
     for family, one in own.items():
         made[keys.public_ip[family]] = one.public_ip
@@ -57,13 +57,13 @@ def lease_annotations(
 
 
 def changed_annotations(node: Node, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The annotations that a Node has not, or has otherwise."""
+    """Return the annotations that the Node lacks or has with another value."""
     have = dict(node.annotations)
     return {key: value for key, value in wanted.items() if have.get(key) != value}
 
 
 def given_public_ip(node: Node, keys: AnnotationKeys, family: IPFamily) -> str:
-    """The address that somebody wrote on the Node for others to use; empty when nobody did. Raises ValueError."""
+    """Return the address that an administrator set on the Node; empty if there is none. Raises ValueError."""
     for key in (keys.overwrite[family], keys.node_public_ip[family]):
         text = node.annotation(key)
         if text:
@@ -72,14 +72,14 @@ def given_public_ip(node: Node, keys: AnnotationKeys, family: IPFamily) -> str:
 
 
 def public_ip(node: Node, keys: AnnotationKeys, family: IPFamily) -> str:
-    """The address that the node itself announced; empty when it did not. Raises ValueError."""
+    """Return the address that the node published; empty if there is none. Raises ValueError."""
     key = keys.public_ip[family]
     text = node.annotation(key)
     return _address(key, text, family) if text else ""
 
 
 def vtep_mac(node: Node, keys: AnnotationKeys, family: IPFamily, vni: int) -> str:
-    """The hardware address of the node's vxlan device; empty when it announced none. Raises ValueError."""
+    """Return the MAC address that the node published for its VXLAN device; empty if there is none. Raises ValueError."""
     key = keys.data[family]
     text = node.annotation(key)
     if not text or text == "null":
@@ -91,7 +91,7 @@ def vtep_mac(node: Node, keys: AnnotationKeys, family: IPFamily, vni: int) -> st
     mac = data.get("VtepMAC") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(mac, str) or not _MAC.fullmatch(mac.lower()):
         raise ValueError(f'annotation {key}: {quoted(text)} is not like {{"VNI":{vni},"VtepMAC":"ea:3c:b5:00:00:01"}}')
-    # Older flannel did not write the number.
+    # Older versions of flannel did not write the VNI.
     if data.get("VNI", vni) != vni:
         raise ValueError(
             f"annotation {key}: VNI is {quoted(data['VNI'])}, but {vni} here: give all nodes one net-conf.json"
@@ -100,10 +100,12 @@ def vtep_mac(node: Node, keys: AnnotationKeys, family: IPFamily, vni: int) -> st
 
 
 def derived_mac(node_name: str, vni: int, family: IPFamily) -> str:
-    """A hardware address that every node can work out for any other, where there is no API server to tell it: from a
-    directory of manifests nobody learns what a device was made with."""
+    """Return a MAC address that every node can derive for every other one.
+
+    For directories of manifests: without an API server, nodes cannot publish the MAC address of their device.
+    """
     digest = bytearray(sha256(f"{family.value} {vni} {node_name}".encode()).digest()[:6])
-    # Locally administered, and of one station.
+    # Locally administered, unicast.
     digest[0] = digest[0] & 0xFC | 0x02
     return digest.hex(":")
 

@@ -1,7 +1,7 @@
-"""From what the kernel has to what it must have: the fewest steps, in an order that never leads packets astray.
+"""Changes from the current to the desired kernel state: as few as possible, in an order that never misroutes packets.
 
-What is on our own devices is ours. Of other routes only those are that we once made and that nobody has changed since:
-`made` holds them, and a caller keeps it across restarts.
+Everything on our own devices is ours. Of other routes, only those that we added and that are unchanged since: `made` has
+them, and the caller persists it across restarts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from narthex.overlay.desired import DesiredState, OverlayFdbEntry, OverlayNeighb
 
 
 class ObservedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A link that has the name of one of our devices, as the kernel has it."""
+    """A link with the name of one of our devices, as the kernel has it."""
 
     name: str
     index: int
@@ -30,57 +30,57 @@ class ObservedDevice(msgspec.Struct, frozen=True, kw_only=True):
     learning: bool = False
     gbp: bool = False
     addresses: tuple[str, ...] = ()
-    """Global ones, with their prefix."""
+    """Addresses of global scope, with prefix length."""
 
 
 class OverlayState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel has."""
+    """The current kernel state."""
 
     devices: Mapping[str, ObservedDevice] = {}
-    """Links that have the names of our devices."""
+    """Links with the names of our devices."""
     neighbours: frozenset[OverlayNeighbor] = frozenset()
-    """Permanent ones on our devices."""
+    """Permanent neighbor entries on our devices."""
     forwards: frozenset[OverlayFdbEntry] = frozenset()
-    """Permanent ones of our devices that lead to another machine."""
+    """Permanent FDB entries of our devices that point to another machine."""
     routes: frozenset[OverlayRoute] = frozenset()
-    """All of the main table that go to a link by name, those of other programs, too."""
+    """All routes of the main table with a named link, including those of other programs."""
 
 
 class DeleteDevice(msgspec.Struct, frozen=True):
-    """Delete a link, and all that is on it."""
+    """Delete a link with everything on it."""
 
     name: str
     why: str
 
 
 class AddDevice(msgspec.Struct, frozen=True):
-    """Make a vxlan device, up."""
+    """Add a VXLAN device and set it up."""
 
     device: VxlanDevice
 
 
 class SetDevice(msgspec.Struct, frozen=True):
-    """Give a device its hardware address and MTU, and set it up."""
+    """Set the MAC address and MTU of a device, and set it up."""
 
     device: VxlanDevice
 
 
 class AddDeviceAddress(msgspec.Struct, frozen=True):
-    """Give a device an address."""
+    """Add an address to a device."""
 
     device: str
     address: str
 
 
 class RemoveDeviceAddress(msgspec.Struct, frozen=True):
-    """Take an address off a device."""
+    """Remove an address from a device."""
 
     device: str
     address: str
 
 
 class PutEntry(msgspec.Struct, frozen=True):
-    """Add an entry, or replace the one in its place."""
+    """Add or replace an entry."""
 
     entry: OverlayNeighbor | OverlayFdbEntry | OverlayRoute
 
@@ -97,7 +97,7 @@ OverlayChange = DeleteDevice | AddDevice | SetDevice | AddDeviceAddress | Remove
 def plan_changes(
     wanted: DesiredState, have: OverlayState, networks: Iterable[str], made: frozenset[OverlayRoute]
 ) -> tuple[OverlayChange, ...]:
-    """What is to be done, in order. `networks`: where all pods are; `made`: routes over other links that are ours."""
+    """Return the ordered changes. `networks` are the Pod networks; `made` are our routes over other links."""
     steps: list[OverlayChange] = []
     fresh = set()
     for device in wanted.devices:
@@ -124,7 +124,7 @@ def plan_changes(
     steps += map(RemoveEntry, sorted(stale_routes, key=str))
     steps += map(PutEntry, _missing(wanted.neighbours, have.neighbours, fresh))
     steps += map(PutEntry, _missing(wanted.forwards, have.forwards, fresh))
-    # Last: a packet that finds the way shall find all of it.
+    # Routes come last, so that no packet is routed before its neighbor and FDB entries exist.
     steps += map(PutEntry, _missing(wanted.routes, have.routes, fresh))
     places = {(one.device, one.address) for one in wanted.neighbours}
     macs = {(one.device, one.mac) for one in wanted.forwards}
@@ -137,7 +137,7 @@ def plan_changes(
 
 
 def incompatible(device: VxlanDevice, held: ObservedDevice) -> str:
-    """Why a link cannot be made into the device; empty when it can."""
+    """Return why a link cannot be changed into the device; empty if it can."""
     if held.kind != "vxlan":
         return f"it is of kind {held.kind or 'unknown'}, not vxlan"
     for name, here, there in (
@@ -154,7 +154,7 @@ def incompatible(device: VxlanDevice, held: ObservedDevice) -> str:
 
 
 def own_address(device: VxlanDevice) -> str:
-    """The address of a device with its prefix: alone in its network, so that no route comes with it."""
+    """Return the address of a device with a host prefix, so that it adds no connected route."""
     return f"{device.address}/{device.family.host_bits}"
 
 

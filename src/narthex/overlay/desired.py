@@ -1,7 +1,7 @@
-"""What the kernel of a node must have so that its pods reach the others': devices, entries and routes, as data.
+"""The desired kernel state that lets Pods reach the Pods of other nodes: devices, entries, and routes.
 
-The forms are flannel's, entry by entry: on each node one address per peer's subnet (the subnet's first) stands for the
-peer, resolves to the hardware address of its vxlan device, and that leads to its public address.
+The structure is flannel's: for each peer, the first address of its subnet is the next hop, resolves to the MAC address of
+its VXLAN device, and the FDB maps that to its public address.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from narthex.overlay.net_conf import VXLAN, NetConf
 from narthex.overlay.peers import OverlayPeer
 
 OVERHEAD = {IPFamily.IPV4: 50, IPFamily.IPV6: 70}
-"""Bytes that vxlan puts around a pod's packet, by the family between the nodes: Ethernet 14, vxlan 8, UDP 8, IP 20 or 40.
-flannel counts 50 for both, which leaves IPv6 packets of full size too long for the link."""
+"""VXLAN overhead in bytes by underlay family: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
+
+flannel subtracts 50 for both, so full-size IPv6 packets do not fit the link.
+"""
 
 
 class ExternalInterface(msgspec.Struct, frozen=True, kw_only=True):
-    """The link between the nodes, in one family."""
+    """The link between the nodes, in one IP family."""
 
     link: str
     index: int
@@ -30,7 +32,7 @@ class ExternalInterface(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VxlanDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A vxlan device."""
+    """A VXLAN device."""
 
     name: str
     family: IPFamily
@@ -44,11 +46,11 @@ class VxlanDevice(msgspec.Struct, frozen=True, kw_only=True):
     mac: str
     mtu: int
     address: str
-    """The one of the pod networks that is on it, without a prefix."""
+    """Its address within the Pod network, without prefix."""
 
 
 class OverlayNeighbor(msgspec.Struct, frozen=True):
-    """Who has an address behind a device."""
+    """A neighbor entry (ARP, NDP) of a device."""
 
     device: str
     address: str
@@ -56,7 +58,7 @@ class OverlayNeighbor(msgspec.Struct, frozen=True):
 
 
 class OverlayFdbEntry(msgspec.Struct, frozen=True):
-    """Where a hardware address is: an entry of the device's forwarding table (FDB)."""
+    """An entry of the device's forwarding database (FDB)."""
 
     device: str
     mac: str
@@ -64,7 +66,7 @@ class OverlayFdbEntry(msgspec.Struct, frozen=True):
 
 
 class OverlayRoute(msgspec.Struct, frozen=True):
-    """The way to a subnet."""
+    """A route to the subnet of a peer."""
 
     destination: str
     via: str
@@ -73,18 +75,18 @@ class OverlayRoute(msgspec.Struct, frozen=True):
 
 
 class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The complete desired state."""
 
     devices: tuple[VxlanDevice, ...] = ()
     neighbours: frozenset[OverlayNeighbor] = frozenset()
     forwards: frozenset[OverlayFdbEntry] = frozenset()
     routes: frozenset[OverlayRoute] = frozenset()
     settings: tuple[KernelSetting, ...] = ()
-    """Kernel settings."""
+    """Required sysctls."""
 
 
 class KernelRoute(msgspec.Struct, frozen=True):
-    """A route that is not the overlay's: where packets go, and whether straight."""
+    """A route that the overlay did not add."""
 
     destination: str
     via: str
@@ -92,83 +94,84 @@ class KernelRoute(msgspec.Struct, frozen=True):
 
 
 def device_name(family: IPFamily, vni: int) -> str:
-    """The name of a vxlan device."""
+    """Return the name of a VXLAN device."""
     return f"flannel.{vni}" if family is IPFamily.IPV4 else f"flannel-v6.{vni}"
 
 
 def gateway_of(subnet: str) -> str:
-    """The address that stands for a node: its subnet's first."""
+    """Return the next hop for a node: the first address of its subnet."""
     return str(parsed_network(subnet).network_address)
 
 
-def pod_mtu(conf: NetConf, outers: Mapping[IPFamily, ExternalInterface]) -> int:
-    """The longest packet that pods may send, of any family. Raises ValueError when the link is too narrow."""
-    return min(_inner_mtu(conf, family, outer) for family, outer in outers.items())
+def pod_mtu(conf: NetConf, external: Mapping[IPFamily, ExternalInterface]) -> int:
+    """Return the MTU for Pods of all families. Raises ValueError if the MTU of the link is too small."""
+    return min(_inner_mtu(conf, family, interface) for family, interface in external.items())
 
 
-def _inner_mtu(conf: NetConf, family: IPFamily, outer: ExternalInterface) -> int:
+def _inner_mtu(conf: NetConf, family: IPFamily, interface: ExternalInterface) -> int:
     if conf.backend.type != VXLAN:
-        return outer.mtu
-    found = (conf.backend.mtu or outer.mtu) - OVERHEAD[family]
+        return interface.mtu
+    found = (conf.backend.mtu or interface.mtu) - OVERHEAD[family]
     least = 68 if family is IPFamily.IPV4 else 1280
     if found < least:
         raise ValueError(
-            f"interface {outer.link} takes packets of {outer.mtu} bytes: too few for {family.label} in vxlan"
+            f"interface {interface.link} takes packets of {interface.mtu} bytes: too few for {family.label} in vxlan"
         )
     return found
 
 
-def is_on_link(address: str, ways: Iterable[KernelRoute], link: int) -> bool:
-    """Whether an address is reached over the link without a router."""
+def is_on_link(address: str, kernel_routes: Iterable[KernelRoute], link: int) -> bool:
+    """Return True if an address is reached over the link without a router."""
     best: KernelRoute | None = None
-    for way in ways:
-        if contains(way.destination, address) and (best is None or _length(way) > _length(best)):
-            best = way
+    for route in kernel_routes:
+        if contains(route.destination, address) and (best is None or _length(route) > _length(best)):
+            best = route
     return best is not None and best.link == link and not best.via
 
 
-def _length(way: KernelRoute) -> int:
-    return int(way.destination.rpartition("/")[2])
+def _length(route: KernelRoute) -> int:
+    return int(route.destination.rpartition("/")[2])
 
 
 def desired_state(
     conf: NetConf,
     subnets: Mapping[IPFamily, str],
     peers: Iterable[OverlayPeer],
-    outers: Mapping[IPFamily, ExternalInterface],
+    external: Mapping[IPFamily, ExternalInterface],
     macs: Mapping[IPFamily, str],
-    ways: Iterable[KernelRoute],
+    kernel_routes: Iterable[KernelRoute],
 ) -> tuple[DesiredState, tuple[str, ...]]:
-    """What this node must have, and what is wrong with peers that cannot be reached. Raises ValueError when the link
-    cannot carry the overlay.
+    """Return the desired state, and the problems of peers that cannot be reached.
 
-    `subnets`, `outers` and `macs` (of the vxlan devices) are this node's own, by family; `ways` are its other routes.
+    `subnets`, `external`, and `macs` (of the VXLAN devices) are those of this node, by family; `kernel_routes` are its other
+    routes.
+    Raises ValueError if the link cannot carry the overlay.
     """
-    backend, ways = conf.backend, tuple(ways)
+    backend, kernel_routes = conf.backend, tuple(kernel_routes)
     devices = []
     if backend.type == VXLAN:
-        for family, outer in outers.items():
+        for family, interface in external.items():
             devices.append(
                 VxlanDevice(
                     name=device_name(family, backend.vni),
                     family=family,
                     vni=backend.vni,
                     port=backend.port,
-                    local=outer.address,
-                    link=outer.index,
+                    local=interface.address,
+                    link=interface.index,
                     learning=backend.learning,
                     gbp=backend.gbp,
                     mac=macs[family],
-                    mtu=_inner_mtu(conf, family, outer),
+                    mtu=_inner_mtu(conf, family, interface),
                     address=gateway_of(subnets[family]),
                 )
             )
     neighbours, forwards, routes, problems = set(), set(), set(), []
     for peer in peers:
-        outer = outers[peer.family]
+        interface = external[peer.family]
         direct = backend.type != VXLAN or backend.direct_routing
-        if direct and is_on_link(peer.public_ip, ways, outer.index):
-            routes.add(OverlayRoute(peer.subnet, peer.public_ip, outer.link))
+        if direct and is_on_link(peer.public_ip, kernel_routes, interface.index):
+            routes.add(OverlayRoute(peer.subnet, peer.public_ip, interface.link))
         elif backend.type == VXLAN:
             name, gateway = device_name(peer.family, backend.vni), gateway_of(peer.subnet)
             neighbours.add(OverlayNeighbor(name, gateway, peer.mac))
@@ -176,7 +179,7 @@ def desired_state(
             routes.add(OverlayRoute(peer.subnet, gateway, name, onlink=True))
         else:
             problems.append(
-                f"node {peer.node}: {peer.public_ip} is not reached straight over {outer.link}: host-gw needs all nodes on "
+                f"node {peer.node}: {peer.public_ip} is not on-link on {interface.link}: host-gw needs all nodes on "
                 "one link without a router or NAT between them; use the backend vxlan"
             )
     made = DesiredState(
@@ -184,7 +187,7 @@ def desired_state(
         neighbours=frozenset(neighbours),
         forwards=frozenset(forwards),
         routes=frozenset(routes),
-        settings=tuple(_settings(outers, devices)),
+        settings=tuple(_settings(external, devices)),
     )
     return made, tuple(problems)
 
@@ -197,5 +200,5 @@ def _settings(families: Iterable[IPFamily], devices: Iterable[VxlanDevice]) -> I
         yield KernelSetting("net/ipv6/conf/all/forwarding", 1, why)
     for device in devices:
         if device.family is IPFamily.IPV6:
-            # Routers of the pods' making must not give this node routes. ("/" stands for the "." of a name.)
+            # Router advertisements of pods must not add routes on this node. ("/" stands for the "." of a name.)
             yield KernelSetting(f"net/ipv6/conf/{device.name}/accept_ra", 0, why)

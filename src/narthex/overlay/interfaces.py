@@ -1,4 +1,4 @@
-"""The choice of the link between the nodes, by flannel's options."""
+"""Selection of the interface between the nodes, with flannel's options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from narthex.model.problem import quoted
 
 
 class InterfaceNotFound(ValueError):
-    """No interface is as it was asked for; the message says what there is."""
+    """No interface matches the selection; the message lists the existing ones."""
 
 
 class NodeInterface(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,22 +22,22 @@ class NodeInterface(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     mtu: int
     addresses: tuple[str, ...]
-    """Global ones, in the kernel's order."""
+    """Addresses of global scope, in the kernel's order."""
 
     def address(self, family: IPFamily) -> str:
-        """The first of a family; empty when it has none."""
+        """Return the first address of a family, or empty."""
         return next((one for one in self.addresses if family_of(one) is family), "")
 
 
 class InterfaceSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for; the first that is found counts, in this order."""
+    """The selection options; the first match in this order wins."""
 
     names: tuple[str, ...] = ()
-    """Interfaces or addresses of theirs (`--iface`)."""
+    """Names or addresses of interfaces (`--iface`)."""
     patterns: tuple[str, ...] = ()
-    """Regular expressions for either (`--iface-regex`)."""
+    """Regular expressions for names or addresses (`--iface-regex`)."""
     can_reach: str = ""
-    """An address: the interface that packets to it leave by (`--iface-can-reach`)."""
+    """Use the interface of the route to this address (`--iface-can-reach`)."""
 
     def __post_init__(self) -> None:
         for pattern in self.patterns:
@@ -54,8 +54,11 @@ def select_interface(
     default: Callable[[], int],
     towards: Callable[[str], str],
 ) -> NodeInterface:
-    """The link. `default` gives the index of the default route's interface (0: there is none), `towards` the own address
-    that packets to another leave with. Raises NoLink."""
+    """Return the interface. Raises InterfaceNotFound.
+
+    `default` returns the interface index of the default route (0: none), `towards` the source address of packets to an
+    address.
+    """
     families = tuple(families)
     found = _wanted(choice, links, default, towards)
     missing = [family.label for family in families if not found.address(family)]

@@ -1,7 +1,7 @@
-"""Masquerading and forwarding of pods' packets, as typed rules: flannel's chains in iptables, a table of ours in nftables.
+"""Masquerading and forwarding rules for Pod traffic as typed rules: flannel's chains in iptables, or a table in nftables.
 
-A pod that speaks to the outside gets the node's address, and so does a node that speaks to a pod elsewhere, whose answer
-would not find back otherwise. Between pods, and from outside to this node's own pods, addresses stay.
+Traffic of Pods to external addresses gets the node's address, as does traffic of a node to Pods elsewhere, whose replies
+would otherwise not return. Between Pods, and from outside to this node's Pods, addresses stay unchanged.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from narthex.netfilter.xtables.print import chain_lines, rule_text
 
 POSTROUTING, FORWARD = "FLANNEL-POSTRTG", "FLANNEL-FWD"
 MARK = 0x4000
-"""What kube-proxy marks and masquerades itself."""
+"""Mark of packets that kube-proxy masquerades itself."""
 TABLES = {IPFamily.IPV4: "flannel-ipv4", IPFamily.IPV6: "flannel-ipv6"}
-"""flannel's own names: what it left there is replaced, and nothing is masqueraded twice."""
+"""flannel's own names: its leftover tables are replaced, and nothing is masqueraded twice."""
 _MULTICAST = {IPFamily.IPV4: "224.0.0.0/4", IPFamily.IPV6: "ff00::/8"}
 _MASQUERADED, _FORWARDED = "flanneld masq", "flanneld forward"
 _BASES = {POSTROUTING: ("nat", "POSTROUTING", _MASQUERADED), FORWARD: ("filter", "FORWARD", _FORWARDED)}
 
 
 def _masquerading(cluster: str, own: str, family: IPFamily) -> tuple[Rule, ...]:
-    """`cluster`: where all pods are; `own`: where this node's are."""
+    """Return the rules; `cluster` is the Pod network of the cluster, `own` that of this node."""
 
     def rule(*expressions: Expression) -> Rule:
         return Rule(expressions, _MASQUERADED)
@@ -64,7 +64,7 @@ def _forwarding(cluster: str) -> tuple[Rule, ...]:
 
 
 class MasqueradeRules:
-    """Which rules are wanted in one family. Without a subnet none are."""
+    """The desired rules of one family; none without a subnet."""
 
     def __init__(self, family: IPFamily, cluster: str, own: str, *, masquerade: bool, forward: bool) -> None:
         self.family = family
@@ -72,11 +72,11 @@ class MasqueradeRules:
         self.forwarding = _forwarding(cluster) if own and forward else ()
 
     def chains(self) -> Mapping[str, tuple[Rule, ...]]:
-        """iptables: the rules of our two chains; none: the chain is not wanted."""
+        """Return the rules of our two iptables chains; a chain without rules must not exist."""
         return {POSTROUTING: self.masquerading, FORWARD: self.forwarding}
 
     def table(self) -> Table | None:
-        """nftables: the whole table; None: it is not wanted."""
+        """Return the nftables table; None if it must not exist."""
         chains = {}
         if self.masquerading:
             hook = Hook(type="nat", hook="postrouting", priority=100)
@@ -87,15 +87,17 @@ class MasqueradeRules:
         return Table(family=self.family, name=TABLES[self.family], chains=chains) if chains else None
 
 
-def iptables_changes(wish: MasqueradeRules, have: Ruleset) -> str:
-    """Input for `iptables-restore --noflush` that makes what is there into what is wanted; empty when it is. `have`: the
-    tables nat and filter as they are listed."""
+def iptables_changes(rules: MasqueradeRules, have: Ruleset) -> str:
+    """Return the input for `iptables-restore --noflush` that establishes the rules; empty if nothing differs.
+
+    `have` has the current tables nat and filter.
+    """
     tables = {table.name: table for table in have.tables}
     scripts = []
-    for chain, rules in wish.chains().items():
+    for chain, chain_rules in rules.chains().items():
         table, base, comment = _BASES[chain]
         there = tables[table].chains if table in tables else {}
-        lines = list(_chain_changes(chain, rules, base, Rule((Jump(chain),), comment), there, wish.family))
+        lines = list(_chain_changes(chain, chain_rules, base, Rule((Jump(chain),), comment), there, rules.family))
         if lines:
             scripts += [f"*{table}", *lines, "COMMIT"]
     return "".join(line + "\n" for line in scripts)

@@ -1,7 +1,7 @@
-"""`net-conf.json`, flannel's configuration: which networks pods have, and how packets travel between nodes.
+"""flannel's configuration `net-conf.json` (Pod networks and backend), and the `subnet.env` file for its CNI plugin.
 
-All of flannel's fields are read and checked. Subnets come from the Nodes (`spec.podCIDRs`), so that `SubnetLen`, `SubnetMin`
-and `SubnetMax` decide nothing, there as here.
+All of flannel's fields are read and validated. Subnets come from the Nodes (`spec.podCIDRs`), so `SubnetLen`, `SubnetMin`,
+and `SubnetMax` have no effect, as in flannel.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ UNSUPPORTED_BACKENDS = (
 )
 """flannel's other backends."""
 PORT = 8472
-"""Of vxlan, where `Port` says nothing: the number of Linux, not IANA's 4789."""
+"""Default VXLAN port: that of Linux, not IANA's 4789."""
 _MOST_BYTES = 1 << 20
 _MOST_VNI = (1 << 24) - 1
 _LEAST_MTU = {IPFamily.IPV4: 68 + 50, IPFamily.IPV6: 1280 + 70}
 
 
 class NetConfError(ValueError):
-    """The configuration cannot be used; the message names the file, the field, its value and what is allowed."""
+    """The configuration is invalid; the message names file, field, value, and allowed values."""
 
 
 class BackendConf(msgspec.Struct, frozen=True, kw_only=True):
-    """`Backend`: how packets travel."""
+    """`Backend`: how packets travel between nodes."""
 
     type: str = VXLAN
     vni: int = 1
     port: int = PORT
     mtu: int = 0
-    """Of the link between nodes; 0: as that link has it."""
+    """MTU of the link between the nodes; 0: as the link has it."""
     direct_routing: bool = False
     learning: bool = False
     gbp: bool = False
 
 
 class NetConf(msgspec.Struct, frozen=True, kw_only=True):
-    """All of `net-conf.json`."""
+    """The content of `net-conf.json`."""
 
     networks: tuple[str, ...]
-    """Where all pods are: one CIDR of each family that is switched on, IPv4 first."""
+    """The Pod networks: one CIDR of each enabled family, IPv4 first."""
     subnet_length: int = 24
     subnet_min: str = ""
     subnet_max: str = ""
@@ -69,12 +69,12 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendConf = BackendConf()
 
     def network(self, family: IPFamily) -> str:
-        """The pods' network of a family; empty when the family is switched off."""
+        """Return the Pod network of a family; empty if the family is disabled."""
         return next((one for one in self.networks if family_of(one) is family), "")
 
 
 def parse(data: bytes, origin: str) -> NetConf:
-    """Read the file's content; `origin` names it in errors. Raises NetConfError."""
+    """Parse the file content; `origin` names the file in errors. Raises NetConfError."""
     if len(data) > _MOST_BYTES:
         raise NetConfError(f"{origin}: is larger than {_MOST_BYTES} bytes")
     try:
@@ -108,7 +108,7 @@ def parse(data: bytes, origin: str) -> NetConf:
 
 
 def _subnets(fields: _Fields, family: IPFamily, networks: list[str]) -> tuple[int, str, str]:
-    """Length, first and last of a family's subnets, as flannel works them out."""
+    """Return length, first, and last subnet of a family, with flannel's defaults."""
     name = "" if family is IPFamily.IPV4 else "IPv6"
     usual, most = (24, 30) if family is IPFamily.IPV4 else (64, 126)
     field = f"{name}SubnetLen"
@@ -144,7 +144,7 @@ def _subnets(fields: _Fields, family: IPFamily, networks: list[str]) -> tuple[in
 
 
 def _backend(fields: _Fields, networks: list[str]) -> BackendConf:
-    # flannel's text says that vxlan is the default, its code takes udp, which is long out of favour.
+    # flannel documents vxlan as the default; its code uses udp, which is obsolete.
     type_ = fields.text("Type") or VXLAN
     if type_ not in BACKENDS:
         why = "is a backend of flannel that is not built here" if type_ in UNSUPPORTED_BACKENDS else "is no backend"
@@ -165,7 +165,7 @@ def _backend(fields: _Fields, networks: list[str]) -> BackendConf:
 
 
 class _Fields:
-    """A JSON object whose values have types. Unknown fields are borne with, as flannel does."""
+    """A JSON object with type-checked access. Unknown fields are ignored, as in flannel."""
 
     def __init__(self, value: Any, origin: str, path: str) -> None:
         self._origin = origin
@@ -177,32 +177,36 @@ class _Fields:
         self._values = {name.lower(): held for name, held in value.items() if held is not None}
 
     def wrong(self, field: str, message: str) -> NetConfError:
-        """An error about a field."""
+        """Return the error for a field."""
         return NetConfError(f"{self._origin}: {self._path}{field}: {message}")
 
     def value(self, name: str, default: Any) -> Any:
-        """What is there, of any type."""
+        """Return the value of a field, of any type."""
         return self._values.get(name.lower(), default)
 
     def text(self, name: str) -> str:
+        """Return a string field."""
         found = self.value(name, "")
         if not isinstance(found, str):
             raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be text")
         return found
 
     def flag(self, name: str, default: bool) -> bool:
+        """Return a boolean field."""
         found = self.value(name, default)
         if not isinstance(found, bool):
             raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be true or false")
         return found
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
+        """Return an integer field within bounds."""
         found = self.value(name, default)
         if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
             raise self.wrong(name, f"{json.dumps(found)[:60]} must be a whole number from {least} to {most}")
         return found
 
     def network(self, name: str, text: str, family: IPFamily) -> str:
+        """Return the canonical form of a CIDR of this family."""
         try:
             found = network(text)
         except ValueError as error:
@@ -213,7 +217,7 @@ class _Fields:
 
 
 def subnet_env(conf: NetConf, subnets: Mapping[IPFamily, str], mtu: int, masquerade: bool) -> str:
-    """The file's content."""
+    """Return the content of `subnet.env`, which the CNI plugin `flannel` reads."""
     lines = []
     for family in FAMILIES:
         if family in subnets:

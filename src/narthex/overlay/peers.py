@@ -1,4 +1,4 @@
-"""Who is in the overlay: Node objects as places where pods are and by what address packets get there."""
+"""Peer nodes of the overlay: from Node objects to Pod subnets and the addresses that packets are sent to."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from narthex.overlay.net_conf import VXLAN, NetConf
 
 
 class OverlayPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """One node in one family."""
+    """One peer node in one IP family."""
 
     node: str
     family: IPFamily
     subnet: str
-    """Where its pods are."""
+    """Its Pod subnet."""
     public_ip: str
     mac: str = ""
-    """Of its vxlan device; empty with host-gw."""
+    """MAC address of its VXLAN device; empty with host-gw."""
 
 
 class PeerSelection(NamedTuple):
-    """Those that can be used, and what is wrong with others, in words that name the nodes."""
+    """Usable peers, and the problems of others by node."""
 
     usable: tuple[OverlayPeer, ...]
     problems: tuple[str, ...]
 
 
 class NodeNotReadyError(ValueError):
-    """This node cannot be in the overlay yet; the message says what it waits for."""
+    """This node cannot join the overlay yet; the message says what is missing."""
 
 
 def node_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, str]:
-    """This node's subnet of each family. Raises OwnProblem."""
+    """Return this node's subnet of each family. Raises NodeNotReadyError."""
     if node is None:
         raise NodeNotReadyError(
             f"node {name}: there is no such Node: check --node, or wait until its kubelet has registered it"
@@ -64,8 +64,11 @@ def node_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, 
 def overlay_peers(
     nodes: Iterable[Node], own_name: str, conf: NetConf, keys: AnnotationKeys, *, assumed: bool
 ) -> PeerSelection:
-    """All other nodes. `assumed`: a Node without annotations counts as one of ours, at its InternalIP and with the
-    derived hardware address; for directories of manifests."""
+    """Return all peers.
+
+    `assumed`: Nodes without annotations are peers too, at their InternalIP with a derived MAC address; for directories of
+    manifests.
+    """
     usable: list[OverlayPeer] = []
     problems: list[str] = []
     for node in nodes:
@@ -75,31 +78,31 @@ def overlay_peers(
         type_ = node.annotation(keys.type) or (conf.backend.type if assumed else "")
         if type_ != conf.backend.type:
             problems.append(
-                f"node {node.name}: its backend is {type_ or 'not told'}, not {conf.backend.type}: no way there"
+                f"node {node.name}: its backend is {type_ or 'unknown'}, not {conf.backend.type}: no route to it"
             )
             continue
         for network in conf.networks:
             try:
-                usable.append(_station(node, network, conf, keys, assumed))
+                usable.append(_peer(node, network, conf, keys, assumed))
             except ValueError as error:
                 problems.append(f"node {node.name}: {error}")
     return PeerSelection(tuple(usable), tuple(problems))
 
 
-def _station(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, assumed: bool) -> OverlayPeer:
+def _peer(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, assumed: bool) -> OverlayPeer:
     family = family_of(network)
     subnet = next((cidr for cidr in node.pod_cidrs if family_of(cidr) is family), "")
     if not subnet:
-        raise ValueError(f"spec.podCIDRs has no network of {family.label} yet: no way there")
+        raise ValueError(f"spec.podCIDRs has no network of {family.label} yet: no route to it")
     if not _within(subnet, network):
-        raise ValueError(f"spec.podCIDR {subnet} is not within {network}, the Network of net-conf.json: no way there")
+        raise ValueError(f"spec.podCIDR {subnet} is not within {network}, the Network of net-conf.json: no route to it")
     there = public_ip(node, keys, family)
     if not there and assumed:
         ips = (*node.internal_ips, *node.external_ips)
         there = given_public_ip(node, keys, family) or next((ip for ip in ips if family_of(ip) is family), "")
     if not there:
         raise ValueError(
-            f"it has announced no address of {family.label} (annotation {keys.public_ip[family]}): no way there"
+            f"it has published no address of {family.label} (annotation {keys.public_ip[family]}): no route to it"
         )
     mac = ""
     if conf.backend.type == VXLAN:
@@ -107,14 +110,14 @@ def _station(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, assu
         if not mac and assumed:
             mac = derived_mac(node.name, conf.backend.vni, family)
         if not mac:
-            raise ValueError(f"it has announced no hardware address (annotation {keys.data[family]}): no way there")
+            raise ValueError(f"it has published no MAC address (annotation {keys.data[family]}): no route to it")
     return OverlayPeer(node=node.name, family=family, subnet=subnet, public_ip=there, mac=mac)
 
 
 def without_conflicts(
     found: Iterable[OverlayPeer], own_name: str, subnets: Mapping[IPFamily, str], own_ips: Mapping[IPFamily, str]
 ) -> PeerSelection:
-    """Those that get in nobody's way. Of nodes that claim the same, the first by name has it."""
+    """Return the peers without conflicting addresses or subnets; of conflicting nodes, the first by name wins."""
     usable: list[OverlayPeer] = []
     problems: list[str] = []
     for family, group in itertools.groupby(
@@ -136,8 +139,8 @@ def without_conflicts(
             holder = macs.setdefault(one.mac, one.node) if one.mac else one.node
             if holder != one.node:
                 problems.append(
-                    f"nodes {holder} and {one.node} both have the hardware address {one.mac}: "
-                    f"delete the vxlan device of {one.node} and its annotation, another one is made then"
+                    f"nodes {holder} and {one.node} both have the MAC address {one.mac}: "
+                    f"delete the vxlan device of {one.node} and its annotation; a new one is created then"
                 )
                 continue
             good.append(one)
@@ -148,10 +151,10 @@ def without_conflicts(
 
 
 def _apart(found: list[OverlayPeer], own_name: str, own_subnet: str) -> tuple[list[OverlayPeer], list[str]]:
-    """Those whose subnets do not overlap."""
+    """Return the peers whose subnets do not overlap, and the problems of the others."""
     claims = [(*_ends(one.subnet), one.node, one) for one in found]
     if own_subnet:
-        # Its own comes first among equals.
+        # This node's own subnet wins ties.
         claims.append((*_ends(own_subnet), "", None))  # type: ignore[arg-type]
     claims.sort(key=lambda claim: claim[:3])
     kept: list[OverlayPeer] = []
@@ -161,7 +164,7 @@ def _apart(found: list[OverlayPeer], own_name: str, own_subnet: str) -> tuple[li
         name, subnet = (own_name, own_subnet) if one is None else (one.node, one.subnet)
         if first <= last:
             problems.append(
-                f"nodes {holder} and {name} both have pods in {subnet} (spec.podCIDR {held} and {subnet}): mend one of the Nodes"
+                f"nodes {holder} and {name} both have pods in {subnet} (spec.podCIDR {held} and {subnet}): fix one of the Nodes"
             )
             if one is not None:
                 continue

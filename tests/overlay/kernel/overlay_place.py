@@ -140,7 +140,7 @@ class OverlayPlace:
             self.begin(name, origin, **more)
         for name in names or self.nodes:
             part = self.part(name)
-            until(lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.figures.state()))
+            until(lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.metrics.state()))
         return self
 
     def begin(self, name, origin=None, **more):

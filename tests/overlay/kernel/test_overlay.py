@@ -136,7 +136,7 @@ def test_what_is_removed_is_back_at_once(place):
     ):
         run(command.split(), namespace=place.ns("a"))
         took(what, lambda: state() == before)
-    healed = place.part("a").figures.healed
+    healed = place.part("a").metrics.healed
     assert {"route", "neighbour", "fdb", "address", "device", "rules"} <= healed.keys()
     assert place.reach(1450) == set()
 
@@ -196,7 +196,7 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
     assert "8a:2b:1c:00:00:04 dev flannel.1 dst 192.0.2.44 self permanent" in place.fdb("a")
     assert "10.244.4.0 dev flannel.1 lladdr 8a:2b:1c:00:00:04 PERMANENT" in place.ip("a", "neigh")
     until(
-        lambda: any("node e: its backend is host-gw" in one for one in place.part("a").figures.problems),
+        lambda: any("node e: its backend is host-gw" in one for one in place.part("a").metrics.problems),
         "the word",
         AT_ONCE,
     )
@@ -205,14 +205,14 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
     place.put(manifest("e", 5, ip="192.0.2.1"))
     until(
         lambda: any(
-            "nodes a and e both have the public address 192.0.2.1" in one for one in place.part("a").figures.problems
+            "nodes a and e both have the public address 192.0.2.1" in one for one in place.part("a").metrics.problems
         ),
         "the word",
         AT_ONCE,
     )
     # Its own pod range goes and comes.
     place.put({**manifest("a", 1), "spec": {}})
-    until(lambda: "node a: spec.podCIDRs has no network" in place.part("a").figures.failure, "the word", AT_ONCE)
+    until(lambda: "node a: spec.podCIDRs has no network" in place.part("a").metrics.failure, "the word", AT_ONCE)
     assert place.part("a").healthy
     assert not place.part("a").ready
     assert place.fdb("a")
@@ -227,7 +227,7 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
     # A faulty edit of the configuration changes nothing.
     place.conf.write_text("{")
     place.ip("a", "route del 10.244.2.0/24")
-    until(lambda: any("is not JSON" in one for one in place.part("a").figures.problems), "the word", AT_ONCE)
+    until(lambda: any("is not JSON" in one for one in place.part("a").metrics.problems), "the word", AT_ONCE)
     assert "10.244.2.0/24 via 10.244.2.0 dev flannel.1 onlink" in place.ip("a", "route")
     assert "10.244.77.0/24 via 192.0.2.9 dev eth0" in place.ip("a", "route")
 
@@ -436,7 +436,7 @@ def test_an_api_server_that_comes_and_goes(place, server):
     place.end("a")
     place.ip("a", "route del 10.244.4.0/24")
     part = place.begin("a", origin=api_origin(Access(master=server.url)))
-    until(lambda: part.figures.failure != "", "the word", AT_ONCE)
+    until(lambda: part.metrics.failure != "", "the word", AT_ONCE)
     assert place.fdb("a")
     assert not part.ready
     # It comes back, and a node has left meanwhile.
@@ -495,7 +495,7 @@ def test_a_link_that_does_not_complete_checksums_is_found_and_worked_around(plac
         place.start(repair_checksums=False)
         until(
             lambda: (
-                [place.part(name).figures.checksums.get("flannel.1") for name in "ab"] == [ChecksumVerdict.BROKEN] * 2
+                [place.part(name).metrics.checksums.get("flannel.1") for name in "ab"] == [ChecksumVerdict.BROKEN] * 2
             ),
             "the finding",
             60.0,
@@ -504,8 +504,8 @@ def test_a_link_that_does_not_complete_checksums_is_found_and_worked_around(plac
         for name in "ab":
             place.end(name)
         place.start()
-        until(lambda: all(place.part(name).figures.repaired for name in "ab"), "the repair", 60.0)
+        until(lambda: all(place.part(name).metrics.repaired for name in "ab"), "the repair", 60.0)
         assert place.reach() == set()
-        until(lambda: place.part("a").figures.checksums["flannel.1"] is ChecksumVerdict.FINE, "the second test", 60.0)
+        until(lambda: place.part("a").metrics.checksums["flannel.1"] is ChecksumVerdict.FINE, "the second test", 60.0)
         with netns.entered(place.ns("a")):
             assert not offloaded("flannel.1")

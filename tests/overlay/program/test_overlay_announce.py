@@ -42,7 +42,7 @@ def test_annotations_and_condition_are_written_and_others_stay():
         server.put(node())
         announcer = NodeAnnotator(NodeWriter(Access(master=server.url)), condition=True)
         with announcer.running():
-            announcer.want(node(), WANTED)
+            announcer.set_desired(node(), WANTED)
 
             def stored():
                 return server.do(lambda data: data.get("Node", ("", "a"))).raw
@@ -63,10 +63,10 @@ def test_only_what_differs_is_written():
     recorder = Recorder()
     announcer = NodeAnnotator(recorder, condition=False)
     with announcer.running():
-        announcer.want(node(**WANTED), WANTED)
-        announcer.want(node(**{**WANTED, AnnotationKeys().type: "host-gw"}), WANTED)
+        announcer.set_desired(node(**WANTED), WANTED)
+        announcer.set_desired(node(**{**WANTED, AnnotationKeys().type: "host-gw"}), WANTED)
         until(lambda: recorder.bodies, "a write")
-        announcer.want(node(**WANTED), WANTED)
+        announcer.set_desired(node(**WANTED), WANTED)
     assert recorder.bodies == [("a", {"metadata": {"annotations": {AnnotationKeys().type: "vxlan"}}})]
 
 
@@ -74,42 +74,42 @@ def test_a_server_that_is_away_is_asked_again(caplog):
     recorder = Recorder(failures=1)
     announcer = NodeAnnotator(recorder, condition=False)
     with caplog.at_level(logging.ERROR, "narthex"), announcer.running():
-        announcer.want(node(), WANTED)
+        announcer.set_desired(node(), WANTED)
         until(lambda: len(recorder.bodies) > 1, "a second try")
-    assert "node a cannot be told of: the server is away; again in 1 s" in caplog.text
+    assert "cannot update node a: the server is away; retrying in 1 s" in caplog.text
 
 
 def test_what_is_wrong_is_said_once(caplog):
-    figures = OverlayMetrics()
+    metrics = OverlayMetrics()
     with caplog.at_level(logging.INFO, "narthex"):
         for _ in range(3):
-            figures.say("no default route", ("node b: no way there",))
-        figures.say("", ("node b: no way there",))
-        figures.say("", ())
+            metrics.report("no default route", ("node b: no route to it",))
+        metrics.report("", ("node b: no route to it",))
+        metrics.report("", ())
     assert [record.getMessage() for record in caplog.records] == [
         "overlay: no default route",
-        "overlay: node b: no way there",
-        "overlay: all that was wrong is well again",
+        "overlay: node b: no route to it",
+        "overlay: all problems are resolved",
     ]
 
 
-def test_the_port_answers_by_the_last_look(tmp_path):
+def test_the_port_answers_by_the_last_reconcile(tmp_path):
     part = OverlayPart(OverlaySettings(node="a", subnet_file=str(tmp_path / "env")), directory_origin(tmp_path))
     answers = routes(part)
     assert answers["/healthz"]().status == 200
     reply = answers["/readyz"]()
     assert reply.status == 503
     assert b'"ready":false' in reply.body
-    part.figures.last_look = part._clock.now()
-    part.figures.ready = True
-    part.figures.healed["route"] += 2
+    part.metrics.last_reconcile = part._clock.now()
+    part.metrics.ready = True
+    part.metrics.healed["route"] += 2
     assert answers["/readyz"]().status == 200
-    part.figures.failure = "the pod range is gone"
+    part.metrics.failure = "the pod range is gone"
     assert (answers["/readyz"]().status, part.healthy) == (503, True)
     assert b"the pod range is gone" in answers["/readyz"]().body
-    part.figures.broken = True
+    part.metrics.broken = True
     assert not part.healthy
-    text = exposition(part.figures).decode()
+    text = exposition(part.metrics).decode()
     assert 'narthex_overlay_healed_total{kind="route"} 2.0' in text
     assert 'narthex_overlay_healed_total{kind="device"} 0.0' in text
     assert "narthex_overlay_problems 1.0" in text

@@ -14,20 +14,20 @@ from narthex.testing.fakes import FakeClock
 
 def look(*problems: Problem) -> OverlayMetrics:
     """One look without any Node known."""
-    figures = OverlayMetrics()
+    metrics = OverlayMetrics()
     settings = OverlaySettings(node="a")
     kernel = cast(Any, None)
-    Overlay(settings, lambda: (), kernel, FakeClock(), figures, None, lambda: False, lambda: problems).look()
-    return figures
+    Overlay(settings, lambda: (), kernel, FakeClock(), metrics, None, lambda: False, lambda: problems).reconcile()
+    return metrics
 
 
 @pytest.mark.parametrize("whose", ["", "API server, /api/v1/nodes", "Node b"])
 def test_what_is_wrong_with_the_source_is_said_before_the_first_list(whose, caplog):
     with caplog.at_level(logging.ERROR, "narthex"):
-        figures = look(Problem(object=whose, message="connection refused"))
+        metrics = look(Problem(object=whose, message="connection refused"))
     assert "connection refused" in caplog.text
-    assert figures.failure == "the list of Nodes is not there yet"
-    assert len(figures.problems) == 1
+    assert metrics.failure == "the list of Nodes is not available yet"
+    assert len(metrics.problems) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What the overlay asks of the machine: links, entries, rules, notices, files."""
+"""The overlay's access to the kernel: links, entries, rules, notifications, and files."""

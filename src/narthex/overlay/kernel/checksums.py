@@ -1,6 +1,11 @@
-"""Transmit checksums of a device: the self-test of `narthex.overlay.kernel.checksums`, and switching their offload off.
+"""Transmit checksums of a device: a self-test, and switching their offload off. In the calling thread's network namespace.
 
-In the calling thread's network namespace. Numbers are those of linux/ethtool.h and linux/sockios.h.
+A link that should complete the inner checksum of encapsulated packets, but does not, breaks TCP and UDP between Pods while
+ping works. The self-test sends two datagrams to a closed port of a peer: one with a complete checksum and one whose checksum
+is left to the link. The peer's kernel replies "port unreachable", but silently drops datagrams with a wrong checksum. If
+only the first one is answered, the offload is broken. The peer needs nothing but its kernel, so flannel nodes work as well.
+
+Constants are those of linux/ethtool.h and linux/sockios.h.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from collections.abc import Callable, Iterable
 from narthex.model.net import parsed_network
 
 MARK = 0x4000
-"""What kube-proxy marks before it masquerades: such packets meet rules on their way out that others do not."""
+"""The mark that kube-proxy sets before masquerading: such packets match additional rules."""
 _SECONDS = 0.3
 _ATTEMPTS = 3
 _SO_MARK = 36
@@ -27,8 +32,10 @@ _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x16, 0x17
 
 
 def test(device: str, own: str, peer: str, give_up: Callable[[], bool]) -> ChecksumVerdict:
-    """Whether what a device leaves to the link below is done there, on the way to a peer's address. Takes up to two
-    seconds, less when it is to `give_up`. Raises OSError when the datagrams cannot be sent."""
+    """Test whether the link below a device completes checksums, with a peer's address.
+
+    Takes up to two seconds, less once `give_up` returns True. Raises OSError if the datagrams cannot be sent.
+    """
     attempts: list[tuple[bool, bool]] = []
     while len(attempts) < _ATTEMPTS and not give_up():
         complete = _answered(device, own, peer, raw=True)
@@ -40,14 +47,14 @@ def test(device: str, own: str, peer: str, give_up: Callable[[], bool]) -> Check
 
 
 def _answered(device: str, own: str, peer: str, *, raw: bool) -> bool:
-    """Whether a datagram is answered. `raw`: it is sent with its checksum complete."""
+    """Return True if a datagram is answered. `raw`: send it with a complete checksum."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     kind, protocol = (socket.SOCK_RAW, socket.IPPROTO_UDP) if raw else (socket.SOCK_DGRAM, 0)
     with (
         socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as port,
         socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol) as sock,
     ):
-        # A port of our own, so that nobody else's is named in the answer.
+        # Reserve a port, so that no reply concerns another socket.
         port.bind((own, 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
         sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, MARK)
@@ -59,7 +66,7 @@ def _answered(device: str, own: str, peer: str, *, raw: bool) -> bool:
             sock.send(datagram(own, peer, port.getsockname()[1]) if raw else PAYLOAD)
             while (rest := deadline - time.monotonic()) > 0:
                 sock.settimeout(rest)
-                # A raw socket gets a copy of all that the peer sends, its own tests among it.
+                # A raw socket receives everything from the peer, including its own tests.
                 sock.recv(2048)
         except ConnectionRefusedError:
             return True
@@ -69,13 +76,12 @@ def _answered(device: str, own: str, peer: str, *, raw: bool) -> bool:
 
 
 def offloaded(device: str) -> bool:
-    """Whether a device leaves checksums to the link below. Raises OSError."""
+    """Return True if a device leaves checksums to the link below. Raises OSError."""
     return bool(_ethtool(device, _GET_TX_CHECKSUM, 0))
 
 
 def switch_off(device: str) -> None:
-    """Have the kernel complete checksums before a packet enters the device: what `ethtool -K DEVICE tx off` does. Raises
-    OSError."""
+    """Disable the checksum offload of a device, like `ethtool -K DEVICE tx off`. Raises OSError."""
     _ethtool(device, _SET_TX_CHECKSUM, 0)
 
 
@@ -91,31 +97,31 @@ def _ethtool(device: str, command: int, value: int) -> int:
 
 
 PORT = 33434
-"""Where nobody listens: traceroute's first."""
+"""A port without listener: traceroute's first."""
 PAYLOAD = b"narthex: does the checksum of this packet survive its way?\n"
 _UDP = 17
 
 
 class ChecksumVerdict(enum.Enum):
-    """What is known of a way."""
+    """Result of the self-test."""
 
     FINE = "fine"
     BROKEN = "broken"
     UNCLEAR = "unclear"
-    """Neither datagram is answered: the peer is away, or a firewall drops them or the answers."""
+    """Neither datagram was answered: the peer is down, or a firewall drops the datagrams or the replies."""
 
 
 def verdict(attempts: Iterable[tuple[bool, bool]]) -> ChecksumVerdict:
-    """Of attempts, each with whether the datagram with a complete checksum was answered, and the one without."""
+    """Evaluate attempts: for each, whether the datagram with a complete checksum was answered, and the one without."""
     attempts = tuple(attempts)
     if any(left for _, left in attempts):
         return ChecksumVerdict.FINE
-    # One answer and one silence may be chance.
+    # A single lost reply may be coincidence.
     return ChecksumVerdict.BROKEN if sum(complete for complete, _ in attempts) > 1 else ChecksumVerdict.UNCLEAR
 
 
 def datagram(source: str, destination: str, source_port: int) -> bytes:
-    """A UDP datagram from its header on, with its checksum."""
+    """Return a UDP datagram, from its header on, with its checksum."""
     length = 8 + len(PAYLOAD)
     head = struct.pack(">HHHH", source_port, PORT, length, 0)
     ends = b"".join(parsed_network(_host(one)).network_address.packed for one in (source, destination))

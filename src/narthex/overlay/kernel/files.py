@@ -1,4 +1,4 @@
-"""The overlay's files: `subnet.env`, whole or not at all, and the routes that are its own."""
+"""Files of the overlay: atomic writes, and the persisted list of our own routes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUTES = msgspec.json.Decoder(list[OverlayRoute])
 
 
 def read(path: str) -> str | None:
-    """A file's text; None when it is not there. Raises OSError."""
+    """Return the text of a file; None if it does not exist. Raises OSError."""
     try:
         return Path(path).read_text("utf-8", "replace")
     except FileNotFoundError:
@@ -21,7 +21,7 @@ def read(path: str) -> str | None:
 
 
 def write(path: str, text: str) -> bool:
-    """Make a file hold a text, at one moment; False when it does already. Raises OSError."""
+    """Write a file atomically; return False if it has this content already. Raises OSError."""
     if read(path) == text:
         return False
     place = Path(path)
@@ -40,18 +40,18 @@ def write(path: str, text: str) -> bool:
 
 
 def read_routes(path: str) -> frozenset[OverlayRoute]:
-    """The routes that were written down; none when the file is not there or not readable as such. Raises OSError."""
+    """Return the persisted routes; empty if the file is missing or invalid. Raises OSError."""
     text = read(path)
     if text is None:
         return frozenset()
     try:
         return frozenset(_ROUTES.decode(text))
     except msgspec.MsgspecError:
-        # Then nobody's route is taken for ours.
+        # Then no route is considered ours.
         return frozenset()
 
 
 def write_routes(path: str, routes: frozenset[OverlayRoute]) -> bool:
-    """Write routes down; False when they are so already. Raises OSError."""
+    """Persist routes; return False if they are unchanged. Raises OSError."""
     text = msgspec.json.encode(sorted(routes, key=str)).decode() + "\n"
     return bool(routes or Path(path).exists()) and write(path, text)

@@ -1,6 +1,6 @@
-"""The overlay's devices, entries and routes in the kernel, by rtnetlink, in the calling thread's network namespace.
+"""The overlay's devices, entries, and routes in the kernel, by rtnetlink, in the calling thread's network namespace.
 
-Numbers are those of linux/rtnetlink.h, if_link.h and neighbour.h.
+Constants are those of linux/rtnetlink.h, if_link.h, and neighbour.h.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _ATTEMPTS = 10
 
 T = TypeVar("T")
 Message = tuple[int, int, bytes]
-"""Type, flags, body."""
+"""Type, flags, and body."""
 
 
 class ChangeRejected(OSError):
-    """The kernel refused a change; the message says which."""
+    """The kernel rejected a change; the message names it."""
 
     def __init__(self, change: OverlayChange, error: OSError) -> None:
         super().__init__(error.errno, f"{described(change)}: {error.strerror}")
@@ -71,7 +71,7 @@ class ChangeRejected(OSError):
 
 
 class OverlayKernel:
-    """A socket. Not for several threads at once."""
+    """Reads and changes the kernel state through one netlink socket. Not thread-safe."""
 
     def __init__(self) -> None:
         self._netlink = RtNetlink()
@@ -83,7 +83,7 @@ class OverlayKernel:
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def links(self) -> list[NodeInterface]:
-        """All interfaces that are up and no loopback, with their addresses. Raises OSError."""
+        """Return all interfaces that are up, except loopback, with their addresses. Raises OSError."""
         found: dict[int, list[str]] = {}
         for data in self._dump(_GETADDR, _IFA.pack(0, 0, 0, 0, 0)):
             _, _, _, scope, index = _IFA.unpack_from(data)
@@ -97,7 +97,7 @@ class OverlayKernel:
         ]
 
     def default_link(self, families: Iterable[IPFamily]) -> int:
-        """Index of the interface of the default route, of the first family that has one; 0: there is none. Raises OSError."""
+        """Return the interface index of the default route of the first family that has one; 0 if there is none. Raises OSError."""
         for family in families:
             best = None
             for _, values, head in self._routes(family):
@@ -109,7 +109,7 @@ class OverlayKernel:
         return 0
 
     def read(self, names: Iterable[str], families: Sequence[IPFamily]) -> tuple[OverlayState, tuple[KernelRoute, ...]]:
-        """What there is of ours and where ours would be, and all routes of the main table. Raises OSError."""
+        """Return the current state of our devices, and all routes of the main table. Raises OSError."""
         devices = {name: held for name in names if (held := self._device(name)) is not None}
         indexes = {held.index: held.name for held in devices.values()}
         neighbours: set[OverlayNeighbor] = set()
@@ -119,20 +119,20 @@ class OverlayKernel:
                 neighbours.update(self._neighbours(held.name, held.index))
                 forwards.update(self._forwards(held.name, held.index))
         routes: set[OverlayRoute] = set()
-        ways = []
+        kernel_routes = []
         linked = {link.index: link.name for link in self._again(self._netlink.links)}
         for family in families:
             for destination, values, head in self._routes(family):
                 index = _number(values.get(_RTA_OIF, b""))
                 via = _text(values[_RTA_GATEWAY]) if _RTA_GATEWAY in values else ""
-                ways.append(KernelRoute(destination, via, index))
+                kernel_routes.append(KernelRoute(destination, via, index))
                 if index in linked:
                     name = indexes.get(index, linked[index])
                     routes.add(OverlayRoute(destination, via, name, bool(head[8] & _RTNH_F_ONLINK)))
         have = OverlayState(
             devices=devices, neighbours=frozenset(neighbours), forwards=frozenset(forwards), routes=frozenset(routes)
         )
-        return have, tuple(ways)
+        return have, tuple(kernel_routes)
 
     def _device(self, name: str) -> ObservedDevice | None:
         body = _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, name.encode() + b"\0")
@@ -177,7 +177,7 @@ class OverlayKernel:
                 yield OverlayFdbEntry(name, values[_NDA_LLADDR].hex(":"), _text(values[_NDA_DST]))
 
     def _entries(self, family: int, index: int) -> Iterator[tuple[int, Mapping[int, bytes]]]:
-        """State and attributes of a link's neighbours or, for AF_BRIDGE, of its forwarding table."""
+        """Yield state and attributes of a link's neighbor entries or, for AF_BRIDGE, of its FDB."""
         # Tables of bridges are asked for by the header, neighbours by an attribute.
         bridge = family == socket.AF_BRIDGE
         body = _ND.pack(family, index if bridge else 0, 0, 0, 0)
@@ -189,7 +189,7 @@ class OverlayKernel:
                 yield state, attributes(data, _ND.size)
 
     def _routes(self, family: IPFamily) -> Iterator[tuple[str, Mapping[int, bytes], tuple[int, ...]]]:
-        """Destination, attributes and header of each unicast route of the main table."""
+        """Yield destination, attributes, and header of each unicast route of the main table."""
         body = _RT.pack(_AF[family], 0, 0, 0, _TABLE_MAIN, 0, 0, 0, 0)
         for data in self._dump(_GETROUTE, body):
             head = _RT.unpack_from(data)
@@ -203,19 +203,21 @@ class OverlayKernel:
         return self._again(lambda: list(self._netlink.dump(kind, body)))
 
     def _again(self, read: Callable[[], list[T]]) -> list[T]:
-        """A list of one moment; others may change it while it is read."""
+        """Return a consistent dump; dumps that are interrupted by changes are repeated."""
         for _ in range(_ATTEMPTS):
             try:
                 return read()
             except Interrupted:
                 continue
-        raise OSError(errno.EAGAIN, "the kernel's lists keep changing while they are read")
+        raise OSError(errno.EAGAIN, "the kernel state keeps changing during the dump")
 
     # ---- changing --------------------------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[OverlayChange]) -> None:
-        """Make changes, in order. Raises Refused with the first that the kernel refused, when all of its kind have been
-        tried."""
+        """Apply changes in order.
+
+        Raises ChangeRejected for the first rejected change after all changes of the same type have been tried.
+        """
         indexes: dict[str, int] = {}
 
         def index(name: str) -> int:
@@ -250,11 +252,11 @@ _HARMLESS: Mapping[type, tuple[int, ...]] = {
     # ESRCH: there is no such route.
     RemoveEntry: (errno.ENOENT, errno.ESRCH),
 }
-"""Answers that say no more than that it is so already."""
+"""Errors that mean that the change is in effect already."""
 
 
 def described(change: OverlayChange) -> str:
-    """A change in words."""
+    """Return a change in words."""
     match change:
         case DeleteDevice(name, why):
             return f"delete {name}, since {why}"
@@ -323,7 +325,7 @@ def _address(address: str, index: int) -> bytes:
     raw = _packed(text)
     bits = int(prefix) if prefix else 8 * len(raw)
     body = _IFA.pack(_BY_SIZE[len(raw)], bits, 0, 0, index) + attr(_IFA_LOCAL, raw) + attr(_IFA_ADDRESS, raw)
-    # Nobody else can have it, so nobody is asked.
+    # The address is unique, so duplicate address detection is not needed.
     return body + attr(_IFA_FLAGS, _word(_IFA_F_NODAD)) if len(raw) == 16 else body
 
 

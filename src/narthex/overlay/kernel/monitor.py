@@ -1,4 +1,4 @@
-"""The kernel's own word that links, addresses, entries or routes changed: it says only when to look again."""
+"""Notification by the kernel that links, addresses, entries, or routes may have changed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ _LINK, _ADDRESS, _ROUTE, _NEIGHBOUR = (16, 17), (20, 21), (24, 25), (28, 29)
 _SO_RCVBUFFORCE = 33
 _QUEUE = 4 << 20
 _PAUSE = 0.02
-"""Rest between two looks at the queue, so that a storm costs little more than a few."""
+"""Debounce delay, so that a burst of changes costs little more than a few."""
 _TABLE_MAIN = 254
 _CLONED = 0x200
 
 
 class RouteMonitor:
-    """Hears one network namespace, that of the calling thread, from its making on."""
+    """Monitors the network namespace of the creating thread."""
 
     def __init__(self, concerns: Callable[[int], bool]) -> None:
-        """`concerns` says whether a link, by index, is one of those that matter; called from another thread. Raises
-        OSError."""
+        """Subscribe. Raises OSError.
+
+        `concerns` returns True for the index of a relevant link; it is called from another thread.
+        """
         self._concerns = concerns
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
         self._socket.setblocking(False)
@@ -53,7 +55,7 @@ class RouteMonitor:
         os.close(self._stop)
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
-        """Inside, `notice` is called from another thread when something may have changed."""
+        """Return a context manager in which `notice` is called, from another thread, whenever something may have changed."""
         return beside("overlay-notices", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def _listen(self, notice: Callable[[], None]) -> None:
@@ -68,7 +70,7 @@ class RouteMonitor:
                 return
 
     def _drain(self) -> bool:
-        """Take in what waits; whether any of it matters."""
+        """Read the queued notifications; return True if any is relevant."""
         found = False
         while True:
             try:
@@ -78,7 +80,7 @@ class RouteMonitor:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                # More came than there is room for.
+                # The queue overflowed.
                 found = True
                 continue
             found = found or self._matters(data)

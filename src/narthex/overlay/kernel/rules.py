@@ -1,4 +1,4 @@
-"""The overlay's masquerading in the kernel: iptables or nftables, read, compared and mended, in the present namespace."""
+"""The masquerading rules in the kernel, by iptables or nftables, in the current network namespace."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ _SECONDS = 60.0
 
 
 class MasqueradeWriter:
-    """Keeps rules in one of the two tools, and the other free of them."""
+    """Keeps the rules in one of the two tools and removes them from the other."""
 
     def __init__(self, *, nftables: bool) -> None:
         self.nftables = nftables
         self._other_is_clean: set[object] = set()
 
-    def keep(self, wish: MasqueradeRules) -> bool:
-        """Make the rules of a family what they are wished to be; whether anything was to be done. Raises ApplyError."""
-        needed = any(wish.chains().values())
-        changed = self._keep_nftables(wish) if self.nftables else self._keep_iptables(wish, needed=needed)
-        if wish.family not in self._other_is_clean:
-            # What an earlier run, or flannel, left in the other tool would masquerade as well.
-            nothing = MasqueradeRules(wish.family, "", "", masquerade=False, forward=False)
-            changed |= self._keep_iptables(nothing, needed=False) if self.nftables else self._keep_nftables(nothing)
-            self._other_is_clean.add(wish.family)
+    def reconcile(self, rules: MasqueradeRules) -> bool:
+        """Establish the rules of a family; return True if anything was changed. Raises ApplyError."""
+        needed = any(rules.chains().values())
+        changed = self._reconcile_nftables(rules) if self.nftables else self._reconcile_iptables(rules, needed=needed)
+        if rules.family not in self._other_is_clean:
+            # Leftovers of an earlier run or of flannel in the other tool would masquerade as well.
+            nothing = MasqueradeRules(rules.family, "", "", masquerade=False, forward=False)
+            changed |= (
+                self._reconcile_iptables(nothing, needed=False) if self.nftables else self._reconcile_nftables(nothing)
+            )
+            self._other_is_clean.add(rules.family)
         return changed
 
-    def _keep_iptables(self, wish: MasqueradeRules, *, needed: bool) -> bool:
-        command = plain_command(wish.family)
+    def _reconcile_iptables(self, rules: MasqueradeRules, *, needed: bool) -> bool:
+        command = plain_command(rules.family)
         try:
             text = "".join(run([f"{command}-save", "-t", table], timeout=_SECONDS) for table in ("nat", "filter"))
-            script = iptables_changes(wish, xtables.parse(text, wish.family))
+            script = iptables_changes(rules, xtables.parse(text, rules.family))
             if script:
                 run([f"{command}-restore", "--noflush", "--wait", _LOCK_SECONDS], stdin=script, timeout=_SECONDS)
         except FileNotFoundError:
@@ -48,12 +50,12 @@ class MasqueradeWriter:
         except (CommandError, TimeoutExpired, xtables.SaveTextError) as error:
             if not needed:
                 return False
-            raise ApplyError(f"masquerading rules of {wish.family.label}: {error}") from error
+            raise ApplyError(f"masquerading rules of {rules.family.label}: {error}") from error
         return bool(script)
 
-    def _keep_nftables(self, wish: MasqueradeRules) -> bool:
-        where = f"{wish.family.nft} {TABLES[wish.family]}"
-        wanted = wish.table()
+    def _reconcile_nftables(self, rules: MasqueradeRules) -> bool:
+        where = f"{rules.family.nft} {TABLES[rules.family]}"
+        wanted = rules.table()
         try:
             have = _listed(where)
             if have == wanted:
@@ -63,9 +65,9 @@ class MasqueradeWriter:
         except NftMissing as error:
             if wanted is None:
                 return False
-            raise ApplyError(f"masquerading rules of {wish.family.label}: {error}") from error
+            raise ApplyError(f"masquerading rules of {rules.family.label}: {error}") from error
         except (NftError, OSError, ValueError) as error:
-            raise ApplyError(f"masquerading rules of {wish.family.label}, table {where}: {error}") from error
+            raise ApplyError(f"masquerading rules of {rules.family.label}, table {where}: {error}") from error
         return True
 
 

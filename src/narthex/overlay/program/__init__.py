@@ -1,1 +1,1 @@
-"""The overlay's program."""
+"""The overlay program."""

@@ -1,4 +1,4 @@
-"""This node's own annotations and its condition, written to the API server whenever they are not as they should be."""
+"""Writer of this node's own annotations and its condition NetworkUnavailable."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from narthex.runtime.logs import LOGGER
 
 _BACKOFF = Backoff(1.0, 30.0)
 _SECONDS = 15.0
-_PATIENCE = 5.0
-"""For a write that is under way when it ends; the thread ends with the process."""
+_STOP_SECONDS = 5.0
+"""Time for a running write during shutdown; after that the thread ends with the process."""
 
 
 class NodePatcher(Protocol):
-    """Changes one Node."""
+    """Patches a Node."""
 
     def patch(self, node: str, body: dict[str, Any]) -> None:
-        """A strategic merge patch of the Node and its status. Raises RuntimeError."""
+        """Apply a strategic merge patch to the Node and its status. Raises RuntimeError."""
         ...
 
 
 class NodeWriter:
-    """Through an API server, one connection for each write: they are rare."""
+    """Patches a Node through an API server, with one connection per write: writes are rare."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     def patch(self, node: str, body: dict[str, Any]) -> None:
+        """Apply a strategic merge patch to the Node and its status. Raises RuntimeError."""
         try:
             asyncio.run(self._patch(f"/api/v1/nodes/{node}", body))
         except (ApiError, TimeoutError) as error:
@@ -46,35 +47,35 @@ class NodeWriter:
 
     async def _patch(self, path: str, body: dict[str, Any]) -> None:
         async with asyncio.timeout(_SECONDS), writing(self._access) as writer:
-            # Annotations go with the status, too: flannel needs no more than that right, and so do we.
+            # The status subresource accepts annotations, too: flannel needs only this permission, and so do we.
             await writer.patch(path, body, kind="strategic", subresource="status")
 
 
 class NodeAnnotator:
-    """Writes in a thread of its own: a server that does not answer must not keep routes from being mended."""
+    """Writes from its own thread, so that an unresponsive API server does not delay route repairs."""
 
     def __init__(self, writes: NodePatcher, condition: bool, clock: Clock | None = None) -> None:
-        """`condition`: NetworkUnavailable is to be False."""
+        """Set the writer; `condition`: also set NetworkUnavailable to False."""
         self._writes = writes
         self._condition = condition
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._wanted: Mapping[str, str] = {}
+        self._desired: Mapping[str, str] = {}
         self._node: Node | None = None
-        self._told: str | None = None
+        self._condition_uid: str | None = None
         """UID of the Node whose condition was written."""
         self._stopping = False
 
-    def want(self, node: Node, annotations: Mapping[str, str]) -> None:
-        """What the Node shall say, and how it looks now."""
+    def set_desired(self, node: Node, annotations: Mapping[str, str]) -> None:
+        """Set the desired annotations and the current Node."""
         with self._lock:
-            self._node, self._wanted = node, annotations
+            self._node, self._desired = node, annotations
         if self._body() is not None:
             self._clock.wake()
 
     def running(self) -> AbstractContextManager[None]:
-        """Inside, what is wanted is written."""
-        return beside("overlay-announcer", self._run, self._stop, patience=_PATIENCE)
+        """Return a context manager that runs the writer thread."""
+        return beside("overlay-announcer", self._run, self._stop, patience=_STOP_SECONDS)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -93,25 +94,25 @@ class NodeAnnotator:
             except RuntimeError as error:
                 failures += 1
                 rest = _BACKOFF.delay(failures)
-                LOGGER.error("overlay: node %s cannot be told of: %s; again in %g s", node.name, error, rest)
+                LOGGER.error("overlay: cannot update node %s: %s; retrying in %g s", node.name, error, rest)
             else:
-                LOGGER.info("overlay: node %s announces itself", node.name)
-                self._told = node.uid
-                # Until the watch shows what was written, there is nothing new to say.
+                LOGGER.info("overlay: updated the annotations of node %s", node.name)
+                self._condition_uid = node.uid
+                # Wait for the watch to deliver the write.
                 failures = 0
             not_before = self._clock.now() + _BACKOFF.delay(max(failures, 1))
 
     def _body(self) -> dict[str, Any] | None:
-        """The patch that is needed now."""
+        """Return the required patch, or None."""
         with self._lock:
-            node, wanted = self._node, self._wanted
+            node, desired = self._node, self._desired
         if node is None:
             return None
         body: dict[str, Any] = {}
-        annotations = changed_annotations(node, wanted)
+        annotations = changed_annotations(node, desired)
         if annotations:
             body["metadata"] = {"annotations": annotations}
-        if self._condition and (node.network_unavailable or self._told != node.uid):
+        if self._condition and (node.network_unavailable or self._condition_uid != node.uid):
             body["status"] = {"conditions": [_network_is_there()]}
         return body or None
 

@@ -1,4 +1,4 @@
-"""What the overlay has done and found, counted; for metrics, health and the log."""
+"""State and counters of the overlay, for metrics, health checks, and the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OverlayMetrics:
         """True once a reconciliation has succeeded."""
         self.broken = False
         """True if the kernel rejected a change at the last reconciliation. Waiting for other components does not count."""
-        self.last_look = 0.0
+        self.last_reconcile = 0.0
         """Monotonic time of the last reconciliation."""
         self.last_sync = 0.0
         """Unix time of the last successful reconciliation."""
@@ -40,8 +40,8 @@ class OverlayMetrics:
         self.repaired = 0
         self._lock = threading.Lock()
 
-    def say(self, failure: str, problems: tuple[str, ...]) -> None:
-        """Put down what is wrong now, and log what is new of it."""
+    def report(self, failure: str, problems: tuple[str, ...]) -> None:
+        """Set the current problems, and log new ones."""
         with self._lock:
             before = {self.failure, *self.problems}
             self.failure, self.problems = failure, problems
@@ -49,10 +49,10 @@ class OverlayMetrics:
             if text and text not in before:
                 LOGGER.error("overlay: %s", text)
         if before - {""} and not failure and not problems:
-            LOGGER.info("overlay: all that was wrong is well again")
+            LOGGER.info("overlay: all problems are resolved")
 
     def state(self) -> dict[str, object]:
-        """For `/readyz` and `-o json`."""
+        """Return the state for `/readyz` and `-o json`."""
         return {
             "ready": self.ready and not self.failure,
             "failure": self.failure,
@@ -63,33 +63,33 @@ class OverlayMetrics:
         }
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
+        """Yield the metrics for prometheus-client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        yield GaugeMetricFamily(
-            "narthex_overlay_nodes", "Other nodes that pods' packets find their way to.", self.peers
-        )
+        yield GaugeMetricFamily("narthex_overlay_nodes", "Peer nodes with routes.", self.peers)
         yield GaugeMetricFamily(
             "narthex_overlay_problems",
-            "What is wrong at present, this node's or others'.",
+            "Current problems of this node and its peers.",
             len(self.problems) + bool(self.failure),
         )
         yield GaugeMetricFamily(
             "narthex_overlay_ready",
-            "1: all is in place, and was at the last look.",
+            "1 if the last reconciliation succeeded.",
             float(self.ready and not self.failure),
         )
         yield GaugeMetricFamily(
-            "narthex_overlay_last_sync_timestamp_seconds", "When the last look came to its end.", self.last_sync
+            "narthex_overlay_last_sync_timestamp_seconds", "Time of the last successful reconciliation.", self.last_sync
         )
-        yield CounterMetricFamily("narthex_overlay_syncs", "Looks that came to their end.", self.syncs)
-        healed = CounterMetricFamily("narthex_overlay_healed", "What others removed and was put back.", labels=["kind"])
+        yield CounterMetricFamily("narthex_overlay_syncs", "Successful reconciliations.", self.syncs)
+        healed = CounterMetricFamily(
+            "narthex_overlay_healed", "Entries that other programs removed and that were restored.", labels=["kind"]
+        )
         for kind in KINDS:
             healed.add_metric([kind], self.healed[kind])
         yield healed
         checksums = GaugeMetricFamily(
             "narthex_overlay_checksums",
-            "1: what the self-test of transmit checksums said last.",
+            "1 for the last result of the transmit checksum self-test.",
             labels=["device", "verdict"],
         )
         for device, found in list(self.checksums.items()):
@@ -97,5 +97,5 @@ class OverlayMetrics:
                 checksums.add_metric([device, one.value], float(one is found))
         yield checksums
         yield CounterMetricFamily(
-            "narthex_overlay_checksums_repaired", "Times the offload was switched off.", self.repaired
+            "narthex_overlay_checksums_repaired", "Times the checksum offload was disabled.", self.repaired
         )

@@ -1,4 +1,4 @@
-"""This node as the overlay's looks find it: its configuration, its link, its hardware addresses."""
+"""This node's configuration file, external interface, and MAC addresses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from narthex.overlay.program.settings import OverlaySettings
 
 
 class ConfFile:
-    """`net-conf.json`, read again when it changed. What cannot be used changes nothing of what is in force."""
+    """`net-conf.json`, read again when it changes. Invalid content leaves the previous one in force."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -29,7 +29,7 @@ class ConfFile:
         """Why the current content is not in force; empty if it is."""
 
     def read(self) -> NetConf:
-        """The configuration. Raises NetConfError when there was none yet that could be used."""
+        """Return the configuration in force. Raises NetConfError if there was no valid one yet."""
         try:
             data = Path(self._path).read_bytes()
         except OSError as error:
@@ -46,13 +46,13 @@ class ConfFile:
     def _fail(self, error: NetConfError) -> None:
         if self._conf is None:
             raise error
-        self._data, self.problem = None, f"{error}; what was read before stays in force"
+        self._data, self.problem = None, f"{error}; the previous content stays in force"
 
 
-def outers(
+def external_interfaces(
     kernel: OverlayKernel, settings: OverlaySettings, families: Sequence[IPFamily]
 ) -> dict[IPFamily, ExternalInterface]:
-    """The link between the nodes, by family. Raises NoLink, OSError."""
+    """Return the link between the nodes, by family. Raises InterfaceNotFound, OSError."""
     link = select_interface(
         settings.choice, kernel.links(), families, lambda: kernel.default_link(families), _source_towards
     )
@@ -63,7 +63,7 @@ def outers(
 
 
 def _source_towards(address: str) -> str:
-    """The own address that a packet would leave with; empty when there is no route. Nothing is sent."""
+    """Return the source address of packets to an address; empty if there is no route. Sends nothing."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect((address, 9))
@@ -73,25 +73,28 @@ def _source_towards(address: str) -> str:
 
 
 def public_ips(
-    node: Node, keys: AnnotationKeys, settings: OverlaySettings, outer: Mapping[IPFamily, ExternalInterface]
+    node: Node, keys: AnnotationKeys, settings: OverlaySettings, external: Mapping[IPFamily, ExternalInterface]
 ) -> dict[IPFamily, str]:
-    """What others shall send to. Raises ValueError for an annotation that is none."""
+    """Return the addresses that peers send to. Raises ValueError for an invalid annotation."""
     given = {family_of(one): one for one in settings.public_ips}
     return {
-        family: given_public_ip(node, keys, family) or given.get(family) or one.address for family, one in outer.items()
+        family: given_public_ip(node, keys, family) or given.get(family) or one.address
+        for family, one in external.items()
     }
 
 
 def hardware_address(
     node: Node, keys: AnnotationKeys, conf: NetConf, family: IPFamily, have: OverlayState, *, derived: bool
 ) -> str:
-    """That of the vxlan device: as the Node announces it, as the device has it, or a new one. `derived`: others work it
-    out from the node's name when the Node does not say."""
+    """Return the MAC address of the VXLAN device: as published, as the device has it, or a new one.
+
+    `derived`: peers derive it from the node's name unless it is published.
+    """
     vni = conf.backend.vni
     try:
         announced = vtep_mac(node, keys, family, vni)
     except ValueError:
-        # It is overwritten with what is decided here.
+        # The invalid annotation will be overwritten.
         announced = ""
     if announced or derived:
         return announced or derived_mac(node.name, vni, family)

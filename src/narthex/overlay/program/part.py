@@ -1,8 +1,8 @@
-"""The overlay as a part of a node.
+"""The overlay as a part of a node, and as a process of its own.
 
-It works in the network namespace of the thread that calls `run`. Several run on one machine, each in a namespace of its
-own, when each has settings of its own: `node`, and a `subnet_file` that is not another's (beside it stands the file of own
-routes). `net_conf` may be shared. In a process per namespace: `narthex overlay`, or `narthex node --overlay`.
+Works in the network namespace of the thread that calls `run`. Several overlays can run on one machine, each in its own
+namespace (`narthex overlay`, or `narthex node --overlay`), with a separate `node` and `subnet_file` each; the file of our
+own routes is next to the latter. `net_conf` may be shared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _THROTTLE = Throttle(share=10.0, least=0.05, longest=0.5)
 """Other programs may change routes in bursts, for example a routing daemon."""
 _LATE = 3
-"""A look may be so many periods ago before the part counts as unhealthy."""
+"""Number of resync intervals without a reconciliation after which the part is unhealthy."""
 _CHAINS = frozenset((POSTROUTING, FORWARD, "POSTROUTING", "FORWARD"))
 _CONCERN = Concern(
     tables=frozenset((*TABLES.values(), "nat", "filter")),
@@ -56,56 +56,57 @@ _CONCERN = Concern(
 
 
 class OverlayOrigin(NamedTuple):
-    """Where Nodes come from, and where this one is written to."""
+    """The source of Nodes, and the writer of this node's own Node."""
 
     source: Watched
     writes: NodePatcher | None
-    """None: nobody can be told of this node. The others then take its InternalIP, and work out the hardware address of
-    its vxlan device from its name."""
+    """None: there is no API server. Peers then use the InternalIP and derive the MAC address from the node's name."""
 
 
 def directory_origin(path: str | os.PathLike[str]) -> OverlayOrigin:
-    """Nodes of manifests in a directory or file, which is never written to."""
+    """Return the origin for Nodes from manifests, which are never written."""
     return OverlayOrigin(ManifestSource(Path(path)), None)
 
 
 def api_origin(access: Access) -> OverlayOrigin:
-    """Nodes of an API server."""
+    """Return the origin for Nodes from an API server."""
     return OverlayOrigin(KubeSource(access, (NODES,)), NodeWriter(access))
 
 
 class OverlayPart:
-    """One run of the overlay. What it made stays when it ends: traffic goes on."""
+    """One run of the overlay. The kernel state stays when it ends, so that traffic continues."""
 
     def __init__(self, settings: OverlaySettings, origin: OverlayOrigin) -> None:
         self._settings = settings
         self._origin = origin
-        self.figures = OverlayMetrics()
+        self.metrics = OverlayMetrics()
         self._clock = SystemClock()
         self._loop = Reconciler(self._clock, throttle=_THROTTLE)
 
     @property
     def healthy(self) -> bool:
-        """Whether it looks, and the machine does what it asks. While it waits for others, for a pod range say, a new
-        process could do no better: that is a matter of readiness (`ready`)."""
-        late = self._clock.now() - self.figures.last_look > _LATE * self._settings.resync
-        return not (self.figures.broken or late)
+        """True if it reconciles and the kernel accepts its changes.
+
+        Waiting for other components, such as for a Pod CIDR, is not unhealthy, since a restart would not help; see `ready`.
+        """
+        late = self._clock.now() - self.metrics.last_reconcile > _LATE * self._settings.resync
+        return not (self.metrics.broken or late)
 
     @property
     def ready(self) -> bool:
-        """Whether all was in place at the last look."""
-        return self.healthy and self.figures.ready and not self.figures.failure
+        """True if the last reconciliation succeeded."""
+        return self.healthy and self.metrics.ready and not self.metrics.failure
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
-        return self.figures.collect()
+        """Yield the metrics for prometheus-client."""
+        return self.metrics.collect()
 
     def stop(self) -> None:
         """End `run`."""
         self._loop.stop()
 
     def run(self) -> None:
-        """Keep the overlay up until `stop`. Raises StartError."""
+        """Run the overlay until `stop`. Raises StartError."""
         if not may_change_network():
             raise StartError("the overlay needs root (CAP_NET_ADMIN): run it with sudo")
         with ExitStack() as stack:
@@ -125,12 +126,12 @@ class OverlayPart:
                 feed.take,
                 kernel,
                 self._clock,
-                self.figures,
-                announcer.want if announcer else None,
+                self.metrics,
+                announcer.set_desired if announcer else None,
                 lambda: _changed(rules),
                 lambda: feed.problems,
             )
-            selftest = SelfTest(lambda: overlay.tunnels, self.figures, self._settings.repair_checksums)
+            selftest = SelfTest(lambda: overlay.tunnels, self.metrics, self._settings.repair_checksums)
             stack.enter_context(notices.listening(self._clock.wake))
             for each in rules:
                 stack.enter_context(each.listening(self._clock.wake))
@@ -138,11 +139,11 @@ class OverlayPart:
                 stack.enter_context(announcer.running())
             stack.enter_context(selftest.running())
             stack.enter_context(feed.running(self._clock.wake))
-            self._loop.run(lambda: min(overlay.look(), *(each.interval for each in rules)))
+            self._loop.run(lambda: min(overlay.reconcile(), *(each.interval for each in rules)))
 
 
 def _listeners() -> list[Foreign]:
-    """Who tells of changed rules: nf_tables hears of its own and of iptables-nft's; iptables-legacy must be asked."""
+    """Return the monitors of the rules: nf_tables covers nftables and iptables-nft; iptables-legacy must be polled."""
     found = [watch_rules(_CONCERN, FAMILIES, iptables=False)]
     if default_variant(IPFamily.IPV4) == "legacy":
         found.append(watch_rules(_CONCERN, FAMILIES, iptables=True))
@@ -150,27 +151,27 @@ def _listeners() -> list[Foreign]:
 
 
 def _changed(rules: list[Foreign]) -> bool:
-    """All are asked, so that none tells of the same change again."""
+    """Return True if any monitor reports a change. All are read, so that none reports the same change again."""
     return sum(sum(each.look().values()) for each in rules) > 0
 
 
 def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tuple[str, int] | None) -> None:
-    """Keep the overlay up until SIGTERM or SIGINT. `healthz`: address and port. Raises StartError."""
+    """Run the overlay until SIGTERM or SIGINT. `healthz` is address and port. Raises StartError."""
     make_known()
     part = OverlayPart(settings, origin)
     run_until_signal(part, [Listener("health", *healthz, routes(part))] if healthz is not None else ())
-    LOGGER.info("overlay: stopped; what is in force stays")
+    LOGGER.info("overlay: stopped; devices, routes, and rules stay in place")
 
 
 def routes(part: OverlayPart) -> Routes:
-    """What the port answers: `/healthz` as long as the process is there, `/readyz` by the last look, `/metrics`."""
+    """Return the HTTP routes: `/healthz` (process is alive), `/readyz` (last reconciliation), `/metrics`."""
 
     def ready() -> HttpResponse:
-        body = msgspec.json.encode(part.figures.state())
+        body = msgspec.json.encode(part.metrics.state())
         return HttpResponse(200 if part.ready else 503, body, "application/json")
 
     return {
         "/healthz": lambda: HttpResponse(200, b"ok"),
         "/readyz": ready,
-        "/metrics": lambda: SlowResponse(lambda: metrics_reply(exposition(part.figures))),
+        "/metrics": lambda: SlowResponse(lambda: metrics_reply(exposition(part.metrics))),
     }

@@ -1,4 +1,4 @@
-"""The self-test of transmit checksums, in a thread of its own: it waits for answers."""
+"""The self-test of transmit checksums, in its own thread: it waits for replies."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.runtime.logs import LOGGER
 
 FIRST, UNCLEAR, CLEAR = 1.0, 30.0, 600.0
-"""Seconds until a device is tested: after a peer was first seen, again without a verdict, again with one."""
+"""Seconds until a device is tested: after a peer was first seen, after an unclear result, after a clear one."""
 _MOST_PEERS = 3
-"""Asked in one test: the first that says anything decides."""
+"""Peers per test; the first clear result counts."""
 
 Tunnels = tuple[tuple[str, str, tuple[str, ...]], ...]
-_PATIENCE = 5.0
-"""Seconds that a test which is under way has to end in."""
+_STOP_SECONDS = 5.0
+"""Time for a running test during shutdown."""
 
 
 class SelfTest:
-    """Tests each vxlan device now and then, and switches the offload off where it is broken."""
+    """Tests each VXLAN device periodically, and disables a broken offload."""
 
     def __init__(
-        self, tunnels: Callable[[], Tunnels], figures: OverlayMetrics, repair: bool, clock: Clock | None = None
+        self, tunnels: Callable[[], Tunnels], metrics: OverlayMetrics, repair: bool, clock: Clock | None = None
     ) -> None:
-        """`tunnels` gives devices, the own address on each, and its peers' addresses; asked from another thread."""
+        """Set the devices to test: `tunnels` returns device, own address, and peer addresses. Called from another thread."""
         self._tunnels = tunnels
-        self._figures = figures
+        self._metrics = metrics
         self._repair = repair
         self._clock = clock or SystemClock()
         self._stopping = False
         self._refused = False
 
     def running(self) -> AbstractContextManager[None]:
-        """Inside, devices are tested."""
-        return beside("overlay-selftest", self._run, self._stop, patience=_PATIENCE)
+        """Return a context manager that runs the tests."""
+        return beside("overlay-selftest", self._run, self._stop, patience=_STOP_SECONDS)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -68,14 +68,12 @@ class SelfTest:
                 found = self._broken(device, own, peer)
         except PermissionError as error:
             if not self._refused:
-                LOGGER.warning(
-                    "overlay: the self-test of checksums cannot be made: %s; it needs CAP_NET_RAW", error.strerror
-                )
+                LOGGER.warning("overlay: the checksum self-test cannot run: %s; it needs CAP_NET_RAW", error.strerror)
             self._refused = True
         except OSError as error:
-            # The device may be gone just now; the loop sees to that.
+            # The device may have been deleted; the loop restores it.
             LOGGER.debug("the self-test of %s: %s", device, error)
-        self._figures.checksums[device] = found
+        self._metrics.checksums[device] = found
         return found
 
     def _is_stopping(self) -> bool:
@@ -87,10 +85,10 @@ class SelfTest:
             LOGGER.error("%s: run `ethtool -K %s tx-checksum-ip-generic off`", said, device)
             return ChecksumVerdict.BROKEN
         checksums.switch_off(device)
-        self._figures.repaired += 1
+        self._metrics.repaired += 1
         found = checksums.test(device, own, peer, self._is_stopping)
         LOGGER.warning(
-            "%s: the kernel now completes them itself (offload of %s is off), and the test says: %s",
+            "%s: the kernel now completes them itself (offload of %s is disabled); new test result: %s",
             said,
             device,
             found.value,

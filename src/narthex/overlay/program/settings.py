@@ -1,4 +1,4 @@
-"""What the overlay is told besides `net-conf.json`."""
+"""Settings of the overlay in addition to `net-conf.json`."""
 
 from __future__ import annotations
 
@@ -11,47 +11,46 @@ _USUAL = OverlayConfiguration()
 
 
 class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. Several overlays can run on one machine, each in a network namespace of its own, when each has a
-    `subnet_file` of its own."""
+    """All settings. Several overlays on one machine need separate namespaces and `subnet_file`s."""
 
     node: str
-    """Name of this node's Node."""
+    """Name of this node's Node object."""
     net_conf: str = _USUAL.net_conf
     subnet_file: str = _USUAL.subnet_file
     routes_file: str = ""
-    """Where the routes over the link between the nodes are written down that are ours; empty: beside `subnet_file`."""
+    """File of our own routes over the external interface; empty: next to `subnet_file`."""
     choice: InterfaceSelection = InterfaceSelection()
-    """Which link leads to the other nodes."""
+    """Selects the interface to the other nodes."""
     public_ips: tuple[str, ...] = ()
-    """What others shall send to, one address of each family at most; else the link's own."""
+    """Addresses that peers send to, at most one per family; default: those of the interface."""
     masquerade: bool = True
     forward_rules: bool = True
-    """Packets from and to pods are accepted in FORWARD, whose policy may be to drop them."""
+    """Accept Pod traffic in the FORWARD chain, whose policy may be DROP."""
     annotation_prefix: str = _USUAL.annotation_prefix
     set_condition: bool = True
-    """The condition NetworkUnavailable of the Node is set to False."""
+    """Set the Node condition NetworkUnavailable to False."""
     repair_checksums: bool = True
     resync: float = 10.0
-    """Seconds between two looks at everything; what the kernel tells of is mended at once."""
+    """Seconds between full reconciliations; changes that the kernel reports are repaired at once."""
 
     def __post_init__(self) -> None:
         if not self.routes_file:
             msgspec.structs.force_setattr(self, "routes_file", f"{self.subnet_file}.routes")
 
 
-def settings_of(told: OverlayConfiguration, node: str) -> OverlaySettings:
-    """The settings of a configuration file's section."""
+def settings_of(configuration: OverlayConfiguration, node: str) -> OverlaySettings:
+    """Return the settings of a configuration file's section."""
     return OverlaySettings(
         node=node,
-        net_conf=told.net_conf,
-        subnet_file=told.subnet_file,
+        net_conf=configuration.net_conf,
+        subnet_file=configuration.subnet_file,
         choice=InterfaceSelection(
-            names=told.interfaces, patterns=told.interface_patterns, can_reach=told.interface_can_reach
+            names=configuration.interfaces, patterns=configuration.interface_patterns, can_reach=configuration.interface_can_reach
         ),
-        public_ips=told.public_ips,
-        masquerade=told.masquerade,
-        forward_rules=told.forward_rules,
-        annotation_prefix=told.annotation_prefix,
-        set_condition=told.network_condition,
-        repair_checksums=told.repair_checksums,
+        public_ips=configuration.public_ips,
+        masquerade=configuration.masquerade,
+        forward_rules=configuration.forward_rules,
+        annotation_prefix=configuration.annotation_prefix,
+        set_condition=configuration.network_condition,
+        repair_checksums=configuration.repair_checksums,
     )
