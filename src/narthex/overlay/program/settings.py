@@ -45,7 +45,9 @@ def settings_of(configuration: OverlayConfiguration, node: str) -> OverlaySettin
         net_conf=configuration.net_conf,
         subnet_file=configuration.subnet_file,
         choice=InterfaceSelection(
-            names=configuration.interfaces, patterns=configuration.interface_patterns, can_reach=configuration.interface_can_reach
+            names=configuration.interfaces,
+            patterns=configuration.interface_patterns,
+            can_reach=configuration.interface_can_reach,
         ),
         public_ips=configuration.public_ips,
         masquerade=configuration.masquerade,
