@@ -47,10 +47,10 @@ class Pods:
         self.asked = []
         self.more = threading.Event()
 
-    def logs(self, namespace, pod, container, tail, follow, since, previous, timestamps):
-        self.asked.append((namespace, pod, container, tail, follow, since is not None, previous, timestamps))
+    def logs(self, namespace, pod, container, tail, sync, since, previous, timestamps):
+        self.asked.append((namespace, pod, container, tail, sync, since is not None, previous, timestamps))
         yield b"first line\n"
-        while follow and not self.more.is_set():
+        while sync and not self.more.is_set():
             yield b""
             time.sleep(0.01)
         yield b"second line\n"

@@ -194,7 +194,7 @@ def test_scaling_within_a_rollout_is_in_proportion():
     ],
 )
 def test_shares(replicas, surge, sizes_before, expected):
-    sets = [ReplicaSetSize(str(index), size, 0, most) for index, (size, most) in enumerate(sizes_before)]
+    sets = [ReplicaSetSize(str(index), size, 0, max_pods) for index, (size, max_pods) in enumerate(sizes_before)]
     got = scale_proportionally(sets, RolloutLimits(replicas, surge, 0), 13)
     assert [got[each.name] for each in sets] == expected
 

@@ -305,7 +305,7 @@ def test_one_pod_of_a_large_cluster_costs_what_it_concerns():
         for index in range(services):
             world.registry.create("Service", service(f"other-{index}", selector={"app": f"other-{index}", "tier": "x"}))
         world.settle()
-        present, asked_for = world.control._present, []
+        present, asked_for = world.control._state, []
         get = present.get
         present.get = lambda kind, key: asked_for.append(key) or get(kind, key)
         world.set_ready(world.get("Pod", "web-0"), False)

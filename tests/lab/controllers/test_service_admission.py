@@ -291,14 +291,14 @@ def test_bands_of_addresses(cidr, count, static):
 
 def test_the_band_of_ports():
     assert port_range().static == 86
-    assert {port_range().draw(str(seed), ()) for seed in range(500)}.isdisjoint(range(30000, 30086))
+    assert {port_range().pick(str(seed), ()) for seed in range(500)}.isdisjoint(range(30000, 30086))
 
 
 def test_a_full_upper_band_draws_from_the_lower():
     small = address_range("10.0.0.0/27")
     taken = set()
     for number in range(30):
-        drawn = small.draw(f"s{number}", taken)
+        drawn = small.pick(f"s{number}", taken)
         assert (drawn - small.first >= small.static) is (number < 30 - small.static)
         taken.add(drawn)
-    assert small.draw("one more", taken) is None
+    assert small.pick("one more", taken) is None

@@ -24,7 +24,7 @@ def test_a_cluster_at_rest_stays_at_rest():
     world.put(service())
     world.put(deployment(5))
     world.converge()
-    assert world.control.turn(world.registry, world.now) == []
+    assert world.control.reconcile_due(world.registry, world.now) == []
     assert world.control.next_due(world.registry, world.now) > 3000, "until the Events are too old"
 
 
@@ -64,7 +64,7 @@ def test_an_object_that_nobody_understands_stops_nobody_else():
     world.converge()
     assert world.get("Deployment", "web")["status"]["availableReplicas"] == 2
     (problem,) = world.control.problems.values()
-    assert problem.startswith("deployment-controller cannot make out shop/broken: ")
+    assert problem.startswith("deployment-controller cannot read shop/broken: ")
     world.patch("Deployment", "broken", template=deployment(2, "broken")["spec"]["template"])
     world.converge()
     assert world.get("Deployment", "broken")["status"]["availableReplicas"] == 2
@@ -94,8 +94,8 @@ def test_the_past_may_be_forgotten():
 def test_a_hundred_pods_need_few_turns():
     world = World(nodes=10)
     turns = []
-    turn = world.control.turn
-    world.control.turn = lambda view, now: turns.append(len(writes := turn(view, now))) or writes
+    turn = world.control.reconcile_due
+    world.control.reconcile_due = lambda view, now: turns.append(len(writes := turn(view, now))) or writes
     world.put(service())
     world.put(deployment(100))
     world.converge()

@@ -38,13 +38,13 @@ class Watched:
     def __init__(self, world):
         self.world = world
         self.may_shrink = False
-        turn, self.had = world.control.turn, set()
+        turn, self.had = world.control.reconcile_due, set()
 
         def watched(view, now):
             self.check()
             return turn(view, now)
 
-        world.control.turn = watched
+        world.control.reconcile_due = watched
 
     def check(self):
         """Between two turns: how many there are, and that none was taken that was needed."""
@@ -56,7 +56,9 @@ class Watched:
         living = {pod["metadata"]["name"]: pod for pod in self.world.list("Pod")}
         taken = {name for name in self.had - have if name in living and is_terminating(living[name])}
         if taken and not self.may_shrink:
-            assert len(have) >= limits.least, f"{taken} went, {len(have)} are left of at least {limits.least}"
+            assert len(have) >= limits.min_available, (
+                f"{taken} went, {len(have)} are left of at least {limits.min_available}"
+            )
         self.had = have
 
 
@@ -88,8 +90,8 @@ def test_a_rolling_update_stays_between_its_fences_and_ends(replicas, parts, ste
             else:
                 world.delete("Pod", pod["metadata"]["name"])
         limits = rollout_limits(world.get("Deployment", "web"))
-        assert len(active(world)) <= limits.most
-        assert world.control.turn(world.registry, world.now) == []
+        assert len(active(world)) <= limits.max_pods
+        assert world.control.reconcile_due(world.registry, world.now) == []
     watched.may_shrink = True
     world.patch("Deployment", "web", paused=False)
     for pod in active(world):

@@ -60,7 +60,7 @@ def test_pods_are_where_they_fit_or_fit_nowhere(nodes, pods):
         for waiting in world.list("Pod"):
             if "nodeName" not in waiting["spec"]:
                 assert fitness.rejection_reason(waiting, each, len(here), ports) != ""
-    assert world.control.turn(world.registry, world.now) == []
+    assert world.control.reconcile_due(world.registry, world.now) == []
 
 
 @given(st.integers(1, 6), st.integers(0, 20))

@@ -104,7 +104,7 @@ def test_after_any_history_the_slices_are_as_if_made_anew(steps, policy):
         for family in web["spec"]["ipFamilies"]:
             expected = [
                 (list(ports), each)
-                for ports, some in PodEndpoints().of(web, pods, family, world.control._present)
+                for ports, some in PodEndpoints().of(web, pods, family, world.control._state)
                 for each in some
             ]
             got = [
@@ -114,4 +114,4 @@ def test_after_any_history_the_slices_are_as_if_made_anew(steps, policy):
                 for endpoint_ in each["endpoints"]
             ]
             assert sorted(map(str, got)) == sorted(map(str, expected))
-        assert world.control.turn(world.registry, world.now) == []
+        assert world.control.reconcile_due(world.registry, world.now) == []

@@ -1,1 +1,1 @@
-"""The lab's controllers: what the cluster is and what it must become, as writes. `turn.py` first. No I/O."""
+"""The lab's controllers: functions from objects and time to writes, without I/O. Read `controller_manager.py` first."""

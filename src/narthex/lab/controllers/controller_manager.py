@@ -1,12 +1,11 @@
-"""One turn of all controllers: what changed wakes who is concerned, and each says what it wants written.
+"""The controller manager: routes changes to controllers, collects and executes their writes.
 
-    control = all_controllers()                    # cluster.py
-    while writes := control.turn(registry, now):   # settle() there does this
-        ...
+    manager = lab_controllers()
+    run_until_stable(manager, registry, now)
 
-Each controller looks at single objects (its keys). A change in the view, a moment that has come and a write that was
-refused make a key due; nothing else is looked at. Nothing that comes out of a turn depends on anything but the view's
-history and the times given, so a recorded history replays alike.
+Each controller reconciles single keys. A key becomes due when an object that affects it changes, at a time the controller
+asked for, and after a write that failed. Results depend only on the history of the view and on the times passed in, so
+`narthex lab replay` can repeat a recorded history exactly.
 """
 
 from __future__ import annotations
@@ -42,124 +41,127 @@ from narthex.lab.controllers.node_lifecycle import NodeLifecycleController
 from narthex.lab.controllers.replicaset import ReplicaSetController
 from narthex.lab.controllers.scheduler import Scheduler
 from narthex.lab.controllers.service.cidrs import ServiceCIDRController
-from narthex.lab.controllers.settings import LAB, Settings
 from narthex.model.backoff import Backoff
 
 _BACKOFF = Backoff(0.25, 30.0)
-_MADE_OTHERWISE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What reading an object of another shape than Kubernetes' ends in."""
+_MALFORMED_OBJECT_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""Exceptions that reading a malformed object raises."""
 
 
 class Controller(Protocol):
-    """One kind of care. Its state between turns may be counters and observed times only."""
+    """A control loop for one kind of object. It may keep only counters and observed times between calls."""
 
     name: str
     kinds: frozenset[str]
-    """The kinds of objects whose changes concern it; empty: all."""
+    """Kinds whose changes affect the controller; empty: all."""
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """The keys that a change makes due."""
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return the keys to reconcile after a change."""
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
-        """What is to be done for a key, whose object may be gone."""
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
+        """Return the writes that a key needs now. Its object may no longer exist."""
 
 
 class ControllerManager:
-    """The controllers of one cluster."""
+    """The controllers of one cluster with their queues of due keys."""
 
     def __init__(self, controllers: Sequence[Controller]) -> None:
         self._controllers = tuple(controllers)
-        self._present = ClusterState()
+        self._state = ClusterState()
         self._by_kind: dict[str, tuple[Controller, ...]] = {}
-        self._due: dict[str, set[ObjectKey]] = {each.name: set() for each in self._controllers}
-        self._later: dict[WorkItem, datetime] = {}
-        self._refusals: dict[WorkItem, int] = {}
+        self._queue: dict[str, set[ObjectKey]] = {each.name: set() for each in self._controllers}
+        self._delayed: dict[WorkItem, datetime] = {}
+        self._failures: dict[WorkItem, int] = {}
         self.problems: dict[WorkItem, str] = {}
-        """What a controller could not make out or was not allowed to write, in a sentence, for as long as that is so."""
+        """Current errors of reading and writing objects, as sentences."""
 
-    def turn(self, view: RegistryView, now: datetime) -> Sequence[Write]:
-        """What all controllers want written now. Empty: the cluster is as it must be until `next_due`."""
-        for seen in self._present.follow(view):
-            for controller in self._interested(seen.kind):
-                self._wake(controller, seen, now)
-        for work in [work for work, at in self._later.items() if at <= now]:
-            del self._later[work]
-            self._due[work.controller].add(work.key)
+    def reconcile_due(self, view: RegistryView, now: datetime) -> Sequence[Write]:
+        """Reconcile all keys that are due and return the writes. An empty result means that nothing is due before `next_due`."""
+        for change in self._state.sync(view):
+            for controller in self._watchers(change.kind):
+                self._enqueue(controller, change, now)
+        for work in [work for work, at in self._delayed.items() if at <= now]:
+            del self._delayed[work]
+            self._queue[work.controller].add(work.key)
         writes: list[Write] = []
         for controller in self._controllers:
-            keys = sorted(self._due[controller.name])
-            self._due[controller.name].clear()
+            keys = sorted(self._queue[controller.name])
+            self._queue[controller.name].clear()
             for key in keys:
-                writes += self._look(controller, key, now)
+                writes += self._reconcile(controller, key, now)
         return writes
 
-    def _interested(self, kind: str) -> tuple[Controller, ...]:
+    def _watchers(self, kind: str) -> tuple[Controller, ...]:
         found = self._by_kind.get(kind)
         if found is None:
             found = tuple(each for each in self._controllers if not each.kinds or kind in each.kinds)
             self._by_kind[kind] = found
         return found
 
-    def _wake(self, controller: Controller, seen: ObjectChange, now: datetime) -> None:
+    def _enqueue(self, controller: Controller, change: ObjectChange, now: datetime) -> None:
         try:
-            self._due[controller.name].update(controller.concerned(seen, self._present))
-        except _MADE_OTHERWISE:
-            # The look will say what is wrong with it.
-            self._wait(WorkItem(controller.name, seen.key), now)
+            self._queue[controller.name].update(controller.affected_keys(change, self._state))
+        except _MALFORMED_OBJECT_ERRORS:
+            # Reconciling the key reports the error.
+            self._enqueue_at(WorkItem(controller.name, change.key), now)
 
-    def _look(self, controller: Controller, key: ObjectKey, now: datetime) -> list[Write]:
+    def _reconcile(self, controller: Controller, key: ObjectKey, now: datetime) -> list[Write]:
         work = WorkItem(controller.name, key)
-        # What is looked at says anew when it wants to be looked at again.
-        self._later.pop(work, None)
+        # The reconciliation sets a new time if it needs one.
+        self._delayed.pop(work, None)
         writes: list[Write] = []
         try:
-            for answer in controller.look(key, self._present, now):
+            for answer in controller.reconcile(key, self._state, now):
                 if isinstance(answer, RequeueAt):
-                    self._wait(work, answer.at)
+                    self._enqueue_at(work, answer.at)
                 else:
                     writes.append(msgspec.structs.replace(answer, by=work))
-        except _MADE_OTHERWISE as error:
-            # One object that nobody understands must not stop the others.
-            self.problems[work] = f"{controller.name} cannot make out {key}: {type(error).__name__}: {error}"
-            self._wait(work, now + timedelta(seconds=_BACKOFF.longest))
+        except _MALFORMED_OBJECT_ERRORS as error:
+            # One malformed object must not stop the others.
+            self.problems[work] = f"{controller.name} cannot read {key}: {type(error).__name__}: {error}"
+            self._enqueue_at(work, now + timedelta(seconds=_BACKOFF.longest))
             return []
         self.problems.pop(work, None)
         return writes
 
-    def outdated(self, write: Write) -> None:
-        """Tell that a write of the last turn met another version of its object (409 Conflict): it is decided again at once."""
+    def on_conflict(self, write: Write) -> None:
+        """Requeue the key of a write that met a newer version of its object (409 Conflict) at once."""
         if write.by is not None:
-            self._due[write.by.controller].add(write.by.key)
+            self._queue[write.by.controller].add(write.by.key)
 
-    def refused(self, write: Write, why: str, now: datetime) -> None:
-        """Tell that a write of the last turn was not done: it is decided again after a pause that doubles each time."""
+    def on_failure(self, write: Write, why: str, now: datetime) -> None:
+        """Requeue the key of a write that failed, with exponential backoff."""
         if write.by is None:
             return
         self.problems[write.by] = f"{write.by.controller} could not write {describe_write(write)}: {why}"
-        count = self._refusals[write.by] = self._refusals.get(write.by, 0) + 1
-        self._wait(write.by, now + timedelta(seconds=_BACKOFF.delay(count)))
+        count = self._failures[write.by] = self._failures.get(write.by, 0) + 1
+        self._enqueue_at(write.by, now + timedelta(seconds=_BACKOFF.delay(count)))
 
-    def done(self, write: Write) -> None:
-        """Tell that a write was done, so that the next refusal of its kind counts as the first."""
+    def on_success(self, write: Write) -> None:
+        """Reset the backoff of a key after a successful write."""
         if write.by is not None:
-            self._refusals.pop(write.by, None)
+            self._failures.pop(write.by, None)
 
     def next_due(self, view: RegistryView, now: datetime) -> float | None:
-        """Seconds until a turn is due although nothing happens; 0: now; None: never."""
-        if view.version != self._present.version or any(self._due.values()):
+        """Return the seconds until a key is due without further changes; 0 means now, None never."""
+        if view.version != self._state.version or any(self._queue.values()):
             return 0.0
-        return max(0.0, (min(self._later.values()) - now).total_seconds()) if self._later else None
+        return max(0.0, (min(self._delayed.values()) - now).total_seconds()) if self._delayed else None
 
-    def _wait(self, work: WorkItem, at: datetime) -> None:
-        self._later[work] = min(at, self._later.get(work, at))
-
-
-_MOST_TURNS = 10_000
-"""A cluster that is not at rest after so many turns at one moment never will be: some two controllers disagree."""
+    def _enqueue_at(self, work: WorkItem, at: datetime) -> None:
+        self._delayed[work] = min(at, self._delayed.get(work, at))
 
 
-def lab_controllers(settings: Settings = LAB) -> ControllerManager:
-    """The controllers of a new lab."""
+_MAX_ROUNDS = 10_000
+"""Rounds at one point in time after which two controllers must be undoing each other's writes."""
+
+
+NODE_GRACE_SECONDS = 2.0
+"""Time without a heartbeat after which a lab's node is unknown. Kubernetes waits 40 s."""
+
+
+def lab_controllers(node_grace: float = NODE_GRACE_SECONDS) -> ControllerManager:
+    """Return the controllers of a lab in the order in which they run."""
     endpoints = PodEndpoints()
     return ControllerManager(
         [
@@ -170,53 +172,55 @@ def lab_controllers(settings: Settings = LAB) -> ControllerManager:
             EndpointsController(endpoints),
             EndpointSliceMirroringController(),
             ServiceCIDRController(),
-            NodeLifecycleController(settings),
+            NodeLifecycleController(node_grace),
             GarbageCollector(),
-            EventTtlController(settings),
+            EventTtlController(),
         ]
     )
 
 
 class ObjectWriter(RegistryView, Protocol):
-    """A view that can be written: `narthex.lab.api.registry.Registry`. Each raises ApiFault."""
+    """A view that also accepts writes: `narthex.lab.api.registry.Registry`. Each method raises ApiFault."""
 
     def create(self, kind: str, obj: Object) -> Any:
-        """Make an object."""
+        """Create an object."""
 
     def update(self, kind: str, obj: Object, *, subresource: str = "") -> Any:
         """Replace an object."""
 
     def delete(self, kind: str, namespace: str, name: str, *, grace: int | None = None) -> Any:
-        """End an object."""
+        """Delete an object; `grace` in seconds."""
 
 
-def run_until_stable(control: ControllerManager, registry: ObjectWriter, now: datetime) -> None:
-    """Turn and write until nothing is left to do at this moment. What was refused is in `control.problems`, and tried again
-    later. Whoever serves the registry holds its lock meanwhile."""
-    for _ in range(_MOST_TURNS):
-        writes = control.turn(registry, now)
+def run_until_stable(manager: ControllerManager, registry: ObjectWriter, now: datetime) -> None:
+    """Reconcile and execute writes until no key is due at `now`.
+
+    Failed writes are listed in `manager.problems` and retried later. The caller holds the registry's lock.
+    """
+    for _ in range(_MAX_ROUNDS):
+        writes = manager.reconcile_due(registry, now)
         if not writes:
             return
         for write in writes:
             try:
-                _do(registry, write)
+                _execute(registry, write)
             except ApiFault as fault:
                 if isinstance(write, CreateObject) and write.kind == "Event":
-                    # It is words only; nothing follows from them.
+                    # Events are informational; drop them.
                     continue
                 if fault.code == 404 and not isinstance(write, CreateObject):
-                    # What is gone needs nothing any more.
+                    # The object was deleted in the meantime.
                     continue
                 if fault.reason == "Conflict":
-                    control.outdated(write)
+                    manager.on_conflict(write)
                 else:
-                    control.refused(write, fault.message, now)
+                    manager.on_failure(write, fault.message, now)
             else:
-                control.done(write)
-    raise RuntimeError(f"the controllers do not come to rest; the last of them wanted {writes[:3]}")
+                manager.on_success(write)
+    raise RuntimeError(f"the controllers do not become stable; the last writes were {writes[:3]}")
 
 
-def _do(registry: ObjectWriter, write: Write) -> None:
+def _execute(registry: ObjectWriter, write: Write) -> None:
     if isinstance(write, CreateObject):
         registry.create(write.kind, write.obj)
     elif isinstance(write, UpdateObject):

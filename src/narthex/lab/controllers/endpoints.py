@@ -1,8 +1,4 @@
-"""Endpoints, the older form of slices: written for Services with a selector, mirrored into slices where a user wrote them.
-
-`kubectl describe service` reads them, and so do older programs. Kubernetes: `pkg/controller/endpoint`,
-`pkg/controller/endpointslicemirroring`.
-"""
+"""The Endpoints controller (kubernetes `pkg/controller/endpoint`), for `kubectl describe service` and older clients."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ MAX_ADDRESSES = 1000
 
 
 class EndpointsController:
-    """One Endpoints for each Service with a selector, of its first family."""
+    """Maintains one Endpoints object, of the primary family, for each Service with a selector."""
 
     name = "endpoint-controller"
     kinds = frozenset({"Service", "Endpoints", "Pod"})
@@ -40,16 +36,16 @@ class EndpointsController:
     def __init__(self, endpoints: PodEndpoints) -> None:
         self._endpoints = endpoints
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """The Service, its Endpoints, the Services that select a pod."""
-        if seen.kind in ("Service", "Endpoints"):
-            return [seen.key]
-        return services_of_pod(seen, present)
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return the key of the Service or Endpoints, or the Services that select a pod."""
+        if change.kind in ("Service", "Endpoints"):
+            return [change.key]
+        return services_of_pod(change, state)
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
-        """What the Endpoints need to become."""
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+        """Yield the write that the Endpoints object needs."""
         del now
-        service, have = present.get("Service", key), present.get("Endpoints", key)
+        service, have = state.get("Service", key), state.get("Endpoints", key)
         if service is None:
             if have is not None and labels_of(have).get(MANAGED_BY) == MANAGER:
                 yield DeleteObject("Endpoints", *key)
@@ -61,23 +57,23 @@ class EndpointsController:
         ):
             return
         family = families_of(service)[0]
-        groups = self._endpoints.of(service, present.selected("Service", service), family, present)
+        groups = self._endpoints.of(service, state.selected_pods("Service", service), family, state)
         subsets = [subset for ports, some in groups if (subset := _subset(ports, some, service)) is not None]
         headless = {HEADLESS: ""} if spec_of(service).get("clusterIP") == "None" else {}
         labels = {**labels_of(service), **headless, MANAGED_BY: MANAGER}
-        cut = _cut(subsets)
+        truncated = _truncate(subsets)
         if have is None:
             metadata = {"name": key.name, "namespace": key.namespace, "labels": labels}
-            if cut:
+            if truncated:
                 metadata["annotations"] = {_OVER_CAPACITY: "truncated"}
             yield CreateObject(
                 "Endpoints", {"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets}
             )
         elif (have.get("subsets") or []) != subsets or labels_of(have) != labels:
-            notes = {name: value for name, value in annotations_of(have).items() if name != _OVER_CAPACITY}
-            metadata = {**have["metadata"], "labels": labels, "annotations": notes}
-            if cut:
-                metadata["annotations"] = {**notes, _OVER_CAPACITY: "truncated"}
+            annotations = {name: value for name, value in annotations_of(have).items() if name != _OVER_CAPACITY}
+            metadata = {**have["metadata"], "labels": labels, "annotations": annotations}
+            if truncated:
+                metadata["annotations"] = {**annotations, _OVER_CAPACITY: "truncated"}
             yield UpdateObject("Endpoints", {**have, "metadata": metadata, "subsets": subsets})
 
 
@@ -93,23 +89,27 @@ def _subset(ports: Iterable[Object], endpoints: Iterable[Object], service: Objec
         (ready if conditions["ready"] else others).append(address)
     subset: Object = {
         name: value
-        for name, value in (("addresses", ready), ("notReadyAddresses", others), ("ports", _named(ports)))
+        for name, value in (
+            ("addresses", ready),
+            ("notReadyAddresses", others),
+            ("ports", _without_empty_fields(ports)),
+        )
         if value
     }
     return subset if ready or others else None
 
 
-def _named(ports: Iterable[Object]) -> list[Object]:
+def _without_empty_fields(ports: Iterable[Object]) -> list[Object]:
     return [{name: value for name, value in port.items() if value} for port in ports]
 
 
-def _cut(subsets: list[Object]) -> bool:
-    """Leave a thousand addresses, ready ones first; whether there were more."""
-    room, cut = MAX_ADDRESSES, False
+def _truncate(subsets: list[Object]) -> bool:
+    """Keep at most 1,000 addresses, ready ones first; return True if some were removed."""
+    room, truncated = MAX_ADDRESSES, False
     for field in ("addresses", "notReadyAddresses"):
         for subset in subsets:
             have = subset.get(field) or []
             if len(have) > room:
-                subset[field], cut = have[:room], True
+                subset[field], truncated = have[:room], True
             room -= len(subset.get(field) or [])
-    return cut
+    return truncated

@@ -1,4 +1,4 @@
-"""What controllers tell people about an object: Events (core/v1)."""
+"""Events of controllers (core/v1), and their expiry."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from narthex.lab.controllers.interfaces import (
     RequeueAt,
 )
 from narthex.lab.controllers.objects import format_time, hash_suffix, key_of, parse_time, uid_of
-from narthex.lab.controllers.settings import Settings
 
 
 def event_about(
-    about: Object, reason: str, message: str, now: datetime, *, source: str, warning: bool = False
+    obj: Object, reason: str, message: str, now: datetime, *, source: str, warning: bool = False
 ) -> CreateObject:
-    """An Event about an object as it is now."""
-    key = key_of(about)
-    # Events about what has no namespace are in this one.
+    """Return the creation of an Event about an object."""
+    key = key_of(obj)
+    # Events about cluster-scoped objects are in namespace default.
     namespace = key.namespace or "default"
     timestamp = format_time(now)
-    version = about["metadata"].get("resourceVersion") or ""
-    # Upstream's ends are nanoseconds in hexadecimal digits; ours follow from what is said.
-    name = f"{key.name[:230]}.{hash_suffix(f'{uid_of(about)} {version} {reason} {message} {now.isoformat()}', 16)}"
+    version = obj["metadata"].get("resourceVersion") or ""
+    # Upstream appends the time in nanoseconds; a hash makes replays reproducible.
+    name = f"{key.name[:230]}.{hash_suffix(f'{uid_of(obj)} {version} {reason} {message} {now.isoformat()}', 16)}"
     return CreateObject(
         "Event",
         {
@@ -37,11 +36,11 @@ def event_about(
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {
-                "apiVersion": about["apiVersion"],
-                "kind": about["kind"],
+                "apiVersion": obj["apiVersion"],
+                "kind": obj["kind"],
                 **({"namespace": key.namespace} if key.namespace else {}),
                 "name": key.name,
-                "uid": uid_of(about),
+                "uid": uid_of(obj),
                 "resourceVersion": version,
             },
             "reason": reason,
@@ -57,36 +56,37 @@ def event_about(
     )
 
 
-_OLDEST = ObjectKey("", "oldest")
+_OLDEST_EVENT = ObjectKey("", "oldest")
 
 
 class EventTtlController:
-    """It has one key only: the event that goes next."""
+    """Deletes Events after their time to live, as kube-apiserver does (`--event-ttl`). It has one key: the oldest Event."""
 
     name = "old-events"
     kinds = frozenset({"Event"})
 
-    def __init__(self, settings: Settings) -> None:
-        self._keep = timedelta(seconds=settings.event_seconds)
-        self._ages: deque[tuple[datetime, ObjectKey]] = deque()
-        """In the order in which they came."""
+    def __init__(self, ttl: float = 3600.0) -> None:
+        """`ttl`: seconds that an Event is kept."""
+        self._ttl = timedelta(seconds=ttl)
+        self._by_age: deque[tuple[datetime, ObjectKey]] = deque()
+        """In order of creation."""
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """The oldest one, when there was none."""
-        del present
-        born = parse_time(seen.after["metadata"].get("creationTimestamp")) if seen.after is not None else None
-        if seen.before is None and born is not None:
-            self._ages.append((born, seen.key))
-            if len(self._ages) == 1:
-                return [_OLDEST]
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return the single key when the first Event is created."""
+        del state
+        created = parse_time(change.after["metadata"].get("creationTimestamp")) if change.after is not None else None
+        if change.before is None and created is not None:
+            self._by_age.append((created, change.key))
+            if len(self._by_age) == 1:
+                return [_OLDEST_EVENT]
         return []
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
-        """Delete what is too old."""
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+        """Delete expired Events."""
         del key
-        while self._ages and self._ages[0][0] + self._keep <= now:
-            _, old = self._ages.popleft()
-            if present.get("Event", old) is not None:
+        while self._by_age and self._by_age[0][0] + self._ttl <= now:
+            _, old = self._by_age.popleft()
+            if state.get("Event", old) is not None:
                 yield DeleteObject("Event", *old)
-        if self._ages:
-            yield RequeueAt(self._ages[0][0] + self._keep)
+        if self._by_age:
+            yield RequeueAt(self._by_age[0][0] + self._ttl)

@@ -1,7 +1,6 @@
-"""What belongs to nobody any more goes (kubernetes `pkg/controller/garbagecollector`).
+"""The garbage collector (kubernetes `pkg/controller/garbagecollector`).
 
-An object whose owners are all gone is deleted. One that is deleted in the foreground waits until all that block it are gone;
-one that is deleted as an orphan's owner first lets its dependents go.
+Deletes objects whose owners no longer exist, and completes foreground and orphaning deletion.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ ORPHAN = "orphan"
 
 
 class GarbageCollector:
-    """Its keys have the kind before the name: there is one for any object of any kind."""
+    """Reconciles objects of all kinds; the name in its keys is `KIND/NAME`."""
 
     name = "garbage-collector"
     kinds = frozenset[str]()
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """An object with owners or one that waits; the dependents of what is gone, the owners of what is gone."""
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return an object with owners or pending finalizers, and the dependents and waiting owners of a deleted one."""
         found: list[ObjectKey] = []
-        if seen.after is not None:
-            waits = is_terminating(seen.after) and seen.after["metadata"].get("finalizers")
-            if waits or seen.after["metadata"].get("ownerReferences"):
-                found.append(_key(seen.kind, seen.key))
+        if change.after is not None:
+            pending = is_terminating(change.after) and change.after["metadata"].get("finalizers")
+            if pending or change.after["metadata"].get("ownerReferences"):
+                found.append(_key(change.kind, change.key))
         else:
-            found += [_key(*each) for each in present.owned(uid_of(seen.latest))]
-        if seen.before is not None:
-            owners = [present.by_uid(each.get("uid") or "") for each in _owners(seen.before)]
-            found += [_key(*each) for each in owners if each is not None and _waits(present.get(*each))]
+            found += [_key(*each) for each in state.dependents(uid_of(change.latest))]
+        if change.before is not None:
+            owners = [state.find_by_uid(each.get("uid") or "") for each in _owners(change.before)]
+            found += [_key(*each) for each in owners if each is not None and _has_pending_finalizers(state.get(*each))]
         return found
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
-        """Whether the object may stay."""
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+        """Delete the object if all its owners are gone, or advance its deletion."""
         del now
         kind, _, name = key.name.partition("/")
-        obj = present.get(kind, ObjectKey(key.namespace, name))
+        obj = state.get(kind, ObjectKey(key.namespace, name))
         if obj is None:
             return
         finalizers = obj["metadata"].get("finalizers") or []
         if is_terminating(obj):
             if ORPHAN in finalizers:
-                yield from _let_go(kind, obj, finalizers, present)
+                yield from _orphan_dependents(kind, obj, finalizers, state)
             elif FOREGROUND in finalizers:
-                yield from _end_dependents(kind, obj, finalizers, present)
+                yield from _delete_dependents(kind, obj, finalizers, state)
             return
         owners = _owners(obj)
-        living = [each for each in owners if present.by_uid(each.get("uid") or "") is not None]
+        living = [each for each in owners if state.find_by_uid(each.get("uid") or "") is not None]
         if owners and not living:
             yield DeleteObject(kind, key.namespace, name)
         elif len(living) < len(owners):
@@ -73,45 +72,47 @@ def _owners(obj: Object) -> list[Object]:
     return list(obj["metadata"].get("ownerReferences") or ())
 
 
-def _waits(obj: Object | None) -> bool:
+def _has_pending_finalizers(obj: Object | None) -> bool:
     return obj is not None and is_terminating(obj) and bool(obj["metadata"].get("finalizers"))
 
 
-def _let_go(kind: str, obj: Object, finalizers: list[str], present: ClusterState) -> Iterator[ReconcileResult]:
+def _orphan_dependents(kind: str, obj: Object, finalizers: list[str], state: ClusterState) -> Iterator[ReconcileResult]:
     uid = uid_of(obj)
-    dependents = present.owned(uid)
+    dependents = state.dependents(uid)
     for each, key in dependents:
-        dependent = present.get(each, key)
+        dependent = state.get(each, key)
         if dependent is not None:
             rest = [owner for owner in _owners(dependent) if owner.get("uid") != uid]
             yield UpdateObject(each, with_metadata(dependent, ownerReferences=rest or None))
     if not dependents:
-        yield _finished(kind, obj, finalizers, ORPHAN)
+        yield _without_finalizer(kind, obj, finalizers, ORPHAN)
 
 
-def _end_dependents(kind: str, obj: Object, finalizers: list[str], present: ClusterState) -> Iterator[ReconcileResult]:
+def _delete_dependents(kind: str, obj: Object, finalizers: list[str], state: ClusterState) -> Iterator[ReconcileResult]:
     uid = uid_of(obj)
     blocked = False
-    for each, key in present.owned(uid):
-        dependent = present.get(each, key)
+    for each, key in state.dependents(uid):
+        dependent = state.get(each, key)
         if dependent is None:
             continue
         mine = next(owner for owner in _owners(dependent) if owner.get("uid") == uid)
         blocked = blocked or bool(mine.get("blockOwnerDeletion"))
         others = [owner for owner in _owners(dependent) if owner.get("uid") != uid]
-        if any(present.by_uid(owner.get("uid") or "") is not None for owner in others):
+        if any(state.find_by_uid(owner.get("uid") or "") is not None for owner in others):
             yield UpdateObject(each, with_metadata(dependent, ownerReferences=others))
         elif not is_terminating(dependent):
-            # Its own dependents are waited for as well: it must not be gone before them.
-            if present.owned(uid_of(dependent)) and FOREGROUND not in (dependent["metadata"].get("finalizers") or ()):
+            # Foreground deletion is recursive: its own dependents go first.
+            if state.dependents(uid_of(dependent)) and FOREGROUND not in (
+                dependent["metadata"].get("finalizers") or ()
+            ):
                 held = [*(dependent["metadata"].get("finalizers") or ()), FOREGROUND]
                 yield UpdateObject(each, with_metadata(dependent, finalizers=held))
             else:
                 yield DeleteObject(each, key.namespace, key.name)
     if not blocked:
-        yield _finished(kind, obj, finalizers, FOREGROUND)
+        yield _without_finalizer(kind, obj, finalizers, FOREGROUND)
 
 
-def _finished(kind: str, obj: Object, finalizers: list[str], which: str) -> UpdateObject:
+def _without_finalizer(kind: str, obj: Object, finalizers: list[str], which: str) -> UpdateObject:
     rest = [each for each in finalizers if each != which]
     return UpdateObject(kind, with_metadata(obj, finalizers=rest or None))

@@ -1,6 +1,7 @@
-"""What controllers see and what they answer: objects of the API as plain JSON, and writes.
+"""Types that the controllers share: the objects they read and the writes they request.
 
-Nobody may change an object that a view gave; who wants it otherwise builds another (`objects.py`).
+Objects are plain JSON values. Objects obtained from a view are immutable by convention: copy them to change them
+(`objects.py` has helpers).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 Object: TypeAlias = dict[str, Any]
-"""One object as the API has it."""
+"""A Kubernetes object as decoded JSON."""
 
 
 class ObjectKey(NamedTuple):
-    """Which of its kind an object is. `namespace` is empty for kinds without."""
+    """The namespace and name of an object. `namespace` is empty for cluster-scoped kinds."""
 
     namespace: str
     name: str
@@ -26,11 +27,11 @@ class ObjectKey(NamedTuple):
 
 
 class RecordedChange(Protocol):
-    """One write that happened."""
+    """A write that the registry has executed."""
 
     @property
     def kind(self) -> str:
-        """The Kind's name in the registry."""
+        """Name of the kind in the registry."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -38,36 +39,36 @@ class RecordedChange(Protocol):
 
     @property
     def after(self) -> Object | None:
-        """None: it is gone."""
+        """The object after the write; None if it was deleted."""
 
 
 class RegistryView(Protocol):
-    """All objects at one moment, and what happened until then. `narthex.lab.api.registry.Registry` is one."""
+    """Read access to all objects and their recent changes. `narthex.lab.api.registry.Registry` implements it."""
 
     @property
     def version(self) -> int:
-        """Grows with every write."""
+        """The version of the last write."""
 
     @property
     def kinds(self) -> Mapping[str, Any]:
         """All kinds, by name."""
 
     def list(self, kind: str, namespace: str = "") -> list[Object]:
-        """All of a kind, or of a kind in a namespace."""
+        """Return all objects of a kind, or those in one namespace."""
 
     def changes_since(self, version: int) -> Iterable[RecordedChange]:
-        """What happened after that version, oldest first. Raises ApiFault 410 when that is forgotten."""
+        """Return the changes after `version`, oldest first. Raises ApiFault 410 if they are no longer kept."""
 
 
 class WorkItem(NamedTuple):
-    """Who decided a write, and about which object."""
+    """The controller and key that a write was decided for."""
 
     controller: str
     key: ObjectKey
 
 
 class CreateObject(msgspec.Struct, frozen=True):
-    """Make an object."""
+    """A request to create an object."""
 
     kind: str
     obj: Object
@@ -75,7 +76,7 @@ class CreateObject(msgspec.Struct, frozen=True):
 
 
 class UpdateObject(msgspec.Struct, frozen=True):
-    """Replace an object. `obj` carries the resourceVersion on which this was decided."""
+    """A request to replace an object. `obj` carries the resourceVersion on which the decision is based."""
 
     kind: str
     obj: Object
@@ -84,7 +85,7 @@ class UpdateObject(msgspec.Struct, frozen=True):
 
 
 class DeleteObject(msgspec.Struct, frozen=True):
-    """End an object. `grace` in seconds, None: as its kind has it."""
+    """A request to delete an object. `grace` in seconds; None uses the default of the kind."""
 
     kind: str
     namespace: str
@@ -97,7 +98,7 @@ Write: TypeAlias = CreateObject | UpdateObject | DeleteObject
 
 
 def describe_write(write: Write) -> str:
-    """What a write is about, for people."""
+    """Return the kind and key of the object that a write concerns, for messages."""
     if isinstance(write, DeleteObject):
         return f"{write.kind} {ObjectKey(write.namespace, write.name)}"
     metadata = write.obj["metadata"]
@@ -105,7 +106,7 @@ def describe_write(write: Write) -> str:
 
 
 class RequeueAt(msgspec.Struct, frozen=True):
-    """No write, but this object is to be looked at again at this moment, whatever happens until then."""
+    """A request to reconcile the key again at a time, even if nothing changes until then."""
 
     at: datetime
 

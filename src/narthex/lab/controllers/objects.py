@@ -1,4 +1,4 @@
-"""How Kubernetes' objects say the things that controllers ask: names, owners, conditions, times."""
+"""Accessors and builders for fields of Kubernetes objects: keys, owners, conditions, times, pods."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from typing import Any
 from narthex.lab.controllers.interfaces import Object, ObjectKey
 
 ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-"""Letters that form no words, as in Kubernetes' generated names."""
+"""Characters of generated names in Kubernetes: no vowels, so they form no words."""
 
 
 def key_of(obj: Object) -> ObjectKey:
-    """Namespace and name."""
+    """Return the namespace and name."""
     metadata = obj["metadata"]
     return ObjectKey(metadata.get("namespace") or "", metadata["name"])
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
-    """Its labels."""
+    """Return the labels."""
     return obj["metadata"].get("labels") or {}
 
 
 def annotations_of(obj: Object) -> Mapping[str, str]:
-    """Its annotations."""
+    """Return the annotations."""
     return obj["metadata"].get("annotations") or {}
 
 
 def uid_of(obj: Object) -> str:
-    """Its uid, empty while it has none."""
+    """Return the UID, empty if it has none yet."""
     return obj["metadata"].get("uid") or ""
 
 
 def is_terminating(obj: Object) -> bool:
-    """Somebody has deleted it, and it is still there."""
+    """Return True if the object has a deletionTimestamp."""
     return bool(obj["metadata"].get("deletionTimestamp"))
 
 
 def spec_of(obj: Object) -> Mapping[str, Any]:
-    """Its spec."""
+    """Return the spec."""
     return obj.get("spec") or {}
 
 
 def status_of(obj: Object) -> Mapping[str, Any]:
-    """Its status."""
+    """Return the status."""
     return obj.get("status") or {}
 
 
 def controller_of(obj: Object) -> Mapping[str, Any] | None:
-    """The reference to the owner that controls it."""
+    """Return the owner reference with `controller: true`, None if there is none."""
     for reference in obj["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
             found: Mapping[str, Any] = reference
@@ -59,13 +59,13 @@ def controller_of(obj: Object) -> Mapping[str, Any] | None:
 
 
 def controlled_by(obj: Object, owner: Object) -> bool:
-    """Whether `owner` is its controller."""
+    """Return True if `owner` is the controller of the object."""
     reference = controller_of(obj)
     return reference is not None and reference.get("uid") == uid_of(owner)
 
 
 def reference_to(owner: Object) -> Object:
-    """What the objects that `owner` controls have among their ownerReferences."""
+    """Return the controller's owner reference for objects that `owner` creates."""
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -77,7 +77,7 @@ def reference_to(owner: Object) -> Object:
 
 
 def condition(obj: Object, kind: str) -> Mapping[str, Any] | None:
-    """One condition of its status."""
+    """Return the status condition of a type, None if it is absent."""
     for each in status_of(obj).get("conditions") or ():
         if each.get("type") == kind:
             found: Mapping[str, Any] = each
@@ -86,13 +86,13 @@ def condition(obj: Object, kind: str) -> Mapping[str, Any] | None:
 
 
 def condition_holds(obj: Object, kind: str) -> bool:
-    """Whether a condition is True."""
+    """Return True if the status condition of a type is `True`."""
     found = condition(obj, kind)
     return found is not None and found.get("status") == "True"
 
 
 def with_condition(conditions: Sequence[Mapping[str, Any]], new: Mapping[str, Any], now: datetime) -> list[Object]:
-    """The conditions with `new` in the place of the one of its type. `lastTransitionTime` is kept while the status is."""
+    """Return the conditions with `new` replacing the one of its type. `lastTransitionTime` changes only with the status."""
     made = dict(new)
     result: list[Object] = []
     found = False
@@ -108,30 +108,30 @@ def with_condition(conditions: Sequence[Mapping[str, Any]], new: Mapping[str, An
 
 
 def with_metadata(obj: Object, **values: Any) -> Object:
-    """The object with other metadata. A value of None takes a field away."""
+    """Return a copy of the object with changed metadata fields. None removes a field."""
     metadata = {**obj["metadata"], **values}
     return {**obj, "metadata": {name: value for name, value in metadata.items() if value is not None}}
 
 
 def with_spec(obj: Object, **values: Any) -> Object:
-    """The object with another spec. A value of None takes a field away."""
+    """Return a copy of the object with changed spec fields. None removes a field."""
     spec = {**spec_of(obj), **values}
     return {**obj, "spec": {name: value for name, value in spec.items() if value is not None}}
 
 
 def with_status(obj: Object, **values: Any) -> Object:
-    """The object with another status. A value of None takes a field away."""
+    """Return a copy of the object with changed status fields. None removes a field."""
     status = {**status_of(obj), **values}
     return {**obj, "status": {name: value for name, value in status.items() if value is not None}}
 
 
 def format_time(time: datetime) -> str:
-    """As `metav1.Time` prints it: whole seconds."""
+    """Format a time as `metav1.Time`, in whole seconds."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """What `metav1.Time` or `MicroTime` says; None for what is no time."""
+    """Parse a `metav1.Time` or `metav1.MicroTime`; None if the text is not a time."""
     if not text:
         return None
     try:
@@ -141,12 +141,12 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def integer_or(value: Any, default: int = 0) -> int:
-    """A whole number of a spec that may be missing or written badly."""
+    """Return an integer field, or `default` if it is absent or not an integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def hash_suffix(text: str, length: int) -> str:
-    """A name's end that follows from `text`."""
+    """Return the suffix of a generated name, derived from a hash of `text`."""
     rest = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
     chosen = []
     for _ in range(length):
@@ -155,26 +155,23 @@ def hash_suffix(text: str, length: int) -> str:
     return "".join(chosen)
 
 
-# Pods.
-
-
 def is_pod_ready(pod: Object) -> bool:
-    """Its condition Ready."""
+    """Return True if the condition Ready is `True`."""
     return condition_holds(pod, "Ready")
 
 
 def is_pod_finished(pod: Object) -> bool:
-    """Its containers have ended and are not started again."""
+    """Return True if all containers have ended and are not restarted."""
     return status_of(pod).get("phase") in ("Succeeded", "Failed")
 
 
 def is_pod_active(pod: Object) -> bool:
-    """It runs or is going to."""
+    """Return True if the pod is neither finished nor terminating."""
     return not is_pod_finished(pod) and not is_terminating(pod)
 
 
 def pod_addresses(pod: Object) -> list[str]:
-    """Its addresses, one of a family."""
+    """Return the pod's IP addresses, one for each family."""
     status = status_of(pod)
     many = [each["ip"] for each in status.get("podIPs") or () if each.get("ip")]
     return many or ([status["podIP"]] if status.get("podIP") else [])

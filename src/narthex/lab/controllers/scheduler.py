@@ -1,4 +1,4 @@
-"""Pods get a node: where fewest of their siblings are, then in the zone with fewest of them, then where fewest pods are."""
+"""The scheduler: spreads the pods of an owner over nodes and zones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.controllers import scheduling_filters as fitness
+from narthex.lab.controllers import scheduling_filters as filters
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE
 from narthex.lab.controllers.events import event_about
@@ -34,136 +34,141 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 class Scheduler:
-    """Binds pods, and tells those that no node takes why."""
+    """Binds pods to nodes and reports the reason when no node fits."""
 
     name = "default-scheduler"
     kinds = frozenset({"Pod", "Node"})
 
     def __init__(self) -> None:
         self._waiting: set[ObjectKey] = set()
-        self._room: tuple[int, _Room] | None = None
-        """Of one version of the cluster, with what pods have been promised since: all of a turn see the same version."""
+        self._capacities: tuple[int, _NodeCapacities] | None = None
+        """Capacities for one version of the state, including pods assigned since."""
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """A pod that needs a node or has just got one; all that wait, when a node changes or a pod makes room."""
-        del present
-        if seen.kind == "Pod":
-            if seen.after is not None and not is_terminating(seen.after) and _unsettled(seen.after):
-                return [seen.key]
-            self._waiting.discard(seen.key)
-            gone = seen.after is None or is_pod_finished(seen.after)
-            return self._waiting if gone and spec_of(seen.latest).get("nodeName") else []
-        if seen.kind == "Node" and _offer(seen.before) != _offer(seen.after):
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return a pod to schedule, or all unschedulable pods when a node changes or a pod releases its place."""
+        del state
+        if change.kind == "Pod":
+            if change.after is not None and not is_terminating(change.after) and _needs_scheduling(change.after):
+                return [change.key]
+            self._waiting.discard(change.key)
+            gone = change.after is None or is_pod_finished(change.after)
+            return self._waiting if gone and spec_of(change.latest).get("nodeName") else []
+        if change.kind == "Node" and _schedulable_state(change.before) != _schedulable_state(change.after):
             return self._waiting
         return []
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
-        """A node for the pod."""
-        pod = present.get("Pod", key)
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
+        """Bind the pod, or set its condition PodScheduled to False."""
+        pod = state.get("Pod", key)
         if pod is None:
             return ()
-        if self._room is None or self._room[0] != present.version:
-            self._room = present.version, _Room(present)
-        return self._look(key, pod, self._room[1], now)
+        if self._capacities is None or self._capacities[0] != state.version:
+            self._capacities = state.version, _NodeCapacities(state)
+        return self._reconcile(key, pod, self._capacities[1], now)
 
-    def _look(self, key: ObjectKey, pod: Object, room: _Room, now: datetime) -> Iterator[ReconcileResult]:
-        if is_terminating(pod) or not _unsettled(pod):
+    def _reconcile(
+        self, key: ObjectKey, pod: Object, capacities: _NodeCapacities, now: datetime
+    ) -> Iterator[ReconcileResult]:
+        if is_terminating(pod) or not _needs_scheduling(pod):
             return
         if spec_of(pod).get("nodeName"):
             self._waiting.discard(key)
-            yield _told(pod, {"type": "PodScheduled", "status": "True"}, now)
+            yield _status_update(pod, {"type": "PodScheduled", "status": "True"}, now)
             return
-        name, message = room.choose(pod)
+        name, message = capacities.select_node(pod)
         if name:
             self._waiting.discard(key)
             yield UpdateObject("Pod", with_spec(pod, nodeName=name), "binding")
             yield event_about(pod, "Scheduled", f"Successfully assigned {key} to {name}", now, source=self.name)
             return
         self._waiting.add(key)
-        said = condition(pod, "PodScheduled") or {}
-        if said.get("message") != message:
+        current = condition(pod, "PodScheduled") or {}
+        if current.get("message") != message:
             new = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-            yield _told(pod, new, now)
+            yield _status_update(pod, new, now)
             yield event_about(pod, "FailedScheduling", message, now, source=self.name, warning=True)
 
 
-def _unsettled(pod: Object) -> bool:
-    """It has no node, or is not told yet that it has one."""
+def _needs_scheduling(pod: Object) -> bool:
+    """Return True if the pod has no node, or its condition PodScheduled is not yet True."""
     spec = spec_of(pod)
     if is_pod_finished(pod) or spec.get("schedulerName") not in (None, "", Scheduler.name):
         return False
     return not spec.get("nodeName") or (condition(pod, "PodScheduled") or {}).get("status") != "True"
 
 
-def _told(pod: Object, new: Object, now: datetime) -> UpdateObject:
+def _status_update(pod: Object, new: Object, now: datetime) -> UpdateObject:
     conditions = with_condition(status_of(pod).get("conditions") or [], new, now)
     phase = status_of(pod).get("phase") or "Pending"
     return UpdateObject("Pod", with_status(pod, phase=phase, conditions=conditions), "status")
 
 
-def _offer(node: Object | None) -> object:
-    """What of a node decides which pods it takes."""
+def _schedulable_state(node: Object | None) -> object:
+    """Return the fields of a node that decide which pods fit."""
     if node is None:
         return None
     spec = spec_of(node)
-    return labels_of(node), spec.get("unschedulable"), spec.get("taints"), fitness.pod_capacity(node)
+    return labels_of(node), spec.get("unschedulable"), spec.get("taints"), filters.pod_capacity(node)
 
 
-class _Room:
-    """What the nodes have and have had promised during one look."""
+class _NodeCapacities:
+    """Pods, host ports, and spread of owners on all nodes."""
 
-    def __init__(self, present: ClusterState) -> None:
+    def __init__(self, state: ClusterState) -> None:
         self._nodes = sorted(
-            (node for node in present.all("Node").values() if not is_terminating(node)),
+            (node for node in state.all("Node").values() if not is_terminating(node)),
             key=lambda node: _natural(node["metadata"]["name"]),
         )
         self._pods: Counter[str] = Counter()
-        self._ports: dict[str, list[fitness.HostPort]] = {}
+        self._ports: dict[str, list[filters.HostPort]] = {}
         self._siblings: Counter[tuple[str, str]] = Counter()
         self._zones = {node["metadata"]["name"]: labels_of(node).get(ZONE) or "" for node in self._nodes}
         for name in self._zones:
-            for pod in present.pods_on(name):
+            for pod in state.pods_on_node(name):
                 if not is_pod_finished(pod):
-                    self._take(pod, name)
+                    self._assign(pod, name)
 
-    def _take(self, pod: Object, node: str) -> None:
+    def _assign(self, pod: Object, node: str) -> None:
         self._pods[node] += 1
-        self._ports.setdefault(node, []).extend(fitness.host_ports(pod))
-        family = _family(pod)
-        if family and not is_terminating(pod):
-            self._siblings[family, "node/" + node] += 1
-            self._siblings[family, "zone/" + self._zones[node]] += 1
+        self._ports.setdefault(node, []).extend(filters.host_ports(pod))
+        owner = _owner_uid(pod)
+        if owner and not is_terminating(pod):
+            self._siblings[owner, "node/" + node] += 1
+            self._siblings[owner, "zone/" + self._zones[node]] += 1
 
-    def choose(self, pod: Object) -> tuple[str, str]:
-        """The node for a pod, which it then has; else an empty name and why no node takes it."""
+    def select_node(self, pod: Object) -> tuple[str, str]:
+        """Assign the pod to the best node and return its name; else return an empty name and the reason.
+
+        Ranking: fewest untolerated PreferNoSchedule taints, fewest pods of the same owner on the node, then in the zone, fewest pods.
+        """
         reasons: Counter[str] = Counter()
         best: tuple[tuple[int, ...], str] | None = None
-        family = _family(pod)
+        owner = _owner_uid(pod)
         for index, node in enumerate(self._nodes):
             name = node["metadata"]["name"]
-            reason = fitness.rejection_reason(pod, node, self._pods[name], self._ports.get(name, ()))
+            reason = filters.rejection_reason(pod, node, self._pods[name], self._ports.get(name, ()))
             if reason:
                 reasons[reason] += 1
                 continue
-            siblings, zone = self._siblings[family, "node/" + name], self._siblings[family, "zone/" + self._zones[name]]
-            rank = (fitness.untolerated_preferences(pod, node), siblings, zone, self._pods[name], index)
+            siblings, zone = self._siblings[owner, "node/" + name], self._siblings[owner, "zone/" + self._zones[name]]
+            rank = (filters.untolerated_preferences(pod, node), siblings, zone, self._pods[name], index)
             if best is None or rank < best[0]:
                 best = rank, name
         if best is not None:
-            self._take(pod, best[1])
+            self._assign(pod, best[1])
             return best[1], ""
         if not self._nodes:
             return "", "no nodes available to schedule pods"
-        said = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
-        return "", f"0/{len(self._nodes)} nodes are available: {said}."
+        current = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
+        return "", f"0/{len(self._nodes)} nodes are available: {current}."
 
 
-def _family(pod: Object) -> str:
-    """Whose pod it is: what its siblings have in common."""
+def _owner_uid(pod: Object) -> str:
+    """Return the UID of the pod's controller, empty if it has none."""
     owner = controller_of(pod)
     return str(owner.get("uid") or "") if owner is not None else ""
 
 
 def _natural(name: str) -> tuple[object, ...]:
-    """Sorts node-2 before node-10."""
+    """Return a sort key that places node-2 before node-10."""
     return tuple((part.zfill(20) if part.isdigit() else part) for part in _DIGITS.split(name))

@@ -1,4 +1,4 @@
-"""Which nodes can take a pod, and why others cannot, in the words of kube-scheduler's filters."""
+"""Scheduling filters: whether a node fits a pod, with kube-scheduler's reasons."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ _ANY_ADDRESS = ("", "0.0.0.0", "::")
 _NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
 
 HostPort = tuple[str, str, int]
-"""Address, protocol, port."""
+"""Host address, protocol, port."""
 
 
 def rejection_reason(pod: Object, node: Object, pods: int, ports: Iterable[HostPort]) -> str:
-    """Why a node cannot take a pod, empty when it can. `pods` and `ports`: how many it has, and their host ports."""
+    """Return the reason why a node does not fit a pod, empty if it does.
+
+    Args:
+        pod: The pod to schedule.
+        node: The node to check.
+        pods: Number of pods on the node.
+        ports: Host ports in use on the node.
+    """
     spec = spec_of(pod)
     cordon = {"key": UNSCHEDULABLE, "effect": "NoSchedule"}
     if spec_of(node).get("unschedulable") and not tolerates(pod, cordon):
@@ -37,7 +44,7 @@ def rejection_reason(pod: Object, node: Object, pods: int, ports: Iterable[HostP
 
 
 def pod_capacity(node: Object) -> int:
-    """How many pods a node takes."""
+    """Return the maximum number of pods on a node."""
     text = str((status_of(node).get("allocatable") or {}).get("pods", MAX_PODS_PER_NODE))
     return (
         min(int(text), MAX_PODS_PER_NODE) if text.isascii() and text.isdigit() and len(text) < 10 else MAX_PODS_PER_NODE
@@ -45,12 +52,12 @@ def pod_capacity(node: Object) -> int:
 
 
 def tolerates(pod: Object, taint: Mapping[str, Any]) -> bool:
-    """Whether a pod has a toleration for a taint."""
+    """Return True if the pod tolerates the taint."""
     return toleration(pod, taint) is not None
 
 
 def toleration(pod: Object, taint: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The first toleration that a pod has for a taint."""
+    """Return the first toleration of the pod that matches the taint, None if there is none."""
     for each in spec_of(pod).get("tolerations") or ():
         if each.get("effect") not in (None, "", taint.get("effect")):
             continue
@@ -64,13 +71,13 @@ def toleration(pod: Object, taint: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 
 def untolerated_preferences(pod: Object, node: Object) -> int:
-    """How many taints ask for another node where there is one."""
+    """Return the number of untolerated PreferNoSchedule taints."""
     taints = spec_of(node).get("taints") or ()
     return sum(1 for taint in taints if taint.get("effect") == "PreferNoSchedule" and not tolerates(pod, taint))
 
 
 def host_ports(pod: Object) -> Iterator[HostPort]:
-    """The ports of its node that a pod takes."""
+    """Yield the host ports that a pod uses."""
     for container in spec_of(pod).get("containers") or ():
         for port in container.get("ports") or ():
             number = port.get("hostPort") or (port.get("containerPort") if spec_of(pod).get("hostNetwork") else None)
@@ -96,7 +103,7 @@ def _is_chosen(spec: Mapping[str, Any], node: Object) -> bool:
 def _meets_term(term: Mapping[str, Any], node: Object) -> bool:
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     named = {"metadata.name": node["metadata"]["name"]}
-    # A term that demands nothing matches nothing.
+    # An empty term matches no node.
     return bool(labels or fields) and all(
         _meets(each, have) for some, have in ((labels, labels_of(node)), (fields, named)) for each in some
     )

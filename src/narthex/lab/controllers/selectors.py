@@ -1,4 +1,4 @@
-"""Label selectors as objects write them, and who selects given labels without asking everybody."""
+"""Matching of label selectors, and an index of selectors by the labels they require."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Pair = tuple[str, str]
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """A `metav1.LabelSelector`. None selects nothing, an empty one everything."""
+    """Return True if a `metav1.LabelSelector` matches the labels. None matches nothing, an empty selector everything."""
     if selector is None:
         return False
     for key, value in (selector.get("matchLabels") or {}).items():
@@ -32,38 +32,38 @@ def _meets(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def is_empty(selector: Mapping[str, Any] | None) -> bool:
-    """It demands nothing."""
+    """Return True if the selector has no requirements."""
     return not selector or not (selector.get("matchLabels") or selector.get("matchExpressions"))
 
 
 class SelectorIndex:
-    """Selectors of one kind of object, found by the labels that they could select.
+    """An index of the selectors of one kind, by labels that they could match.
 
-    Each is kept under one of the labels that it demands: the one that the fewest others are kept under.
+    Each selector is filed under one of its required labels: the one with the fewest other selectors.
     """
 
     def __init__(self) -> None:
-        self._places: dict[ObjectKey, tuple[str, Pair | None]] = {}
+        self._filed_under: dict[ObjectKey, tuple[str, Pair | None]] = {}
         self._under: dict[tuple[str, Pair | None], set[ObjectKey]] = {}
 
-    def put(self, key: ObjectKey, demanded: Mapping[str, str] | None) -> None:
-        """Remember a selector by the labels it demands; None: it selects nothing. Empty: it may select anything."""
-        place = self._places.pop(key, None)
-        if place is not None:
-            self._under[place].discard(key)
-            if not self._under[place]:
-                del self._under[place]
-        if demanded is None:
+    def put(self, key: ObjectKey, required: Mapping[str, str] | None) -> None:
+        """Add or replace a selector by its required labels. None removes it; an empty mapping may match anything."""
+        filed = self._filed_under.pop(key, None)
+        if filed is not None:
+            self._under[filed].discard(key)
+            if not self._under[filed]:
+                del self._under[filed]
+        if required is None:
             return
-        places: list[tuple[str, Pair | None]] = [(key.namespace, pair) for pair in demanded.items()] or [
+        places: list[tuple[str, Pair | None]] = [(key.namespace, pair) for pair in required.items()] or [
             (key.namespace, None)
         ]
-        chosen = min(places, key=lambda place: (len(self._under.get(place, ())), place[1] or ("", "")))
-        self._places[key] = chosen
+        chosen = min(places, key=lambda filed: (len(self._under.get(filed, ())), filed[1] or ("", "")))
+        self._filed_under[key] = chosen
         self._under.setdefault(chosen, set()).add(key)
 
     def candidates(self, namespace: str, labels: Mapping[str, str]) -> Iterator[ObjectKey]:
-        """Those that may select an object of these labels; the whole selector is still to be asked."""
+        """Yield the keys of selectors that may match the labels. The caller still has to match the whole selector."""
         pairs: Iterable[Pair | None] = (None, *labels.items())
         for pair in pairs:
             yield from self._under.get((namespace, pair), ())

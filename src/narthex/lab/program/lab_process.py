@@ -36,9 +36,8 @@ from narthex.lab.api.requests import Request, Whole
 from narthex.lab.api.store import Store
 from narthex.lab.containers.container import Containers
 from narthex.lab.containers.forks import Forks
-from narthex.lab.controllers.controller_manager import lab_controllers
+from narthex.lab.controllers.controller_manager import NODE_GRACE_SECONDS, lab_controllers
 from narthex.lab.controllers.service.admission import admission
-from narthex.lab.controllers.settings import LAB
 from narthex.lab.encode import encode
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.echo import EchoServer
@@ -114,7 +113,9 @@ class LabProcess:
         applied = self._keeping.applied if self._keeping is not None else None
         self.applying = ManifestApplier(source, self.ledger, self.api, tuple(node.name for node in self.nodes), applied)
         self.controlling = ControllerLoop(self.ledger, lab_controllers())
-        self.hearts = NodeHeartbeats(self.nodes, self.ledger, every=LAB.node_grace / _BEATS, lasts=int(LAB.node_grace))
+        self.hearts = NodeHeartbeats(
+            self.nodes, self.ledger, every=NODE_GRACE_SECONDS / _BEATS, lasts=int(NODE_GRACE_SECONDS)
+        )
         self._echo = EchoServer()
         self._containers = Containers(forks)
         self._telling = EventRecorder(self.ledger)

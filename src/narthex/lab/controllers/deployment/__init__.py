@@ -1,1 +1,1 @@
-"""The Deployment controller: `controller.py` first, then its arithmetic and what it writes into objects."""
+"""The Deployment controller. Read `controller.py` first."""

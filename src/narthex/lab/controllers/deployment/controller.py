@@ -1,4 +1,4 @@
-"""Deployments become ReplicaSets, one for each template they have had (kubernetes `pkg/controller/deployment`)."""
+"""The Deployment controller (kubernetes `pkg/controller/deployment`): one ReplicaSet for each revision of the pod template."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
-from narthex.lab.controllers.deployment import progress as told
+from narthex.lab.controllers.deployment import progress as progress
 from narthex.lab.controllers.deployment import revisions
 from narthex.lab.controllers.deployment import rolling as rollout
 from narthex.lab.controllers.deployment.rolling import RolloutLimits
@@ -37,129 +37,132 @@ from narthex.lab.controllers.selectors import is_empty, selects
 
 
 class DeploymentController:
-    """Rolls templates out, scales, keeps the history, tells the status."""
+    """Rolls out templates, scales, prunes the revision history, and updates the status of Deployments."""
 
     name = "deployment-controller"
     kinds = frozenset({"Deployment", "ReplicaSet", "Pod"})
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """The Deployment itself; the owner of a ReplicaSet or who could adopt one; the owner of a pod that goes, for whom
-        Recreate may wait."""
-        if seen.kind == "Deployment":
-            return [seen.key]
-        if seen.kind == "ReplicaSet":
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return the Deployment, the owner or possible adopter of a ReplicaSet, or the owner of a deleted pod (for Recreate)."""
+        if change.kind == "Deployment":
+            return [change.key]
+        if change.kind == "ReplicaSet":
             found: set[ObjectKey] = set()
-            for each in (seen.before, seen.after):
+            for each in (change.before, change.after):
                 if each is not None:
-                    found |= _owners(each, present)
+                    found |= _owners(each, state)
             return found
-        if seen.kind == "Pod" and seen.after is None:
-            owner = controller_of(seen.latest)
+        if change.kind == "Pod" and change.after is None:
+            owner = controller_of(change.latest)
             if owner is not None and owner.get("kind") == "ReplicaSet":
-                replica_set = present.get("ReplicaSet", ObjectKey(seen.key.namespace, owner["name"]))
-                return _owners(replica_set, present) if replica_set is not None else []
+                replica_set = state.get("ReplicaSet", ObjectKey(change.key.namespace, owner["name"]))
+                return _owners(replica_set, state) if replica_set is not None else []
         return []
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
-        """What the Deployment needs next."""
-        deployment = present.get("Deployment", key)
-        return _Look(deployment, present, now, self.name).answers() if deployment is not None else ()
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
+        """Return the next writes that the Deployment needs."""
+        deployment = state.get("Deployment", key)
+        return _DeploymentSync(deployment, state, now, self.name).results() if deployment is not None else ()
 
 
-def _owners(replica_set: Object, present: ClusterState) -> set[ObjectKey]:
+def _owners(replica_set: Object, state: ClusterState) -> set[ObjectKey]:
     owner = controller_of(replica_set)
     namespace = key_of(replica_set).namespace
     if owner is None:
-        return present.selected_by("Deployment", namespace, labels_of(replica_set))
+        return state.selected_by("Deployment", namespace, labels_of(replica_set))
     return {ObjectKey(namespace, owner["name"])} if owner.get("kind") == "Deployment" else set()
 
 
-class _Look:
-    """One look at one Deployment."""
+class _DeploymentSync:
+    """The reconciliation of one Deployment at one time."""
 
-    def __init__(self, deployment: Object, present: ClusterState, now: datetime, source: str) -> None:
+    def __init__(self, deployment: Object, state: ClusterState, now: datetime, source: str) -> None:
         self._deployment = deployment
-        self._present = present
+        self._state = state
         self._now = now
         self._source = source
         self._limits: RolloutLimits = rollout.rollout_limits(deployment)
         self._writes: list[ReconcileResult] = []
 
-    def answers(self) -> Iterator[ReconcileResult]:
+    def results(self) -> Iterator[ReconcileResult]:
         deployment = self._deployment
         if is_empty(spec_of(deployment).get("selector")):
             return
-        claims = list(self._claims())
-        if claims:
-            # What is adopted or released counts from the next look on.
-            yield from claims
+        ownership_changes = list(self._adopt_and_release())
+        if ownership_changes:
+            # The changed ownership takes effect in the next reconciliation.
+            yield from ownership_changes
             return
-        sets = [each for each in self._present.owned_of("ReplicaSet", deployment) if controlled_by(each, deployment)]
+        sets = [
+            each for each in self._state.dependents_of_kind("ReplicaSet", deployment) if controlled_by(each, deployment)
+        ]
         sets.sort(key=revisions.creation_order)
         new = next((each for each in sets if revisions.is_of_template(each, deployment)), None)
         old = [each for each in sets if each is not new]
         if is_terminating(deployment):
-            yield from self._tell(told.status_with_counts(deployment, new, sets, self._now))
-        elif self._pause_noted():
+            yield from self._update_status(progress.status_with_counts(deployment, new, sets, self._now))
+        elif self._update_paused_condition():
             pass
         elif spec_of(deployment).get("paused") or self._is_scaling(sets):
             self._scale(new, old)
-            self._forget(old)
-            yield from self._tell(told.status_with_counts(deployment, new, sets, self._now))
+            self._delete_surplus(old)
+            yield from self._update_status(progress.status_with_counts(deployment, new, sets, self._now))
         elif new is None:
-            self._begin(old)
-        elif not self._renewed(new, old):
-            self._roll(new, old)
-            self._forget(old)
-            status = told.status_with_counts(deployment, new, sets, self._now)
-            yield from self._tell(told.status_with_progress(deployment, status, new, self._now))
-            late = told.progress_deadline(deployment)
+            self._create_new_replica_set(old)
+        elif not self._update_new_replica_set(new, old):
+            self._roll_out(new, old)
+            self._delete_surplus(old)
+            status = progress.status_with_counts(deployment, new, sets, self._now)
+            yield from self._update_status(progress.status_with_progress(deployment, status, new, self._now))
+            late = progress.progress_deadline(deployment)
             if late is not None and late > self._now:
                 yield RequeueAt(late)
         yield from self._writes
 
-    def _claims(self) -> Iterator[UpdateObject]:
-        deployment, present = self._deployment, self._present
+    def _adopt_and_release(self) -> Iterator[UpdateObject]:
+        deployment, state = self._deployment, self._state
         selector = spec_of(deployment).get("selector")
         uid = deployment["metadata"].get("uid")
-        for each in present.owned_of("ReplicaSet", deployment):
+        for each in state.dependents_of_kind("ReplicaSet", deployment):
             if controlled_by(each, deployment) and not selects(selector, labels_of(each)) and not is_terminating(each):
                 owners = [owner for owner in each["metadata"]["ownerReferences"] if owner.get("uid") != uid]
                 yield UpdateObject("ReplicaSet", with_metadata(each, ownerReferences=owners or None))
         if is_terminating(deployment):
             return
-        for each in present.orphans("ReplicaSet", key_of(deployment).namespace):
+        for each in state.orphans("ReplicaSet", key_of(deployment).namespace):
             if selects(selector, labels_of(each)) and not is_terminating(each):
                 owners = [*(each["metadata"].get("ownerReferences") or ()), reference_to(deployment)]
                 yield UpdateObject("ReplicaSet", with_metadata(each, ownerReferences=owners))
 
-    def _pause_noted(self) -> bool:
-        """Say in the condition Progressing that it is paused or goes on; the deadline does not run in between."""
+    def _update_paused_condition(self) -> bool:
+        """Set the reason of the Progressing condition on pause and resume. The deadline does not run during a pause."""
         current = condition(self._deployment, "Progressing")
         reason = (current or {}).get("reason")
-        if reason == told.TIMED_OUT or not told.has_deadline(self._deployment):
+        if reason == progress.TIMED_OUT or not progress.has_deadline(self._deployment):
             return False
         paused = bool(spec_of(self._deployment).get("paused"))
-        if paused == (reason == told.PAUSED):
+        if paused == (reason == progress.PAUSED):
             return False
-        words = (
+        message = (
             ("DeploymentPaused", "Deployment is paused") if paused else ("DeploymentResumed", "Deployment is resumed")
         )
-        status = told.with_progress(self._deployment, dict(status_of(self._deployment)), *words, self._now, "Unknown")
+        status = progress.with_progress(
+            self._deployment, dict(status_of(self._deployment)), *message, self._now, "Unknown"
+        )
         self._writes.append(UpdateObject("Deployment", {**self._deployment, "status": status}, "status"))
         return True
 
     def _is_scaling(self, sets: Sequence[Object]) -> bool:
-        """A ReplicaSet with pods was scaled last for another number of replicas."""
-        wanted = str(self._limits.replicas)
+        """Return True if a non-empty ReplicaSet was last scaled for a different number of replicas."""
+        desired = str(self._limits.replicas)
         for each in sets:
-            noted = each["metadata"].get("annotations", {}).get(revisions.DESIRED)
-            if spec_of(each).get("replicas") and noted is not None and noted != wanted:
+            recorded = each["metadata"].get("annotations", {}).get(revisions.DESIRED_REPLICAS)
+            if spec_of(each).get("replicas") and recorded is not None and recorded != desired:
                 return True
         return False
 
     def _scale(self, new: Object | None, old: Sequence[Object]) -> None:
-        """Give the ReplicaSets their sizes for another number of replicas, without going on with a rollout."""
+        """Scale the ReplicaSets for a new number of replicas without continuing a rollout."""
         limits = self._limits
         sets = [*old, *([new] if new is not None else [])]
         active = [each for each in sets if spec_of(each).get("replicas")]
@@ -183,14 +186,14 @@ class _Look:
 
     def _is_saturated(self, new: Object) -> bool:
         replicas = self._limits.replicas
-        noted = new["metadata"].get("annotations", {}).get(revisions.DESIRED) == str(replicas)
+        recorded = new["metadata"].get("annotations", {}).get(revisions.DESIRED_REPLICAS) == str(replicas)
         size = revisions.size_of(new)
-        return noted and size.replicas == replicas and size.available == replicas
+        return recorded and size.replicas == replicas and size.available == replicas
 
-    def _begin(self, old: Sequence[Object]) -> None:
-        """Make the ReplicaSet of a template that has none."""
+    def _create_new_replica_set(self, old: Sequence[Object]) -> None:
+        """Create the ReplicaSet for a template that has none."""
         deployment, limits = self._deployment, self._limits
-        if not rollout.is_rolling(deployment) and self._emptied(old):
+        if not rollout.is_rolling(deployment) and self._scale_to_zero(old):
             return
         sizes = [revisions.size_of(each) for each in old]
         replicas = limits.replicas
@@ -199,16 +202,16 @@ class _Look:
         revision = max((revisions.revision_of(each) for each in old), default=0) + 1
         made = revisions.new_replica_set(deployment, revision, replicas, limits)
         name = made["metadata"]["name"]
-        if self._present.get("ReplicaSet", key_of(made)) is not None:
-            # Its name is another's: the next hash is another.
+        if self._state.get("ReplicaSet", key_of(made)) is not None:
+            # The name is taken: the next collision count gives a different hash.
             status = dict(status_of(deployment))
             status["collisionCount"] = integer_or(status.get("collisionCount")) + 1
             self._writes.append(UpdateObject("Deployment", {**deployment, "status": status}, "status"))
             return
         self._writes.append(CreateObject("ReplicaSet", made))
         if replicas:
-            self._say_scaled(name, 0, replicas)
-        status = told.with_progress(
+            self._record_scaling(name, 0, replicas)
+        status = progress.with_progress(
             deployment,
             dict(status_of(deployment)),
             "NewReplicaSetCreated",
@@ -218,8 +221,8 @@ class _Look:
         if status != status_of(deployment):
             self._writes.append(UpdateObject("Deployment", {**deployment, "status": status}, "status"))
 
-    def _renewed(self, new: Object, old: Sequence[Object]) -> bool:
-        """Bring the present ReplicaSet's revision and the Deployment's up to date; True when something was not."""
+    def _update_new_replica_set(self, new: Object, old: Sequence[Object]) -> bool:
+        """Update the revision of the new ReplicaSet and of the Deployment; return True if a write was needed."""
         changed = revisions.update_revision(new, self._deployment, old)
         if changed is not None:
             self._writes.append(UpdateObject("ReplicaSet", changed))
@@ -230,35 +233,35 @@ class _Look:
             annotations = {**have, revisions.REVISION: revision}
             self._writes.append(UpdateObject("Deployment", with_metadata(self._deployment, annotations=annotations)))
             return True
-        if condition(self._deployment, "Progressing") is None and told.has_deadline(self._deployment):
-            words = ("FoundNewReplicaSet", f'Found new replica set "{new["metadata"]["name"]}"')
-            status = told.with_progress(self._deployment, dict(status_of(self._deployment)), *words, self._now)
+        if condition(self._deployment, "Progressing") is None and progress.has_deadline(self._deployment):
+            message = ("FoundNewReplicaSet", f'Found new replica set "{new["metadata"]["name"]}"')
+            status = progress.with_progress(self._deployment, dict(status_of(self._deployment)), *message, self._now)
             self._writes.append(UpdateObject("Deployment", {**self._deployment, "status": status}, "status"))
             return True
         return False
 
-    def _roll(self, new: Object, old: Sequence[Object]) -> None:
+    def _roll_out(self, new: Object, old: Sequence[Object]) -> None:
         if not rollout.is_rolling(self._deployment):
-            if not self._emptied(old):
+            if not self._scale_to_zero(old):
                 self._resize(new, self._limits.replicas)
             return
-        mine, theirs = revisions.size_of(new), [revisions.size_of(each) for each in old]
-        up = rollout.scale_new(mine, theirs, self._limits)
-        if up != mine.replicas:
+        new_size, old_sizes = revisions.size_of(new), [revisions.size_of(each) for each in old]
+        up = rollout.scale_new(new_size, old_sizes, self._limits)
+        if up != new_size.replicas:
             self._resize(new, up)
             return
-        for name, replicas in rollout.scale_old(mine, theirs, self._limits).items():
+        for name, replicas in rollout.scale_old(new_size, old_sizes, self._limits).items():
             self._resize(next(each for each in old if each["metadata"]["name"] == name), replicas)
 
-    def _emptied(self, old: Sequence[Object]) -> bool:
-        """Recreate: end all old pods; True while one of them may run."""
+    def _scale_to_zero(self, old: Sequence[Object]) -> bool:
+        """Scale the old ReplicaSets to zero for strategy Recreate; return True while one of their pods may run."""
         sized = [each for each in old if spec_of(each).get("replicas")]
         for each in sized:
             self._resize(each, 0)
         running = any(
             (status_of(pod).get("phase") not in ("Succeeded", "Failed"))
             for each in old
-            for pod in self._present.owned_of("Pod", each)
+            for pod in self._state.dependents_of_kind("Pod", each)
         )
         return bool(sized) or running
 
@@ -269,22 +272,22 @@ class _Look:
         self._writes.append(UpdateObject("ReplicaSet", changed))
         before = integer_or(spec_of(replica_set).get("replicas"), 1)
         if before != replicas:
-            self._say_scaled(replica_set["metadata"]["name"], before, replicas)
+            self._record_scaling(replica_set["metadata"]["name"], before, replicas)
 
-    def _say_scaled(self, name: str, before: int, after: int) -> None:
-        words = f"Scaled {'up' if after > before else 'down'} replica set {name} from {before} to {after}"
-        self._writes.append(event_about(self._deployment, "ScalingReplicaSet", words, self._now, source=self._source))
+    def _record_scaling(self, name: str, before: int, after: int) -> None:
+        message = f"Scaled {'up' if after > before else 'down'} replica set {name} from {before} to {after}"
+        self._writes.append(event_about(self._deployment, "ScalingReplicaSet", message, self._now, source=self._source))
 
-    def _forget(self, old: Sequence[Object]) -> None:
+    def _delete_surplus(self, old: Sequence[Object]) -> None:
         deployment = self._deployment
-        if not told.is_complete(deployment, dict(status_of(deployment))):
+        if not progress.is_complete(deployment, dict(status_of(deployment))):
             return
         limit = spec_of(deployment).get("revisionHistoryLimit", 10)
         for each in revisions.surplus_revisions(old, integer_or(limit, 10)):
             key = key_of(each)
             self._writes.append(DeleteObject("ReplicaSet", key.namespace, key.name))
 
-    def _tell(self, status: Object) -> Iterator[UpdateObject]:
+    def _update_status(self, status: Object) -> Iterator[UpdateObject]:
         have = {
             name: value for name, value in status_of(self._deployment).items() if value or name == "observedGeneration"
         }

@@ -1,6 +1,6 @@
-"""What a Deployment says of itself, in upstream's words: `kubectl rollout status` and `kubectl wait` read it.
+"""Status and conditions of a Deployment, with upstream's reasons and messages.
 
-Kubernetes: `pkg/controller/deployment/{sync,progress}.go`.
+`kubectl rollout status` and `kubectl wait` read them. Kubernetes: `pkg/controller/deployment/{sync,progress}.go`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ PAUSED = "DeploymentPaused"
 
 
 def has_deadline(deployment: Object) -> bool:
-    """It wants to be told when it does not progress."""
+    """Return True if the Deployment has a progress deadline."""
     return integer_or(spec_of(deployment).get("progressDeadlineSeconds"), 600) != NO_DEADLINE
 
 
 def status_with_counts(deployment: Object, new: Object | None, sets: Sequence[Object], now: datetime) -> Object:
-    """The status with its numbers and the condition Available."""
+    """Return the status with current replica counts and the condition Available."""
 
     def total(field: str) -> int:
         return sum(integer_or(status_of(each).get(field)) for each in sets)
 
     limits = rollout_limits(deployment)
     available = total("availableReplicas")
-    wanted = sum(integer_or(spec_of(each).get("replicas"), 1) for each in sets)
-    enough = available >= limits.least
+    desired = sum(integer_or(spec_of(each).get("replicas"), 1) for each in sets)
+    is_available = available >= limits.min_available
     have = status_of(deployment)
     numbers = {
         "observedGeneration": deployment["metadata"].get("generation") or 0,
@@ -48,16 +48,16 @@ def status_with_counts(deployment: Object, new: Object | None, sets: Sequence[Ob
         "updatedReplicas": integer_or(status_of(new).get("replicas")) if new is not None else 0,
         "readyReplicas": total("readyReplicas"),
         "availableReplicas": available,
-        "unavailableReplicas": max(0, wanted - available),
+        "unavailableReplicas": max(0, desired - available),
         "terminatingReplicas": total("terminatingReplicas"),
         "collisionCount": have.get("collisionCount") or 0,
     }
-    conditions = _said(
+    conditions = _with_new_condition(
         have.get("conditions") or [],
         "Available",
-        "True" if enough else "False",
-        "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable",
-        f"Deployment {'has' if enough else 'does not have'} minimum availability.",
+        "True" if is_available else "False",
+        "MinimumReplicasAvailable" if is_available else "MinimumReplicasUnavailable",
+        f"Deployment {'has' if is_available else 'does not have'} minimum availability.",
         now,
     )
     kept = {name: value for name, value in numbers.items() if value or name == "observedGeneration"}
@@ -65,7 +65,7 @@ def status_with_counts(deployment: Object, new: Object | None, sets: Sequence[Ob
 
 
 def status_with_progress(deployment: Object, status: Object, new: Object | None, now: datetime) -> Object:
-    """The status with the condition Progressing, as a rollout goes on."""
+    """Return `status` with the condition Progressing for a running rollout."""
     if not has_deadline(deployment):
         return {**status, "conditions": [each for each in status["conditions"] if each.get("type") != "Progressing"]}
     current = condition(deployment, "Progressing")
@@ -73,19 +73,19 @@ def status_with_progress(deployment: Object, status: Object, new: Object | None,
     if settled and status.get("replicas", 0) == status.get("updatedReplicas", 0):
         return status
     name = deployment["metadata"]["name"]
-    who = f'ReplicaSet "{new["metadata"]["name"]}"' if new is not None else f'Deployment "{name}"'
+    subject = f'ReplicaSet "{new["metadata"]["name"]}"' if new is not None else f'Deployment "{name}"'
     have = status["conditions"]
     if is_complete(deployment, status):
-        words = f"{who} has successfully progressed."
-        conditions = _said(have, "Progressing", "True", COMPLETE, words, now)
+        message = f"{subject} has successfully progressed."
+        conditions = _with_new_condition(have, "Progressing", "True", COMPLETE, message, now)
     elif _progresses(status_of(deployment), status):
-        # Each step of progress is a moment from which the deadline counts anew.
+        # Each step of progress restarts the deadline.
         conditions = with_condition(
-            have, _condition("Progressing", "True", "ReplicaSetUpdated", f"{who} is progressing.", now), now
+            have, _condition("Progressing", "True", "ReplicaSetUpdated", f"{subject} is progressing.", now), now
         )
     elif has_timed_out(deployment, now):
-        words = f"{who} has timed out progressing."
-        conditions = _said(have, "Progressing", "False", TIMED_OUT, words, now)
+        message = f"{subject} has timed out progressing."
+        conditions = _with_new_condition(have, "Progressing", "False", TIMED_OUT, message, now)
     else:
         conditions = have
     return {**status, "conditions": conditions}
@@ -94,25 +94,28 @@ def status_with_progress(deployment: Object, status: Object, new: Object | None,
 def with_progress(
     deployment: Object, status: Object, reason: str, message: str, now: datetime, value: str = "True"
 ) -> Object:
-    """The status with this condition Progressing."""
+    """Return `status` with the given condition Progressing."""
     if not has_deadline(deployment):
         return status
-    return {**status, "conditions": _said(status.get("conditions") or [], "Progressing", value, reason, message, now)}
+    return {
+        **status,
+        "conditions": _with_new_condition(status.get("conditions") or [], "Progressing", value, reason, message, now),
+    }
 
 
 def is_complete(deployment: Object, status: Object) -> bool:
-    """All pods are of the present template and available."""
-    wanted = rollout_limits(deployment).replicas
+    """Return True if all pods have the current template and are available."""
+    desired = rollout_limits(deployment).replicas
     return bool(
-        status.get("updatedReplicas", 0) == wanted
-        and status.get("replicas", 0) == wanted
-        and status.get("availableReplicas", 0) == wanted
+        status.get("updatedReplicas", 0) == desired
+        and status.get("replicas", 0) == desired
+        and status.get("availableReplicas", 0) == desired
         and status.get("observedGeneration", 0) >= integer_or(deployment["metadata"].get("generation"))
     )
 
 
 def has_timed_out(deployment: Object, now: datetime) -> bool:
-    """Its deadline is over without progress."""
+    """Return True if the progress deadline has passed."""
     current = condition(deployment, "Progressing")
     if current is not None and current.get("reason") == TIMED_OUT:
         return True
@@ -121,7 +124,7 @@ def has_timed_out(deployment: Object, now: datetime) -> bool:
 
 
 def progress_deadline(deployment: Object) -> datetime | None:
-    """When it is late, if nothing happens until then."""
+    """Return the time at which the rollout times out without further progress; None if it cannot."""
     current = condition(deployment, "Progressing")
     if not has_deadline(deployment) or spec_of(deployment).get("paused"):
         return None
@@ -149,10 +152,10 @@ def _progresses(old: object, new: Object) -> bool:
     )
 
 
-def _said(
+def _with_new_condition(
     conditions: Sequence[Object], kind: str, status: str, reason: str, message: str, now: datetime
 ) -> list[Object]:
-    """The conditions with this one, which stays as it is while status and reason stay."""
+    """Return the conditions with this one; an existing one with the same status and reason is kept unchanged."""
     for each in conditions:
         if each.get("type") == kind and each.get("status") == status and each.get("reason") == reason:
             return list(conditions)

@@ -1,4 +1,4 @@
-"""A Deployment's ReplicaSets as its revisions: which one is the present template's, and what they remember.
+"""Revisions of a Deployment: template hashes, the annotations of its ReplicaSets, and the revision history.
 
 Kubernetes: `pkg/controller/deployment/util/deployment_util.go`.
 """
@@ -29,79 +29,81 @@ from narthex.lab.controllers.objects import (
 HASH_LABEL = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
 HISTORY = "deployment.kubernetes.io/revision-history"
-DESIRED = "deployment.kubernetes.io/desired-replicas"
-MOST = "deployment.kubernetes.io/max-replicas"
+DESIRED_REPLICAS = "deployment.kubernetes.io/desired-replicas"
+MAX_REPLICAS = "deployment.kubernetes.io/max-replicas"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_NOT_COPIED = frozenset({_LAST_APPLIED, REVISION, HISTORY, DESIRED, MOST, "deprecated.deployment.rollback.to"})
+_NOT_COPIED = frozenset(
+    {_LAST_APPLIED, REVISION, HISTORY, DESIRED_REPLICAS, MAX_REPLICAS, "deprecated.deployment.rollback.to"}
+)
 _HISTORY_LENGTH = 2000
 
 
 def template_hash(template: Mapping[str, Any], collisions: int) -> str:
-    """The value of pod-template-hash: follows from the template and how often its name was taken."""
-    content = msgspec.json.encode([_meant(template), collisions], order="deterministic")
+    """Return the value of pod-template-hash, derived from the template and the collision count."""
+    content = msgspec.json.encode([_without_empty(template), collisions], order="deterministic")
     digits = int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
     return "".join(ALPHABET[int(digit)] for digit in str(digits))
 
 
 def is_of_template(replica_set: Object, deployment: Object) -> bool:
-    """It was made from the Deployment's present template."""
+    """Return True if the ReplicaSet has the Deployment's current template."""
     mine = spec_of(replica_set).get("template") or {}
     metadata = mine.get("metadata") or {}
     labels = {name: value for name, value in (metadata.get("labels") or {}).items() if name != HASH_LABEL}
-    same: bool = _meant({**mine, "metadata": {**metadata, "labels": labels}}) == _meant(
+    same: bool = _without_empty({**mine, "metadata": {**metadata, "labels": labels}}) == _without_empty(
         spec_of(deployment).get("template") or {}
     )
     return same
 
 
-def _meant(value: Any) -> Any:
-    """What is said, without what says nothing: clients in Go write null and empty structs for what is not there."""
+def _without_empty(value: Any) -> Any:
+    """Return the value without nulls and empty structures, which Go clients write for absent fields."""
     if isinstance(value, dict):
-        kept = {name: _meant(each) for name, each in value.items()}
+        kept = {name: _without_empty(each) for name, each in value.items()}
         return {name: each for name, each in kept.items() if each is not None and each != {} and each != []}
-    return [_meant(each) for each in value] if isinstance(value, list) else value
+    return [_without_empty(each) for each in value] if isinstance(value, list) else value
 
 
 def creation_order(replica_set: Object) -> tuple[str, int, str]:
-    """Sorts the oldest first; those of one second by their revision."""
+    """Return a sort key: oldest first, by revision within one second."""
     metadata = replica_set["metadata"]
     return metadata.get("creationTimestamp") or "", revision_of(replica_set), metadata["name"]
 
 
 def revision_of(obj: Object) -> int:
-    """The revision in its annotations, 0 for none."""
+    """Return the revision annotation, 0 if absent."""
     text = annotations_of(obj).get(REVISION, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
 def size_of(replica_set: Object) -> ReplicaSetSize:
-    """It, as a rollout sees it."""
+    """Return the replica counts of a ReplicaSet for the rollout arithmetic."""
     replicas = integer_or(spec_of(replica_set).get("replicas"), 1)
-    most = annotations_of(replica_set).get(MOST, "")
+    max_pods = annotations_of(replica_set).get(MAX_REPLICAS, "")
     return ReplicaSetSize(
         name=replica_set["metadata"]["name"],
         replicas=replicas,
         available=min(replicas, integer_or(status_of(replica_set).get("availableReplicas"))),
-        most_before=int(most) if most.isascii() and most.isdigit() and len(most) < 10 else None,
+        max_pods_before=int(max_pods) if max_pods.isascii() and max_pods.isdigit() and len(max_pods) < 10 else None,
     )
 
 
 def new_replica_set(deployment: Object, revision: int, replicas: int, limits: RolloutLimits) -> Object:
-    """The ReplicaSet of the present template."""
+    """Return the ReplicaSet for the Deployment's current template."""
     spec = spec_of(deployment)
     template = spec.get("template") or {}
     collisions = integer_or(status_of(deployment).get("collisionCount"))
-    end = template_hash(template, collisions)
+    suffix = template_hash(template, collisions)
     key = key_of(deployment)
     metadata = template.get("metadata") or {}
-    labels = {**(metadata.get("labels") or {}), HASH_LABEL: end}
+    labels = {**(metadata.get("labels") or {}), HASH_LABEL: suffix}
     selector = spec.get("selector") or {}
     annotations = {name: value for name, value in annotations_of(deployment).items() if name not in _NOT_COPIED}
     return {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
         "metadata": {
-            "name": f"{key.name}-{end}",
+            "name": f"{key.name}-{suffix}",
             "namespace": key.namespace,
             "labels": labels,
             "annotations": {**annotations, REVISION: str(revision), **size_annotations(limits)},
@@ -110,19 +112,19 @@ def new_replica_set(deployment: Object, revision: int, replicas: int, limits: Ro
         "spec": {
             "replicas": replicas,
             **({"minReadySeconds": spec["minReadySeconds"]} if spec.get("minReadySeconds") else {}),
-            "selector": {**selector, "matchLabels": {**(selector.get("matchLabels") or {}), HASH_LABEL: end}},
+            "selector": {**selector, "matchLabels": {**(selector.get("matchLabels") or {}), HASH_LABEL: suffix}},
             "template": {**template, "metadata": {**metadata, "labels": labels}},
         },
     }
 
 
 def size_annotations(limits: RolloutLimits) -> dict[str, str]:
-    """What every ReplicaSet remembers of the Deployment, to tell a scaling from a rollout."""
-    return {DESIRED: str(limits.replicas), MOST: str(limits.most)}
+    """Return the annotations that record the Deployment's size, to tell scaling from a rollout."""
+    return {DESIRED_REPLICAS: str(limits.replicas), MAX_REPLICAS: str(limits.max_pods)}
 
 
 def scaled(replica_set: Object, replicas: int, limits: RolloutLimits) -> Object | None:
-    """It with another size; None when that is its size and what it remembers."""
+    """Return the ReplicaSet with another size; None if size and annotations are unchanged."""
     noted = size_annotations(limits)
     have = annotations_of(replica_set)
     if integer_or(spec_of(replica_set).get("replicas"), 1) == replicas and noted.items() <= have.items():
@@ -131,11 +133,13 @@ def scaled(replica_set: Object, replicas: int, limits: RolloutLimits) -> Object 
 
 
 def update_revision(replica_set: Object, deployment: Object, others: Sequence[Object]) -> Object | None:
-    """The present template's ReplicaSet with its revision and what it takes over of the Deployment; None when it has
-    all that. A template that comes back (a rollback) gets the next revision, and its old one goes into its history."""
+    """Return the new ReplicaSet with its revision and the Deployment's annotations; None if nothing changes.
+
+    A template that returns (a rollback) gets the next revision; the old revision moves to its history annotation.
+    """
     have = annotations_of(replica_set)
-    wanted = {name: value for name, value in annotations_of(deployment).items() if name not in _NOT_COPIED}
-    result = {**have, **wanted}
+    desired = {name: value for name, value in annotations_of(deployment).items() if name not in _NOT_COPIED}
+    result = {**have, **desired}
     revision = max((revision_of(each) for each in others), default=0) + 1
     old = revision_of(replica_set)
     if old < revision:
@@ -145,22 +149,22 @@ def update_revision(replica_set: Object, deployment: Object, others: Sequence[Ob
             while history and len(",".join([*history, str(old)])) > _HISTORY_LENGTH:
                 del history[0]
             result[HISTORY] = ",".join([*history, str(old)])
-    patience = spec_of(deployment).get("minReadySeconds") or None
-    same_patience = (spec_of(replica_set).get("minReadySeconds") or None) == patience
+    min_ready = spec_of(deployment).get("minReadySeconds") or None
+    same_patience = (spec_of(replica_set).get("minReadySeconds") or None) == min_ready
     if result == have and same_patience:
         return None
-    return with_metadata(with_spec(replica_set, minReadySeconds=patience), annotations=result)
+    return with_metadata(with_spec(replica_set, minReadySeconds=min_ready), annotations=result)
 
 
 def surplus_revisions(old: Sequence[Object], limit: int | None) -> list[Object]:
-    """The oldest of those without pods, beyond `revisionHistoryLimit`."""
+    """Return the oldest ReplicaSets without pods that exceed `revisionHistoryLimit`."""
     if limit is None:
         return []
-    empty = [each for each in old if not is_terminating(each) and _is_empty(each)]
+    empty = [each for each in old if not is_terminating(each) and _has_no_pods(each)]
     return sorted(empty, key=lambda each: (revision_of(each), creation_order(each)))[: max(0, len(empty) - limit)]
 
 
-def _is_empty(replica_set: Object) -> bool:
+def _has_no_pods(replica_set: Object) -> bool:
     status = status_of(replica_set)
-    seen = integer_or(status.get("observedGeneration")) >= integer_or(replica_set["metadata"].get("generation"))
-    return not spec_of(replica_set).get("replicas") and not status.get("replicas") and seen
+    observed = integer_or(status.get("observedGeneration")) >= integer_or(replica_set["metadata"].get("generation"))
+    return not spec_of(replica_set).get("replicas") and not status.get("replicas") and observed

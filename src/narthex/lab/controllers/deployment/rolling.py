@@ -1,7 +1,4 @@
-"""How many pods each ReplicaSet of a Deployment gets (kubernetes `pkg/controller/deployment`, rolling.go and sync.go).
-
-Pure arithmetic: sizes in, sizes out.
-"""
+"""Sizes of a Deployment's ReplicaSets during rollout and scaling (kubernetes `pkg/controller/deployment/{rolling,sync}.go`)."""
 
 from __future__ import annotations
 
@@ -19,48 +16,48 @@ _PERCENT = re.compile(r"\d{1,9}%", re.ASCII)
 
 
 class RolloutLimits(msgspec.Struct, frozen=True):
-    """Between what a rollout must stay."""
+    """Limits on the number of pods during a rollout."""
 
     replicas: int
     surge: int
-    """So many more there may be."""
+    """Pods above `replicas` that may exist."""
     unavailable: int
-    """So many fewer may be available."""
+    """Pods below `replicas` that may be missing."""
 
     @property
-    def most(self) -> int:
-        """Pods at most. A Deployment of none has no surge."""
+    def max_pods(self) -> int:
+        """Maximum number of pods. A Deployment with zero replicas has no surge."""
         return self.replicas + self.surge if self.replicas else 0
 
     @property
-    def least(self) -> int:
-        """Available pods at least."""
+    def min_available(self) -> int:
+        """Minimum number of available pods."""
         return self.replicas - self.unavailable
 
 
 class ReplicaSetSize(msgspec.Struct, frozen=True):
-    """One ReplicaSet, as a rollout sees it. Given oldest first."""
+    """Replica counts of one ReplicaSet. Sequences are sorted oldest first."""
 
     name: str
     replicas: int
     available: int
-    """At most `replicas`: what is about to go counts no more."""
-    most_before: int | None = None
-    """What the Deployment's `most` was when this one was scaled last."""
+    """At most `replicas`: surplus pods no longer count."""
+    max_pods_before: int | None = None
+    """The Deployment's `max_pods` when the ReplicaSet was last scaled."""
 
 
 def is_rolling(deployment: Object) -> bool:
-    """Its strategy is not Recreate."""
+    """Return True unless the strategy is Recreate."""
     return bool((spec_of(deployment).get("strategy") or {}).get("type") != "Recreate")
 
 
 def replicas_of(deployment: Object) -> int:
-    """What `spec.replicas` says."""
+    """Return `spec.replicas`, 1 if absent."""
     return integer_or(spec_of(deployment).get("replicas"), 1)
 
 
 def rollout_limits(deployment: Object) -> RolloutLimits:
-    """maxSurge rounded up, maxUnavailable rounded down; when both come to nothing, one may be missing."""
+    """Return the limits: maxSurge rounded up, maxUnavailable rounded down, and 1 unavailable if both are 0."""
     replicas = replicas_of(deployment)
     if not is_rolling(deployment):
         return RolloutLimits(replicas, 0, 0)
@@ -80,7 +77,7 @@ def _part(value: object, whole: int, *, up: bool) -> int:
 
 
 def scale_new(new: ReplicaSetSize, old: Sequence[ReplicaSetSize], limits: RolloutLimits) -> int:
-    """The new one's size: up to what the surge leaves, and never beyond what is wanted."""
+    """Return the size of the new ReplicaSet: as large as the surge allows, at most `limits.replicas`."""
     if new.replicas >= limits.replicas:
         return limits.replicas
     room = limits.replicas + limits.surge - new.replicas - sum(each.replicas for each in old)
@@ -88,10 +85,9 @@ def scale_new(new: ReplicaSetSize, old: Sequence[ReplicaSetSize], limits: Rollou
 
 
 def scale_old(new: ReplicaSetSize, old: Sequence[ReplicaSetSize], limits: RolloutLimits) -> dict[str, int]:
-    """The old ones' sizes where they change: first without what is not available anyway, then as far down as the pods
-    that are available allow."""
+    """Return the changed sizes of the old ReplicaSets: unavailable pods go first, then as many as `min_available` allows."""
     total = new.replicas + sum(each.replicas for each in old)
-    to_go = total - limits.least - (new.replicas - new.available)
+    to_go = total - limits.min_available - (new.replicas - new.available)
     if to_go <= 0:
         return {}
     sizes = {each.name: each.replicas for each in old}
@@ -99,7 +95,7 @@ def scale_old(new: ReplicaSetSize, old: Sequence[ReplicaSetSize], limits: Rollou
         gone = min(to_go, each.replicas - each.available)
         sizes[each.name] -= gone
         to_go -= gone
-    spare = new.available + sum(each.available for each in old) - limits.least
+    spare = new.available + sum(each.available for each in old) - limits.min_available
     for each in old:
         gone = max(0, min(spare, sizes[each.name]))
         sizes[each.name] -= gone
@@ -108,12 +104,15 @@ def scale_old(new: ReplicaSetSize, old: Sequence[ReplicaSetSize], limits: Rollou
 
 
 def scale_proportionally(sets: Sequence[ReplicaSetSize], limits: RolloutLimits, pods: int) -> dict[str, int]:
-    """The sizes of ReplicaSets of which several have pods, when the Deployment is scaled: each gets its share, and what
-    rounding leaves goes to the largest. `pods`: what the Deployment's status counts."""
-    change = limits.most - sum(each.replicas for each in sets)
+    """Return the sizes when a Deployment with several non-empty ReplicaSets is scaled.
+
+    Each ReplicaSet gets its share; the remainder of rounding goes to the largest. `pods` is the replica count in the
+    Deployment's status.
+    """
+    change = limits.max_pods - sum(each.replicas for each in sets)
     if not change:
         return {each.name: each.replicas for each in sets}
-    # The largest first; of equal ones the newest when there are more to be, the oldest when fewer.
+    # Largest first; among equals the newest when scaling up, the oldest when scaling down.
     order = sorted(enumerate(sets), key=lambda pair: (-pair[1].replicas, -pair[0] if change > 0 else pair[0]))
     sizes: dict[str, int] = {}
     added = 0
@@ -135,5 +134,5 @@ def scale_proportionally(sets: Sequence[ReplicaSetSize], limits: RolloutLimits, 
 def _share(each: ReplicaSetSize, limits: RolloutLimits, pods: int) -> int:
     if not limits.replicas:
         return -each.replicas
-    before = each.most_before or pods or limits.most
-    return math.floor(each.replicas * limits.most / before + 0.5) - each.replicas
+    before = each.max_pods_before or pods or limits.max_pods
+    return math.floor(each.replicas * limits.max_pods / before + 0.5) - each.replicas

@@ -1,1 +1,1 @@
-"""The EndpointSlice controllers: `controller.py` first."""
+"""The EndpointSlice controllers. Read `controller.py` first."""

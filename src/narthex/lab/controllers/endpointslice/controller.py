@@ -1,4 +1,4 @@
-"""Services with a selector get EndpointSlices (kubernetes `pkg/controller/endpointslice`)."""
+"""The EndpointSlice controller for Services with a selector (kubernetes `pkg/controller/endpointslice`)."""
 
 from __future__ import annotations
 
@@ -23,80 +23,80 @@ from narthex.lab.controllers.objects import (
 MANAGER = "endpointslice-controller.k8s.io"
 HEADLESS = "service.kubernetes.io/headless"
 RESERVED = frozenset({MANAGED_BY, SERVICE_NAME, HEADLESS})
-"""Labels of slices that mean something."""
+"""Labels that the controllers manage and do not copy from Services."""
 
 
 class EndpointSliceController:
-    """Keeps the slices that it has made; those of others are left alone."""
+    """Manages the slices that it has created; slices of other managers are left alone."""
 
     name = "endpointslice-controller"
     kinds = frozenset({"Service", "EndpointSlice", "Pod", "Node"})
 
     def __init__(self, endpoints: PodEndpoints) -> None:
         self._endpoints = endpoints
-        self._writer = EndpointSliceReconciler(MANAGER)
+        self._slices = EndpointSliceReconciler(MANAGER)
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """The Service itself, those that select a pod, the one of a slice, those with pods on a node that has moved."""
-        if seen.kind == "Service":
-            return [seen.key]
-        if seen.kind == "Pod":
-            return services_of_pod(seen, present)
-        if seen.kind == "EndpointSlice":
-            names = {labels_of(each).get(SERVICE_NAME) for each in (seen.before, seen.after) if each is not None}
-            return [ObjectKey(seen.key.namespace, name) for name in names if name]
-        return self._concerned_by_node(seen, present) if seen.kind == "Node" else []
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return the Service, the Services that select a pod, the Service of a slice, or those with pods on a changed node."""
+        if change.kind == "Service":
+            return [change.key]
+        if change.kind == "Pod":
+            return services_of_pod(change, state)
+        if change.kind == "EndpointSlice":
+            names = {labels_of(each).get(SERVICE_NAME) for each in (change.before, change.after) if each is not None}
+            return [ObjectKey(change.key.namespace, name) for name in names if name]
+        return self._concerned_by_node(change, state) if change.kind == "Node" else []
 
-    def _concerned_by_node(self, seen: ObjectChange, present: ClusterState) -> set[ObjectKey]:
+    def _concerned_by_node(self, change: ObjectChange, state: ClusterState) -> set[ObjectKey]:
         found: set[ObjectKey] = set()
-        if _zone(seen.before) != _zone(seen.after):
-            for pod in present.pods_on(seen.key.name):
-                found |= present.selected_by("Service", key_of(pod).namespace, labels_of(pod))
-        if node_cpu_share(seen.before) != node_cpu_share(seen.after):
-            found |= {key for key, service in present.all("Service").items() if has_automatic_mode(service)}
+        if _zone(change.before) != _zone(change.after):
+            for pod in state.pods_on_node(change.key.name):
+                found |= state.selected_by("Service", key_of(pod).namespace, labels_of(pod))
+        if node_cpu_share(change.before) != node_cpu_share(change.after):
+            found |= {key for key, service in state.all("Service").items() if has_automatic_mode(service)}
         return found
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
-        """What the Service's slices need to become."""
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+        """Yield the writes that the Service's slices need."""
         del now
-        service = present.get("Service", key)
+        service = state.get("Service", key)
         if service is None or is_terminating(service):
-            # Its slices go with it: they have an owner.
+            # The garbage collector deletes the slices.
             self._endpoints.forget(key)
             return
-        existing = self._writer.mine(service, key, present)
+        existing = self._slices.managed_slices(service, key, state)
         spec = spec_of(service)
         if spec.get("type") == "ExternalName":
             yield from map(delete_slice, existing)
             return
         if not spec.get("selector"):
-            # What it had stays, and is now the user's to change.
+            # Existing slices stay and belong to the user from now on.
             return
-        pods = present.selected("Service", service)
+        pods = state.selected_pods("Service", service)
         families = families_of(service)
         yield from (delete_slice(each) for each in existing if each.get("addressType") not in families)
         for family in families:
-            wanted = with_hints(service, self._endpoints.of(service, pods, family, present), present)
-            mine = [each for each in existing if each.get("addressType") == family]
-            yield from self._writer.write(service, _labels(service), family, wanted, mine)
+            desired = with_hints(service, self._endpoints.of(service, pods, family, state), state)
+            current = [each for each in existing if each.get("addressType") == family]
+            yield from self._slices.reconcile(service, _labels(service), family, desired, current)
 
 
 def _labels(service: Object) -> dict[str, str]:
-    """The Service's own; a proxy has no use for those of a headless one."""
+    """Return the Service's labels, and the headless marker, which lets proxies skip the slice."""
     headless = {HEADLESS: ""} if spec_of(service).get("clusterIP") == "None" else {}
     return {name: value for name, value in labels_of(service).items() if name not in RESERVED} | headless
 
 
-def services_of_pod(seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-    """The Services that select a pod, or did, when something has changed that endpoints show."""
-    if seen.kind != "Pod" or _shown(seen.before) == _shown(seen.after):
+def services_of_pod(change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+    """Return the Services that select the pod before or after a change that endpoints reflect."""
+    if change.kind != "Pod" or _shown(change.before) == _shown(change.after):
         return []
-    labels = [labels_of(pod) for pod in (seen.before, seen.after) if pod is not None]
-    return present.selected_by("Service", seen.key.namespace, *labels)
+    labels = [labels_of(pod) for pod in (change.before, change.after) if pod is not None]
+    return state.selected_by("Service", change.key.namespace, *labels)
 
 
 def _shown(pod: Object | None) -> object:
-    """Everything of a pod that a slice shows."""
+    """Return all fields of a pod that affect its endpoint."""
     if pod is None:
         return None
     spec, metadata = spec_of(pod), pod["metadata"]
@@ -113,5 +113,5 @@ def _shown(pod: Object | None) -> object:
 
 
 def _zone(node: Object | None) -> object:
-    """What of a node slices show: nothing without it."""
+    """Return the zone of a node, the only field that affects endpoints."""
     return None if node is None else labels_of(node).get(ZONE)

@@ -15,49 +15,49 @@ from narthex.lab.controllers.objects import annotations_of, is_terminating, labe
 
 SKIP_MIRROR = "endpointslice.kubernetes.io/skip-mirror"
 _LEADER = "control-plane.alpha.kubernetes.io/leader"
-_MIRRORER = "endpointslicemirroring-controller.k8s.io"
+_MIRRORING_MANAGER = "endpointslicemirroring-controller.k8s.io"
 
 
 class EndpointSliceMirroringController:
-    """Endpoints that a user wrote for a Service without a selector become slices, which is what proxies read."""
+    """Mirrors user-managed Endpoints of Services without a selector into EndpointSlices, which proxies read."""
 
     name = "endpointslicemirroring-controller"
     kinds = frozenset({"Service", "Endpoints", "EndpointSlice"})
 
     def __init__(self) -> None:
-        self._writer = EndpointSliceReconciler(_MIRRORER)
+        self._slices = EndpointSliceReconciler(_MIRRORING_MANAGER)
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """The Endpoints, their Service, their slices."""
-        del present
-        if seen.kind in ("Service", "Endpoints"):
-            return [seen.key]
-        if seen.kind == "EndpointSlice":
-            names = {labels_of(each).get(SERVICE_NAME) for each in (seen.before, seen.after) if each is not None}
-            return [ObjectKey(seen.key.namespace, name) for name in names if name]
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return the Endpoints with the name of the changed Service, Endpoints, or slice label."""
+        del state
+        if change.kind in ("Service", "Endpoints"):
+            return [change.key]
+        if change.kind == "EndpointSlice":
+            names = {labels_of(each).get(SERVICE_NAME) for each in (change.before, change.after) if each is not None}
+            return [ObjectKey(change.key.namespace, name) for name in names if name]
         return []
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
-        """What the slices need to become."""
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+        """Yield the writes that the mirrored slices need."""
         del now
-        endpoints, service = present.get("Endpoints", key), present.get("Service", key)
+        endpoints, service = state.get("Endpoints", key), state.get("Service", key)
         if endpoints is None or is_terminating(endpoints):
             return
-        existing = self._writer.mine(endpoints, key, present)
-        if service is None or spec_of(service).get("selector") or not _is_by_hand(endpoints):
+        existing = self._slices.managed_slices(endpoints, key, state)
+        if service is None or spec_of(service).get("selector") or not _is_user_managed(endpoints):
             yield from map(delete_slice, existing)
             return
         labels = {name: value for name, value in labels_of(endpoints).items() if name not in RESERVED}
         for family in FAMILIES:
             groups = [group for subset in endpoints.get("subsets") or () if (group := _mirrored(subset, family))[1]]
-            mine = [each for each in existing if each.get("addressType") == family]
+            current = [each for each in existing if each.get("addressType") == family]
             if groups:
-                yield from self._writer.write(endpoints, labels, family, groups, mine)
+                yield from self._slices.reconcile(endpoints, labels, family, groups, current)
             else:
-                yield from map(delete_slice, mine)
+                yield from map(delete_slice, current)
 
 
-def _is_by_hand(endpoints: Object) -> bool:
+def _is_user_managed(endpoints: Object) -> bool:
     labels = labels_of(endpoints)
     others = labels.get(MANAGED_BY) == MANAGER or labels.get(SKIP_MIRROR) == "true"
     return not others and _LEADER not in annotations_of(endpoints)

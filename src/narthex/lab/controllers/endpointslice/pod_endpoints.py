@@ -1,4 +1,4 @@
-"""Which endpoints a Service has: one for each pod that it selects, with the ports that the pod gives it."""
+"""Endpoints of a Service: one for each selected pod, grouped by the pod's port numbers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ ZONE = "topology.kubernetes.io/zone"
 FAMILIES = ("IPv4", "IPv6")
 
 PortGroup = tuple[tuple[Object, ...], list[Object]]
-"""Ports, and the endpoints that have exactly these."""
+"""A list of ports, and the endpoints that have exactly these."""
 
 
-class _Made(NamedTuple):
-    """What became of one pod, and what of."""
+class _PodEndpoint(NamedTuple):
+    """The endpoint of one pod, and the objects it was computed from."""
 
     pod: Object
     node: Object | None
     ports: tuple[Object, ...]
-    same: str
+    port_key: str
     """Equal for equal ports."""
     endpoint: Object | None
 
 
 def families_of(service: Object) -> tuple[str, ...]:
-    """Address types of its slices, the first family first."""
+    """Return the address types of the Service's slices, primary family first."""
     spec = spec_of(service)
     given = spec.get("ipFamilies")
     if not given:
@@ -46,43 +46,45 @@ def families_of(service: Object) -> tuple[str, ...]:
 
 
 class PodEndpoints:
-    """The endpoints of Services. What follows from a pod is remembered until the pod, its node or the Service is another."""
+    """Computes endpoints, and caches each until its pod, node, or Service changes."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[ObjectKey, str], tuple[Object, dict[str, _Made]]] = {}
+        self._cache: dict[tuple[ObjectKey, str], tuple[Object, dict[str, _PodEndpoint]]] = {}
 
-    def of(self, service: Object, pods: Iterable[Object], family: str, present: ClusterState) -> list[PortGroup]:
-        """The endpoints of a family by their ports, in order of pods. Pods may give one named port different numbers, so
-        each set of ports needs slices of its own."""
-        place = (key_of(service), family)
-        held, before = self._made.get(place, (None, {}))
-        if held is not service:
-            before = {}
-        made: dict[str, _Made] = {}
+    def of(self, service: Object, pods: Iterable[Object], family: str, state: ClusterState) -> list[PortGroup]:
+        """Return the endpoints of one family grouped by ports, in the order of `pods`.
+
+        Pods may map one named port to different numbers, so each list of ports needs its own slices.
+        """
+        cache_key = (key_of(service), family)
+        cached_service, previous = self._cache.get(cache_key, (None, {}))
+        if cached_service is not service:
+            previous = {}
+        current: dict[str, _PodEndpoint] = {}
         groups: dict[str, PortGroup] = {}
         for pod in pods:
-            name, node = pod["metadata"]["name"], present.get("Node", ObjectKey("", spec_of(pod).get("nodeName") or ""))
-            found = before.get(name)
+            name, node = pod["metadata"]["name"], state.get("Node", ObjectKey("", spec_of(pod).get("nodeName") or ""))
+            found = previous.get(name)
             if found is None or found.pod is not pod or found.node is not node:
-                found = _make(service, pod, node, family)
-            made[name] = found
+                found = _build(service, pod, node, family)
+            current[name] = found
             if found.endpoint is not None:
-                groups.setdefault(found.same, (found.ports, []))[1].append(found.endpoint)
-        self._made[place] = (service, made)
+                groups.setdefault(found.port_key, (found.ports, []))[1].append(found.endpoint)
+        self._cache[cache_key] = (service, current)
         return list(groups.values())
 
     def forget(self, service: ObjectKey) -> None:
-        """It is gone."""
+        """Drop the cache of a deleted Service."""
         for family in FAMILIES:
-            self._made.pop((service, family), None)
+            self._cache.pop((service, family), None)
 
 
-def _make(service: Object, pod: Object, node: Object | None, family: str) -> _Made:
+def _build(service: Object, pod: Object, node: Object | None, family: str) -> _PodEndpoint:
     address = next((each for each in pod_addresses(pod) if (":" in each) == (family == "IPv6")), None)
     if address is None or is_pod_finished(pod):
-        return _Made(pod, node, (), "", None)
+        return _PodEndpoint(pod, node, (), "", None)
     ports = _ports(service, pod)
-    return _Made(pod, node, ports, repr(ports), _endpoint(service, pod, address, node))
+    return _PodEndpoint(pod, node, ports, repr(ports), _endpoint(service, pod, address, node))
 
 
 def _ports(service: Object, pod: Object) -> tuple[Object, ...]:
@@ -103,7 +105,7 @@ def _ports(service: Object, pod: Object) -> tuple[Object, ...]:
 
 
 def target_port(port: Object, pod: Object) -> int | None:
-    """The number of a Service's port in this pod; None when its targetPort is a name that the pod does not have."""
+    """Return the number of a Service port in this pod; None if the pod has no port of that name."""
     target = port.get("targetPort") or port.get("port")
     if isinstance(target, int):
         return target
@@ -140,7 +142,7 @@ def _endpoint(service: Object, pod: Object, address: str, node: Object | None) -
         zone = labels_of(node).get(ZONE) if node is not None else None
         if zone:
             endpoint["zone"] = zone
-    # A name of its own below a headless Service (KEP: pod hostname and subdomain).
+    # The pod gets a DNS name of its own below a headless Service.
     if spec.get("hostname") and spec.get("subdomain") == service["metadata"]["name"]:
         endpoint["hostname"] = spec["hostname"]
     return endpoint

@@ -1,4 +1,4 @@
-"""Endpoints into slices of at most a hundred, changing as few slices as can be.
+"""Distribution of endpoints over slices of at most 100, with as few writes as possible.
 
 Kubernetes: `staging/src/k8s.io/endpointslice/reconciler.go`, reconcileByPortMapping.
 """
@@ -22,43 +22,43 @@ from narthex.lab.controllers.interfaces import (
 from narthex.lab.controllers.objects import controlled_by, hash_suffix, is_terminating, key_of, labels_of, reference_to
 
 MAX_ENDPOINTS = 100
-"""In one slice."""
+"""Endpoints in one slice."""
 
 
 class SlicePlan(msgspec.Struct, frozen=True):
-    """What the slices become."""
+    """The desired content of slices."""
 
     filled: tuple[tuple[Object | None, tuple[Object, ...], tuple[Object, ...]], ...]
-    """Slices that there are to be: the one it was (None: a new one), its ports, its endpoints."""
+    """Slices to keep or create: the existing slice (None for a new one), its ports, its endpoints."""
     empty: tuple[Object, ...]
-    """Slices that there are and that nothing is left for."""
+    """Existing slices that are no longer needed."""
 
 
 def pack_endpoints(
-    wanted: Sequence[tuple[tuple[Object, ...], Sequence[Object]]], existing: Sequence[Object]
+    desired: Sequence[tuple[tuple[Object, ...], Sequence[Object]]], existing: Sequence[Object]
 ) -> SlicePlan:
-    """Slices for these groups of ports and endpoints. Without any endpoint there is one slice that says so."""
+    """Distribute groups of endpoints over slices. Without endpoints, one empty slice remains as placeholder."""
     filled: list[tuple[Object | None, tuple[Object, ...], tuple[Object, ...]]] = []
     empty: list[Object] = []
     rest = list(existing)
-    for ports, endpoints in wanted:
-        mine = [each for each in rest if tuple(each.get("ports") or ()) == tuple(ports)]
-        rest = [each for each in rest if not any(each is other for other in mine)]
-        for old, some in _group(endpoints, mine):
+    for ports, endpoints in desired:
+        same_ports = [each for each in rest if tuple(each.get("ports") or ()) == tuple(ports)]
+        rest = [each for each in rest if not any(each is other for other in same_ports)]
+        for old, some in _distribute(endpoints, same_ports):
             if some:
                 filled.append((old, ports, tuple(some)))
             elif old is not None:
                 empty.append(old)
     empty += rest
     if not filled:
-        # The first of them stays, so that it can be told from a Service that nobody has looked at.
+        # Keep one empty slice, which distinguishes the Service from one that was not reconciled yet.
         placeholder = next((each for each in empty if not each.get("ports")), None)
         empty = [each for each in empty if each is not placeholder]
         filled.append((placeholder, (), ()))
     return SlicePlan(tuple(filled), tuple(empty))
 
 
-def _group(endpoints: Sequence[Object], existing: Sequence[Object]) -> list[tuple[Object | None, list[Object]]]:
+def _distribute(endpoints: Sequence[Object], existing: Sequence[Object]) -> list[tuple[Object | None, list[Object]]]:
     missing = {_identity(each): each for each in endpoints}
     slices: list[tuple[Object | None, list[Object]]] = []
     touched: list[list[Object]] = []
@@ -74,12 +74,12 @@ def _group(endpoints: Sequence[Object], existing: Sequence[Object]) -> list[tupl
         if kept:
             (untouched if kept == have else touched).append(kept)
     new = list(missing.values())
-    # Those that are written anyway are filled first, the fullest of them first.
+    # Fill slices that change anyway, fullest first.
     for some in sorted(touched, key=len, reverse=True):
         while new and len(some) < MAX_ENDPOINTS:
             some.append(new.pop(0))
     while new:
-        # Then one that what is left just fits into, else a new one.
+        # Then the fullest unchanged slice with room for all the rest, else a new one.
         fitting = [each for each in untouched if len(each) + len(new) <= MAX_ENDPOINTS]
         if fitting:
             max(fitting, key=len).extend(new)
@@ -103,39 +103,41 @@ MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 
 
 class EndpointSliceReconciler:
-    """Writes the slices of one manager, and gives new ones names that were not given before."""
+    """Writes the slices of one manager and generates unique names for new ones."""
 
     def __init__(self, manager: str) -> None:
         self.manager = manager
-        self._made: dict[ObjectKey, int] = {}
+        self._created: dict[ObjectKey, int] = {}
 
-    def mine(self, owner: Object, service: ObjectKey, present: ClusterState) -> list[Object]:
-        """The slices of a Service that this manager made for `owner`."""
+    def managed_slices(self, owner: Object, service: ObjectKey, state: ClusterState) -> list[Object]:
+        """Return the slices of a Service that this manager created for `owner`."""
         return [
             each
-            for each in present.slices_of(service)
+            for each in state.slices_of(service)
             if labels_of(each).get(MANAGED_BY) == self.manager
             and controlled_by(each, owner)
             and not is_terminating(each)
         ]
 
-    def write(
+    def reconcile(
         self,
         owner: Object,
         labels: Mapping[str, str],
         family: str,
-        wanted: Sequence[PortGroup],
+        desired: Sequence[PortGroup],
         existing: Sequence[Object],
     ) -> Iterator[CreateObject | UpdateObject | DeleteObject]:
-        """The writes that make of the existing slices of this family the wanted endpoints. `labels`: those that the slices
-        have besides what names their Service and manager."""
+        """Yield the writes that bring the slices of one family to the desired endpoints.
+
+        `labels` are those of the slices in addition to the Service's name and the manager.
+        """
         labels = {**labels, SERVICE_NAME: owner["metadata"]["name"], MANAGED_BY: self.manager}
-        packed = pack_endpoints(wanted, existing)
-        free = list(packed.empty)
-        for old, ports, endpoints in packed.filled:
+        plan = pack_endpoints(desired, existing)
+        free = list(plan.empty)
+        for old, ports, endpoints in plan.filled:
             content = {"ports": list(ports), "endpoints": list(endpoints)}
             if old is None and free:
-                # What would be deleted takes what would be made.
+                # Reuse a slice that would be deleted.
                 old = free.pop(0)
             if old is None:
                 yield CreateObject("EndpointSlice", self._new(owner, family, labels, content))
@@ -149,8 +151,8 @@ class EndpointSliceReconciler:
 
     def _new(self, owner: Object, family: str, labels: Mapping[str, str], content: Object) -> Object:
         key = key_of(owner)
-        self._made[key] = self._made.get(key, 0) + 1
-        end = hash_suffix(f"{self.manager} {key} {owner['metadata'].get('uid')} {self._made[key]}", 5)
+        self._created[key] = self._created.get(key, 0) + 1
+        end = hash_suffix(f"{self.manager} {key} {owner['metadata'].get('uid')} {self._created[key]}", 5)
         return {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -167,6 +169,6 @@ class EndpointSliceReconciler:
 
 
 def delete_slice(slice_: Object) -> DeleteObject:
-    """The end of a slice."""
+    """Return the deletion of a slice."""
     key = key_of(slice_)
     return DeleteObject("EndpointSlice", key.namespace, key.name)

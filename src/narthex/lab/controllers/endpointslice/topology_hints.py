@@ -1,8 +1,8 @@
-"""Which zones and nodes an endpoint is for: the proxy does not read the Service's wish, only these hints.
+"""Topology hints of endpoints, which proxies read instead of the Service.
 
-`trafficDistribution` (KEP-4444, KEP-3015): each endpoint is for its own zone, or its own node. The annotation topology-mode
-Auto (KEP-2433): zones get endpoints by their share of the nodes' CPUs, so that none is overloaded by more than a fifth; where
-that cannot be had, nobody gets a hint. Kubernetes: `staging/src/k8s.io/endpointslice/{trafficdist,topologycache}`.
+`trafficDistribution` (KEP-4444, KEP-3015) assigns each endpoint to its own zone or node. The annotation topology-mode Auto
+(KEP-2433) assigns endpoints to zones in proportion to the CPUs of their nodes, with at most 20 % overload; where that is
+impossible, no endpoint gets a hint. Kubernetes: `staging/src/k8s.io/endpointslice/{trafficdist,topologycache}`.
 """
 
 from __future__ import annotations
@@ -24,33 +24,36 @@ _CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes
 _OVERLOAD = Fraction(1, 5)
 
 
-def with_hints(service: Object, groups: Sequence[PortGroup], present: ClusterState) -> list[PortGroup]:
-    """The endpoints with their hints; only ready ones have any."""
-    wish = spec_of(service).get("trafficDistribution")
+def with_hints(service: Object, groups: Sequence[PortGroup], state: ClusterState) -> list[PortGroup]:
+    """Return the groups with hints on ready endpoints."""
+    distribution = spec_of(service).get("trafficDistribution")
     if has_automatic_mode(service):
-        # The annotation wins over the field.
+        # The annotation takes precedence over the field.
         ready = [each for _, some in groups for each in some if each["conditions"]["ready"]]
-        zones = _shared_out(ready, _cpu_shares(present))
+        zones = _allocate_to_zones(ready, _cpu_shares(state))
         return [(ports, [_for_zone(each, zones.get(_id(each), "")) for each in some]) for ports, some in groups]
-    if wish in (*_SAME_ZONE, _SAME_NODE):
-        return [(ports, [_own(each, nodes=wish == _SAME_NODE) for each in some]) for ports, some in groups]
+    if distribution in (*_SAME_ZONE, _SAME_NODE):
+        return [
+            (ports, [_with_own_topology(each, nodes=distribution == _SAME_NODE) for each in some])
+            for ports, some in groups
+        ]
     return list(groups)
 
 
 def has_automatic_mode(service: Object) -> bool:
-    """It asks for hints by the nodes' CPUs."""
+    """Return True if the Service requests hints by CPU share."""
     annotations = annotations_of(service)
     return annotations.get(_MODE, annotations.get(_OLD_MODE, "")) in ("Auto", "auto")
 
 
 def node_cpu_share(node: Object | None) -> object:
-    """What of a node decides about such hints."""
+    """Return the zone and CPUs of a node that counts for hints by CPU share, None for others."""
     if node is None or any(label in labels_of(node) for label in _CONTROL_PLANE) or not condition_holds(node, "Ready"):
         return None
     return labels_of(node).get(ZONE) or "", _cpus(node)
 
 
-def _own(endpoint: Object, *, nodes: bool) -> Object:
+def _with_own_topology(endpoint: Object, *, nodes: bool) -> Object:
     if not endpoint["conditions"]["ready"]:
         return endpoint
     hints = {}
@@ -79,10 +82,10 @@ def _cpus(node: Object) -> Fraction:
     return Fraction(int(number), 1000 if milli else 1)
 
 
-def _cpu_shares(present: ClusterState) -> dict[str, Fraction]:
-    """Each zone's part of all CPUs; empty when a node does not say its zone or CPUs, or there is one zone only."""
+def _cpu_shares(state: ClusterState) -> dict[str, Fraction]:
+    """Return each zone's share of all CPUs; empty if a node lacks zone or CPUs, or there is only one zone."""
     cpus: dict[str, Fraction] = {}
-    for node in present.all("Node").values():
+    for node in state.all("Node").values():
         share = node_cpu_share(node)
         if not isinstance(share, tuple):
             continue
@@ -94,20 +97,20 @@ def _cpu_shares(present: ClusterState) -> dict[str, Fraction]:
     return {zone: count / total for zone, count in sorted(cpus.items())} if len(cpus) > 1 else {}
 
 
-def _shared_out(ready: Sequence[Object], shares: Mapping[str, Fraction]) -> dict[str, str]:
-    """The zone of each endpoint; nothing when some zone would have none or an endpoint says no zone that there is."""
+def _allocate_to_zones(ready: Sequence[Object], shares: Mapping[str, Fraction]) -> dict[str, str]:
+    """Return the zone of each endpoint; empty if a zone would get none or an endpoint has an unknown zone."""
     if not shares or len(ready) < len(shares) or any(each.get("zone") not in shares for each in ready):
         return {}
-    wanted = {zone: share * len(ready) for zone, share in shares.items()}
-    least = {zone: math.ceil(want / (1 + _OVERLOAD)) for zone, want in wanted.items()}
+    desired = {zone: share * len(ready) for zone, share in shares.items()}
+    minimum = {zone: math.ceil(share_of_endpoints / (1 + _OVERLOAD)) for zone, share_of_endpoints in desired.items()}
     by_zone: dict[str, list[str]] = {zone: [] for zone in shares}
     for each in ready:
         by_zone[each["zone"]].append(_id(each))
-    for zone, need in least.items():
+    for zone, need in minimum.items():
         while len(by_zone[zone]) < need:
-            # Who has most beyond its need gives; the sum of all needs is never more than there are.
-            giver = max(by_zone, key=lambda other: (len(by_zone[other]) - least[other], other))
-            if len(by_zone[giver]) <= least[giver]:
+            # Take from the zone with the largest surplus; all minimums together never exceed the endpoints.
+            donor = max(by_zone, key=lambda other: (len(by_zone[other]) - minimum[other], other))
+            if len(by_zone[donor]) <= minimum[donor]:
                 return {}
-            by_zone[zone].append(by_zone[giver].pop())
+            by_zone[zone].append(by_zone[donor].pop())
     return {each: zone for zone, some in by_zone.items() for each in some}

@@ -1,1 +1,1 @@
-"""What the API server and the ServiceCIDR controller do for Services: `admission.py` first."""
+"""Admission of Services and the ServiceCIDR controller. Read `admission.py` first."""

@@ -1,13 +1,7 @@
-"""What the API server fills into a Service as it is written: cluster IPs, families, node ports, the health check's port.
+"""Allocation of cluster IPs, IP families, node ports, and health check ports during admission of Services.
 
-kube-apiserver allocates within create and update, so this is part of admission and no controller: `ServiceAllocator.admit` has the
-shape of the Registry's `admit` and goes behind defaults and validation:
-
-    allocation = Allocation()
-    def admit(registry, kind, held, new, subresource):
-        return allocation.admit(registry, kind, held, defaulted(...), subresource)
-
-Kubernetes: `pkg/registry/core/service/storage/{alloc,storage}.go`.
+As in kube-apiserver, allocation is part of create and update, after defaulting and validation. Kubernetes:
+`pkg/registry/core/service/storage/{alloc,storage}.go`.
 """
 
 from __future__ import annotations
@@ -27,9 +21,9 @@ from narthex.lab.controllers.service.allocator import ServiceAllocations
 from narthex.lab.controllers.service.ip_families import default_ip_families, go_strings
 from narthex.lab.controllers.service.strategy import (
     has_node_ports,
+    inherit_allocated,
     needs_health_check,
     normalize_cluster_ips,
-    take_over,
     validate_type,
 )
 
@@ -40,7 +34,7 @@ class _Named(Protocol):
 
 
 class ServiceAllocator:
-    """Addresses and ports of all Services of one registry."""
+    """Allocates addresses and ports for the Services of one registry."""
 
     def __init__(self) -> None:
         self._allocated = ServiceAllocations()
@@ -48,21 +42,23 @@ class ServiceAllocator:
     def admit(
         self, view: RegistryView, kind: _Named, held: Mapping[str, Any] | None, new: Object, subresource: str
     ) -> Object:
-        """The object as it is to be stored; anything but a Service is left as it is. Raises ApiFault."""
+        """Return the object to store. Objects other than Services are unchanged. Raises ApiFault."""
         if kind.name != "Service" or subresource:
             return new
         return self.admit_service(new, dict(held) if held is not None else None, view)
 
     def admit_service(self, new: Object, old: Object | None, view: RegistryView) -> Object:
-        """`new` with all that it is given, which is what it had where it still may have that. Raises ApiFault: 422 for what
-        it asks for and cannot have, 500 when nothing is left."""
-        self._allocated.follow(view)
+        """Return `new` with allocated values, reusing those of `old` where its type still allows them.
+
+        Raises ApiFault 422 for a value that is invalid or taken, and 500 when a range is full.
+        """
+        self._allocated.sync(view)
         try:
             spec = dict(spec_of(new))
             before = spec_of(old) if old is not None else None
             normalize_cluster_ips(spec)
             if before is not None:
-                take_over(spec, before)
+                inherit_allocated(spec, before)
             validate_type(spec, before)
             spec = default_ip_families(spec, before, self._allocated.families())
             key = key_of(new)
@@ -76,92 +72,96 @@ class ServiceAllocator:
     def _addresses(self, key: ObjectKey, spec: Object) -> None:
         if spec.get("type") == "ExternalName" or spec.get("clusterIP") == "None":
             return
-        given = list(spec.get("clusterIPs") or ())
-        found = []
+        requested_addresses = list(spec.get("clusterIPs") or ())
+        addresses = []
         for index, family in enumerate(spec["ipFamilies"]):
-            asked = given[index] if index < len(given) else ""
-            if asked:
-                why = self._allocated.why_not_address(asked, key)
-                if why:
+            requested = requested_addresses[index] if index < len(requested_addresses) else ""
+            if requested:
+                error = self._allocated.address_error(requested, key)
+                if error:
                     field = "spec.clusterIPs"
                     raise Wrong(
                         field,
                         "FieldValueInvalid",
-                        f"Invalid value: {go_strings(given)}: failed to allocate IP {asked}: {why}",
+                        f"Invalid value: {go_strings(requested_addresses)}: failed to allocate IP {requested}: {error}",
                     )
-                found.append(asked)
+                addresses.append(requested)
                 continue
-            drawn = self._allocated.draw_address(key, family)
-            if drawn is None:
-                raise _full("failed to allocate a serviceIP: range is full")
-            found.append(drawn)
-        spec["clusterIP"], spec["clusterIPs"] = found[0], found
+            allocated = self._allocated.allocate_address(key, family)
+            if allocated is None:
+                raise _range_full("failed to allocate a serviceIP: range is full")
+            addresses.append(allocated)
+        spec["clusterIP"], spec["clusterIPs"] = addresses[0], addresses
 
     def _ports(self, key: ObjectKey, spec: Object) -> None:
         if not has_node_ports(spec):
             return
         ports = [dict(port) for port in spec.get("ports") or ()]
-        wanted: dict[int, set[str]] = {}
+        desired: dict[int, set[str]] = {}
         for index, port in enumerate(ports):
-            asked, protocol = integer_or(port.get("nodePort")), port.get("protocol") or "TCP"
-            if not asked:
+            requested, protocol = integer_or(port.get("nodePort")), port.get("protocol") or "TCP"
+            if not requested:
                 continue
-            why = self._allocated.why_not_port(protocol, asked, key)
-            if not why and protocol in wanted.get(asked, ()):
-                why = "provided port is already allocated"
-            if why:
-                raise Wrong(f"spec.ports[{index}].nodePort", "FieldValueInvalid", f"Invalid value: {asked}: {why}")
-            wanted.setdefault(asked, set()).add(protocol)
+            error = self._allocated.port_error(protocol, requested, key)
+            if not error and protocol in desired.get(requested, ()):
+                error = "provided port is already allocated"
+            if error:
+                raise Wrong(
+                    f"spec.ports[{index}].nodePort", "FieldValueInvalid", f"Invalid value: {requested}: {error}"
+                )
+            desired.setdefault(requested, set()).add(protocol)
         for port in ports:
             if integer_or(port.get("nodePort")):
                 continue
             protocol = port.get("protocol") or "TCP"
-            # A port of two protocols has one number where it can be had.
-            twin = next(
+            # Use one node port for both protocols of a port if possible.
+            shared = next(
                 (
                     other["nodePort"]
                     for other in ports
                     if other.get("port") == port.get("port")
                     and integer_or(other.get("nodePort"))
-                    and protocol not in wanted[other["nodePort"]]
-                    and not self._allocated.why_not_port(protocol, other["nodePort"], key)
+                    and protocol not in desired[other["nodePort"]]
+                    and not self._allocated.port_error(protocol, other["nodePort"], key)
                 ),
                 None,
             )
-            drawn = twin or self._allocated.draw_port(f"{key} {port.get('name') or ''} {port.get('port')}", wanted)
-            if drawn is None:
-                raise _full("failed to allocate a nodePort: range is full")
-            port["nodePort"] = drawn
-            wanted.setdefault(drawn, set()).add(protocol)
+            allocated = shared or self._allocated.allocate_port(
+                f"{key} {port.get('name') or ''} {port.get('port')}", desired
+            )
+            if allocated is None:
+                raise _range_full("failed to allocate a nodePort: range is full")
+            port["nodePort"] = allocated
+            desired.setdefault(allocated, set()).add(protocol)
         spec["ports"] = ports
 
     def _health_check(self, key: ObjectKey, spec: Object) -> None:
         if not needs_health_check(spec):
             return
-        asked = integer_or(spec.get("healthCheckNodePort"))
+        requested = integer_or(spec.get("healthCheckNodePort"))
         taken = {port["nodePort"]: {"TCP"} for port in spec.get("ports") or () if integer_or(port.get("nodePort"))}
-        if asked:
-            why = self._allocated.why_not_port("TCP", asked, key)
-            if why or asked in taken:
-                said = why or "provided port is already allocated"
+        if requested:
+            error = self._allocated.port_error("TCP", requested, key)
+            if error or requested in taken:
+                message = error or "provided port is already allocated"
                 raise Wrong(
                     "spec.healthCheckNodePort",
                     "FieldValueInvalid",
-                    f"Invalid value: {asked}: failed to allocate requested HealthCheck NodePort {asked}: {said}",
+                    f"Invalid value: {requested}: failed to allocate requested HealthCheck NodePort {requested}: {message}",
                 )
             return
-        drawn = self._allocated.draw_port(f"{key} health check", taken)
-        if drawn is None:
-            raise _full("failed to allocate a HealthCheck NodePort port: range is full")
-        spec["healthCheckNodePort"] = drawn
+        allocated = self._allocated.allocate_port(f"{key} health check", taken)
+        if allocated is None:
+            raise _range_full("failed to allocate a HealthCheck NodePort port: range is full")
+        spec["healthCheckNodePort"] = allocated
 
 
-def _full(what: str) -> ApiFault:
+def _range_full(what: str) -> ApiFault:
     return ApiFault(500, "InternalError", f"Internal error occurred: {what}")
 
 
 def admission() -> Admit:
-    """For one registry."""
+    """Return the admission function of a lab's registry: defaults, validation, then Service allocation."""
     allocation = ServiceAllocator()
 
     def admit(registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:

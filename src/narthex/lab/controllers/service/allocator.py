@@ -1,4 +1,8 @@
-"""Which addresses and node ports are whose, read off the Services there are."""
+"""Cluster IPs and node ports in use, and ranges to allocate from.
+
+Allocation is deterministic: a hash of the Service's name selects the value. The lower band of a range is reserved for values
+that users request; allocation uses it only when the rest is full (KEP-3070 for addresses, KEP-3668 for ports).
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,16 @@ _Claim = int | tuple[str, int]
 
 
 class ServiceAllocations:
-    """Follows a view. What a Service lets go is free at once."""
+    """Addresses and node ports of all Services in a registry view. Those of a deleted Service are free at once."""
 
     def __init__(self) -> None:
         self._version = -1
-        self._holders: dict[_Claim, ObjectKey] = {}
+        self._owners: dict[_Claim, ObjectKey] = {}
         self._claims: dict[ObjectKey, tuple[_Claim, ...]] = {}
         self._ranges: dict[str, list[tuple[str, AllocationRange]]] = {}
 
-    def follow(self, view: RegistryView) -> None:
-        """Take in what has been written since."""
+    def sync(self, view: RegistryView) -> None:
+        """Apply the changes since the last call."""
         if view.version == self._version:
             return
         try:
@@ -40,7 +44,7 @@ class ServiceAllocations:
         except ApiFault:
             changes = None
         if changes is None:
-            self._holders.clear()
+            self._owners.clear()
             self._claims.clear()
             for service in view.list("Service"):
                 self._put(key_of(service), service)
@@ -53,19 +57,19 @@ class ServiceAllocations:
 
     def _put(self, key: ObjectKey, service: Object | None) -> None:
         for claim in self._claims.pop(key, ()):
-            if self._holders.get(claim) == key:
-                del self._holders[claim]
+            if self._owners.get(claim) == key:
+                del self._owners[claim]
         if service is not None:
             claims = tuple(_claims(service))
             self._claims[key] = claims
-            self._holders.update(dict.fromkeys(claims, key))
+            self._owners.update(dict.fromkeys(claims, key))
 
     def families(self) -> tuple[str, ...]:
-        """Those that the cluster has addresses of, its first one first."""
+        """Return the families with ServiceCIDRs, the cluster's primary family first."""
         return tuple(self._ranges)
 
-    def why_not_address(self, text: str, key: ObjectKey) -> str:
-        """Why a Service cannot have the address that it asks for; empty when it can."""
+    def address_error(self, text: str, key: ObjectKey) -> str:
+        """Return the reason why a Service cannot have the address it requests, empty if it can."""
         try:
             address = ipaddress.ip_address(text)
         except ValueError:
@@ -74,42 +78,42 @@ class ServiceAllocations:
         if not any(int(address) in each for _, each in ranges):
             valid = ", ".join(cidr for cidr, _ in ranges)
             return f"the provided IP ({text}) is not in the valid range. The range of valid IPs is {valid}"
-        return _TAKEN if self._holders.get(int(address), key) != key else ""
+        return _TAKEN if self._owners.get(int(address), key) != key else ""
 
-    def draw_address(self, key: ObjectKey, family: str) -> str | None:
-        """A free address that follows from the Service's name; None when all are taken."""
+    def allocate_address(self, key: ObjectKey, family: str) -> str | None:
+        """Return a free address for the Service, None if the ranges are full."""
         for _, each in self._ranges.get(family, ()):
-            drawn = each.draw(f"{key} {family}", self._holders)
-            if drawn is not None:
-                address = ipaddress.IPv4Address(drawn) if family == "IPv4" else ipaddress.IPv6Address(drawn)
+            picked = each.pick(f"{key} {family}", self._owners)
+            if picked is not None:
+                address = ipaddress.IPv4Address(picked) if family == "IPv4" else ipaddress.IPv6Address(picked)
                 return str(address)
         return None
 
-    def why_not_port(self, protocol: str, port: int, key: ObjectKey) -> str:
-        """Why a Service cannot have the node port that it asks for; empty when it can."""
+    def port_error(self, protocol: str, port: int, key: ObjectKey) -> str:
+        """Return the reason why a Service cannot have the node port it requests, empty if it can."""
         if port not in NODE_PORTS:
             last = NODE_PORTS.stop - 1
             return f"provided port is not in the valid range. The range of valid ports is {NODE_PORTS.start}-{last}"
-        return _PORT_TAKEN if self._holders.get((protocol, port), key) != key else ""
+        return _PORT_TAKEN if self._owners.get((protocol, port), key) != key else ""
 
-    def draw_port(self, seed: str, wanted: Mapping[int, Collection[str]]) -> int | None:
-        """A node port that nobody has for any protocol, and that is not among `wanted`."""
-        return _PORTS.draw(seed, _Used(self._holders, wanted))
+    def allocate_port(self, seed: str, desired: Mapping[int, Collection[str]]) -> int | None:
+        """Return a node port that is free for all protocols and not in `desired`, None if the range is full."""
+        return _PORTS.pick(seed, _UsedPorts(self._owners, desired))
 
 
-class _Used:
-    """Ports that are somebody's, whatever the protocol."""
+class _UsedPorts:
+    """Container of the ports in use for any protocol."""
 
-    def __init__(self, holders: Mapping[_Claim, ObjectKey], wanted: Mapping[int, Collection[str]]) -> None:
-        self._holders = holders
-        self._wanted = wanted
+    def __init__(self, owners: Mapping[_Claim, ObjectKey], desired: Mapping[int, Collection[str]]) -> None:
+        self._owners = owners
+        self._wanted = desired
 
     def __contains__(self, port: object) -> bool:
-        return port in self._wanted or any((protocol, port) in self._holders for protocol in _PROTOCOLS)
+        return port in self._wanted or any((protocol, port) in self._owners for protocol in _PROTOCOLS)
 
 
 def address_numbers(service: Object) -> Iterator[int]:
-    """The cluster IPs of a Service as numbers."""
+    """Yield the cluster IPs of a Service as integers."""
     spec = spec_of(service)
     for address in spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else []):
         if address != "None":
@@ -132,7 +136,7 @@ def _claims(service: Object) -> Iterator[_Claim]:
 
 
 def _ranges(objects: list[Object]) -> dict[str, list[tuple[str, AllocationRange]]]:
-    """Of each family, the cluster's own range first. A ServiceCIDR that goes gives nothing any more (KEP-1880)."""
+    """Return the ranges of each family, the cluster's own first. Terminating ServiceCIDRs are left out (KEP-1880)."""
     living = sorted(
         (each for each in objects if not is_terminating(each)),
         key=lambda each: (each["metadata"]["name"] != "kubernetes", each["metadata"]["name"]),
@@ -152,14 +156,14 @@ NODE_PORTS = range(30000, 32768)
 
 
 class AllocationRange(msgspec.Struct, frozen=True):
-    """Whole numbers, the first of which are the static band."""
+    """A range of integers that starts with a band reserved for static values."""
 
     first: int
     count: int
     static: int
 
-    def draw(self, seed: str, taken: Container[Any]) -> int | None:
-        """A free number that follows from `seed`; None when all are taken."""
+    def pick(self, seed: str, taken: Container[Any]) -> int | None:
+        """Return a free number derived from `seed`, None if all are taken."""
         start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
         for base, count in ((self.static, self.count - self.static), (0, self.static)):
             for step in range(count):
@@ -173,7 +177,7 @@ class AllocationRange(msgspec.Struct, frozen=True):
 
 
 def address_range(cidr: str) -> AllocationRange:
-    """The addresses of a network that Services may have: not its first, and not the last of an IPv4 one."""
+    """Return the allocatable addresses of a network: without the first, and without the last of an IPv4 network."""
     network = ipaddress.ip_network(cidr)
     count = min(network.num_addresses, 1 << 64) - (2 if network.version == 4 else 1)
     return AllocationRange(
@@ -182,7 +186,7 @@ def address_range(cidr: str) -> AllocationRange:
 
 
 def port_range() -> AllocationRange:
-    """Node ports, with upstream's band."""
+    """Return the range of node ports with upstream's static band."""
     static = _static(len(NODE_PORTS), smallest=16, largest=128, share=32)
     return AllocationRange(NODE_PORTS.start, len(NODE_PORTS), static)
 

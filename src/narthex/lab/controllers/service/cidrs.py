@@ -1,4 +1,4 @@
-"""ServiceCIDRs say that they can be used (kubernetes `pkg/controller/servicecidrs`, KEP-1880)."""
+"""The ServiceCIDR controller (kubernetes `pkg/controller/servicecidrs`, KEP-1880)."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ FINALIZER = "networking.k8s.io/service-cidr-finalizer"
 
 
 class ServiceCIDRController:
-    """Marks a range Ready, and keeps one that is deleted until no Service has an address that only it holds."""
+    """Sets the condition Ready, and keeps a finalizer while a Service has an address that only this range contains."""
 
     name = "service-cidr-controller"
     kinds = frozenset({"ServiceCIDR", "Service"})
 
-    def concerned(self, seen: ObjectChange, present: ClusterState) -> Iterable[ObjectKey]:
-        """The range; all that are leaving, when a Service goes or another range comes."""
-        if seen.kind == "ServiceCIDR":
-            return {seen.key, *_leaving(present)}
-        return _leaving(present) if seen.kind == "Service" else []
+    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+        """Return the ServiceCIDR, and all terminating ones when Services or ranges change."""
+        if change.kind == "ServiceCIDR":
+            return {change.key, *_terminating(state)}
+        return _terminating(state) if change.kind == "Service" else []
 
-    def look(self, key: ObjectKey, present: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
-        """Whether it can be used, and whether it may go."""
-        cidr = present.get("ServiceCIDR", key)
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+        """Yield the write that the ServiceCIDR needs."""
+        cidr = state.get("ServiceCIDR", key)
         if cidr is None:
             return
         finalizers = cidr["metadata"].get("finalizers") or []
         if is_terminating(cidr):
-            if FINALIZER in finalizers and not _is_needed(cidr, present):
+            if FINALIZER in finalizers and not _is_needed(cidr, state):
                 rest = [each for each in finalizers if each != FINALIZER]
                 yield UpdateObject("ServiceCIDR", with_metadata(cidr, finalizers=rest or None))
         elif FINALIZER not in finalizers:
@@ -56,20 +56,20 @@ class ServiceCIDRController:
             yield UpdateObject("ServiceCIDR", with_status(cidr, conditions=conditions), "status")
 
 
-def _leaving(present: ClusterState) -> list[ObjectKey]:
-    return [key for key, cidr in present.all("ServiceCIDR").items() if is_terminating(cidr)]
+def _terminating(state: ClusterState) -> list[ObjectKey]:
+    return [key for key, cidr in state.all("ServiceCIDR").items() if is_terminating(cidr)]
 
 
-def _is_needed(cidr: Object, present: ClusterState) -> bool:
+def _is_needed(cidr: Object, state: ClusterState) -> bool:
     mine = [address_range(each) for each in spec_of(cidr).get("cidrs") or ()]
     others = [
         address_range(each)
-        for other in present.all("ServiceCIDR").values()
+        for other in state.all("ServiceCIDR").values()
         if not is_terminating(other)
         for each in spec_of(other).get("cidrs") or ()
     ]
     return any(
         any(number in each for each in mine) and not any(number in each for each in others)
-        for service in present.all("Service").values()
+        for service in state.all("Service").values()
         for number in address_numbers(service)
     )

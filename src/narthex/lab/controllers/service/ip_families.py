@@ -1,4 +1,4 @@
-"""Which address families a Service has (kubernetes `pkg/registry/core/service/storage/alloc.go`, initIPFamilyFields)."""
+"""Defaulting and validation of ipFamilies and ipFamilyPolicy (kubernetes `service/storage/alloc.go`, initIPFamilyFields)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ _DUAL = ("PreferDualStack", "RequireDualStack")
 
 
 def default_ip_families(spec: Object, old: Mapping[str, Any] | None, cluster: Sequence[str]) -> Object:
-    """The spec with `ipFamilies` and `ipFamilyPolicy`. `cluster`: the families that it has, its first one first. Raises Wrong."""
+    """Return the spec with `ipFamilies` and `ipFamilyPolicy`. Raises Wrong.
+
+    `cluster` lists the families that the cluster supports, primary first.
+    """
     if spec.get("type") == "ExternalName":
         return spec
     policy = spec.get("ipFamilyPolicy")
     addresses = [each for each in spec.get("clusterIPs") or () if each != "None"]
     families = list(spec.get("ipFamilies") or ())
     if old is not None and policy == "SingleStack" and old.get("ipFamilyPolicy") in _DUAL:
-        # Giving up the second family needs no more than the policy's word.
+        # Changing the policy alone is enough to drop the second family.
         if addresses == list(old.get("clusterIPs") or ()):
             addresses = addresses[:1]
         if families == list(old.get("ipFamilies") or ()):
@@ -28,7 +31,7 @@ def default_ip_families(spec: Object, old: Mapping[str, Any] | None, cluster: Se
     families += [family_of(each) for each in addresses[len(families) :]]
     headless = spec.get("clusterIP") == "None"
     if headless and not spec.get("selector") and policy is None and len(families) < 2:
-        # Nobody knows what it will lead to, so it is open to both.
+        # The endpoints are unknown, so allow both families.
         policy = "RequireDualStack" if len(cluster) > 1 else "SingleStack"
     if policy == "RequireDualStack" and len(cluster) < 2:
         raise _invalid("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services")
@@ -43,7 +46,7 @@ def default_ip_families(spec: Object, old: Mapping[str, Any] | None, cluster: Se
 
 
 def family_of(address: str) -> str:
-    """IPv4 or IPv6."""
+    """Return `IPv4` or `IPv6`."""
     return "IPv6" if ":" in address else "IPv4"
 
 
@@ -76,5 +79,5 @@ def _invalid(field: str, value: str, why: str) -> Wrong:
 
 
 def go_strings(values: Sequence[str]) -> str:
-    """A list as upstream's messages print it."""
+    """Format a list as Go's `%#v`, which upstream's messages use."""
     return "[]string{" + ", ".join(f'"{each}"' for each in values) + "}" if values else "[]string(nil)"

@@ -1,7 +1,7 @@
-"""What a Service of a type has, and what it keeps and loses when it is written anew.
+"""Fields that depend on the type of a Service: what an update inherits, drops, and may not change.
 
-Kubernetes: `pkg/registry/core/service/strategy.go`, patchAllocatedValues and dropTypeDependentFields, and
-`pkg/apis/core/validation`, validateUpgradeDowngradeClusterIPs.
+Kubernetes: `pkg/registry/core/service/strategy.go` (patchAllocatedValues, dropTypeDependentFields) and
+`pkg/apis/core/validation` (validateUpgradeDowngradeClusterIPs).
 """
 
 from __future__ import annotations
@@ -18,66 +18,82 @@ Spec = Mapping[str, Any]
 
 
 def has_addresses(spec: Spec) -> bool:
-    """It has cluster IPs, or the word None for them."""
+    """Return True if the type has cluster IPs (or `None` for a headless Service)."""
     return spec.get("type") != "ExternalName"
 
 
 def has_node_ports(spec: Spec) -> bool:
-    """Its ports have numbers on every node."""
+    """Return True if node ports are allocated."""
     kind = spec.get("type")
     return kind == "NodePort" or (kind == "LoadBalancer" and spec.get("allocateLoadBalancerNodePorts") is not False)
 
 
 def may_have_node_ports(spec: Spec) -> bool:
-    """Its ports may ask for such a number."""
+    """Return True if the type allows node ports."""
     return spec.get("type") in ("NodePort", "LoadBalancer")
 
 
 def needs_health_check(spec: Spec) -> bool:
-    """A balancer asks each node whether it has endpoints."""
+    """Return True if a load balancer checks each node for local endpoints."""
     return spec.get("type") == "LoadBalancer" and spec.get("externalTrafficPolicy") == "Local"
 
 
 def normalize_cluster_ips(spec: Object) -> None:
-    """clusterIP and clusterIPs say the same, where only one is given."""
+    """Fill clusterIP from clusterIPs, or the reverse, if only one is set."""
     if spec.get("clusterIP") and not spec.get("clusterIPs"):
         spec["clusterIPs"] = [spec["clusterIP"]]
     elif spec.get("clusterIPs") and not spec.get("clusterIP"):
         spec["clusterIP"] = spec["clusterIPs"][0]
 
 
-def take_over(spec: Object, old: Spec) -> None:
-    """Give `spec` what the Service has been given and its writer leaves open, and take from it what another type had."""
-    if has_addresses(old) and has_addresses(spec):
-        if not spec.get("clusterIP") and not spec.get("clusterIPs"):
-            spec["clusterIP"] = old.get("clusterIP") or ""
-        if spec.get("clusterIP") == old.get("clusterIP") and not spec.get("clusterIPs"):
-            spec["clusterIPs"] = list(old.get("clusterIPs") or ())
-        if spec.get("clusterIP") and spec.get("clusterIPs") == old.get("clusterIPs"):
-            # Who writes the one alone means the first of the other.
-            spec["clusterIPs"] = [spec["clusterIP"], *(old.get("clusterIPs") or ())[1:]]
-        for field in ("ipFamilies", "ipFamilyPolicy"):
-            if not spec.get(field) and old.get(field):
-                spec[field] = old[field]
-    elif has_addresses(old):
+def inherit_allocated(spec: Object, old: Spec) -> None:
+    """Copy allocated values that the writer left out from `old` into `spec`; drop those that the new type cannot have."""
+    _inherit_addresses(spec, old)
+    _inherit_node_ports(spec, old)
+    _inherit_health_check_port(spec, old)
+    _drop_type_dependent_fields(spec, old)
+
+
+def _inherit_addresses(spec: Object, old: Spec) -> None:
+    if not has_addresses(old):
+        return
+    if not has_addresses(spec):
         for field in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
             if spec.get(field) == old.get(field):
                 spec.pop(field, None)
-    _node_ports(spec, old)
-    if needs_health_check(old) and integer_or(old.get("healthCheckNodePort")):
-        if needs_health_check(spec):
-            spec["healthCheckNodePort"] = spec.get("healthCheckNodePort") or old["healthCheckNodePort"]
-        elif spec.get("healthCheckNodePort") == old["healthCheckNodePort"]:
-            del spec["healthCheckNodePort"]
-    inward = may_have_node_ports(old) and not may_have_node_ports(spec) and not spec.get("externalIPs")
-    if inward and spec.get("externalTrafficPolicy") == old.get("externalTrafficPolicy"):
+        return
+    if not spec.get("clusterIP") and not spec.get("clusterIPs"):
+        spec["clusterIP"] = old.get("clusterIP") or ""
+    if spec.get("clusterIP") == old.get("clusterIP") and not spec.get("clusterIPs"):
+        spec["clusterIPs"] = list(old.get("clusterIPs") or ())
+    if spec.get("clusterIP") and spec.get("clusterIPs") == old.get("clusterIPs"):
+        # A client that sets only clusterIP means the first of clusterIPs.
+        spec["clusterIPs"] = [spec["clusterIP"], *(old.get("clusterIPs") or ())[1:]]
+    for field in ("ipFamilies", "ipFamilyPolicy"):
+        if not spec.get(field) and old.get(field):
+            spec[field] = old[field]
+
+
+def _inherit_health_check_port(spec: Object, old: Spec) -> None:
+    if not needs_health_check(old) or not integer_or(old.get("healthCheckNodePort")):
+        return
+    if needs_health_check(spec):
+        spec["healthCheckNodePort"] = spec.get("healthCheckNodePort") or old["healthCheckNodePort"]
+    elif spec.get("healthCheckNodePort") == old["healthCheckNodePort"]:
+        del spec["healthCheckNodePort"]
+
+
+def _drop_type_dependent_fields(spec: Object, old: Spec) -> None:
+    internal = may_have_node_ports(old) and not may_have_node_ports(spec) and not spec.get("externalIPs")
+    if internal and spec.get("externalTrafficPolicy") == old.get("externalTrafficPolicy"):
         spec.pop("externalTrafficPolicy", None)
-    for field in ("allocateLoadBalancerNodePorts", "loadBalancerClass"):
-        if old.get("type") == "LoadBalancer" != spec.get("type") and spec.get(field) == old.get(field):
-            spec.pop(field, None)
+    if old.get("type") == "LoadBalancer" != spec.get("type"):
+        for field in ("allocateLoadBalancerNodePorts", "loadBalancerClass"):
+            if spec.get(field) == old.get(field):
+                spec.pop(field, None)
 
 
-def _node_ports(spec: Object, old: Spec) -> None:
+def _inherit_node_ports(spec: Object, old: Spec) -> None:
     before = {_port(port): integer_or(port.get("nodePort")) for port in old.get("ports") or ()}
     ports = [dict(port) for port in spec.get("ports") or ()]
     if may_have_node_ports(old) and not may_have_node_ports(spec):
@@ -99,7 +115,7 @@ def _port(port: Spec) -> tuple[str, int]:
 
 
 def validate_type(spec: Spec, old: Spec | None) -> None:
-    """Raise Wrong for what its type cannot have, and for addresses that may not change."""
+    """Raise Wrong for fields that the type does not allow and for changes of immutable addresses."""
     kind = spec.get("type") or "ClusterIP"
     if not may_have_node_ports(spec):
         for index, port in enumerate(spec.get("ports") or ()):
