@@ -148,9 +148,9 @@ def test_a_lease_is_not_updated_without_a_version(server):
     ("fault", "error", "said"),
     [
         (Refuse(403), ApiError, "grant the verb patch on it"),
-        (Refuse(500), ApiError, "to be tried again"),
+        (Refuse(500), ApiError, "it will be retried"),
         (Refuse(404), Missing, "gone, or its kind is not installed"),
-        (DropConnection(), NoAnswer, "to be tried again"),
+        (DropConnection(), NoAnswer, "it will be retried"),
     ],
 )
 def test_refusals_name_the_object_and_the_way_out(server, fault, error, said):

@@ -64,19 +64,6 @@ def open_way(access: Access) -> Way:
         raise AccessError(f"{access.origin}: {text or type(error).__name__}") from error
 
 
-def stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
-    """What tells whether one of the files has changed."""
-    found: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            stat = file.stat()
-        except OSError:
-            found.append(None)
-        else:
-            found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
-
-
 def _open(access: Access) -> Way:
     import httpx2
     from lightkube.config.client_adapter import ConnectionParams

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from narthex.kube.access import Access, AccessError, Way, open_way, stamps
+from narthex.kube.access import Access, AccessError, Way, open_way
 from narthex.kube.exchange import Request
 from narthex.kube.rate_limit import Pace
+from narthex.runtime.watched_files import file_stamp
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -109,12 +110,12 @@ class Api:
 
     async def _ready(self) -> Way:
         """A client made of the files as they are now."""
-        if self._way is not None and self._stamps != stamps(self._way.files):
+        if self._way is not None and self._stamps != tuple(map(file_stamp, self._way.files)):
             with contextlib.suppress(OSError, RuntimeError):
                 await self.close()
         if self._way is None:
             self._way = open_way(self.access)
-            self._stamps = stamps(self._way.files)
+            self._stamps = tuple(map(file_stamp, self._way.files))
         return self._way
 
 

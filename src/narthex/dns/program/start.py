@@ -14,13 +14,13 @@ from narthex.dns.corefile.settings import ServerBlock
 from narthex.dns.program import corefile_files as corefile
 from narthex.dns.program.elsewhere import PRIVATE
 from narthex.dns.program.serve import DnsPart, DnsSettings
-from narthex.dns.server.files import stamp
 from narthex.linux.privileges import allow_many_files
 from narthex.model.net import network
 from narthex.model.problem import Problem
 from narthex.runtime import logs
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import ended_by_signal
+from narthex.runtime.watched_files import file_stamp
 
 if TYPE_CHECKING:
     from narthex.kube.access import Access
@@ -138,7 +138,7 @@ class Configuration:
     def _look(self) -> object:
         assert self._path is not None
         names = [str(self._path), *(name for pattern in self._imported for name in corefile.matching(pattern))]
-        return tuple((name, stamp(name)) for name in names)
+        return tuple((name, file_stamp(name)) for name in names)
 
 
 def serve(

@@ -8,13 +8,12 @@ from pathlib import Path
 from narthex.dns import resolv_conf
 from narthex.dns.corefile.settings import Upstream
 from narthex.dns.interfaces import Loop, Timer
+from narthex.runtime.watched_files import FileStamp, file_stamp
 
 LOOK = 5.0
 """Seconds between two looks at a resolv.conf."""
 _LARGEST = 64 * 1024 * 1024
 """Bytes. Lists of names to block have some tens of thousands of lines; a million of them is still below."""
-
-Stamp = tuple[int, int, int] | None
 
 
 class Followed:
@@ -29,12 +28,12 @@ class Followed:
         self._every = every
         self._take = take
         self._say = say
-        self._stamp: Stamp = None
+        self._stamp: FileStamp | None = None
         self._timer: Timer | None = None
 
     def open(self) -> None:
         """Read it, and go on looking."""
-        self._stamp = stamp(self._path)
+        self._stamp = file_stamp(self._path)
         self._read()
         self._next()
 
@@ -48,7 +47,7 @@ class Followed:
             self._timer = self._loop.at(self._loop.now() + self._every, self._look)
 
     def _look(self) -> None:
-        now = stamp(self._path)
+        now = file_stamp(self._path)
         if now != self._stamp:
             self._stamp = now
             self._read()
@@ -60,15 +59,6 @@ class Followed:
         except OSError as error:
             self._say(f"{self._path} cannot be read: {error.strerror or error}")
             self._take(None)
-
-
-def stamp(path: str) -> Stamp:
-    """What differs when a file has changed: device's number, size, time. None: it is not there."""
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def text(path: str) -> str:

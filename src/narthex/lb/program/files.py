@@ -7,6 +7,7 @@ from pathlib import Path
 from narthex.lb.resources import LoadBalancerConfiguration, read
 from narthex.model.problem import Problem
 from narthex.runtime.logs import LOGGER, printable
+from narthex.runtime.watched_files import FileStamp, file_stamp
 
 LEAST_BYTES = 16
 _MOST_BYTES = 65536
@@ -42,15 +43,12 @@ def read_keys(path: str) -> tuple[bytes, ...]:
     return keys
 
 
-Stamp = tuple[int, int, int]
-
-
 class PoolsFile:
     """The pools file, read again when it changes. An invalid file leaves the previous content in force. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stamp: Stamp | None = None
+        self._stamp: FileStamp | None = None
         self._good = LoadBalancerConfiguration()
         self.ever_good = False
         """True once the file has been valid."""
@@ -59,9 +57,8 @@ class PoolsFile:
     def current(self) -> LoadBalancerConfiguration:
         """Return the last valid content."""
         try:
-            stat = self.path.stat()
-            stamp = stat.st_ino, stat.st_mtime_ns, stat.st_size
-            if stamp == self._stamp:
+            stamp = file_stamp(self.path)
+            if stamp is not None and stamp == self._stamp:
                 return self._good
             found = read(self.path.read_bytes(), str(self.path))
         except OSError as error:

@@ -16,6 +16,7 @@ from typing import Any
 from narthex.linux.background import beside
 from narthex.proxy.program.settings import Settings, SettingsError
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.watched_files import file_stamp
 
 LOOK_SECONDS = 0.25
 """A look is one stat(2). Unlike a watch it also sees a file behind links that are exchanged, as a ConfigMap is."""
@@ -34,7 +35,7 @@ class ConfigurationFile:
         self._path = path
         self._read = read
         self._check = check
-        self._seen = self._stamp()
+        self._seen = file_stamp(self._path)
         self._stop = threading.Event()
         self.replace = False
         """The process is to replace itself when the proxy has stopped."""
@@ -45,7 +46,7 @@ class ConfigurationFile:
 
     def _follow(self, present: Settings, take: Take, stop: Callable[[], object]) -> None:
         while not self.replace and not self._stop.wait(LOOK_SECONDS):
-            stamp = self._stamp()
+            stamp = file_stamp(self._path)
             # A file that is away is about to come back: editors and kubelet rename.
             if stamp != self._seen and stamp is not None:
                 self._seen = stamp
@@ -79,13 +80,6 @@ class ConfigurationFile:
         LOGGER.info("the configuration has changed: %s; the process starts anew in its place, the rules stay", changed)
         self.replace = True
         return told
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def in_place(before: Settings, after: Settings) -> bool:
