@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from narthex.cli.output import json_text
 from narthex.cli.sources import no_namespace
 from narthex.proxy.plan.show import visible
-from narthex.trace.node.layout import TAKEN, BundleManifest
+from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 
 
 @click.command()
@@ -80,7 +81,7 @@ def command(
 
 def _show(table: BundleManifest, output: str) -> None:
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(table)))
+        click.echo(json_text(BundleDocument(**msgspec.structs.asdict(table))), nl=False)
         return
     width = max(len(part.path) for part in table.parts)
     for part in table.parts:

@@ -7,15 +7,15 @@ import time
 from typing import Any
 
 import click
-import msgspec
 
 from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import node_options_of, options, output_option, source_options
+from narthex.cli.output import json_text
 from narthex.cli.sources import node_options, views_of
 from narthex.proxy.plan.show import visible
 from narthex.trace.program.checking import compare, status
 from narthex.trace.program.inputs import InputError
-from narthex.trace.reports.check import CheckReport
+from narthex.trace.reports.check import CheckDocument, CheckReport
 
 
 @click.command(cls=AnswersByStatus)
@@ -70,8 +70,7 @@ def _compared(given: dict[str, Any]) -> tuple[tuple[CheckReport, ...], tuple[str
 
 def _told(reports: tuple[CheckReport, ...], output: str) -> str:
     if output == "json":
-        data = {"status": status(reports), "reports": reports}
-        return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"
+        return json_text(CheckDocument(status=status(reports), reports=reports))
     lines: list[str] = []
     for report in reports:
         where = f"node {report.node}, {report.family}" if report.node else report.family

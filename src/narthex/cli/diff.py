@@ -11,12 +11,13 @@ import msgspec
 
 from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, output_option, source_options
+from narthex.cli.output import output as print_output
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle_reading import BundleError, read_bundle
-from narthex.trace.reports.difference import ViewComparison, ViewDifference, differences, rules_in_text
+from narthex.trace.reports.difference import ViewComparison, ViewDifference, diff_document, differences, rules_in_text
 
 
 @click.command(cls=AnswersByStatus)
@@ -46,10 +47,7 @@ def command(before: str, after: str, as_text: bool, output: str, **given: Any) -
     if as_text:
         more = tuple(rules_in_text(first, second))
         found = msgspec.structs.replace(found, found=(*found.found, *more))
-    if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode({"status": found.status, **msgspec.to_builtins(found)})))
-    else:
-        click.echo(_told(found), nl=False)
+    print_output(diff_document(found), output, lambda: _told(found))
     sys.exit(found.status)
 
 

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from narthex.cli.inputs import has_source, output_option, source_options
+from narthex.cli.output import json_text
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -176,7 +177,7 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
     except (InspectionError, WhyError) as error:
         raise click.ClickException(printable(str(error))) from error
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(said)))
+        click.echo(json_text(said), nl=False)
         return
     for line in lines(said):
         click.echo(printable(line))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from narthex.cli.inputs import (
     cluster_of,
@@ -15,8 +14,9 @@ from narthex.cli.inputs import (
     output_option,
     source_options,
 )
+from narthex.cli.output import output as print_output
 from narthex.trace.program.inputs import InputError
-from narthex.trace.reports.migration import as_data, text
+from narthex.trace.reports.migration import migration_document, text
 
 SOMETHING_CHANGES = 3
 """Exit status; 1 and 2 are errors."""
@@ -46,8 +46,5 @@ def command(all_services: bool, output: str, **options: Any) -> None:
         raise click.ClickException(str(error)) from error
     for problem in found.problems:
         click.echo(problem, err=True)
-    if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(as_data(found.migration))))
-    else:
-        click.echo(text(found.migration, all_services), nl=False)
+    print_output(migration_document(found.migration), output, lambda: text(found.migration, all_services))
     click.get_current_context().exit(SOMETHING_CHANGES if found.migration else 0)

@@ -1,14 +1,15 @@
-"""`narthex plan`: the decided plan as a table."""
+"""`narthex plan`: the plan as a table."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import click
-import msgspec
 
 from narthex.cli.inputs import inputs_of, options, output_option, source_options
-from narthex.proxy.plan.show import as_data, table
+from narthex.cli.output import output as print_output
+from narthex.proxy.plan.document import PlanDocument, plan_record
+from narthex.proxy.plan.show import table
 
 
 @click.command()
@@ -23,8 +24,7 @@ def command(all_endpoints: bool, output: str, **given: Any) -> None:
     """
     inputs = inputs_of(given)
     plans = [inputs.plan(family) for family in inputs.families]
-    if output == "json":
-        data = {"node": inputs.config.node_name, "mode": inputs.mode, "plans": [as_data(plan) for plan in plans]}
-        click.echo(msgspec.json.format(msgspec.json.encode(data)))
-        return
-    click.echo("\n".join(table(plan, all_endpoints) for plan in plans), nl=False)
+    document = PlanDocument(
+        node=inputs.config.node_name, mode=inputs.mode, plans=tuple(plan_record(plan) for plan in plans)
+    )
+    print_output(document, output, lambda: "\n".join(table(plan, all_endpoints) for plan in plans))

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from narthex.cli.inputs import cluster_of, has_source, output_option, source_options
+from narthex.cli.output import json_text
 from narthex.cli.sources import no_namespace
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.show import visible
@@ -19,7 +20,7 @@ from narthex.trace.names import AddressNames
 from narthex.trace.program.bundle_reading import BundleError
 from narthex.trace.program.counts import look, look_at_bundle, names_of
 from narthex.trace.program.inputs import ClusterObjects
-from narthex.trace.reports.counting import CounterReading, TopRow, ordered, rows
+from narthex.trace.reports.counting import CounterReading, TopDocument, TopRow, ordered, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,8 +148,7 @@ def _cells(row: TopRow) -> tuple[str, str, str, str]:
 
 def _told(counts: CounterReading, found: tuple[TopRow, ...], output: str) -> str:
     if output == "json":
-        data = {"source": counts.source, "sampled": counts.sampled, "rows": found}
-        return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"
+        return json_text(TopDocument(source=counts.source, sampled=counts.sampled, rows=found))
     cells = [("SERVICE PORT", "ENDPOINT", "NEW/S", "CONNECTIONS"), *map(_cells, found)]
     wide = [max(len(each[column]) for each in cells) for column in range(4)]
     lines = [f"from {counts.source}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -53,8 +53,10 @@ class AddressExplanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class ServiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Explanation of all addresses of a Service."""
+class ServiceExplanation(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lb-why"):
+    """Explanation of all addresses of a Service, as `narthex lb why -o json` prints it."""
+
+    version: Literal[1] = 1
 
     service: str
     addresses: tuple[AddressExplanation, ...]

@@ -4,8 +4,9 @@ import msgspec
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import ServiceCIDR, ServicePort
+from narthex.proxy.plan.document import plan_record
 from narthex.proxy.plan.ir import Endpoint, Plan, Pool
-from narthex.proxy.plan.show import as_data, decision_text, match_text, table, visible
+from narthex.proxy.plan.show import decision_text, match_text, table, visible
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 SHOP = (
@@ -72,7 +73,7 @@ def test_columns_line_up() -> None:
 
 
 def test_data_holds_the_same(golden) -> None:
-    data = as_data(plan(*SHOP))
+    data = msgspec.json.decode(msgspec.json.encode(plan_record(plan(*SHOP))))
     golden("plan/shop.json", msgspec.json.format(msgspec.json.encode(data), indent=1).decode() + "\n")
     web = next(each for each in data["services"] if each["name"] == "web")
     assert web["frontends"][1]["allowFrom"] == ["198.51.100.0/24"]

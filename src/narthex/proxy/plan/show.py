@@ -1,10 +1,9 @@
-"""A plan as a table for people and as plain data for programs."""
+"""A plan as a table for people; `document.py` has it as data for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from narthex.model.net import join_port
 from narthex.proxy.plan.ir import (
@@ -17,7 +16,6 @@ from narthex.proxy.plan.ir import (
     Match,
     Plan,
     Pool,
-    Reject,
     ServicePlan,
 )
 
@@ -156,74 +154,3 @@ def _aligned(rows: Sequence[Row]) -> list[str]:
 def visible(text: str) -> str:
     """The text with characters that would move a terminal's cursor or colours made harmless."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-# ---- for programs --------------------------------------------------------------------------------------------------
-
-
-def as_data(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON can hold it, ordered like the table."""
-    pods, ports = plan.pods, plan.node_ports
-    return {
-        "family": plan.family.label,
-        "node": plan.node_name,
-        "pods": {"cidrs": list(pods.cidrs), "interface": pods.interface, "interfacePrefix": pods.interface_prefix},
-        "nodePorts": {"cidrs": None if ports.cidrs is None else list(ports.cidrs), "localhost": ports.localhost},
-        "serviceCIDRs": list(plan.service_cidrs),
-        "masqueradeMark": plan.masquerade_mark,
-        "services": [
-            _service_data(plan.services[name]) for name in sorted(plan.services, key=lambda name: name.sort_key)
-        ],
-        "healthChecks": [
-            {"namespace": name.namespace, "name": name.name, "port": check.port, "localReady": check.local_ready}
-            for name, check in sorted(plan.health_checks.items())
-        ],
-        "conflicts": [
-            {
-                "match": match_text(conflict.match),
-                "kind": conflict.kind.value,
-                "winner": str(conflict.winner),
-                "loser": str(conflict.loser),
-            }
-            for conflict in plan.conflicts
-        ],
-    }
-
-
-def _service_data(service: ServicePlan) -> dict[str, Any]:
-    return {
-        "namespace": service.name.service.namespace,
-        "name": service.name.service.name,
-        "port": service.name.port,
-        "protocol": service.name.protocol.value,
-        "frontends": [_frontend_data(frontend) for frontend in service.frontends],
-        "cluster": _pool_data(service.cluster),
-        "local": _pool_data(service.local),
-        "affinitySeconds": service.affinity_seconds,
-    }
-
-
-def _frontend_data(frontend: Frontend) -> dict[str, Any]:
-    return {
-        "kind": frontend.kind.value,
-        "address": frontend.address,
-        "protocol": frontend.protocol.value,
-        "port": frontend.port,
-        "allowFrom": None if frontend.allow_from is None else list(frontend.allow_from),
-        "pod": _decision_data(frontend.pod),
-        "node": _decision_data(frontend.node),
-        "other": _decision_data(frontend.other),
-    }
-
-
-def _decision_data(decision: Decision) -> dict[str, Any]:
-    if isinstance(decision, Forward):
-        return {"action": "forward", "scope": decision.scope.value, "masquerade": decision.masquerade}
-    return {"action": "reject" if isinstance(decision, Reject) else "drop"}
-
-
-def _pool_data(pool: Pool | None) -> dict[str, Any] | None:
-    if pool is None:
-        return None
-    endpoints = [{"address": each.address, "port": each.port, "local": each.local} for each in pool.endpoints]
-    return {"reason": pool.reason, "endpoints": endpoints}

@@ -5,6 +5,8 @@ A bundle is a tar, mostly packed with gzip. `TABLE_FILE` says of each part how i
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 FORMAT = 1
@@ -109,6 +111,12 @@ class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     writer: str
     parts: tuple[PartStatus, ...] = ()
+
+
+class BundleDocument(BundleManifest, frozen=True, kw_only=True, tag_field="kind", tag="bundle"):
+    """What `narthex bundle -o json` prints."""
+
+    version: Literal[1] = 1
 
 
 def table_text(table: BundleManifest) -> str:

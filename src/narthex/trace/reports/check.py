@@ -10,6 +10,7 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import Literal
 
 import msgspec
 
@@ -91,6 +92,16 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     def status(self) -> int:
         """An exit status: 0 the same, 1 differences, 2 cannot tell."""
         return 1 if self.findings else 2 if self.unknown else 0
+
+
+class CheckDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="check"):
+    """What `narthex check -o json` prints."""
+
+    version: Literal[1] = 1
+    status: int
+    """The exit status."""
+    reports: tuple[CheckReport, ...]
+    """One for each IP family."""
 
 
 def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> CheckReport:

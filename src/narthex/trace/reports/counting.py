@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -176,6 +176,15 @@ def of_connections(connections: Iterable[ConnectionLike], names: Names) -> Itera
 
 
 # ---- a table -------------------------------------------------------------------------------------------------------
+
+
+class TopDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="top"):
+    """What `narthex top -o json` prints."""
+
+    version: Literal[1] = 1
+    source: str
+    sampled: bool
+    rows: tuple[TopRow, ...]
 
 
 class TopRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
@@ -43,6 +44,18 @@ class ViewComparison(msgspec.Struct, frozen=True, kw_only=True):
     def status(self) -> int:
         """As `diff` has it: 0 the same, 1 differences; 2 when something could not be compared and nothing differs."""
         return 1 if self.found else 2 if self.unknown else 0
+
+
+class DiffDocument(ViewComparison, frozen=True, kw_only=True, tag_field="kind", tag="diff"):
+    """What `narthex diff -o json` prints."""
+
+    version: Literal[1] = 1
+    exit_status: int = msgspec.field(name="status")
+
+
+def diff_document(comparison: ViewComparison) -> DiffDocument:
+    """Return the document for a comparison."""
+    return DiffDocument(exit_status=comparison.status, **msgspec.structs.asdict(comparison))
 
 
 def differences(one: NodeView, other: NodeView) -> ViewComparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -186,30 +186,64 @@ def _some(names: tuple[str, ...], limit: int | None, what: str) -> str:
 # ---- for programs --------------------------------------------------------------------------------------------------
 
 
-def as_data(migration: MigrationReport) -> dict[str, Any]:
-    """The same as JSON can hold it, nothing cut."""
-    return {
-        "from": migration.before,
-        "to": migration.after,
-        "nodes": list(migration.nodes),
-        "servicePorts": len(migration.services),
-        "changes": [
-            {
-                **msgspec.to_builtins(group),
-                "sources": [source for source in group.sources if source],
-                "example": _packet_data(group.example),
-            }
-            for group in migration.groups
-        ],
-        "differences": [msgspec.to_builtins(difference) for difference in migration.differences],
-    }
+class PacketRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An example packet."""
+
+    source: str = msgspec.field(name="from")
+    destination: str = msgspec.field(name="to")
+    port: int
+    protocol: str
+    interface: str
 
 
-def _packet_data(packet: Packet) -> dict[str, Any]:
-    return {
-        "from": packet.source,
-        "to": packet.destination,
-        "port": packet.port,
-        "protocol": packet.protocol.value,
-        "interface": packet.iif,
-    }
+class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A `ChangeGroup` in a document."""
+
+    nodes: tuple[str, ...]
+    families: tuple[str, ...]
+    arrivals: tuple[str, ...]
+    senders: tuple[str, ...]
+    sources: tuple[str, ...]
+    before: str
+    after: str
+    reasons: tuple[str, ...]
+    services: tuple[str, ...]
+    example: PacketRecord
+
+
+class MigrationDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="migrate"):
+    """What `narthex migrate -o json` prints: the whole report, without cuts."""
+
+    version: Literal[1] = 1
+    before: str = msgspec.field(name="from")
+    after: str = msgspec.field(name="to")
+    nodes: tuple[str, ...]
+    service_ports: int = msgspec.field(name="servicePorts")
+    """How many Service ports were compared."""
+    changes: tuple[ChangeRecord, ...]
+    differences: tuple[TraitDifference, ...]
+
+
+def migration_document(report: MigrationReport) -> MigrationDocument:
+    """Return the document for a report."""
+    return MigrationDocument(
+        before=report.before,
+        after=report.after,
+        nodes=report.nodes,
+        service_ports=len(report.services),
+        changes=tuple(map(_change_record, report.groups)),
+        differences=report.differences,
+    )
+
+
+def _change_record(group: ChangeGroup) -> ChangeRecord:
+    packet = group.example
+    example = PacketRecord(
+        source=packet.source,
+        destination=packet.destination,
+        port=packet.port,
+        protocol=packet.protocol.value,
+        interface=packet.iif,
+    )
+    sources = tuple(source for source in group.sources if source)
+    return ChangeRecord(**{**msgspec.structs.asdict(group), "sources": sources, "example": example})
