@@ -70,7 +70,7 @@ def test_what_stands_around_it_is_no_matter(change):
         (SAVED.replace('-j DROP"', "-j DROP"), "x: line 4: "),
         (SAVED.replace("COMMIT", "hello\nCOMMIT"), "x: line 5: 'hello' is neither a chain nor a rule"),
         ("table ip t {\n\tchain c {\n\t\taccept\n", "x: line 4: the table that begins in line 1 has no end"),
-        ('{"nftables": [{"metainfo": {}}, {"rule": ', "x: the JSON of nft is torn"),
+        ('{"nftables": [{"metainfo": {}}, {"rule": ', "x: the JSON of nft is invalid"),
         ("the cluster does not work", "x: is not what iptables-save"),
     ],
     ids=["cut off", "a rule cut off", "a quote", "another line", "nft cut off", "json cut off", "prose"],

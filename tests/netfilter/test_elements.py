@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.model.net import IPFamily, address, network
+from narthex.model.net import IPFamily, address, network, networks_between
 from narthex.netfilter.ast import DropPacket, Field, Goto, Return, Set, Slot, Unprintable
 from narthex.netfilter.netlink.elements import (
     attribute,
@@ -16,7 +16,6 @@ from narthex.netfilter.netlink.elements import (
     encoder,
     is_config_set,
     key_encoder,
-    networks_between,
 )
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6

@@ -148,6 +148,19 @@ def collapse(cidrs: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(net) for net in ipaddress.collapse_addresses(nets))  # type: ignore[type-var]
 
 
+def networks_between(first: str, last: str) -> tuple[str, ...]:
+    """Return the networks that cover exactly the addresses from `first` to `last`. Single addresses have no length.
+
+    Raises ValueError unless both are addresses of one family in ascending order.
+    """
+    ends = ipaddress.ip_address(first), ipaddress.ip_address(last)
+    try:
+        nets: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = list(ipaddress.summarize_address_range(*ends))
+    except TypeError:
+        raise ValueError(f"{first} and {last} are of two families") from None
+    return tuple(str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets)
+
+
 def address_key(addr: str) -> tuple[int, int]:
     """Return a sort key that orders addresses numerically, IPv4 first."""
     ip = _parsed_address(addr)

@@ -132,8 +132,12 @@ class TcpReset(msgspec.Struct, frozen=True, tag=True):
     """The packet is a TCP reset: `tcp flags rst`."""
 
 
+TCP_FLAGS = ("fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr")
+"""Names of the flags in a TCP header, lowest bit first."""
+
+
 class TcpFlags(msgspec.Struct, frozen=True, tag=True):
-    """`flags & mask == value` of a TCP header: FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32, ECE 64, CWR 128."""
+    """`flags & mask == value` of a TCP header, with the bits of TCP_FLAGS."""
 
     mask: int
     value: int
@@ -234,7 +238,7 @@ class RecentCheck(msgspec.Struct, frozen=True, tag=True):
 class AnyOf(msgspec.Struct, frozen=True, tag=True):
     """At least one alternative matches. An alternative matches if all of its matches do."""
 
-    ways: tuple[tuple[Expression, ...], ...]
+    alternatives: tuple[tuple[Expression, ...], ...]
     negate: bool = False
 
 
@@ -245,7 +249,7 @@ class UndecidableMatch(msgspec.Struct, frozen=True, tag=True):
     text: str
     forwarded: bool = True
     """A packet that arrived on an interface can match."""
-    made_here: bool = True
+    sent_locally: bool = True
     """A packet that a local process sent can match."""
 
 

@@ -140,9 +140,10 @@ def _by_ipvs(expression: IpvsMatch) -> str:
 
 
 def _any_of(e: AnyOf) -> str:
-    ways = [" and ".join(map(describe, way)) for way in e.ways[:4]]
-    more = [f"{len(e.ways) - 4} more"] if len(e.ways) > 4 else []
-    return f"{_not(e.negate)}({' or '.join(ways + more)})" if e.negate or len(e.ways) > 1 else " or ".join(ways)
+    count = len(e.alternatives)
+    shown = [" and ".join(map(describe, each)) for each in e.alternatives[:4]]
+    text = " or ".join([*shown, *([f"{count - 4} more"] if count > 4 else [])])
+    return f"{_not(e.negate)}({text})" if e.negate or count > 1 else text
 
 
 def _range(first: str, last: str) -> str:

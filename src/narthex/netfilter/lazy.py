@@ -1,68 +1,91 @@
-"""Chains and sets of a dump that are read when somebody asks for them, and where each rule stands in its text.
+"""Chains, sets, and rules that are built only when they are accessed.
 
-A dump of 200,000 rules is a matter of seconds to read, and a packet meets a few hundred of them.
+Parsing a dump of 200,000 rules takes seconds, but a packet meets only a few hundred of them. When rules are written, a
+large cluster has a hundred thousand rules of the same few forms, which nothing reads again.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar, overload
+from typing import Generic, NamedTuple, TypeVar, overload
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Chain, Rule
+from narthex.netfilter.ast import Chain, Rule, Table
 
 Item = TypeVar("Item")
 
+LineProblem = tuple[int, str]
+"""A line number, starting at 1, and the problem in that line. Line 0 is the text as a whole."""
 
-class Lazy(Mapping[str, Item], Generic[Item]):
-    """A mapping whose values are made at the first look."""
 
-    def __init__(self, names: Iterable[str], make: Callable[[str], Item]) -> None:
-        self._made: dict[str, Item | None] = dict.fromkeys(names)
-        self._make = make
+class IndexedTable(NamedTuple):
+    """A table found in a dump. Its chains and sets are parsed when they are accessed."""
+
+    table: Table | None
+    """None for an nft table of a family that carries no IP packets."""
+    rules: int
+    """Number of rules."""
+    next: int
+    """Index of the line after the table."""
+    problems: list[LineProblem]
+
+
+class LazyMapping(Mapping[str, Item], Generic[Item]):
+    """A mapping that builds each value at its first access."""
+
+    def __init__(self, names: Iterable[str], build: Callable[[str], Item]) -> None:
+        self._built: dict[str, Item | None] = dict.fromkeys(names)
+        self._build = build
 
     def __getitem__(self, name: str) -> Item:
-        item = self._made[name]
+        item = self._built[name]
         if item is None:
-            item = self._made[name] = self._make(name)
+            item = self._built[name] = self._build(name)
         return item
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self._built)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._built)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._made
+        return name in self._built
 
 
-class LazyChains(Lazy[Chain]):
-    """A table's chains, and where their rules stand."""
+class LazyChains(LazyMapping[Chain]):
+    """The chains of a table, and the positions of their rules in the dump.
+
+    Args:
+        names: The chains of the table.
+        build: Parses a chain.
+        bases: The names of the base chains.
+        lines: Returns the line numbers of the rules of a chain.
+        text: Returns the text of a line.
+    """
 
     def __init__(
         self,
         names: Iterable[str],
-        make: Callable[[str], Chain],
+        build: Callable[[str], Chain],
         bases: tuple[str, ...],
         lines: Callable[[str], list[int]],
         text: Callable[[int], str],
     ) -> None:
-        super().__init__(names, make)
+        super().__init__(names, build)
         self.bases = bases
-        """Names of the chains that have a hook."""
         self._lines = lines
         self._text = text
 
-    def place(self, chain: str, rule: int) -> tuple[int, str]:
-        """The line in the dump, from 1, and the text of a chain's rule; (0, "") when that is not known."""
+    def locate(self, chain: str, rule: int) -> tuple[int, str]:
+        """Return the line number, starting at 1, and the text of a rule, or (0, "") if they are not known."""
         lines = self._lines(chain) if chain in self else []
         return (lines[rule], self._text(lines[rule])) if rule < len(lines) else (0, "")
 
 
 def base_chains(chains: Mapping[str, Chain]) -> Iterator[Chain]:
-    """Those that have a hook, without reading the others."""
+    """Iterate over the base chains without parsing the others."""
     if isinstance(chains, LazyChains):
         yield from (chains[name] for name in chains.bases)
     else:
@@ -70,35 +93,39 @@ def base_chains(chains: Mapping[str, Chain]) -> Iterator[Chain]:
 
 
 class LazyRules(Sequence[Rule]):
-    """All rules of a chain. Equal to whatever sequence holds the same rules."""
+    """The rules of a chain, equal to any sequence of the same rules.
+
+    A subclass defines the rules as typed values (`build`) and, as a faster path to the same text, as lines (`lines`). Tests
+    verify that both agree.
+    """
 
     __slots__ = ()
 
     @abstractmethod
-    def made(self) -> tuple[Rule, ...]:
-        """The rules."""
+    def build(self) -> tuple[Rule, ...]:
+        """Return the rules."""
 
     @abstractmethod
     def lines(self, chain: str, family: IPFamily) -> list[str]:
-        """The `-A` lines as `xtables_print.chain_lines` has them; `chain` is checked already. Raises Unprintable."""
+        """Return the `-A` lines as `xtables.print.chain_lines` does. `chain` is valid. Raises Unprintable."""
 
     @overload
     def __getitem__(self, index: int) -> Rule: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[Rule, ...]: ...
     def __getitem__(self, index: int | slice) -> Rule | tuple[Rule, ...]:
-        return self.made()[index]
+        return self.build()[index]
 
     def __iter__(self) -> Iterator[Rule]:
-        return iter(self.made())
+        return iter(self.build())
 
     def __len__(self) -> int:
-        return len(self.made())
+        return len(self.build())
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, LazyRules | tuple):
-            return self is other or self.made() == tuple(other)
+            return self is other or self.build() == tuple(other)
         return NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.made())
+        return hash(self.build())

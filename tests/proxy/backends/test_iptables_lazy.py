@@ -47,7 +47,7 @@ some = st.one_of(
 @given(some)
 def test_the_text_is_that_of_the_typed_rules(made):
     family, rules = made
-    assert list(chain_lines("KUBE-X", rules, family)) == list(chain_lines("KUBE-X", rules.made(), family))
+    assert list(chain_lines("KUBE-X", rules, family)) == list(chain_lines("KUBE-X", rules.build(), family))
 
 
 @given(some)
@@ -63,13 +63,13 @@ def test_the_text_is_read_as_the_typed_rules(made):
 @given(some, some)
 def test_equal_when_the_rules_are(one, other):
     (_, one), (_, other) = one, other
-    same = one.made() == other.made()
+    same = one.build() == other.build()
     assert (one == other) is same
-    assert (one == other.made()) is same
-    assert (one.made() == other) is same
-    assert one == one.made()
-    assert len(one) == len(one.made())
-    assert list(one) == list(one.made())
+    assert (one == other.build()) is same
+    assert (one.build() == other) is same
+    assert one == one.build()
+    assert len(one) == len(one.build())
+    assert list(one) == list(one.build())
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1 -j ACCEPT", "10.0.0.0/8", "10.0.0.1\n-A INPUT", ""])

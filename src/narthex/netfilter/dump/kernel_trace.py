@@ -1,9 +1,9 @@
-"""What the kernel itself says of a packet's way: the text of `nft monitor trace`, `xtables-monitor --trace`, and the log
-lines of the TRACE target of iptables-legacy.
+"""The kernel's own trace of packets: the text of `nft monitor trace`, `xtables-monitor --trace`, and the TRACE log lines of
+iptables-legacy.
 
-nft's form is that of nft 1.0 and 1.1 (src/netlink.c, netlink_events_trace_cb), with or without `-a` and `-n`. It also
-covers iptables with the nf_tables backend, whose TRACE sets the same mark. Lines of anything else are passed over, for a
-monitor prints what it likes beside them.
+The nft format is that of nft 1.0 and 1.1 (src/netlink.c, netlink_events_trace_cb), with or without `-a` and `-n`. It also
+covers iptables with the nf_tables backend, whose TRACE target sets the same flag. Other lines, which a monitor prints too,
+are ignored.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import msgspec
 
 
 class TraceEvent(enum.Enum):
-    """What kind of thing the kernel tells."""
+    """The kinds of events in a kernel trace."""
 
     RULE = "rule"
     """A rule matched."""
     POLICY = "policy"
-    """A base chain's end was reached."""
+    """The end of a base chain was reached."""
     RETURN = "return"
-    """A chain that was jumped to was left at its end."""
+    """The end of a called chain was reached."""
 
 
 class KernelStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to the packet, in the kernel's words."""
+    """An event that the kernel reported for a packet."""
 
     family: str
-    """`ip`, `ip6` or `inet`: of the table."""
+    """Family of the table: `ip`, `ip6`, or `inet`."""
     table: str
     chain: str
     event: TraceEvent
     verdict: str = ""
-    """`accept`, `drop`, `continue`, `return`, `jump NAME`, `goto NAME`, …; empty where the kernel does not say it."""
+    """`accept`, `drop`, `continue`, `return`, `jump NAME`, `goto NAME`, …; empty if the kernel does not report it."""
     rule: str = ""
     handle: int = 0
-    """Of the rule in nf_tables; its number in the chain for iptables-legacy; 0: not told."""
+    """Handle of the rule in nf_tables, or its number in the chain for iptables-legacy; 0 if not reported."""
     mark: int = 0
-    """The packet's mark afterwards."""
+    """The packet mark after the event."""
 
 
 class TracedPacket(msgspec.Struct, frozen=True, kw_only=True):
-    """The packet as it came into a base chain."""
+    """The headers of a packet at its arrival in a base chain."""
 
     iif: str = ""
     oif: str = ""
@@ -55,20 +55,20 @@ class TracedPacket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChainVisit(msgspec.Struct, frozen=True, kw_only=True):
-    """A base chain that the packet met, and all that happened there."""
+    """The events of a packet in one base chain."""
 
     packet: TracedPacket
     steps: tuple[KernelStep, ...] = ()
 
 
 class KernelTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the kernel told of one packet in one network namespace."""
+    """The events of one packet in one network namespace."""
 
     number: str
-    """The kernel's name for the packet: eight hexadecimal digits; the flow for iptables-legacy, which has none."""
+    """The kernel's ID of the packet, eight hexadecimal digits. For iptables-legacy, which has none, the flow."""
     visits: tuple[ChainVisit, ...] = ()
     probe_chain: str = ""
-    """The chain of a probe's table where it was marked; see `probe_traces`."""
+    """The chain of the probe's table that started the trace (see `probe_traces`)."""
 
     @property
     def steps(self) -> tuple[KernelStep, ...]:
@@ -94,8 +94,8 @@ _XTABLES = re.compile(
 _XTABLES_FAMILIES = {"1": "inet", "2": "ip", "10": "ip6"}
 
 
-class _Gathering:
-    """Traces while their lines come in. Lines of packets may be mixed."""
+class _TraceCollector:
+    """Collects traces line by line. The lines of different packets may be interleaved."""
 
     def __init__(self) -> None:
         self._visits: dict[str, list[tuple[TracedPacket, list[KernelStep]]]] = {}
@@ -119,46 +119,45 @@ class _Gathering:
 
 
 def parse(lines: Iterable[str]) -> tuple[KernelTrace, ...]:
-    """The packets that lines of any of the three forms tell of, in the order in which they were first seen."""
-    found = _Gathering()
+    """Parse lines of any of the three formats. Return the traced packets in order of appearance."""
+    collector = _TraceCollector()
     for line in lines:
         line = line.rstrip()
         if line.startswith("trace id "):
-            _nft(line, found)
+            _parse_nft(line, collector)
         elif "TRACE: " in line or line.startswith("PACKET: "):
-            _xtables(line, found)
-    return found.traces()
+            _parse_xtables(line, collector)
+    return collector.traces()
 
 
-def _nft(line: str, found: _Gathering) -> None:
+def _parse_nft(line: str, collector: _TraceCollector) -> None:
     match = _NFT.match(line)
     if match is None:
         return
     number, family, table, chain, rest = match.groups()
     if rest.startswith("packet: "):
-        found.packet(number, _seen_nft(rest))
+        collector.packet(number, _nft_packet(rest))
     elif rest.startswith("rule "):
-        # The rule's own text may hold the same words, in a comment.
+        # A comment in the rule may contain the same words.
         text, _, last = rest[len("rule ") :].rpartition(" (verdict ")
-        told = last.partition(")")[0]
         handle = _HANDLE.search(text)
-        found.step(
+        collector.step(
             number,
             KernelStep(
                 family=family,
                 table=table,
                 chain=chain,
                 event=TraceEvent.RULE,
-                verdict=told,
+                verdict=last.partition(")")[0],
                 rule=" ".join((text[: handle.start()] if handle else text).split()),
                 handle=int(handle[1]) if handle else 0,
             ),
         )
     elif rest.startswith(("policy ", "verdict ")):
-        kind, _, said = rest.partition(" ")
-        verdict = _VERDICT.match(f"verdict {said}")
-        mark = _MARK.search(said)
-        found.step(
+        kind, _, text = rest.partition(" ")
+        verdict = _VERDICT.match(f"verdict {text}")
+        mark = _MARK.search(text)
+        collector.step(
             number,
             KernelStep(
                 family=family,
@@ -171,70 +170,72 @@ def _nft(line: str, found: _Gathering) -> None:
         )
 
 
-def _seen_nft(text: str) -> TracedPacket:
-    # The link's own addresses come before those of the network.
-    held = {name: quoted or plain for name, quoted, plain in _PACKET.findall(text)}
+def _nft_packet(text: str) -> TracedPacket:
+    # The link-layer addresses come first, so the IP addresses overwrite them.
+    fields = {name: quoted or plain for name, quoted, plain in _PACKET.findall(text)}
     return TracedPacket(
-        iif=held.get("iif", ""),
-        oif=held.get("oif", ""),
-        source=held.get("saddr", ""),
-        destination=held.get("daddr", ""),
-        source_port=_number(held.get("sport", "")),
-        port=_number(held.get("dport", "")),
+        iif=fields.get("iif", ""),
+        oif=fields.get("oif", ""),
+        source=fields.get("saddr", ""),
+        destination=fields.get("daddr", ""),
+        source_port=_number(fields.get("sport", "")),
+        port=_number(fields.get("dport", "")),
     )
 
 
-def _xtables(line: str, found: _Gathering) -> None:
+def _parse_xtables(line: str, collector: _TraceCollector) -> None:
     packet = _XTABLES_PACKET.match(line)
     if packet is not None:
-        found.packet(packet[2], _seen_log(packet[3]))
+        collector.packet(packet[2], _log_packet(packet[3]))
         return
     match = _XTABLES.match(line)
     if match is not None:
-        family, number, table, chain, told, handle, verdict, target, rest = match.groups()
-        found.step(
+        family, number, table, chain, event, handle, verdict, target, rest = match.groups()
+        collector.step(
             number,
             KernelStep(
                 family=_XTABLES_FAMILIES.get(family, family),
                 table=table,
                 chain=chain,
-                event=TraceEvent(told),
+                event=TraceEvent(event),
                 verdict=f"{verdict.lower()} {target}" if target else verdict.lower(),
                 rule=rest.strip(),
                 handle=int(handle, 16) if handle else 0,
             ),
         )
         return
-    _legacy(line, found)
+    _parse_legacy(line, collector)
 
 
-def _legacy(line: str, found: _Gathering) -> None:
-    """A line of the kernel's log: `TRACE: nat:PREROUTING:rule:2 IN=eth0 OUT= SRC=… DST=…`. It has no verdict and no
-    number for the packet, so its flow and its IP identification stand for one."""
+def _parse_legacy(line: str, collector: _TraceCollector) -> None:
+    """Parse a line of the kernel log: `TRACE: nat:PREROUTING:rule:2 IN=eth0 OUT= SRC=… DST=…`.
+
+    Such a line has no verdict and no packet ID, so the source address and the IP identification identify the packet.
+    """
     match = _LEGACY.search(line)
     if match is None:
         return
-    table, chain, told, number, rest = match.groups()
-    seen = _seen_log(rest)
+    table, chain, event, number, rest = match.groups()
+    seen = _log_packet(rest)
     words = dict(_WORDS.findall(rest))
     packet = f"{seen.source}#{words.get('ID', words.get('FLOWLBL', ''))}"
-    found.packet(packet, seen)
+    collector.packet(packet, seen)
     mark = words.get("MARK", "0")
-    found.step(
+    collector.step(
         packet,
         KernelStep(
             family="ip6" if ":" in seen.source else "ip",
             table=table,
             chain=chain,
-            event=TraceEvent(told),
+            event=TraceEvent(event),
             handle=int(number),
             mark=int(mark, 16) if mark.startswith("0x") else 0,
         ),
     )
 
 
-def _seen_log(text: str) -> TracedPacket:
-    # What an ICMP error quotes of another packet stands in brackets behind.
+def _log_packet(text: str) -> TracedPacket:
+    # An ICMP error quotes another packet in brackets.
     words = dict(_WORDS.findall(text.partition(" [")[0]))
     return TracedPacket(
         iif=words.get("IN", ""),
@@ -251,8 +252,7 @@ def _number(text: str | None) -> int:
 
 
 def probe_traces(traces: Iterable[KernelTrace], table: str) -> Iterator[KernelTrace]:
-    """The traces that probe_chain in a table of this name, without what happened there: a probe's own rules are no part of
-    the answer."""
+    """Yield the traces that started in the given table, without their events there: the probe's own rules are not a result."""
     for trace in traces:
         if trace.visits and trace.visits[0].steps and trace.visits[0].steps[0].table == table:
             others = tuple(visit for visit in trace.visits if not visit.steps or visit.steps[0].table != table)

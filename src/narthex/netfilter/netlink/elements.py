@@ -18,7 +18,7 @@ from itertools import islice, repeat
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Any
 
-from narthex.model.net import IPFamily, Protocol
+from narthex.model.net import IPFamily, Protocol, networks_between
 from narthex.netfilter.ast import (
     Accept,
     Atom,
@@ -277,19 +277,6 @@ def fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Filler]:
         return partial(map, _PORT.pack)
 
     return [filler(part) for part in key]
-
-
-def networks_between(first: str, last: str) -> tuple[str, ...]:
-    """The networks that hold just the addresses from first to last; single addresses stand without a length.
-
-    Raises ValueError when these are not two addresses of one family in order.
-    """
-    ends = ipaddress.ip_address(first), ipaddress.ip_address(last)
-    try:
-        nets: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = list(ipaddress.summarize_address_range(*ends))
-    except TypeError:
-        raise ValueError(f"{first} and {last} are of two families") from None
-    return tuple(str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets)
 
 
 _VERDICTS: dict[int, Callable[[str], Verdict]] = {

@@ -1,23 +1,23 @@
-"""`nft -j list ruleset`: put into nft's own words, which one reader reads for both.
+"""Parser for `nft -j list ruleset`: translates the JSON into nft's syntax, so that one parser reads both.
 
-The JSON is that of libnftables-json(5). Rules are put into words when their chain is asked for.
+The JSON is that of libnftables-json(5). Rules are translated when their chain is accessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from narthex.netfilter.ast import Chain, Set, Table
-from narthex.netfilter.lazy import Lazy, LazyChains
-from narthex.netfilter.nft.json_words import rule_words, set_words
-from narthex.netfilter.nft.parse import FAMILIES, read_chain, read_set
+from narthex.netfilter.lazy import LazyChains, LazyMapping, LineProblem
+from narthex.netfilter.nft.parse import FAMILIES, parse_chain, parse_set
 
 
 class _Names(msgspec.Struct):
-    """What says where an object belongs."""
+    """The attributes that name an object and its parent."""
 
     family: str = ""
     table: str = ""
@@ -25,23 +25,23 @@ class _Names(msgspec.Struct):
     chain: str = ""
 
 
-_NOTHING = msgspec.Raw(b"")
+_ABSENT = msgspec.Raw(b"")
 
 
 class _Object(msgspec.Struct):
-    table: msgspec.Raw = _NOTHING
-    chain: msgspec.Raw = _NOTHING
-    rule: msgspec.Raw = _NOTHING
-    set: msgspec.Raw = _NOTHING
-    map: msgspec.Raw = _NOTHING
+    table: msgspec.Raw = _ABSENT
+    chain: msgspec.Raw = _ABSENT
+    rule: msgspec.Raw = _ABSENT
+    set: msgspec.Raw = _ABSENT
+    map: msgspec.Raw = _ABSENT
 
 
 class _Listing(msgspec.Struct):
     nftables: list[_Object]
 
 
-class _Parts:
-    """One table's objects, not yet read."""
+class _TableObjects:
+    """The untranslated objects of one table."""
 
     def __init__(self) -> None:
         self.chains: dict[str, Any] = {}
@@ -49,69 +49,63 @@ class _Parts:
         self.sets: dict[str, tuple[str, msgspec.Raw]] = {}
 
 
-def read(text: str) -> tuple[list[tuple[Table, int]], list[tuple[int, str]]]:
-    """The tables, each with the number of its rules; and what is wrong."""
+def read(text: str) -> tuple[list[tuple[Table, int]], list[LineProblem]]:
+    """Return the tables, each with the number of its rules, and the problems."""
     try:
         listing = msgspec.json.decode(text.encode(), type=_Listing)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        return [], [(0, f"the JSON of nft is torn: {error}")]
-    tables: dict[tuple[str, str], _Parts] = {}
-    troubles: list[tuple[int, str]] = []
+        return [], [(0, f"the JSON of nft is invalid: {error}")]
+    tables: dict[tuple[str, str], _TableObjects] = {}
+    problems: list[LineProblem] = []
     names = msgspec.json.Decoder(_Names)
     for number, each in enumerate(listing.nftables):
         raw = next((one for one in (each.table, each.chain, each.rule, each.set, each.map) if bytes(one)), None)
         if raw is None:
             continue
         try:
-            said = names.decode(raw)
-            key = said.family, said.table or said.name
-            parts = tables.setdefault(key, _Parts())
+            named = names.decode(raw)
+            key = named.family, named.table or named.name
+            objects = tables.setdefault(key, _TableObjects())
             if bytes(each.chain):
-                parts.chains[said.name] = msgspec.json.decode(raw)
+                objects.chains[named.name] = msgspec.json.decode(raw)
             elif bytes(each.rule):
-                parts.rules.setdefault(said.chain, []).append(raw)
+                objects.rules.setdefault(named.chain, []).append(raw)
             elif bytes(each.set) or bytes(each.map):
-                parts.sets[said.name] = ("map" if bytes(each.map) else "set", raw)
+                objects.sets[named.name] = ("map" if bytes(each.map) else "set", raw)
         except msgspec.DecodeError as error:
-            troubles.append((0, f"object {number} of the JSON: {error}"))
+            problems.append((0, f"object {number} of the JSON: {error}"))
     found = [
-        (_table(family, name, parts), sum(map(len, parts.rules.values())))
-        for (family, name), parts in tables.items()
+        (_table(family, name, objects), sum(map(len, objects.rules.values())))
+        for (family, name), objects in tables.items()
         if family in FAMILIES
     ]
-    return found, troubles
+    return found, problems
 
 
-def _table(family: str, name: str, parts: _Parts) -> Table:
-    def chain(called: str) -> Chain:
-        lines = [_hook_words(parts.chains[called])] if called in parts.chains else []
-        lines += [_words(raw) for raw in parts.rules.get(called, ())]
-        return read_chain("\n".join((*lines, "}", "")), called)
+def _table(family: str, name: str, objects: _TableObjects) -> Table:
+    def build_chain(chain: str) -> Chain:
+        lines = [_hook_text(objects.chains[chain])] if chain in objects.chains else []
+        lines += [_rule_text(raw) for raw in objects.rules.get(chain, ())]
+        return parse_chain("\n".join((*lines, "}", "")), chain)
 
-    def one(called: str) -> Set:
-        kind, raw = parts.sets[called]
+    def build_set(one: str) -> Set:
+        kind, raw = objects.sets[one]
         try:
-            return read_set("\n".join((*set_words(kind, msgspec.json.decode(raw)), "}", "")), called)
+            return parse_set("\n".join((*_set_lines(kind, msgspec.json.decode(raw)), "}", "")), one)
         except (KeyError, TypeError, ValueError) as error:
-            return Set(name=called, key=(), unsupported=f"its JSON: {error}")
+            return Set(name=one, key=(), unsupported=f"its JSON: {error}")
 
-    known = dict.fromkeys((*parts.chains, *parts.rules))
-    bases = tuple(called for called, held in parts.chains.items() if "hook" in held)
-
+    known = dict.fromkeys((*objects.chains, *objects.rules))
+    bases = tuple(chain for chain, value in objects.chains.items() if "hook" in value)
     return Table(
         family=FAMILIES[family],
         name=name,
-        chains=LazyChains(known, chain, bases, _no_lines, str),
-        sets=Lazy(parts.sets, one),
+        chains=LazyChains(known, build_chain, bases, lambda _chain: [], str),
+        sets=LazyMapping(objects.sets, build_set),
     )
 
 
-def _no_lines(_chain: str) -> list[int]:
-    """JSON stands in no lines."""
-    return []
-
-
-def _hook_words(chain: dict[str, Any]) -> str:
+def _hook_text(chain: dict[str, Any]) -> str:
     if "hook" not in chain:
         return ""
     return (
@@ -120,8 +114,253 @@ def _hook_words(chain: dict[str, Any]) -> str:
     )
 
 
-def _words(raw: msgspec.Raw) -> str:
-    held: dict[str, Any] = msgspec.json.decode(raw)
-    comment = str(held.get("comment", "")).replace('"', "'").replace("\n", " ")
-    expressions: Sequence[Any] = held.get("expr", ())
-    return rule_words(expressions) + (f' comment "{comment}"' if comment else "")
+def _rule_text(raw: msgspec.Raw) -> str:
+    value: dict[str, Any] = msgspec.json.decode(raw)
+    comment = str(value.get("comment", "")).replace('"', "'").replace("\n", " ")
+    expressions: Sequence[Any] = value.get("expr", ())
+    return " ".join(filter(None, map(_statement, expressions))) + (f' comment "{comment}"' if comment else "")
+
+
+# ---- translation ---------------------------------------------------------------------------------------------------
+
+
+class _Untranslatable(ValueError):
+    """An object that the translation does not support."""
+
+
+def _statement(one: Any) -> str:
+    """Translate a statement. An unsupported one stays as JSON after `xt`, which no parser understands."""
+    try:
+        return _translate_statement(one)
+    except (_Untranslatable, KeyError, TypeError, ValueError, AttributeError, IndexError):
+        text = msgspec.json.encode(one).decode()
+        return "xt json " + "".join(" " if letter in '{},;"\n#' else letter for letter in text)
+
+
+def _translate_statement(one: Any) -> str:
+    if not isinstance(one, dict) or len(one) != 1:
+        raise _Untranslatable
+    ((kind, value),) = one.items()
+    if kind in _PLAIN:
+        return str(kind)
+    translate = _STATEMENTS.get(kind)
+    if translate is None:
+        raise _Untranslatable
+    return translate(value)
+
+
+_PLAIN = frozenset(("accept", "drop", "return", "continue", "notrack"))
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_.:*-]+|@[A-Za-z0-9_./-]+", re.ASCII)
+
+
+def _match(value: Any) -> str:
+    operator = value["op"]
+    if value["right"] is False:
+        return f"{_value(value['left'])} missing"
+    left, right = _value(value["left"]), _value(value["right"])
+    if operator == "in":
+        return f"{left} & {_grouped(value['right'])} != 0" if "flags" in left else f"{left} {right}"
+    if isinstance(value["right"], list):
+        right = _grouped(value["right"])
+    if operator == "==" and not left.endswith(")") and "&" not in left:
+        return f"{left} {right}"
+    return f"{left} {operator} {right}"
+
+
+def _grouped(values: Any) -> str:
+    if isinstance(values, list):
+        return f"({' | '.join(map(_value, values))})"
+    return _value(values)
+
+
+def _value(one: Any) -> str:
+    if isinstance(one, bool) or one is None:
+        raise _Untranslatable
+    if isinstance(one, int):
+        return str(one)
+    if isinstance(one, str):
+        return one if _PLAIN_WORD.fullmatch(one) else f'"{_safe(one)}"'
+    if isinstance(one, list):
+        return ",".join(map(_value, one))
+    ((kind, value),) = one.items()
+    translate = _VALUES.get(kind)
+    if translate is None:
+        raise _Untranslatable
+    return translate(value)
+
+
+def _safe(text: str) -> str:
+    if '"' in text or "\n" in text:
+        raise _Untranslatable
+    return text
+
+
+def _name(text: Any) -> str:
+    name = str(text)
+    if not name or any(letter in '{},;"\n# ' for letter in name):
+        raise _Untranslatable
+    return name
+
+
+def _payload(value: Any) -> str:
+    if "protocol" not in value:
+        raise _Untranslatable
+    return f"{_name(value['protocol'])} {_name(value['field'])}"
+
+
+def _ct(value: Any) -> str:
+    # The family may precede the key in the same string.
+    family = [value["family"]] if "family" in value else []
+    words = ["ct", *([value["dir"]] if "dir" in value else []), *family, *str(value["key"]).split()]
+    return " ".join(map(_name, words))
+
+
+def _fib(value: Any) -> str:
+    flags = value.get("flags", [])
+    return f"fib {' . '.join(flags if isinstance(flags, list) else [flags])} {_name(value['result'])}"
+
+
+def _numgen(value: Any) -> str:
+    offset = f" offset {int(value['offset'])}" if value.get("offset") else ""
+    return f"numgen {_name(value['mode'])} mod {int(value['mod'])}{offset}"
+
+
+def _prefix(value: Any) -> str:
+    return f"{_value(value['addr'])}/{int(value['len'])}"
+
+
+def _set_of(value: Any) -> str:
+    return "{ " + ", ".join(_element(each) for each in (value if isinstance(value, list) else [value])) + " }"
+
+
+def _element(one: Any) -> str:
+    if isinstance(one, list):
+        # A map element: key and data.
+        return f"{_element(one[0])} : {_data(one[1])}"
+    if isinstance(one, dict) and "elem" in one:
+        return _value(one["elem"]["val"])
+    return _value(one)
+
+
+def _data(one: Any) -> str:
+    if isinstance(one, dict) and next(iter(one)) in ("accept", "drop", "return", "continue", "jump", "goto"):
+        return _translate_statement(one)
+    return _value(one)
+
+
+def _operator(sign: str) -> Callable[[Any], str]:
+    def translate(value: Any) -> str:
+        left, right = value[0], value[1]
+        return f"{_value(left)} {sign} {_grouped(right)}"
+
+    return translate
+
+
+_VALUES: dict[str, Callable[[Any], str]] = {
+    "payload": _payload,
+    "meta": lambda value: f"meta {_name(value['key'])}",
+    "ct": _ct,
+    "fib": _fib,
+    "numgen": _numgen,
+    "prefix": _prefix,
+    "range": lambda value: f"{_value(value[0])}-{_value(value[1])}",
+    "set": _set_of,
+    "concat": lambda value: " . ".join(map(_value, value)),
+    "elem": lambda value: _value(value["val"]),
+    "map": lambda value: f"{_value(value['key'])} map {_data(value['data'])}",
+    "&": _operator("&"),
+    "|": _operator("|"),
+    "^": _operator("^"),
+}
+
+
+def _nat(kind: str) -> Callable[[Any], str]:
+    def translate(value: Any) -> str:
+        value = value or {}
+        text = kind
+        if "addr" in value:
+            address = _value(value["addr"])
+            text += f" {_name(value['family'])} to " if "family" in value else " to "
+            if "port" in value and ":" in address and not isinstance(value["addr"], dict):
+                address = f"[{address}]"
+            text += address
+        elif "port" in value:
+            text += " to "
+        if "port" in value:
+            text += f":{_value(value['port'])}"
+        flags = value.get("flags", [])
+        return " ".join((text, ",".join(flags if isinstance(flags, list) else [flags]))).strip()
+
+    return translate
+
+
+def _mangle(value: Any) -> str:
+    return f"{_value(value['key'])} set {_value(value['value'])}"
+
+
+def _reject(value: Any) -> str:
+    if not value:
+        return "reject"
+    if value.get("type") == "tcp reset":
+        return "reject with tcp reset"
+    return f"reject with {_name(value['type'])} {_name(value['expr'])}"
+
+
+def _limit(value: Any) -> str:
+    return f"limit rate {'over ' if value.get('inv') else ''}{int(value['rate'])}/{_name(value['per'])}"
+
+
+def _log(value: Any) -> str:
+    prefix = (value or {}).get("prefix", "")
+    return f'log prefix "{_safe(str(prefix))}"' if prefix else "log"
+
+
+def _set_statement(value: Any) -> str:
+    if value.get("stmt"):
+        raise _Untranslatable
+    return f"{_name(value['op'])} {_name(value['set'])} {{ {_element(value['elem'])} }}"
+
+
+_STATEMENTS: dict[str, Callable[[Any], str]] = {
+    "match": _match,
+    "counter": lambda _: "counter",
+    "jump": lambda value: f"jump {_name(value['target'])}",
+    "goto": lambda value: f"goto {_name(value['target'])}",
+    "vmap": lambda value: f"{_value(value['key'])} vmap {_data(value['data'])}",
+    "mangle": _mangle,
+    "reject": _reject,
+    "masquerade": _nat("masquerade"),
+    "redirect": _nat("redirect"),
+    "dnat": _nat("dnat"),
+    "snat": _nat("snat"),
+    "limit": _limit,
+    "log": _log,
+    "set": _set_statement,
+    "xt": lambda value: f"xt {_name(value['type'])} {_name(value['name'])}",
+}
+
+
+def _types(types: Any) -> str:
+    """Translate `["ipv4_addr", "inet_service"]`, or the same with dots in one string."""
+    return " . ".join(map(_name, types if isinstance(types, list) else str(types).split(" . ")))
+
+
+def _set_lines(kind: str, value: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a set or map. Raises KeyError, TypeError, or ValueError for an unsupported one."""
+    text = _types(value["type"])
+    if kind == "map":
+        text += f" : {_types(value['map'])}"
+    yield f"type {text}"
+    flags = value.get("flags", [])
+    if flags:
+        yield f"flags {','.join(map(_name, flags))}"
+    if "timeout" in value:
+        yield f"timeout {int(value['timeout'])}s"
+    if "size" in value:
+        yield f"size {int(value['size'])}"
+    try:
+        elements = [_element(each) for each in value.get("elem", [])]
+    except (_Untranslatable, AttributeError) as error:
+        raise ValueError(str(error) or "an element") from None
+    if elements:
+        yield "elements = { " + ", ".join(elements) + " }"

@@ -1,4 +1,4 @@
-"""Matches of nft that are more than a field compared with a value."""
+"""Matches of nft other than the comparison of a field with a value."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from narthex.netfilter.ast import (
+    TCP_FLAGS,
     AddressType,
     AnyOf,
     Compare,
@@ -23,10 +24,10 @@ from narthex.netfilter.ast import (
     TcpReset,
     UndecidableMatch,
 )
-from narthex.netfilter.nft.words import NotUnderstood, Words
+from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax
 from narthex.netfilter.xtables.values import ICMP_TYPES
 
-Many = tuple[Expression, ...]
+Expressions = tuple[Expression, ...]
 
 _COMPARISONS = ("==", "!=", "<", ">", "<=", ">=")
 _ENDS = frozenset(
@@ -34,60 +35,60 @@ _ENDS = frozenset(
 )
 
 
-def negation(words: Words) -> bool:
-    """`!=`, `==`, or neither."""
-    if words.peek() in ("!=", "=="):
-        return words.take() == "!="
+def negation(cursor: TokenCursor) -> bool:
+    """Read an optional `!=` or `==`. Return True for `!=`."""
+    if cursor.peek() in ("!=", "=="):
+        return cursor.take() == "!="
     return False
 
 
 # ---- TCP flags -----------------------------------------------------------------------------------------------------
 
-_FLAG_BITS = {"fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16, "urg": 32, "ecn": 64, "ece": 64, "cwr": 128}
+_FLAG_BITS = {**{name: 1 << bit for bit, name in enumerate(TCP_FLAGS)}, "ecn": 64}
 _RESET = ("rst",), ("rst", "/", "rst"), ("&", "rst", "==", "rst")
-"""What may follow `tcp flags` to mean a reset."""
+"""Forms after `tcp flags` that mean a reset."""
 
 
-def tcp_flags(words: Words) -> Many:
-    """What stands behind `tcp flags`."""
+def tcp_flags(cursor: TokenCursor) -> Expressions:
+    """Read the part after `tcp flags`."""
     for form in _RESET:
-        following = tuple(words.peek(ahead) for ahead in range(len(form) + 1))
+        following = tuple(cursor.peek(ahead) for ahead in range(len(form) + 1))
         if following[:-1] == form and following[-1] not in (",", "/", "|", "&", "==", "!="):
-            words.position += len(form)
+            cursor.position += len(form)
             return (TcpReset(),)
-    if words.peek() == "&":
-        words.take()
-        mask = _bits(words)
-        negate = negation(words)
-        return (TcpFlags(mask, _bits(words), negate),)
-    if words.peek() in ("==", "!="):
-        negate = words.take() == "!="
-        first = _bits(words)
-        if words.peek() == "/":
-            words.take()
-            return (TcpFlags(_bits(words), first, negate),)
-        # All bits are compared; whether the client sets those for congestion is its choice.
+    if cursor.peek() == "&":
+        cursor.take()
+        mask = _bits(cursor)
+        negate = negation(cursor)
+        return (TcpFlags(mask, _bits(cursor), negate),)
+    if cursor.peek() in ("==", "!="):
+        negate = cursor.take() == "!="
+        first = _bits(cursor)
+        if cursor.peek() == "/":
+            cursor.take()
+            return (TcpFlags(_bits(cursor), first, negate),)
+        # All bits are compared. The client chooses whether to set the congestion bits.
         return (TcpFlags(0xFF, first, negate),)
-    first = _bits(words)
-    if words.peek() == "/":
-        words.take()
-        return (TcpFlags(_bits(words), first),)
-    # A list without an operator asks for any of them.
+    first = _bits(cursor)
+    if cursor.peek() == "/":
+        cursor.take()
+        return (TcpFlags(_bits(cursor), first),)
+    # A list without an operator matches any of the flags.
     return (TcpFlags(first, 0, negate=True),)
 
 
-def _bits(words: Words) -> int:
-    """`syn`, `(fin | syn)`, `fin,syn`, `fin | syn`, a number."""
+def _bits(cursor: TokenCursor) -> int:
+    """Read flags such as `syn`, `(fin | syn)`, `fin,syn`, `fin | syn`, or a number."""
     bits = 0
-    opened = words.peek().startswith("(")
+    opened = cursor.peek().startswith("(")
     while True:
-        word = words.take()
+        word = cursor.take()
         for part in filter(None, re.split(r"[()|,]", word)):
             bits |= int(part, 0) if part[0].isdigit() else _flag(part)
         if opened and word.endswith(")"):
             return bits
-        if words.peek() in ("|", ","):
-            words.take()
+        if cursor.peek() in ("|", ","):
+            cursor.take()
             continue
         if not opened:
             return bits
@@ -95,125 +96,125 @@ def _bits(words: Words) -> int:
 
 def _flag(word: str) -> int:
     if word not in _FLAG_BITS:
-        raise NotUnderstood
+        raise UnknownSyntax
     return _FLAG_BITS[word]
 
 
 # ---- connections ---------------------------------------------------------------------------------------------------
 
 
-def ct(words: Words) -> Many:
-    """`ct state`, `ct status`, `ct mark`, `ct direction`."""
-    words.expect("ct")
-    what = words.take()
+def ct(cursor: TokenCursor) -> Expressions:
+    """Read a match of `ct state`, `ct status`, `ct mark`, or `ct direction`."""
+    cursor.expect("ct")
+    what = cursor.take()
     if what == "mark":
-        return (_mark(words, ConnMarkIs),)
+        return (_mark(cursor, ConnMarkIs),)
     if what == "direction":
-        negate = negation(words)
-        return (CtDirection((words.take() == "original") is not negate),)
+        negate = negation(cursor)
+        return (CtDirection((cursor.take() == "original") is not negate),)
     if what not in ("state", "status"):
-        raise NotUnderstood
-    exact = words.peek() == "!="
-    negate = words.peek() in ("!", "!=")
+        raise UnknownSyntax
+    exact = cursor.peek() == "!="
+    negate = cursor.peek() in ("!", "!=")
     if negate:
-        words.take()
-    if words.peek() == "&":
-        raise NotUnderstood
-    values = _word_list(words)
+        cursor.take()
+    if cursor.peek() == "&":
+        raise UnknownSyntax
+    values = _word_list(cursor)
     if not all(value.isalpha() or value == "seen-reply" for value in values):
-        raise NotUnderstood
+        raise UnknownSyntax
     if what == "state":
         return (CtState(values, negate),)
     if exact:
-        # The whole status word is compared, which is another question than one bit.
-        raise NotUnderstood
+        # The whole status is compared, not one bit.
+        raise UnknownSyntax
     return (CtStatus(values, negate),)
 
 
-def _word_list(words: Words) -> tuple[str, ...]:
-    braced = words.peek() == "{"
+def _word_list(cursor: TokenCursor) -> tuple[str, ...]:
+    braced = cursor.peek() == "{"
     if braced:
-        words.take()
-    values = [words.take()]
-    while words.peek() == ",":
-        words.take()
-        values.append(words.take())
+        cursor.take()
+    values = [cursor.take()]
+    while cursor.peek() == ",":
+        cursor.take()
+        values.append(cursor.take())
     if braced:
-        words.expect("}")
+        cursor.expect("}")
     return tuple(values)
 
 
-# ---- marks and draws -----------------------------------------------------------------------------------------------
+# ---- marks and random numbers -----------------------------------------------------------------------------------------------
 
 
-def mark(words: Words) -> Many:
-    """What stands behind `meta mark`."""
-    return (_mark(words, MarkIs),)
+def mark(cursor: TokenCursor) -> Expressions:
+    """Read the part after `meta mark`."""
+    return (_mark(cursor, MarkIs),)
 
 
-def _mark(words: Words, kind: type[MarkIs] | type[ConnMarkIs]) -> Expression:
+def _mark(cursor: TokenCursor, kind: type[MarkIs] | type[ConnMarkIs]) -> Expression:
     mask = 0xFFFFFFFF
-    if words.peek() in ("&", "and"):
-        words.take()
-        mask = words.number()
-    negate = negation(words)
-    if words.peek() == "{":
-        values = _word_list(words)
+    if cursor.peek() in ("&", "and"):
+        cursor.take()
+        mask = cursor.number()
+    negate = negation(cursor)
+    if cursor.peek() == "{":
+        values = _word_list(cursor)
         return AnyOf(tuple((kind(int(value, 0), mask),) for value in values), negate)
-    value, slash, length = words.take().partition("/")
+    value, slash, length = cursor.take().partition("/")
     if slash:
-        # nft lists a mask whose ones all lead as the length of a prefix.
+        # nft prints a mask of leading ones as a prefix length.
         mask &= 0xFFFFFFFF << (32 - int(length)) & 0xFFFFFFFF
-    if not value[:1].isdigit() or words.peek() in ("|", "^", "&", "-") or "-" in value:
-        raise NotUnderstood
+    if not value[:1].isdigit() or cursor.peek() in ("|", "^", "&", "-") or "-" in value:
+        raise UnknownSyntax
     return kind(int(value, 0), mask, negate)
 
 
-_DRAWN = 0x80000000
+_RANDOM_RANGE = 0x80000000
 
 
-def random(words: Words) -> Many:
-    """`meta random & 2147483647 < N`, which nft makes of iptables' statistic."""
-    words.expect("&")
-    if words.number() != _DRAWN - 1:
-        raise NotUnderstood
-    words.expect("<")
-    share = words.number() / _DRAWN
+def random(cursor: TokenCursor) -> Expressions:
+    """Read the part after `meta random` in `meta random & 2147483647 < N`, nft's form of iptables' statistic match."""
+    cursor.expect("&")
+    if cursor.number() != _RANDOM_RANGE - 1:
+        raise UnknownSyntax
+    cursor.expect("<")
+    share = cursor.number() / _RANDOM_RANGE
     return (RandomMatch(f"{share:.11f}"),)
 
 
-# ---- addresses of this machine -------------------------------------------------------------------------------------
+# ---- local addresses -----------------------------------------------------------------------------------------------
 
 _TYPES = frozenset(
     ("unspec", "unicast", "local", "broadcast", "anycast", "multicast", "blackhole", "unreachable", "prohibit")
 )
 
 
-def fib(words: Words) -> Many:
-    """`fib daddr type local` and other types; what depends on routes and interfaces is a circumstance."""
-    start = words.position
-    words.expect("fib")
-    field = {"saddr": Field.SADDR, "daddr": Field.DADDR}.get(words.take())
-    where = []
-    while words.peek() == ".":
-        words.take()
-        where.append(words.take())
-    result = words.take()
+def fib(cursor: TokenCursor) -> Expressions:
+    """Read `fib daddr type local` and other types. A match that depends on routes or interfaces is undecidable."""
+    start = cursor.position
+    cursor.expect("fib")
+    field = {"saddr": Field.SADDR, "daddr": Field.DADDR}.get(cursor.take())
+    qualifiers = []
+    while cursor.peek() == ".":
+        cursor.take()
+        qualifiers.append(cursor.take())
+    result = cursor.take()
     if field is None or result not in ("type", "oif", "oifname"):
-        raise NotUnderstood
-    if words.peek() == "vmap":
-        raise NotUnderstood
-    negate = negation(words)
+        raise UnknownSyntax
+    if cursor.peek() == "vmap":
+        raise UnknownSyntax
+    negate = negation(cursor)
     if result != "type":
-        words.take()
-        return (UndecidableMatch("the routes", words.slice(start, words.position)),)
-    types = _word_list(words)
+        cursor.take()
+        return (UndecidableMatch("the routes", cursor.slice(start, cursor.position)),)
+    types = _word_list(cursor)
     if not _TYPES.issuperset(types):
-        raise NotUnderstood
+        raise UnknownSyntax
     plain = IsLocal(field, negate) if types == ("local",) else AddressType(field, types, negate)
-    if not where:
+    if not qualifiers:
         return (plain,)
-    text = words.slice(start, words.position)
+    text = cursor.slice(start, cursor.position)
     if negate:
         return (UndecidableMatch("which interface has the address", text),)
     return plain, UndecidableMatch("which interface has the address", text)
@@ -222,22 +223,22 @@ def fib(words: Words) -> Many:
 # ---- ICMP ----------------------------------------------------------------------------------------------------------
 
 
-def icmp(words: Words) -> Many:
-    """`icmp type echo-request`; the protocol is part of the match."""
-    protocol = words.take()
+def icmp(cursor: TokenCursor) -> Expressions:
+    """Read a match such as `icmp type echo-request`, which includes the protocol."""
+    protocol = cursor.take()
     six = protocol == "icmpv6"
-    if words.take() != "type" or words.peek() == "vmap":
-        raise NotUnderstood
-    negate = negation(words)
+    if cursor.take() != "type" or cursor.peek() == "vmap":
+        raise UnknownSyntax
+    negate = negation(cursor)
     kinds = _NFT_ICMP_6 if six else _NFT_ICMP
-    types = tuple(int(word) if word.isdigit() else kinds[word] for word in _word_list(words) if _named(word, kinds))
+    types = tuple(int(word) if word.isdigit() else kinds[word] for word in _word_list(cursor) if _named(word, kinds))
     name = "ipv6-icmp" if six else "icmp"
     return Compare(Field.L4PROTO, (name,)), IcmpType(types, None, negate)
 
 
 def _named(word: str, kinds: dict[str, int]) -> bool:
     if not word.isdigit() and word not in kinds:
-        raise NotUnderstood
+        raise UnknownSyntax
     return True
 
 
@@ -257,9 +258,9 @@ _NFT_ICMP_6 = {
 }
 
 
-# ---- what no dump tells --------------------------------------------------------------------------------------------
+# ---- undecidable matches -------------------------------------------------------------------------------------------
 
-_ABOUT: dict[tuple[str, ...], tuple[str, bool, bool]] = {
+_UNDECIDABLE: dict[tuple[str, ...], tuple[str, bool, bool]] = {
     ("meta", "skuid"): ("which process sends", False, True),
     ("meta", "skgid"): ("which process sends", False, True),
     ("meta", "cgroup"): ("which process sends", False, True),
@@ -298,58 +299,58 @@ _ABOUT: dict[tuple[str, ...], tuple[str, bool, bool]] = {
 }
 
 
-def circumstance(words: Words) -> Many:
-    """A match of which no dump tells whether it matches: what it asks, and the value."""
-    about = _ABOUT.get((words.peek(), words.peek(1)))
-    if about is None or words.peek(2) == "set":
-        raise NotUnderstood
-    start = words.position
-    words.position += 2
+def undecidable(cursor: TokenCursor) -> Expressions:
+    """Read a match that depends on something that no dump contains."""
+    known = _UNDECIDABLE.get((cursor.peek(), cursor.peek(1)))
+    if known is None or cursor.peek(2) == "set":
+        raise UnknownSyntax
+    start = cursor.position
+    cursor.position += 2
     negate = False
-    if words.peek() in _COMPARISONS:
-        negate = words.take() not in ("==", ">", "<", ">=", "<=")
-    if words.peek() == "{":
+    if cursor.peek() in _COMPARISONS:
+        negate = cursor.take() not in ("==", ">", "<", ">=", "<=")
+    if cursor.peek() == "{":
         depth = 0
         while True:
-            word = words.take()
+            word = cursor.take()
             depth += (word == "{") - (word == "}")
             if not depth:
                 break
-    elif words.peek() not in _ENDS and not words.done:
-        words.take()
-        while words.peek() in (",", "/", "bytes", "mbytes", "kbytes"):
-            words.take()
-            if words.peek() and words.peek() not in _ENDS:
-                words.take()
-    subject, forwarded, made_here = about
+    elif cursor.peek() not in _ENDS and not cursor.done:
+        cursor.take()
+        while cursor.peek() in (",", "/", "bytes", "mbytes", "kbytes"):
+            cursor.take()
+            if cursor.peek() and cursor.peek() not in _ENDS:
+                cursor.take()
+    subject, forwarded, sent_locally = known
     if negate:
-        forwarded = made_here = True
-    return (UndecidableMatch(subject, words.slice(start, words.position), forwarded, made_here),)
+        forwarded = sent_locally = True
+    return (UndecidableMatch(subject, cursor.slice(start, cursor.position), forwarded, sent_locally),)
 
 
-def limit(words: Words) -> Many:
-    """`limit rate [over] 5/second [burst 5 packets]`, `limit name "x"`, `quota …`."""
-    start = words.position
-    words.take()
-    if words.peek() == "name":
-        words.position += 2
+def limit(cursor: TokenCursor) -> Expressions:
+    """Read `limit rate [over] 5/second [burst 5 packets]`, `limit name "x"`, or `quota …`."""
+    start = cursor.position
+    cursor.take()
+    if cursor.peek() == "name":
+        cursor.position += 2
     else:
-        words.take()
+        cursor.take()
         while (
-            words.peek() in ("over", "until", "burst", "packets", "bytes", "kbytes", "mbytes", "used")
-            or words.peek()[:1].isdigit()
+            cursor.peek() in ("over", "until", "burst", "packets", "bytes", "kbytes", "mbytes", "used")
+            or cursor.peek()[:1].isdigit()
         ):
-            words.take()
-    return (UndecidableMatch("how many packets came before", words.slice(start, words.position)),)
+            cursor.take()
+    return (UndecidableMatch("how many packets came before", cursor.slice(start, cursor.position)),)
 
 
-READERS: dict[str, Callable[[Words], Many]] = {
+READERS: dict[str, Callable[[TokenCursor], Expressions]] = {
     "fib": fib,
     "icmp": icmp,
     "icmpv6": icmp,
     "limit": limit,
     "quota": limit,
-    "socket": circumstance,
-    "rt": circumstance,
-    "ether": circumstance,
+    "socket": undecidable,
+    "rt": undecidable,
+    "ether": undecidable,
 }

@@ -1,44 +1,35 @@
-"""The text of `nft list ruleset`, or of a script of table blocks, to typed rules.
+"""Parser for the text of `nft list ruleset`, and for scripts of table blocks.
 
-Never fails on what others wrote: a rule part that is not known becomes `Unknown` with its text, a set whose key or data
-has no form here is left out (a walk then meets a name that it does not know), a table of another family is skipped.
+Parsing never fails on foreign rules. An unknown part of a rule becomes `Unknown` with its text, a set whose key or data is
+not supported is omitted (a walk then fails on its name), and a table of another family is skipped.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from narthex.model.net import IPFamily
+from narthex.model.net import IPFamily, networks_between
 from narthex.netfilter.ast import (
-    Accept,
     Atom,
     Chain,
-    DropPacket,
     ElementData,
     ElementKey,
     Field,
-    Goto,
     Hook,
-    Jump,
     Key,
     KeyPart,
-    Return,
     Rule,
     Ruleset,
     Set,
     Table,
-    Verdict,
 )
-from narthex.netfilter.netlink.elements import networks_between
+from narthex.netfilter.nft.cursor import Lexer, TokenCursor, UnknownSyntax, canonical, duration
 from narthex.netfilter.nft.print import priority_number
 from narthex.netfilter.nft.rule import parse_rule
-from narthex.netfilter.nft.words import NotUnderstood, Words, canonical, duration
+from narthex.netfilter.nft.statements import verdict
 
 FAMILIES = {"ip": IPFamily.IPV4, "ip6": IPFamily.IPV6, "inet": None}
-_TOKEN = re.compile(r'"[^"]*"|#[^\n]*|[{},;\n]|[^\s{},;"]+')
 _DATATYPES: dict[str, KeyPart] = {
     "ipv4_addr": Field.DADDR,
     "ipv6_addr": Field.DADDR,
@@ -49,42 +40,36 @@ _DATATYPES: dict[str, KeyPart] = {
 _ENDPOINT_KEYS = ((Field.DADDR, Field.DPORT), (Field.SADDR, Field.SPORT))
 
 
-def read_chain(text: str, name: str) -> Chain:
-    """A chain from what stands behind its opening brace."""
-    return _chain(_Reader(text), name)
-
-
-def read_set(text: str, name: str) -> Set:
-    """A set or map from what stands behind its opening brace; `unsupported` when it is not understood."""
-    return _set(_Reader(text), name)
-
-
-class _Token(NamedTuple):
-    text: str
-    start: int
-    end: int
-
-
 def parse(text: str) -> Ruleset:
-    """All tables of the families ip, ip6 and inet, in their order. Later blocks of a table add to the first."""
-    reader = _Reader(text)
+    """Parse all tables of the families ip, ip6, and inet, in order. Blocks of the same table are merged."""
+    lexer = Lexer(text)
     tables: dict[tuple[str, str], Table] = {}
-    while (word := reader.next()) is not None:
+    while (word := lexer.next()) is not None:
         if word != "table":
             continue
-        family, name = reader.next() or "", reader.next() or ""
+        family, name = lexer.next() or "", lexer.next() or ""
         if name == "{":
             # `table NAME {` without a family means ip.
             family, name = "ip", family
-        elif reader.next() != "{":
+        elif lexer.next() != "{":
             continue
         if family not in FAMILIES:
-            reader.skip_block()
+            lexer.skip_block()
             continue
-        block = _table(reader, family, name)
+        block = _table(lexer, family, name)
         before = tables.get((family, name))
         tables[family, name] = block if before is None else _merged(before, block)
     return Ruleset(tuple(tables.values()))
+
+
+def parse_chain(text: str, name: str) -> Chain:
+    """Parse the text after the opening brace of a chain."""
+    return _chain(Lexer(text), name)
+
+
+def parse_set(text: str, name: str) -> Set:
+    """Parse the text after the opening brace of a set or map. The result is `unsupported` if it is not understood."""
+    return _set(Lexer(text), name)
 
 
 def _merged(one: Table, more: Table) -> Table:
@@ -97,91 +82,41 @@ def _merged(one: Table, more: Table) -> Table:
     return Table(family=one.family, name=one.name, chains=chains, sets={**one.sets, **more.sets})
 
 
-class _Reader:
-    """Words of the text, one after the other; remembers where they stood so that unknown parts keep their text."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._tokens: Iterator[_Token] = (
-            _Token(match.group(), match.start(), match.end())
-            for match in _TOKEN.finditer(text)
-            if not match.group().startswith("#")
-        )
-
-    def next(self) -> str | None:
-        """The next word that is no end of line, None at the end of the text."""
-        for token in self._tokens:
-            if token.text not in ("\n", ";"):
-                return token.text
-        return None
-
-    def skip_block(self) -> None:
-        """Pass over what stands between an opening brace just read and the closing one."""
-        depth = 1
-        for token in self._tokens:
-            depth += (token.text == "{") - (token.text == "}")
-            if not depth:
-                return
-
-    def statement(self) -> Words | None:
-        """The words up to the end of a line or `;`, with blocks in braces whole; None at the closing brace."""
-        words: list[_Token] = []
-        depth = 0
-        for token in self._tokens:
-            if token.text in ("\n", ";") and not depth:
-                if words:
-                    break
-                continue
-            if token.text == "}" and not depth:
-                if not words:
-                    return None
-                # `chain a { accept }` on one line: give the brace back for the next call.
-                self._tokens = itertools.chain([token], self._tokens)
-                break
-            depth += (token.text == "{") - (token.text == "}")
-            if token.text != "\n":
-                words.append(token)
-        if not words:
-            return None
-        return Words(self.text, tuple(words))
-
-
-def _table(reader: _Reader, family: str, name: str) -> Table:
+def _table(lexer: Lexer, family: str, name: str) -> Table:
     chains: dict[str, Chain] = {}
     sets: dict[str, Set] = {}
-    while (word := reader.next()) not in (None, "}"):
+    while (word := lexer.next()) not in (None, "}"):
         if word == "chain":
-            chain_name = reader.next() or ""
-            reader.next()
-            chains[chain_name] = _chain(reader, chain_name)
+            chain_name = lexer.next() or ""
+            lexer.next()
+            chains[chain_name] = _chain(lexer, chain_name)
         elif word in ("set", "map"):
-            set_name = reader.next() or ""
-            reader.next()
-            one = _set(reader, set_name)
+            set_name = lexer.next() or ""
+            lexer.next()
+            one = _set(lexer, set_name)
             if not one.unsupported:
                 sets[set_name] = one
         elif word == "{":
-            reader.skip_block()
+            lexer.skip_block()
     return Table(family=FAMILIES[family], name=name, chains=chains, sets=sets)
 
 
-def _chain(reader: _Reader, name: str) -> Chain:
+def _chain(lexer: Lexer, name: str) -> Chain:
     hook: Hook | None = None
     rules: list[Rule] = []
-    while (words := reader.statement()) is not None:
-        first = words.peek()
+    while (cursor := lexer.statement()) is not None:
+        first = cursor.peek()
         if first == "type" and not rules and hook is None:
-            hook = _hook(words)
+            hook = _hook(cursor.texts())
         elif first == "policy" and hook is not None:
-            hook = Hook(type=hook.type, hook=hook.hook, priority=hook.priority, policy=words.at(1))
+            hook = Hook(type=hook.type, hook=hook.hook, priority=hook.priority, policy=cursor.at(1))
         elif not (first == "comment" and not rules) and first != "flags":
-            rules.append(parse_rule(words))
+            rules.append(parse_rule(cursor))
     return Chain(name=name, rules=tuple(rules), hook=hook)
 
 
-def _hook(words: Words) -> Hook | None:
-    """`type filter hook prerouting [device x] priority dstnat - 10`."""
-    texts = words.texts()
+def _hook(texts: list[str]) -> Hook | None:
+    """Parse `type filter hook prerouting [device x] priority dstnat - 10`."""
     try:
         at = texts.index("priority")
         return Hook(type=texts[1], hook=texts[3], priority=priority_number(texts[at + 1 :]))
@@ -189,120 +124,102 @@ def _hook(words: Words) -> Hook | None:
         return None
 
 
-def _set(reader: _Reader, name: str) -> Set:
-    """A set or map; `unsupported` when its key, its data or one of its elements has no form here."""
-    keys: dict[str, object] = {}
-    elements: Words | None = None
+# ---- sets and maps -------------------------------------------------------------------------------------------------
+
+
+def _set(lexer: Lexer, name: str) -> Set:
+    properties: dict[str, object] = {}
+    elements: TokenCursor | None = None
     key: Key | None = None
     data = ""
-    types = ""
-    while (words := reader.statement()) is not None:
-        match words.peek():
+    unknown_types = ""
+    while (cursor := lexer.statement()) is not None:
+        match cursor.peek():
             case "typeof" | "type":
                 try:
-                    key, data = _types(words)
-                except NotUnderstood:
-                    types = " ".join(words.texts())
+                    key, data = _types(cursor)
+                except UnknownSyntax:
+                    unknown_types = " ".join(cursor.texts())
             case "flags":
-                texts = words.texts()
-                keys["interval"], keys["dynamic"] = "interval" in texts, "dynamic" in texts
+                texts = cursor.texts()
+                properties["interval"], properties["dynamic"] = "interval" in texts, "dynamic" in texts
             case "timeout":
-                keys["timeout"] = duration(words.at(1))
+                properties["timeout"] = duration(cursor.at(1))
             case "size":
-                keys["size"] = int(words.at(1)) if words.at(1).isdigit() else 0
+                properties["size"] = int(cursor.at(1)) if cursor.at(1).isdigit() else 0
             case "counter":
-                keys["counter"] = True
+                properties["counter"] = True
             case "elements":
-                elements = words
-    if key is None or types:
-        return Set(name=name, key=(), unsupported=types or "it does not say what it holds")
+                elements = cursor
+    if key is None or unknown_types:
+        return Set(name=name, key=(), unsupported=unknown_types or "it does not say what it holds")
     try:
-        parsed = {} if elements is None or keys.get("dynamic") else dict(_elements(elements, data))
-    except NotUnderstood:
+        parsed = {} if elements is None or properties.get("dynamic") else dict(_elements(elements, data))
+    except UnknownSyntax:
         return Set(name=name, key=(), unsupported="its elements")
-    return Set(name=name, key=key, data=data, elements=parsed, **keys)  # type: ignore[arg-type]
+    return Set(name=name, key=key, data=data, elements=parsed, **properties)  # type: ignore[arg-type]
 
 
-def _types(words: Words) -> tuple[Key, str]:
-    """`typeof ip daddr . th dport : verdict` or `type ipv4_addr : verdict`."""
-    old_form = words.take() == "type"
-    key = _datatypes(words) if old_form else words.key()
-    if words.done:
+def _types(cursor: TokenCursor) -> tuple[Key, str]:
+    """Parse `typeof ip daddr . th dport : verdict` or `type ipv4_addr : verdict` into key and `Set.data`."""
+    read_key = _datatypes if cursor.take() == "type" else TokenCursor.key
+    key = read_key(cursor)
+    if cursor.done:
         return key, ""
-    words.expect(":")
-    if words.peek() == "verdict":
+    cursor.expect(":")
+    if cursor.peek() == "verdict":
         return key, "verdict"
-    value = _datatypes(words) if old_form else words.key()
-    if value in _ENDPOINT_KEYS:
+    if read_key(cursor) in _ENDPOINT_KEYS:
         return key, "endpoint"
-    raise NotUnderstood
+    raise UnknownSyntax
 
 
-def _datatypes(words: Words) -> Key:
+def _datatypes(cursor: TokenCursor) -> Key:
     parts: list[KeyPart] = []
-    while not words.done and words.peek() != ":":
-        word = words.take()
+    while not cursor.done and cursor.peek() != ":":
+        word = cursor.take()
         if word != ".":
             if word not in _DATATYPES:
-                raise NotUnderstood
+                raise UnknownSyntax
             parts.append(_DATATYPES[word])
     return tuple(parts)
 
 
-def _elements(words: Words, data: str) -> Iterator[tuple[ElementKey, ElementData]]:
-    """`elements = { KEY [counter …] [timeout …] [: DATA], … }`."""
-    words.expect("elements")
-    words.expect("=")
-    words.expect("{")
-    while words.peek() != "}":
-        atoms = [_atoms(words.take())]
-        while words.peek() == ".":
-            words.take()
-            atoms.append(_atoms(words.take()))
-        while words.peek() not in (":", ",", "}"):
-            # Counters, time left and comments are no part of what an element is.
-            words.take()
+def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ElementKey, ElementData]]:
+    """Parse `elements = { KEY [counter …] [timeout …] [: DATA], … }`."""
+    cursor.expect("elements")
+    cursor.expect("=")
+    for _ in cursor.items():
+        atoms = [_atoms(cursor.take())]
+        while cursor.take_if("."):
+            atoms.append(_atoms(cursor.take()))
+        while cursor.peek() not in (":", ",", "}"):
+            # Counters, remaining timeouts, and comments are not part of an element.
+            cursor.take()
         value: ElementData = None
-        if words.peek() == ":":
-            words.take()
-            value = _data(words, data)
+        if cursor.take_if(":"):
+            value = _data(cursor, data)
         elif data:
-            raise NotUnderstood
+            raise UnknownSyntax
         for key in itertools.product(*atoms):
             yield key, value
-        if words.peek() == ",":
-            words.take()
 
 
-def _data(words: Words, data: str) -> ElementData:
+def _data(cursor: TokenCursor, data: str) -> ElementData:
     if data == "verdict":
-        return _verdict(words)
+        return verdict(cursor)
     if data != "endpoint":
-        raise NotUnderstood
-    address = words.take()
-    words.expect(".")
-    port = words.take()
+        raise UnknownSyntax
+    address = cursor.take()
+    cursor.expect(".")
+    port = cursor.take()
     if not port.isdigit():
-        raise NotUnderstood
+        raise UnknownSyntax
     return canonical(address), int(port)
 
 
-_PLAIN: dict[str, Verdict] = {"accept": Accept(), "drop": DropPacket(), "return": Return()}
-
-
-def _verdict(words: Words) -> Verdict:
-    word = words.take()
-    if word == "goto":
-        return Goto(words.take())
-    if word == "jump":
-        return Jump(words.take())
-    if word not in _PLAIN:
-        raise NotUnderstood
-    return _PLAIN[word]
-
-
 def _atoms(text: str) -> tuple[Atom, ...]:
-    """One component: usually one value; a range of addresses is the networks that make it up."""
+    """Return the values of one component. A range of addresses becomes the networks that cover it."""
     if text.isdigit():
         return (int(text),)
     text = text.strip('"')
@@ -313,5 +230,5 @@ def _atoms(text: str) -> tuple[Atom, ...]:
         try:
             return networks_between(first, last)
         except ValueError:
-            raise NotUnderstood from None
+            raise UnknownSyntax from None
     return (canonical(text),)

@@ -1,15 +1,16 @@
-"""One rule in nft's words to typed expressions."""
+"""Parser for one nft rule."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 
+from narthex.model.net import networks_between
 from narthex.netfilter.ast import (
     AnyOf,
     Atom,
     Compare,
+    CtState,
     Expression,
     Field,
     Goto,
@@ -26,101 +27,94 @@ from narthex.netfilter.ast import (
     Verdict,
     VerdictMap,
 )
-from narthex.netfilter.netlink.elements import networks_between
 from narthex.netfilter.nft import matches as nft_matches
 from narthex.netfilter.nft import statements as nft_statements
-from narthex.netfilter.nft.matches import Many, negation
-from narthex.netfilter.nft.words import NotUnderstood, Words, canonical
+from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax, canonical
+from narthex.netfilter.nft.matches import Expressions, negation
 
 _RESUME = frozenset(
     {"accept", "drop", "return", "jump", "goto", "reject", "counter", "masquerade", "dnat", "comment", "log", "snat"}
 )
-"""Words that begin something known wherever they stand, so that reading can go on behind an unknown part."""
+"""Words that start a known expression anywhere, so that parsing can continue after an unknown part."""
 _PORTS = (Field.DPORT, Field.SPORT, Field.ORIG_DPORT, Field.ORIG_SPORT)
 _ADDRESSES = (Field.SADDR, Field.DADDR, Field.ORIG_SADDR, Field.ORIG_DADDR)
 _PORT_RANGE = re.compile(r"(\d+)-(\d+)")
 _NAT = ("dnat", "snat")
 
 
-def parse_rule(words: Words) -> Rule:
-    """The rule; parts that are not known become one `Unknown` each."""
+def parse_rule(cursor: TokenCursor) -> Rule:
+    """Parse a rule. Each unknown part becomes one `Unknown`."""
     expressions: list[Expression] = []
     comment = ""
-    while not words.done:
-        start = words.position
-        if words.peek() == "comment":
-            words.take()
-            comment = words.take().strip('"') if not words.done else ""
+    while not cursor.done:
+        start = cursor.position
+        if cursor.peek() == "comment":
+            cursor.take()
+            comment = cursor.take().strip('"') if not cursor.done else ""
             continue
         try:
-            expressions += _READERS.get(words.peek(), _field_match)(words)
-        except (NotUnderstood, ValueError):
-            words.position = start
-            _pass_over(words)
-            expressions.append(Unknown(words.slice(start, words.position)))
+            expressions += _READERS.get(cursor.peek(), _field_match)(cursor)
+        except (UnknownSyntax, ValueError):
+            cursor.position = start
+            _pass_over(cursor)
+            expressions.append(Unknown(cursor.slice(start, cursor.position)))
     return Rule(tuple(expressions), comment)
 
 
-def _pass_over(words: Words) -> None:
-    """Go on to the next word that begins something known, but at least one word, and never into braces."""
+def _pass_over(cursor: TokenCursor) -> None:
+    """Skip at least one word, up to the next word outside of braces that starts a known expression."""
     depth = 0
-    while not words.done:
-        word = words.take()
+    while not cursor.done:
+        word = cursor.take()
         depth += (word == "{") - (word == "}")
-        following = words.peek()
-        # `dnat` is a status bit too.
-        if not depth and following in _RESUME and (following not in _NAT or words.peek(1) in ("to", "ip", "ip6")):
+        following = cursor.peek()
+        # `dnat` is also a status bit.
+        if not depth and following in _RESUME and (following not in _NAT or cursor.peek(1) in ("to", "ip", "ip6")):
             return
 
 
-# ---- a key and what it is compared with ----------------------------------------------------------------------------
+# ---- comparisons of a key ----------------------------------------------------------------------------------------
 
 
-def _field_match(words: Words) -> Many:
-    """A key, then what it is compared with."""
-    if words.peek() == "numgen":
-        return (_spread(words),)
+def _field_match(cursor: TokenCursor) -> Expressions:
+    """Read a comparison of a key, or a match that cannot be decided."""
+    if cursor.peek() == "numgen":
+        return (_numgen(cursor),)
     try:
-        return _compared(words)
-    except NotUnderstood:
-        return nft_matches.circumstance(words)
+        return _compared(cursor)
+    except UnknownSyntax:
+        return nft_matches.undecidable(cursor)
 
 
-def _compared(words: Words) -> Many:
-    start = words.position
+def _compared(cursor: TokenCursor) -> Expressions:
+    start = cursor.position
     try:
-        key = words.key()
-    except NotUnderstood:
-        words.position = start
+        key = cursor.key()
+    except UnknownSyntax:
+        cursor.position = start
         raise
-    negate = negation(words)
-    if words.peek().startswith("@"):
-        return (InSet(key, words.take()[1:], negate),)
-    if words.peek() == "vmap" and not negate:
-        words.take()
-        if words.peek().startswith("@"):
-            return (VerdictMap(key, words.take()[1:]),)
-        return (_switch(lambda: _ways(key, words), words),)
+    negate = negation(cursor)
+    if cursor.peek().startswith("@"):
+        return (InSet(key, cursor.take()[1:], negate),)
+    if cursor.peek() == "vmap" and not negate:
+        cursor.take()
+        if cursor.peek().startswith("@"):
+            return (VerdictMap(key, cursor.take()[1:]),)
+        return (_inline_map(lambda: [_alternative(key, cursor)], cursor),)
     if any(isinstance(part, Slot) for part in key):
-        raise NotUnderstood
-    if words.peek() in ("<", ">", "<=", ">="):
-        return (_ordered(key, words),)
+        raise UnknownSyntax
+    if cursor.peek() in ("<", ">", "<=", ">="):
+        return (_ordered(key, cursor),)
     if len(key) == 1 and isinstance(key[0], Field):
-        return (_compare(key[0], words, negate),)
-    words.expect("{")
-    ways: list[Many] = []
-    while words.peek() != "}":
-        ways += _ways(key, words)
-        if words.peek() == ",":
-            words.take()
-    words.expect("}")
-    return (AnyOf(tuple(ways), negate),)
+        return (_compare(key[0], cursor, negate),)
+    alternatives = tuple(_alternative(key, cursor) for _ in cursor.items())
+    return (AnyOf(alternatives, negate),)
 
 
-def _ordered(key: Key, words: Words) -> Expression:
+def _ordered(key: Key, cursor: TokenCursor) -> Expression:
     if len(key) != 1 or key[0] not in _PORTS:
-        raise NotUnderstood
-    operator, number = words.take(), words.number()
+        raise UnknownSyntax
+    operator, number = cursor.take(), cursor.number()
     first, last = {
         "<": (0, number - 1),
         "<=": (0, number),
@@ -131,20 +125,20 @@ def _ordered(key: Key, words: Words) -> Expression:
     return PortRange(key[0], first, last)
 
 
-def _ways(key: Key, words: Words) -> list[Many]:
-    """One element of a set in braces, part by part, as matches that all have to hold; a range may take several."""
-    parts: list[tuple[Expression, ...]] = []
+def _alternative(key: Key, cursor: TokenCursor) -> Expressions:
+    """Read one element of an anonymous set as matches that must all match."""
+    parts: list[Expression] = []
     for number, field in enumerate(key):
         if number:
-            words.expect(".")
+            cursor.expect(".")
         if not isinstance(field, Field):
-            raise NotUnderstood
-        parts.append((_one(field, words.take()),))
-    return [tuple(itertools.chain(*parts))]
+            raise UnknownSyntax
+        parts.append(_comparison(field, cursor.take()))
+    return tuple(parts)
 
 
-def _one(field: Field, text: str) -> Expression:
-    """A field compared with one value or range."""
+def _comparison(field: Field, text: str) -> Expression:
+    """Return the comparison of a field with one value or range."""
     ports = _PORT_RANGE.fullmatch(text)
     if ports and field in _PORTS:
         return PortRange(field, int(ports[1]), int(ports[2]))
@@ -154,20 +148,16 @@ def _one(field: Field, text: str) -> Expression:
     return Compare(field, (_value(field, text),))
 
 
-def _compare(field: Field, words: Words, negate: bool) -> Expression:
-    if words.peek() != "{":
-        one = _one(field, words.take())
+def _compare(field: Field, cursor: TokenCursor, negate: bool) -> Expression:
+    if cursor.peek() != "{":
+        one = _comparison(field, cursor.take())
         if isinstance(one, PortRange):
             return PortRange(field, one.first, one.last, negate)
         assert isinstance(one, Compare)
         return Compare(field, one.values, negate)
-    words.take()
-    found = [_one(field, words.take())]
-    while words.peek() == ",":
-        words.take()
-        if words.peek() != "}":
-            found.append(_one(field, words.take()))
-    words.expect("}")
+    found = [_comparison(field, cursor.take()) for _ in cursor.items()]
+    if not found:
+        raise UnknownSyntax
     if any(isinstance(one, PortRange) for one in found):
         return AnyOf(tuple((one,) for one in found), negate)
     values = tuple(value for one in found if isinstance(one, Compare) for value in one.values)
@@ -177,155 +167,149 @@ def _compare(field: Field, words: Words, negate: bool) -> Expression:
 def _value(field: Field, text: str) -> Atom:
     if field in _PORTS:
         if not text.isdigit():
-            raise NotUnderstood
+            raise UnknownSyntax
         return int(text)
     if field in (Field.IIFNAME, Field.OIFNAME):
         return text.strip('"')
     if text.startswith(("@", "$", "<", ">", "&", "|", "{")) or ("-" in text and field is not Field.L4PROTO):
-        raise NotUnderstood
+        raise UnknownSyntax
     return canonical(text)
 
 
-# ---- maps in braces ------------------------------------------------------------------------------------------------
+# ---- anonymous maps ------------------------------------------------------------------------------------------------
 
 
-def _switch(ways: Callable[[], list[Many]], words: Words) -> InlineVerdictMap:
-    """`KEY vmap { VALUE : VERDICT, … }`."""
-    words.expect("{")
-    found: list[tuple[Many, Verdict]] = []
-    while words.peek() != "}":
-        mine = ways()
-        while words.peek() == "counter":
-            nft_statements.READERS["counter"](words)
-        words.expect(":")
-        verdict = nft_statements.verdict(words)
-        found += ((way, verdict) for way in mine)
-        if words.peek() == ",":
-            words.take()
-    words.expect("}")
-    return InlineVerdictMap(tuple(found))
+def _inline_map(read_key: Callable[[], list[Expressions]], cursor: TokenCursor) -> InlineVerdictMap:
+    """Read the map of `KEY vmap { VALUE : VERDICT, … }`. `read_key` reads the alternatives of one element."""
+    arms: list[tuple[Expressions, Verdict]] = []
+    for _ in cursor.items():
+        alternatives = read_key()
+        while cursor.peek() == "counter":
+            nft_statements.READERS["counter"](cursor)
+        cursor.expect(":")
+        verdict = nft_statements.verdict(cursor)
+        arms += ((alternative, verdict) for alternative in alternatives)
+    return InlineVerdictMap(tuple(arms))
 
 
-def _spread(words: Words) -> Expression:
-    """`numgen random mod N vmap { 0 : goto a, 1 : goto b }`, or in a named map."""
-    if words.peek(1) == "random":
-        start = words.position
-        key = words.key_or_none()
-        if key is not None and words.peek() == "vmap" and words.peek(1).startswith("@"):
-            words.take()
-            return VerdictMap(key, words.take()[1:])
-        words.position = start
-    mod, offset = nft_statements.numbers(words)
-    words.expect("vmap")
-    found = nft_statements.arms(words, mod, offset, lambda: nft_statements.verdict(words))
-    chains = [what.chain for _, _, what in found if isinstance(what, Goto)]
-    if len(chains) == len(found) == mod:
+def _numgen(cursor: TokenCursor) -> Expression:
+    """Read `numgen random mod N vmap { 0 : goto a, 1 : goto b }`, or the same with a named map."""
+    if cursor.peek(1) == "random":
+        start = cursor.position
+        key = cursor.key_or_none()
+        if key is not None and cursor.peek() == "vmap" and cursor.peek(1).startswith("@"):
+            cursor.take()
+            return VerdictMap(key, cursor.take()[1:])
+        cursor.position = start
+    mod, offset = nft_statements.numgen(cursor)
+    cursor.expect("vmap")
+    arms = nft_statements.arms(cursor, mod, offset, lambda: nft_statements.verdict(cursor))
+    chains = [what.chain for _, _, what in arms if isinstance(what, Goto)]
+    if len(chains) == len(arms) == mod:
         return RandomGoto(tuple(chains))
-    return RandomMap(mod, found)
+    return RandomMap(mod, arms)
 
 
-def _state_switch(words: Words) -> Many:
-    """`ct state vmap { established : accept, … }`."""
-    words.expect("ct")
-    words.expect("state")
-    words.expect("vmap")
+def _state_map(cursor: TokenCursor) -> Expressions:
+    """Read `ct state vmap { established : accept, … }`."""
+    cursor.expect("ct")
+    cursor.expect("state")
+    cursor.expect("vmap")
 
-    def ways() -> list[Many]:
-        from narthex.netfilter.ast import CtState
-
-        states = [words.take()]
-        while words.peek() == "," and words.peek(1) in _STATES and words.peek(2) in (",", ":"):
-            words.take()
-            states.append(words.take())
+    def read_states() -> list[Expressions]:
+        states = [cursor.take()]
+        while cursor.peek() == "," and cursor.peek(1) in _STATES and cursor.peek(2) in (",", ":"):
+            cursor.take()
+            states.append(cursor.take())
         return [(CtState((state,)),) for state in states]
 
-    return (_switch(ways, words),)
+    return (_inline_map(read_states, cursor),)
 
 
 _STATES = ("new", "established", "related", "invalid", "untracked")
 
 
-# ---- words that begin a match --------------------------------------------------------------------------------------
+# ---- expressions by first word --------------------------------------------------------------------------------------
 
 
-def _transport(words: Words) -> Many:
-    """`tcp dport 80`: the protocol is part of the match."""
-    protocol = words.take()
-    what = words.take()
-    if what == "flags" and protocol == "tcp":
-        return nft_matches.tcp_flags(words)
-    if what == "option":
-        return _option(words)
-    field = {"dport": Field.DPORT, "sport": Field.SPORT}.get(what)
-    if field is None or words.peek() in (".", "<", ">", "<=", ">=", "&"):
-        raise NotUnderstood
-    ours = Compare(Field.L4PROTO, (protocol,))
-    if words.peek() == "vmap" and not words.peek(1).startswith("@"):
-        words.take()
-        return ours, _switch(lambda: _ways((field,), words), words)
-    if words.peek() == "vmap":
-        words.take()
-        return ours, VerdictMap((field,), words.take()[1:])
-    negate = negation(words)
-    if words.peek().startswith("@"):
-        return ours, InSet((field,), words.take()[1:], negate)
-    return ours, _compare(field, words, negate)
+def _transport(cursor: TokenCursor) -> Expressions:
+    """Read a match such as `tcp dport 80`, which includes the protocol."""
+    protocol = cursor.take()
+    name = cursor.take()
+    if name == "flags" and protocol == "tcp":
+        return nft_matches.tcp_flags(cursor)
+    if name == "option":
+        return _option(cursor)
+    field = {"dport": Field.DPORT, "sport": Field.SPORT}.get(name)
+    if field is None or cursor.peek() in (".", "<", ">", "<=", ">=", "&"):
+        raise UnknownSyntax
+    protocol_match = Compare(Field.L4PROTO, (protocol,))
+    if cursor.peek() == "vmap" and not cursor.peek(1).startswith("@"):
+        cursor.take()
+        return protocol_match, _inline_map(lambda: [_alternative((field,), cursor)], cursor)
+    if cursor.peek() == "vmap":
+        cursor.take()
+        return protocol_match, VerdictMap((field,), cursor.take()[1:])
+    negate = negation(cursor)
+    if cursor.peek().startswith("@"):
+        return protocol_match, InSet((field,), cursor.take()[1:], negate)
+    return protocol_match, _compare(field, cursor, negate)
 
 
-def _option(words: Words) -> Many:
-    """`tcp option maxseg size set rt mtu`."""
-    words.position -= 2
-    start = words.position
-    if [words.peek(ahead) for ahead in range(5)] != ["tcp", "option", "maxseg", "size", "set"]:
-        raise NotUnderstood
-    words.position += 5
-    if words.take() == "rt":
-        words.take()
-    return (IgnoredStatement(words.slice(start, words.position)),)
+def _option(cursor: TokenCursor) -> Expressions:
+    """Read `tcp option maxseg size set rt mtu`."""
+    cursor.position -= 2
+    start = cursor.position
+    if [cursor.peek(ahead) for ahead in range(5)] != ["tcp", "option", "maxseg", "size", "set"]:
+        raise UnknownSyntax
+    cursor.position += 5
+    if cursor.take() == "rt":
+        cursor.take()
+    return (IgnoredStatement(cursor.slice(start, cursor.position)),)
 
 
-def _ct(words: Words) -> Many:
-    if words.peek(1) == "original":
-        return _compared(words)
-    if words.peek(1) == "state" and words.peek(2) == "vmap":
-        return _state_switch(words)
-    if words.peek(1) == "mark" and words.peek(2) == "set":
-        words.position += 3
-        return nft_statements.set_mark(words, connection=True)
-    if words.peek(2) == "set":
-        start = words.position
-        words.position += 4
-        return (IgnoredStatement(words.slice(start, words.position)),)
-    if words.peek(1) in ("state", "status", "mark", "direction"):
-        return nft_matches.ct(words)
-    return nft_matches.circumstance(words)
+def _ct(cursor: TokenCursor) -> Expressions:
+    if cursor.peek(1) == "original":
+        return _compared(cursor)
+    if cursor.peek(1) == "state" and cursor.peek(2) == "vmap":
+        return _state_map(cursor)
+    if cursor.peek(1) == "mark" and cursor.peek(2) == "set":
+        cursor.position += 3
+        return nft_statements.set_mark(cursor, connection=True)
+    if cursor.peek(2) == "set":
+        start = cursor.position
+        cursor.position += 4
+        return (IgnoredStatement(cursor.slice(start, cursor.position)),)
+    if cursor.peek(1) in ("state", "status", "mark", "direction"):
+        return nft_matches.ct(cursor)
+    return nft_matches.undecidable(cursor)
 
 
-def _meta(words: Words) -> Many:
-    """Marks, draws and what is set; other `meta` words are fields."""
-    what = words.peek(1)
-    if what == "mark":
-        words.take()
-        return _mark(words)
-    if what == "random":
-        words.position += 2
-        return nft_matches.random(words)
-    if words.peek(2) == "set":
-        start = words.position
-        words.position += 4
-        return (IgnoredStatement(words.slice(start, min(words.position, words.length))),)
-    return _field_match(words)
+def _meta(cursor: TokenCursor) -> Expressions:
+    """Read marks, random numbers, and assignments. Other `meta` expressions are fields."""
+    name = cursor.peek(1)
+    if name == "mark":
+        cursor.take()
+        return _mark(cursor)
+    if name == "random":
+        cursor.position += 2
+        return nft_matches.random(cursor)
+    if cursor.peek(2) == "set":
+        start = cursor.position
+        cursor.position += 4
+        return (IgnoredStatement(cursor.slice(start, min(cursor.position, cursor.length))),)
+    return _field_match(cursor)
 
 
-def _mark(words: Words) -> Many:
-    words.expect("mark")
-    if words.peek() == "set":
-        words.take()
-        return nft_statements.set_mark(words, connection=False)
-    return nft_matches.mark(words)
+def _mark(cursor: TokenCursor) -> Expressions:
+    cursor.expect("mark")
+    if cursor.peek() == "set":
+        cursor.take()
+        return nft_statements.set_mark(cursor, connection=False)
+    return nft_matches.mark(cursor)
 
 
-_READERS: dict[str, Callable[[Words], Many]] = {
+_READERS: dict[str, Callable[[TokenCursor], Expressions]] = {
     **nft_matches.READERS,
     **nft_statements.READERS,
     "ct": _ct,

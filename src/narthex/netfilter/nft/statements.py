@@ -1,8 +1,7 @@
-"""Statements of nft: verdicts, rewriting, marks, and what only stands beside a packet's way."""
+"""Statements of nft: verdicts, NAT, marks, set updates, and statements that do not affect the path of a packet."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 
 from narthex.model.net import split_port
@@ -34,121 +33,122 @@ from narthex.netfilter.ast import (
     UpdateSet,
     Verdict,
 )
-from narthex.netfilter.nft.words import NotUnderstood, Words
+from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax
+from narthex.netfilter.xtables.values import destination_range
 
-Many = tuple[Expression, ...]
+Expressions = tuple[Expression, ...]
 
 _ALL = 0xFFFFFFFF
 _NAT_FLAGS = ("fully-random", "random", "persistent")
-PLAIN: dict[str, Verdict] = {"accept": Accept(), "drop": DropPacket(), "return": Return()}
+VERDICTS: dict[str, Verdict] = {"accept": Accept(), "drop": DropPacket(), "return": Return()}
 
 
-def verdict(words: Words) -> Verdict:
-    """A verdict of a map. Raises NotUnderstood."""
-    word = words.take()
+def verdict(cursor: TokenCursor) -> Verdict:
+    """Read a verdict of a map. Raises UnknownSyntax."""
+    word = cursor.take()
     if word == "goto":
-        return Goto(words.take())
+        return Goto(cursor.take())
     if word == "jump":
-        return Jump(words.take())
-    if word not in PLAIN:
-        raise NotUnderstood
-    return PLAIN[word]
+        return Jump(cursor.take())
+    if word not in VERDICTS:
+        raise UnknownSyntax
+    return VERDICTS[word]
 
 
-def _target(kind: type[Jump] | type[Goto]) -> Callable[[Words], Many]:
-    def read(words: Words) -> Many:
-        words.take()
-        return (kind(words.take()),)
+def _call(kind: type[Jump] | type[Goto]) -> Callable[[TokenCursor], Expressions]:
+    def read(cursor: TokenCursor) -> Expressions:
+        cursor.take()
+        return (kind(cursor.take()),)
 
     return read
 
 
-def _word(*read: Expression) -> Callable[[Words], Many]:
-    def reader(words: Words) -> Many:
-        words.take()
-        return read
+def _constant(*expressions: Expression) -> Callable[[TokenCursor], Expressions]:
+    def read(cursor: TokenCursor) -> Expressions:
+        cursor.take()
+        return expressions
 
-    return reader
+    return read
 
 
-def _reject(words: Words) -> Many:
-    words.expect("reject")
-    if words.peek() != "with":
+def _reject(cursor: TokenCursor) -> Expressions:
+    cursor.expect("reject")
+    if cursor.peek() != "with":
         return (RejectPacket(),)
-    words.take()
-    if words.take() == "tcp":
-        words.expect("reset")
+    cursor.take()
+    if cursor.take() == "tcp":
+        cursor.expect("reset")
         return (RejectPacket("tcp reset"),)
-    if words.peek() == "type":
-        words.take()
-    return (RejectPacket(words.take()),)
+    if cursor.peek() == "type":
+        cursor.take()
+    return (RejectPacket(cursor.take()),)
 
 
-# ---- rewriting -----------------------------------------------------------------------------------------------------
+# ---- NAT -----------------------------------------------------------------------------------------------------------
 
 
-def _flags(words: Words) -> bool:
+def _flags(cursor: TokenCursor) -> bool:
     fully = False
-    while words.peek() in (*_NAT_FLAGS, ","):
-        fully = words.take() == "fully-random" or fully
+    while cursor.peek() in (*_NAT_FLAGS, ","):
+        fully = cursor.take() == "fully-random" or fully
     return fully
 
 
-def _masquerade(words: Words) -> Many:
-    words.expect("masquerade")
-    if words.peek() == "to":
-        words.take()
-        if not words.take().startswith(":"):
-            raise NotUnderstood
-    return (Masquerade(_flags(words)),)
+def _masquerade(cursor: TokenCursor) -> Expressions:
+    cursor.expect("masquerade")
+    if cursor.peek() == "to":
+        cursor.take()
+        if not cursor.take().startswith(":"):
+            raise UnknownSyntax
+    return (Masquerade(_flags(cursor)),)
 
 
-def _redirect(words: Words) -> Many:
-    words.expect("redirect")
-    if words.peek() != "to":
-        _flags(words)
+def _redirect(cursor: TokenCursor) -> Expressions:
+    cursor.expect("redirect")
+    if cursor.peek() != "to":
+        _flags(cursor)
         return (RedirectRange(),)
-    words.take()
-    first, dash, last = words.take().lstrip(":").partition("-")
-    _flags(words)
+    cursor.take()
+    first, dash, last = cursor.take().lstrip(":").partition("-")
+    _flags(cursor)
     if not dash:
         return (Redirect(int(first)),)
     return (RedirectRange(int(first), int(last)),)
 
 
-def _snat(words: Words) -> Many:
-    words.expect("snat")
-    if words.peek() in ("ip", "ip6"):
-        words.take()
-    words.expect("to")
-    first, last, *_ = _ends(words.take())
-    _flags(words)
+def _snat(cursor: TokenCursor) -> Expressions:
+    cursor.expect("snat")
+    if cursor.peek() in ("ip", "ip6"):
+        cursor.take()
+    cursor.expect("to")
+    first, last, *_ = destination_range(cursor.take())
+    _flags(cursor)
     if not first:
-        raise NotUnderstood
+        raise UnknownSyntax
     return (Snat(first, last),)
 
 
-def _dnat(words: Words) -> Many:
-    """`dnat to ADDRESS[:PORT]`, to a range, to what a map holds, or to one that is drawn."""
-    words.expect("dnat")
-    if words.peek() in ("ip", "ip6"):
-        words.take()
-    words.expect("to")
-    if words.peek() == "numgen" and _has_braces(words):
-        return (_drawn(words),)
-    if words.peek(1) not in ("", "comment", *_NAT_FLAGS):
-        key = words.key()
-        words.expect("map")
-        if not words.peek().startswith("@"):
-            raise NotUnderstood
-        return (DnatMap(key, words.take()[1:]),)
-    text = words.take()
-    flagged = words.peek() in _NAT_FLAGS
-    _flags(words)
+def _dnat(cursor: TokenCursor) -> Expressions:
+    """Read `dnat to ADDRESS[:PORT]`, or to a range, the value of a map, or a random choice."""
+    cursor.expect("dnat")
+    if cursor.peek() in ("ip", "ip6"):
+        cursor.take()
+    cursor.expect("to")
+    if cursor.peek() == "numgen" and _has_braces(cursor):
+        return (_random_dnat(cursor),)
+    if cursor.peek(1) not in ("", "comment", *_NAT_FLAGS):
+        key = cursor.key()
+        cursor.expect("map")
+        if not cursor.peek().startswith("@"):
+            raise UnknownSyntax
+        return (DnatMap(key, cursor.take()[1:]),)
+    text = cursor.take()
+    flagged = cursor.peek() in _NAT_FLAGS
+    _flags(cursor)
     if not text[0].isalnum() and text[0] not in "[:":
-        raise NotUnderstood
+        raise UnknownSyntax
     if "-" in text or flagged or text.startswith(":"):
-        return (DnatRange(*_ends(text)),)
+        return (DnatRange(*destination_range(text)),)
     return (_endpoint(text),)
 
 
@@ -160,225 +160,203 @@ def _endpoint(text: str) -> Dnat:
     return Dnat(text)
 
 
-def _ends(text: str) -> tuple[str, str, int | None, int | None]:
-    """First and last address, first and last port."""
-    ports = ""
-    if text.startswith("["):
-        text, _, ports = text.rpartition("]:") if "]:" in text else (text.rstrip("]"), "", "")
-        text = text.replace("[", "").replace("]", "")
-    elif text.count(":") == 1:
-        text, _, ports = text.partition(":")
-    first, dash, last = text.partition("-")
-    ends = [str(ipaddress.ip_address(each)) if each else "" for each in (first, last if dash else first)]
-    low, port_dash, high = ports.partition("-")
-    if not ports:
-        return ends[0], ends[1], None, None
-    return ends[0], ends[1], int(low), int(high if port_dash else low)
+# ---- random numbers ---------------------------------------------------------------------------------------------------------
 
 
-# ---- draws ---------------------------------------------------------------------------------------------------------
-
-
-def _has_braces(words: Words) -> bool:
-    """Whether a map in braces follows, and not a named one."""
+def _has_braces(cursor: TokenCursor) -> bool:
+    """Return True if an anonymous map follows, not a named one."""
     ahead = 0
-    while (word := words.peek(ahead)) not in ("", "map", "vmap"):
+    while (word := cursor.peek(ahead)) not in ("", "map", "vmap"):
         ahead += 1
         if word.startswith("@"):
             return False
-    return words.peek(ahead + 1) == "{"
+    return cursor.peek(ahead + 1) == "{"
 
 
-def numbers(words: Words) -> tuple[int, int]:
-    """`numgen random mod N [offset M]`: N and M. With `inc` the numbers come in turn, which over many connections is the
-    same share."""
-    words.expect("numgen")
-    if words.take() not in ("random", "inc"):
-        raise NotUnderstood
-    words.expect("mod")
-    mod = words.number()
+def numgen(cursor: TokenCursor) -> tuple[int, int]:
+    """Read `numgen random mod N [offset M]`. Return N and M.
+
+    `inc` takes the numbers in turn, which over many connections gives the same shares.
+    """
+    cursor.expect("numgen")
+    if cursor.take() not in ("random", "inc"):
+        raise UnknownSyntax
+    cursor.expect("mod")
+    mod = cursor.number()
     offset = 0
-    if words.peek() == "offset":
-        words.take()
-        offset = words.number()
+    if cursor.peek() == "offset":
+        cursor.take()
+        offset = cursor.number()
     return mod, offset
 
 
-def _drawn(words: Words) -> RandomMap:
-    """`numgen random mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 . 80 }`."""
-    mod, offset = numbers(words)
-    words.expect("map")
+def _random_dnat(cursor: TokenCursor) -> RandomMap:
+    """Read `numgen random mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 . 80 }`."""
+    mod, offset = numgen(cursor)
+    cursor.expect("map")
 
     def endpoint() -> Dnat:
-        address = words.take()
-        if words.peek() == ".":
-            words.take()
-            return Dnat(address, words.number())
+        address = cursor.take()
+        if cursor.peek() == ".":
+            cursor.take()
+            return Dnat(address, cursor.number())
         return _endpoint(address)
 
-    return RandomMap(mod, arms(words, mod, offset, endpoint))
+    return RandomMap(mod, arms(cursor, mod, offset, endpoint))
 
 
 def arms(
-    words: Words, mod: int, offset: int, read: Callable[[], Verdict | Dnat]
+    cursor: TokenCursor, mod: int, offset: int, read: Callable[[], Verdict | Dnat]
 ) -> tuple[tuple[int, int, Verdict | Dnat], ...]:
-    """`{ 0 : …, 1-3 : … }` as (first, last, what), counted without the offset. Raises NotUnderstood."""
-    words.expect("{")
+    """Read `{ 0 : …, 1-3 : … }` as (first, last, action), without the offset. Raises UnknownSyntax."""
     found: list[tuple[int, int, Verdict | Dnat]] = []
-    while words.peek() != "}":
-        first, dash, last = words.take().partition("-")
-        words.expect(":")
-        what = read()
+    for _ in cursor.items():
+        first, dash, last = cursor.take().partition("-")
+        cursor.expect(":")
+        action = read()
         low, high = int(first) - offset, int(last if dash else first) - offset
         if not 0 <= low <= high < mod or any(low <= end and start <= high for start, end, _ in found):
-            raise NotUnderstood
-        found.append((low, high, what))
-        if words.peek() == ",":
-            words.take()
-    words.expect("}")
+            raise UnknownSyntax
+        found.append((low, high, action))
     return tuple(sorted(found, key=lambda arm: arm[0]))
 
 
 # ---- marks ---------------------------------------------------------------------------------------------------------
 
 
-def set_mark(words: Words, connection: bool) -> Many:
-    """What stands behind `meta mark set` or `ct mark set`."""
+def set_mark(cursor: TokenCursor, connection: bool) -> Expressions:
+    """Read the part after `meta mark set` or `ct mark set`."""
     own, other = ("ct", "meta") if connection else ("meta", "ct")
-    if words.peek() in ("meta", "ct", "mark"):
-        source = words.take()
+    if cursor.peek() in ("meta", "ct", "mark"):
+        source = cursor.take()
         if source != "mark":
-            words.expect("mark")
+            cursor.expect("mark")
         elif connection:
-            raise NotUnderstood
-        return (_changed(words, connection, source in (own, "mark"), source == other),)
-    return (SetMark(words.number(), _ALL, connection),)
+            raise UnknownSyntax
+        return (_mark_change(cursor, connection, source in (own, "mark"), source == other),)
+    return (SetMark(cursor.number(), _ALL, connection),)
 
 
-def _changed(words: Words, connection: bool, same: bool, copied: bool) -> Expression:
-    operator = words.peek()
+def _mark_change(cursor: TokenCursor, connection: bool, same: bool, copied: bool) -> Expression:
+    operator = cursor.peek()
     if operator not in ("|", "or", "^", "xor", "&", "and"):
         if copied:
             return CopyMark(connection)
-        raise NotUnderstood
-    words.take()
-    bits = words.number()
-    further = words.peek()
+        raise UnknownSyntax
+    cursor.take()
+    bits = cursor.number()
+    further = cursor.peek()
     if copied:
         if operator in ("&", "and") and further not in ("|", "^", "or", "xor"):
             return CopyMark(connection, bits)
-        raise NotUnderstood
+        raise UnknownSyntax
     if not same:
-        raise NotUnderstood
+        raise UnknownSyntax
     if operator in ("|", "or"):
         return SetMark(bits, bits, True) if connection else MarkOr(bits)
     if operator in ("^", "xor"):
         return SetMark(bits, 0, True) if connection else MarkXor(bits)
     value = 0
     if further in ("|", "^", "or", "xor"):
-        words.take()
-        value = words.number()
+        cursor.take()
+        value = cursor.number()
         if further in ("|", "or"):
-            # `mark & A | B`: what is set by B is cleared first.
+            # `mark & A | B`: the bits of B are cleared before they are set.
             return SetMark(value, ~bits & _ALL | value, connection)
     return SetMark(value, ~bits & _ALL, connection)
 
 
-# ---- sets and what changes no way ----------------------------------------------------------------------------------
+# ---- sets and ignored statements ----------------------------------------------------------------------------------
 
 
-def _update(words: Words) -> Many:
-    """`update @set { KEY [timeout T] }`; the set's own timeout is taken for T."""
-    words.take()
-    name = words.take()
+def _update(cursor: TokenCursor) -> Expressions:
+    """Read `update @set { KEY [timeout T] }`. T is ignored in favor of the timeout of the set."""
+    cursor.take()
+    name = cursor.take()
     if not name.startswith("@"):
-        raise NotUnderstood
-    words.expect("{")
-    key = words.key()
+        raise UnknownSyntax
+    cursor.expect("{")
+    key = cursor.key()
     if any(isinstance(part, Slot) for part in key) or not all(isinstance(part, Field) for part in key):
-        raise NotUnderstood
-    if words.peek() == "timeout":
-        words.take()
-        words.take()
-    words.expect("}")
+        raise UnknownSyntax
+    if cursor.peek() == "timeout":
+        cursor.take()
+        cursor.take()
+    cursor.expect("}")
     return (UpdateSet(key, name[1:]),)
 
 
-def _counter(words: Words) -> Many:
-    words.expect("counter")
-    if words.peek() == "packets":
-        words.take()
-        words.number()
-        words.expect("bytes")
-        words.number()
-    elif words.peek() == "name":
-        words.position += 2
+def _counter(cursor: TokenCursor) -> Expressions:
+    cursor.expect("counter")
+    if cursor.peek() == "packets":
+        cursor.take()
+        cursor.number()
+        cursor.expect("bytes")
+        cursor.number()
+    elif cursor.peek() == "name":
+        cursor.position += 2
     return (Counter(),)
 
 
 _LOG_OPTIONS = ("prefix", "level", "group", "snaplen", "queue-threshold", "flags")
 
 
-def _log(words: Words) -> Many:
-    start = words.position
-    words.expect("log")
-    while words.peek() in _LOG_OPTIONS:
-        if words.take() == "flags" and words.peek() in ("tcp", "ip"):
-            words.take()
-        words.take()
-        while words.peek() == ",":
-            words.position += 2
-    return (IgnoredStatement(words.slice(start, words.position)),)
+def _log(cursor: TokenCursor) -> Expressions:
+    start = cursor.position
+    cursor.expect("log")
+    while cursor.peek() in _LOG_OPTIONS:
+        if cursor.take() == "flags" and cursor.peek() in ("tcp", "ip"):
+            cursor.take()
+        cursor.take()
+        while cursor.peek() == ",":
+            cursor.position += 2
+    return (IgnoredStatement(cursor.slice(start, cursor.position)),)
 
 
-def _aside(count: int) -> Callable[[Words], Many]:
-    """So many words that change nothing of a packet's way."""
+def _ignored(count: int) -> Callable[[TokenCursor], Expressions]:
+    """Return a reader of an ignored statement of `count` words."""
 
-    def read(words: Words) -> Many:
-        start = words.position
+    def read(cursor: TokenCursor) -> Expressions:
+        start = cursor.position
         for _ in range(count):
-            words.take()
-        return (IgnoredStatement(words.slice(start, words.position)),)
+            cursor.take()
+        return (IgnoredStatement(cursor.slice(start, cursor.position)),)
 
     return read
 
 
-def _flow(words: Words) -> Many:
-    return _aside(3)(words)
-
-
-def _xt(words: Words) -> Many:
-    """What nft says of iptables' extensions that it cannot put into its own words: little more than the name."""
-    start = words.position
-    words.expect("xt")
-    kind = words.take()
-    name = words.take().strip('"')
+def _xt(cursor: TokenCursor) -> Expressions:
+    """Read an iptables extension that nft cannot translate, of which it prints little more than the name."""
+    start = cursor.position
+    cursor.expect("xt")
+    kind = cursor.take()
+    name = cursor.take().strip('"')
     if kind == "match" and name == "comment":
         return ()
     if kind == "target" and name in ("LOG", "NFLOG", "TRACE", "TCPMSS"):
-        return (IgnoredStatement(words.slice(start, words.position)),)
+        return (IgnoredStatement(cursor.slice(start, cursor.position)),)
     if kind == "target" and name == "MASQUERADE":
         return (Masquerade(fully_random=False),)
-    raise NotUnderstood
+    raise UnknownSyntax
 
 
-READERS: dict[str, Callable[[Words], Many]] = {
-    "jump": _target(Jump),
-    "goto": _target(Goto),
-    "accept": _word(Accept()),
-    "drop": _word(DropPacket()),
-    "return": _word(Return()),
-    "continue": _word(),
+READERS: dict[str, Callable[[TokenCursor], Expressions]] = {
+    "jump": _call(Jump),
+    "goto": _call(Goto),
+    "accept": _constant(Accept()),
+    "drop": _constant(DropPacket()),
+    "return": _constant(Return()),
+    "continue": _constant(),
     "reject": _reject,
     "masquerade": _masquerade,
     "redirect": _redirect,
     "snat": _snat,
     "dnat": _dnat,
-    "notrack": _word(NoTrack()),
+    "notrack": _constant(NoTrack()),
     "update": _update,
     "add": _update,
     "counter": _counter,
     "log": _log,
-    "flow": _flow,
+    "flow": _ignored(3),
     "xt": _xt,
 }

@@ -100,6 +100,6 @@ class _Foreign:
 
     def circumstance(self, e: UndecidableMatch, _branch: Branch, _place: HookPoint, _table: Table) -> bool | str:
         """Nobody knows, but for packets that cannot have it."""
-        if not (e.made_here if self._packet.from_host else e.forwarded):
+        if not (e.sent_locally if self._packet.from_host else e.forwarded):
             return False
         return f"depends on {e.about}: {e.text}"

@@ -336,8 +336,8 @@ class Matcher:
 
     def _any_of(self, e: AnyOf, branch: Branch, point: HookPoint, table: Table) -> Answer:
         doubt = ""
-        for way in e.ways:
-            answer = self.all_of(way, branch, point, table)
+        for alternative in e.alternatives:
+            answer = self.all_of(alternative, branch, point, table)
             if answer is True:
                 return not e.negate
             if answer is not False:

@@ -1,8 +1,8 @@
-"""iptables rules as text: `save_text` prints what iptables-restore reads, `parse` reads what iptables-save prints."""
+"""iptables rules as text: a printer for iptables-restore, and parsers for iptables-save and `iptables -L`."""
 
+from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.netfilter.xtables.parse import parse, parse_rules
 from narthex.netfilter.xtables.print import save_text
 from narthex.netfilter.xtables.values import kernel_probability
-from narthex.netfilter.xtables.words import SaveTextError
 
 __all__ = ["SaveTextError", "kernel_probability", "parse", "parse_rules", "save_text"]

@@ -1,7 +1,8 @@
-"""Facts and small conversions that printing and parsing of iptables rules share."""
+"""Constants and conversions that the printer and the parsers of iptables rules share."""
 
 from __future__ import annotations
 
+import ipaddress
 from fractions import Fraction
 from math import floor
 
@@ -20,17 +21,21 @@ _HOOKS: dict[str, tuple[str, dict[str, int]]] = {
 }
 
 TABLES = tuple(_HOOKS)
-"""The tables that exist, in the order in which a packet meets them."""
+"""The iptables tables in the order in which a packet passes them."""
 
 
 def builtin_chains(table: str) -> tuple[str, ...]:
-    """Names of a table's built-in chains; () for a table that iptables does not have."""
+    """Return the names of the built-in chains of a table, () for an unknown table."""
     return tuple(_HOOKS[table][1]) if table in _HOOKS else ()
 
 
+def default_policy(table: str, chain: str) -> str:
+    """Return the policy of a chain that a dump does not declare: ACCEPT, or "-" for a chain that is not built-in."""
+    return "ACCEPT" if chain in builtin_chains(table) else "-"
+
+
 def hook_of(table: str, chain: str, policy: str = "ACCEPT") -> Hook | None:
-    """Where a built-in chain hangs, with the kernel's priorities (`enum nf_ip_hook_priorities`); None for a chain of
-    somebody's own."""
+    """Return the hook of a built-in chain with the kernel's priority (`enum nf_ip_hook_priorities`); None for other chains."""
     kind, priorities = _HOOKS.get(table, ("", {}))
     if chain not in priorities:
         return None
@@ -41,7 +46,7 @@ _SCALE = 2**31
 
 
 def kernel_probability(text: str) -> str:
-    """What iptables-save prints for a `--probability` given as `text`.
+    """Return what iptables-save prints for a `--probability` given as `text`.
 
     The kernel keeps `lround(0x80000000 * p)` and iptables prints that number back with eleven decimals
     (extensions/libxt_statistic.c), so 0.33333 comes back as 0.33332999982. Printing the result again is lossless.
@@ -50,23 +55,25 @@ def kernel_probability(text: str) -> str:
     probability = Fraction(text)
     if not 0 <= probability <= 1:
         raise ValueError(f"{text!r} is not a probability")
-    # lround takes halves away from zero, round() would take them to even.
+    # lround rounds halves away from zero, round() to even.
     kept = Fraction(floor(probability * _SCALE + Fraction(1, 2)), _SCALE)
     whole, rest = divmod(floor(kept * 10**11 + Fraction(1, 2)), 10**11)
     return f"{whole}.{rest:011d}"
 
 
 def equal_share(left: int) -> str:
-    """The probability for the first of `left` endpoints that have not been tried, as iptables-save prints it.
+    """Return the probability 1/`left` as iptables-save prints it.
 
-    It is written with ten decimals, as kube-proxy does (row 3.9), before the kernel rounds it.
+    kube-proxy writes ten decimals (row 3.9), which the kernel then rounds.
     """
     return kernel_probability(f"{1 / left:.10f}")
 
 
 def plain_network(text: str) -> str:
-    """Address or network text of iptables to canonical text: `10.0.0.1/32` is an address, `10.0.0.0/255.0.0.0` a
-    network. Raises ValueError."""
+    """Return an iptables address or network in canonical form: `10.0.0.1/32` is an address, `10.0.0.0/255.0.0.0` a network.
+
+    Raises ValueError.
+    """
     base, slash, length = text.partition("/")
     host = address(base)
     if not slash:
@@ -82,6 +89,32 @@ def _prefix_length(mask: str) -> int:
     if len(bits) != 32 or "01" in bits:
         raise ValueError(f"{mask!r} is not a netmask")
     return bits.count("1")
+
+
+def destination_range(text: str) -> tuple[str, str, int | None, int | None]:
+    """Parse the addresses and ports of a NAT target, in the syntax of iptables or nft.
+
+    Examples are `10.0.0.1-10.0.0.3:80-90`, `[fd00::1]:80`, and `[fd00::1]-[fd00::3]`. Returns first and last address, ""
+    if there is none, and first and last port. Raises ValueError, also for a port range with a base (`80-90/8080`).
+    """
+    ports = ""
+    if text.startswith("["):
+        text, _, ports = text.rpartition("]:") if "]:" in text else (text, "", "")
+        text = text.replace("[", "").replace("]", "")
+    elif text.count(":") == 1:
+        text, _, ports = text.partition(":")
+    first, dash, last = text.partition("-")
+    low, high = (str(ipaddress.ip_address(each)) if each else "" for each in (first, last if dash else first))
+    if not ports:
+        return low, high, None, None
+    first_port, dash, last_port = ports.partition("-")
+    return low, high, int(first_port), int(last_port if dash else first_port)
+
+
+def value_and_mask(text: str) -> tuple[int, int]:
+    """Parse a mark such as `0x4000/0x4000`. Without a mask, all bits count. Raises ValueError."""
+    value, slash, mask = text.partition("/")
+    return int(value, 0), int(mask, 0) if slash else 0xFFFFFFFF
 
 
 _REJECT_4 = {
@@ -134,9 +167,9 @@ ICMP_TYPES = {
     (True, "neighbor-advertisement"): 136,
     (True, "redirect"): 137,
 }
-"""(of ICMPv6, name) to number. "any" is 255 in xt_icmp."""
+"""ICMP type numbers by (is ICMPv6, name). "any" is 255 in xt_icmp."""
 
 
 def reject_words(family: IPFamily) -> dict[str, str]:
-    """nft's word for a refusal to the one of `--reject-with`."""
+    """Return the values of `--reject-with` by the reject kind in nft."""
     return _REJECT_4 if family is IPFamily.IPV4 else _REJECT_6

@@ -16,8 +16,8 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey
 from narthex.netfilter.xtables import parse_rules
+from narthex.netfilter.xtables.lexer import ValueWord, split_words
 from narthex.netfilter.xtables.values import builtin_chains
-from narthex.netfilter.xtables.words import Text, split_words
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import guard_rule
 from narthex.proxy.backends.nftables.frame import TABLE
@@ -230,7 +230,7 @@ def _is_plain(rule: str) -> bool:
     words = split_words(rule)
     while len(words) >= 2:
         option, value, *words = words
-        if type(option) is Text:
+        if type(option) is ValueWord:
             return False
         if option == "-j":
             return not words

@@ -9,7 +9,7 @@ import msgspec
 
 from narthex.model.net import IPFamily, Protocol, contains, family_of
 from narthex.model.packet import Host, Packet
-from narthex.netfilter.dump.read import FamilyRules
+from narthex.netfilter.dump.read import WalkInput
 from narthex.netfilter.walk.walk import walk
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import PlanCase, annotate, explain
@@ -111,7 +111,7 @@ def _arrival(inputs: NodeInputs, source: AddressOwner, sent_from: str) -> str:
     return config.bridge_interface or _DEFAULT_BRIDGE
 
 
-def _relay_table(dump: FamilyRules, family: IPFamily) -> Any:
+def _relay_table(dump: WalkInput, family: IPFamily) -> Any:
     """The relay's listeners among the comments of a dump."""
     from narthex.proxy.backends.userspace.table import table_of
 
@@ -128,7 +128,7 @@ def answer(
     *,
     others: dict[str, AddressName] | None = None,
     live_rules: Callable[[IPFamily], Any] | None = None,
-    dump: Callable[[IPFamily], FamilyRules] | None = None,
+    dump: Callable[[IPFamily], WalkInput] | None = None,
     live_route: Callable[[str], str] | None = None,
     announcers: Mapping[str, NodeAnnouncerState] | None = None,
     path: PacketPath | None = None,

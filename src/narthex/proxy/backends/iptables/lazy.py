@@ -26,7 +26,7 @@ class EndpointRules(LazyRules):
         self._protocol = protocol
         self._comment = comment
 
-    def made(self) -> Rules:
+    def build(self) -> Rules:
         """Built without sorting: these are nearly all the rules there are."""
         end = self._endpoint
         return (
@@ -73,7 +73,7 @@ class DrawRules(LazyRules):
         self._ways = ways
         self._comments = comments
 
-    def made(self) -> Rules:
+    def build(self) -> Rules:
         comments = self._comments or ("",) * len(self._ways)
         left = len(self._ways)
         drawn = [

@@ -1,0 +1,175 @@
+"""The content of dumps: tables with their origin, ipsets, and virtual servers of IPVS."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from narthex.model.net import IPFamily, family_of
+from narthex.netfilter.ast import AnyOf, Expression, InlineVerdictMap, Ruleset, Table, Unknown
+from narthex.netfilter.ipset import IpSet
+from narthex.netfilter.ipvs import ServerKey, VirtualServer
+from narthex.netfilter.lazy import LazyChains
+from narthex.netfilter.walk.state import KernelObjects
+from narthex.netfilter.xtables.values import TABLES, builtin_chains
+
+_BOUND_ADDRESS_SETS = ("KUBE-IPVS-IPS", "KUBE-6-IPVS-IPS")
+
+
+class Flavour(enum.Enum):
+    """The tool that printed a table."""
+
+    LEGACY = "iptables-legacy"
+    NFT = "iptables-nft"
+    XTABLES = "iptables"
+    """iptables-legacy or iptables-nft; the text does not tell."""
+    NFTABLES = "nft"
+
+
+class DumpProblem(msgspec.Struct, frozen=True):
+    """An error in a dump, or an assumption about something that it omits."""
+
+    origin: str
+    line: int
+    """Line number, starting at 1; 0 for the text as a whole."""
+    text: str
+
+    def __str__(self) -> str:
+        where = f"line {self.line}: " if self.line else ""
+        return f"{self.origin}: {where}{self.text}" if self.origin else where + self.text
+
+
+class DumpTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of a dump, and its position."""
+
+    table: Table
+    flavour: Flavour
+    origin: str = ""
+    line: int = 0
+    rules: int = 0
+    """Number of lines of the text that are rules of the table."""
+    whole: bool = True
+    """False if the text contains only some of the rules, such as the output of `grep`."""
+
+
+class WalkInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a dump that a packet of one family can meet."""
+
+    ruleset: Ruleset = Ruleset()
+    objects: KernelObjects = KernelObjects()
+    comments: tuple[str, ...] = ()
+    """Comment lines of the dump."""
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of one or more dumps of a node."""
+
+    tables: tuple[DumpTable, ...] = ()
+    sets: Mapping[str, IpSet] = {}
+    servers: Mapping[ServerKey, VirtualServer] = {}
+    marks: frozenset[int] = frozenset()
+    """Packet marks that have a virtual server of IPVS."""
+    comments: tuple[str, ...] = ()
+    problems: tuple[DumpProblem, ...] = ()
+    """Lines with errors. Their content is not part of the dump."""
+    notes: tuple[DumpProblem, ...] = ()
+    """Information that the text omits, and the assumptions made instead."""
+
+    def for_family(self, family: IPFamily) -> WalkInput:
+        """Return everything that a packet of the family can meet.
+
+        The addresses of virtual servers count as bound, since none of the tools prints the addresses of the node.
+        """
+        servers = {key: server for key, server in self.servers.items() if family_of(server.address) is family}
+        named = (entry for name in _BOUND_ADDRESS_SETS if name in self.sets for entry in self.sets[name].entries)
+        bound = frozenset(ip for ip in (*named, *(key[0] for key in servers)) if family_of(ip) is family)
+        objects = KernelObjects(sets=self.sets, servers=servers, bound=bound, marks=self.marks)
+        tables = tuple(each for each in self.tables if each.table.family in (None, family))
+        ruleset = Ruleset(tuple(each.table for each in _without_duplicates(tables)))
+        return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments)
+
+    def locate(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
+        """Return origin, line, and text of a rule, given its number from 0. The line is 0 if it is not known."""
+        found = next((each for each in self.tables if each.table is table), None)
+        if found is None or not isinstance(table.chains, LazyChains):
+            return (found.origin if found else "", 0, "")
+        line, text = table.chains.locate(chain, rule)
+        return found.origin, line, text
+
+    def check(self) -> tuple[DumpProblem, ...]:
+        """Parse every rule and set. Return the problems and everything that is not understood, in text order."""
+        problems = list(self.problems)
+        for each in self.tables:
+            for name, chain in each.table.chains.items():
+                for number, rule in enumerate(chain.rules):
+                    for text in _unknown(rule.expressions):
+                        line = self.locate(each.table, name, number)[1]
+                        where = f"table {each.table.name}, chain {name}, rule {number + 1}"
+                        problems.append(DumpProblem(each.origin, line, f"{where}: not understood: {text}"))
+            problems += (
+                DumpProblem(each.origin, 0, f"set {one.name}: not understood: {one.unsupported}")
+                for one in each.table.sets.values()
+                if one.unsupported
+            )
+        problems += (
+            DumpProblem("", 0, f"ipset {one.name}: not understood: {one.unsupported}")
+            for one in self.sets.values()
+            if one.unsupported
+        )
+        return tuple(problems)
+
+
+def merge_dumps(dumps: Iterable[Dump]) -> Dump:
+    """Merge several dumps of one node."""
+    merged = tuple(dumps)
+    return Dump(
+        tables=tuple(each for one in merged for each in one.tables),
+        sets={name: ipset for one in merged for name, ipset in one.sets.items()},
+        servers={key: server for one in merged for key, server in one.servers.items()},
+        marks=frozenset(mark for one in merged for mark in one.marks),
+        comments=tuple(each for one in merged for each in one.comments),
+        problems=tuple(each for one in merged for each in one.problems),
+        notes=tuple(each for one in merged for each in one.notes),
+    )
+
+
+def _without_duplicates(tables: tuple[DumpTable, ...]) -> list[DumpTable]:
+    """Drop the tables that were printed twice, in kernel order.
+
+    iptables-nft's tables are in both `iptables-save` and `nft list ruleset`. The former has more information.
+    """
+    chosen: list[DumpTable] = []
+    saved = {(each.table.family, each.table.name) for each in tables if each.flavour is not Flavour.NFTABLES}
+    seen: set[tuple[object, ...]] = set()
+    for each in tables:
+        table = each.table
+        if each.flavour is Flavour.NFTABLES:
+            duplicate = (table.family, table.name) in saved and table.name in TABLES
+            if duplicate and not set(builtin_chains(table.name)).isdisjoint(table.chains):
+                continue
+        key = (table.family, table.name, each.flavour)
+        if each.whole and key in seen:
+            continue
+        if each.whole:
+            seen.add(key)
+        chosen.append(each)
+    # nft lists all tables in the order of their creation, which decides whose chain is called first.
+    created = {
+        (each.table.family, each.table.name): number
+        for number, each in enumerate(each for each in tables if each.flavour is Flavour.NFTABLES)
+    }
+    return sorted(chosen, key=lambda each: created.get((each.table.family, each.table.name), -1))
+
+
+def _unknown(expressions: tuple[Expression, ...]) -> Iterable[str]:
+    for each in expressions:
+        if isinstance(each, Unknown):
+            yield each.text
+        elif isinstance(each, AnyOf):
+            for alternative in each.alternatives:
+                yield from _unknown(alternative)
+        elif isinstance(each, InlineVerdictMap):
+            for matches, _ in each.arms:
+                yield from _unknown(matches)
