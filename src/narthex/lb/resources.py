@@ -26,7 +26,7 @@ from narthex.model.decode.objects import MAX_BYTES, decode
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, Selector, Service
 from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
-from narthex.model.selector import meets
+from narthex.model.selector import matches
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec
 
 __all__ = ["API_VERSION", "KIND", "IPAddressPool", "L2Advertisement", "LoadBalancerConfiguration", "read"]
@@ -113,7 +113,7 @@ def pool_serves(pool: IPAddressPool, service: Service, namespace_labels: Labels)
 
 def _any(selectors: Iterable[Selector], labels: Labels) -> bool:
     held = dict(labels)
-    return any(meets(held, selector) for selector in selectors)
+    return any(matches(held, selector) for selector in selectors)
 
 
 def _failed(origin: str, message: str) -> LoadBalancerConfiguration:

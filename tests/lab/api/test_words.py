@@ -11,7 +11,7 @@ from narthex.lab.api.columns_custom import values
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.field_sets import field_set, nested, parsed
 from narthex.lab.api.kinds import KINDS, newest_first
-from narthex.lab.api.selectors import Selector
+from narthex.lab.api.selectors import ListSelector
 from narthex.lab.api.types import object_type
 from narthex.lab.server import websocket
 
@@ -31,13 +31,13 @@ POD = object_type(KINDS["Pod"])
     ],
 )  # fmt: skip
 def test_labels_select(words, labels, selected):
-    assert Selector(words, "", frozenset()).selects({"metadata": {"labels": labels}}) is selected
+    assert ListSelector(words, "", frozenset()).selects({"metadata": {"labels": labels}}) is selected
 
 
 @pytest.mark.parametrize("words", ["a in (b", "a=b c=d", "a in", "n>x", "=b", "a,,b(", ")"])
 def test_what_is_no_selector_is_refused(words):
     with pytest.raises(ApiFault, match="unable to parse requirement"):
-        Selector(words, "", frozenset())
+        ListSelector(words, "", frozenset())
 
 
 def test_strategic_merge():

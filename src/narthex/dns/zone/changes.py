@@ -10,7 +10,7 @@ from narthex.dns.corefile.settings import Kubernetes
 from narthex.dns.zone.records import Entry, entry, label, packed, service_key
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice, Namespace, Pod, Service
-from narthex.model.selector import meets
+from narthex.model.selector import matches
 from narthex.model.store import Slices, Snapshot
 
 _NO_SLICES = Slices()
@@ -106,7 +106,7 @@ class Recorder:
             self._entries[key] = made
 
     def _takes(self, obj: Service | EndpointSlice) -> bool:
-        return not self._settings.labels or meets(dict(obj.labels), self._settings.labels)
+        return not self._settings.labels or matches(dict(obj.labels), self._settings.labels)
 
     def _shows(self, service: Service) -> bool:
         """Whether the selection lets it in (row S19)."""
@@ -119,7 +119,7 @@ class Recorder:
     def _shown_namespace(self, obj: Namespace) -> bool:
         if self._settings.namespaces and obj.name not in self._settings.namespaces:
             return False
-        return not self._settings.namespace_labels or meets(dict(obj.labels), self._settings.namespace_labels)
+        return not self._settings.namespace_labels or matches(dict(obj.labels), self._settings.namespace_labels)
 
     def _count(self, snapshot: Snapshot, services: Collection[NamespacedName]) -> None:
         for key in services:

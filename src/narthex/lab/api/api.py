@@ -19,7 +19,7 @@ from narthex.lab.api.reads import PRESENT, Abilities
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Answer, Request, Whole, encoded
 from narthex.lab.api.reviews import review
-from narthex.lab.api.selectors import FIELDS, Selector
+from narthex.lab.api.selectors import FIELDS, ListSelector
 from narthex.lab.api.store import Stored
 from narthex.lab.api.views import View, partial, plain, table
 
@@ -109,14 +109,14 @@ class Api:
             return table(where, version, request.query.get("includeObject") or "Metadata", self.registry.now)
         return partial(version) if offer.form else plain(where)
 
-    def _selector(self, where: Place, query: Mapping[str, str]) -> Selector:
+    def _selector(self, where: Place, query: Mapping[str, str]) -> ListSelector:
         fields = FIELDS.get(where.stored, frozenset())
         if where.stored == "Service" and not self.abilities.service_fields:
             fields = frozenset()
         words = query.get("fieldSelector", "")
         if where.namespace and query.get("watch") in ("true", "1"):
             words += f",metadata.namespace={where.namespace}"
-        return Selector(query.get("labelSelector", ""), words, fields)
+        return ListSelector(query.get("labelSelector", ""), words, fields)
 
 
 def refusal(fault: ApiFault) -> Whole:

@@ -13,11 +13,11 @@ from narthex.lab.api.paths import Place
 from narthex.lab.api.pod_parts import bind, evict
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request
-from narthex.lab.api.selectors import Selector
+from narthex.lab.api.selectors import ListSelector
 from narthex.lab.api.writes import Written
 
 
-def change(registry: Registry, where: Place, request: Request, selector: Callable[[], Selector]) -> Written:
+def change(registry: Registry, where: Place, request: Request, selector: Callable[[], ListSelector]) -> Written:
     """Do it. Raises ApiFault."""
     part, method = where.subresource, request.method
     if part and part not in where.kind.subresources and part != "finalize":
@@ -57,7 +57,7 @@ def _scale(registry: Registry, where: Place, request: Request) -> Written:
     return Written(200, scale.read(kind, new))
 
 
-def _delete(registry: Registry, where: Place, request: Request, selector: Callable[[], Selector]) -> Written:
+def _delete(registry: Registry, where: Place, request: Request, selector: Callable[[], ListSelector]) -> Written:
     options, dry_run = _options(request), bool(request.query.get("dryRun"))
     if where.name:
         return Written(200, writes.delete(registry, where, options, dry_run=dry_run))

@@ -16,7 +16,7 @@ import msgspec
 from narthex.lab.api import errors as faults
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.requests import JSON, Whole
-from narthex.lab.api.selectors import Selector
+from narthex.lab.api.selectors import ListSelector
 from narthex.lab.api.store import Key, Store
 from narthex.lab.api.views import View
 
@@ -50,7 +50,14 @@ class Cursor:
     content_type = JSON
 
     def __init__(
-        self, store: Store, kind: str, selector: Selector, view: View, version: int, first: list[bytes], timeout: float
+        self,
+        store: Store,
+        kind: str,
+        selector: ListSelector,
+        view: View,
+        version: int,
+        first: list[bytes],
+        timeout: float,
     ) -> None:
         """Events after `version`; `first` goes before them."""
         self._store = store
@@ -94,7 +101,7 @@ def listing(
     store: Store,
     kind: str,
     namespace: str,
-    selector: Selector,
+    selector: ListSelector,
     view: View,
     query: Mapping[str, str],
     abilities: Abilities,
@@ -127,7 +134,7 @@ def watching(
     store: Store,
     kind: str,
     namespace: str,
-    selector: Selector,
+    selector: ListSelector,
     view: View,
     query: Mapping[str, str],
     abilities: Abilities,

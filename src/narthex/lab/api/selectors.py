@@ -1,15 +1,19 @@
-"""Label and field selectors, in the words and with the meaning of `kubectl -l` and `--field-selector`."""
+"""What lists and watches are limited to: the parameters `labelSelector` and `fieldSelector`, with the API server's errors."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from narthex.lab.api.errors import ApiFault, bad_request
-
-Raw = Mapping[str, Any]
-Test = Callable[[Raw], bool]
+from narthex.model.selector import (
+    FieldRequirement,
+    NotAnIntegerError,
+    SelectorSyntaxError,
+    matches,
+    parse_fields,
+    parse_leniently,
+)
 
 _COMMON = frozenset({"metadata.name", "metadata.namespace"})
 _POD = ("nodeName", "restartPolicy", "schedulerName", "serviceAccountName", "hostNetwork")
@@ -25,102 +29,42 @@ FIELDS: Mapping[str, frozenset[str]] = {
         {f"involvedObject.{name}" for name in _OBJECT} | {"reason", "reportingComponent", "source", "type"}
     ),
 }
-"""What can be selected by, besides names, by kind."""
-
-_LABEL = re.compile(
-    r"\s*(?:!\s*(?P<no>[^\s!=<>,()]+)|(?P<key>[^\s!=<>,()]+)\s*(?:(?P<set>in|notin)\s*\((?P<values>[^()]*)\)"
-    r"|(?P<op>==|!=|=|<|>)\s*(?P<value>[^\s!=<>,()]*))?)\s*(?:,|$)"
-)
+"""Fields that a field selector may name, by kind, in addition to name and namespace."""
 
 
-class Selector:
-    """What a list or watch is limited to. Raises ApiFault (BadRequest) for what cannot be understood or selected by."""
+class ListSelector:
+    """The label and field selectors of one request."""
 
     def __init__(self, labels: str, fields: str, known: frozenset[str]) -> None:
-        self._tests = [*_label_tests(labels), *_field_tests(fields, _COMMON | known)]
+        """Parse both. Raises ApiFault (BadRequest) for bad syntax, and for fields that are not `known`."""
+        try:
+            self._labels = tuple(parse_leniently(labels))
+        except SelectorSyntaxError as error:
+            message = f"unable to parse requirement: {error.rest!r} is not understood as a label selector"
+            raise bad_request(message) from None
+        except NotAnIntegerError as error:
+            message = f"for 'Gt', 'Lt' operators, the value must be an integer: {error.value!r}"
+            raise bad_request(f"unable to parse requirement: {message}") from None
+        self._fields = tuple(_field_requirements(fields, _COMMON | known))
 
-    def selects(self, raw: Raw) -> bool:
-        """Whether the object is in the list."""
-        return all(test(raw) for test in self._tests)
+    def selects(self, raw: Mapping[str, Any]) -> bool:
+        """Return True if an object belongs to the list."""
+        if self._labels:
+            labels = raw.get("metadata", {}).get("labels")
+            if not matches(labels if isinstance(labels, Mapping) else {}, self._labels):
+                return False
+        return all(requirement.matches(raw) for requirement in self._fields)
 
     def __bool__(self) -> bool:
-        """Whether it limits anything."""
-        return bool(self._tests)
+        """Return True if it limits anything."""
+        return bool(self._labels or self._fields)
 
 
-def _labels(raw: Raw) -> Mapping[str, Any]:
-    labels = raw.get("metadata", {}).get("labels")
-    return labels if isinstance(labels, Mapping) else {}
-
-
-def _label_tests(text: str) -> Iterator[Test]:
-    at = 0
-    while at < len(text.rstrip()):
-        found = _LABEL.match(text, at)
-        if found is None:
-            raise bad_request(f"unable to parse requirement: {text[at:]!r} is not understood as a label selector")
-        yield _label_test(found)
-        at = found.end()
-
-
-def _label_test(found: re.Match[str]) -> Test:
-    absent, key, value = found["no"], found["key"], found["value"]
-    if absent:
-        return lambda raw: absent not in _labels(raw)
-    if found["set"]:
-        values = {each.strip() for each in found["values"].split(",")}
-        wanted = found["set"] == "in"
-        if wanted:
-            return lambda raw: key in _labels(raw) and _labels(raw)[key] in values
-        return lambda raw: _labels(raw).get(key) not in values
-    match found["op"]:
-        case None:
-            return lambda raw: key in _labels(raw)
-        case "!=":
-            return lambda raw: _labels(raw).get(key) != value
-        case "<" | ">" as sign:
-            return _number_test(key, sign, value)
-    return lambda raw: _labels(raw).get(key) == value
-
-
-def _number_test(key: str, sign: str, value: str) -> Test:
-    if not value.lstrip("-").isdigit():
-        raise bad_request(
-            f"unable to parse requirement: for 'Gt', 'Lt' operators, the value must be an integer: {value!r}"
-        )
-
-    def test(raw: Raw) -> bool:
-        held = str(_labels(raw).get(key, ""))
-        if not held.lstrip("-").isdigit():
-            return False
-        return int(held) < int(value) if sign == "<" else int(held) > int(value)
-
-    return test
-
-
-def _field_tests(text: str, known: frozenset[str]) -> Iterator[Test]:
-    for part in re.split(r"(?<!\\),", text):
-        if not part:
-            continue
-        path, equal, value = part.partition("=")
-        if not equal:
-            raise bad_request(f"invalid selector: '{text}'; can't understand '{part}'")
-        unequal, path = path.endswith("!"), path.rstrip("!")
-        if path not in known:
-            raise ApiFault(400, "BadRequest", f"field label not supported: {path}")
-        yield _field_test(path, value.removeprefix("="), unequal)
-
-
-def _field_test(path: str, value: str, unequal: bool) -> Test:
-    steps = path.split(".")
-
-    def test(raw: Raw) -> bool:
-        found: Any = raw
-        for step in steps:
-            found = found.get(step) if isinstance(found, Mapping) else None
-        text = "" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
-        # Switches that are off are not written down.
-        same = text == value or (value == "false" and text == "")
-        return same is not unequal
-
-    return test
+def _field_requirements(text: str, known: frozenset[str]) -> Iterator[FieldRequirement]:
+    try:
+        for requirement in parse_fields(text):
+            if requirement.path not in known:
+                raise ApiFault(400, "BadRequest", f"field label not supported: {requirement.path}")
+            yield requirement
+    except SelectorSyntaxError as error:
+        raise bad_request(f"invalid selector: '{text}'; can't understand '{error.rest}'") from None

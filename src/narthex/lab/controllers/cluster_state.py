@@ -14,7 +14,8 @@ from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.kinds import KINDS
 from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
 from narthex.lab.controllers.objects import controller_of, key_of, labels_of, spec_of, uid_of
-from narthex.lab.controllers.selectors import SelectorIndex, selects
+from narthex.lab.controllers.selector_index import SelectorIndex
+from narthex.model.selector import selects
 
 SERVICE_NAME = "kubernetes.io/service-name"
 """The label of an EndpointSlice with the name of its Service."""

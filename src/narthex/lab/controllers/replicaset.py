@@ -38,7 +38,7 @@ from narthex.lab.controllers.objects import (
     uid_of,
     with_metadata,
 )
-from narthex.lab.controllers.selectors import is_empty
+from narthex.model.selector import is_empty
 
 BURST = 500
 """Maximum number of pods created or deleted in one reconciliation, as upstream."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import labels_of, spec_of, status_of
 from narthex.lab.topology import MAX_PODS_PER_NODE
+from narthex.model.selector import NODE_OPERATORS, expression_matches
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
-_NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
 
 HostPort = tuple[str, str, int]
 """Host address, protocol, port."""
@@ -105,24 +104,7 @@ def _meets_term(term: Mapping[str, Any], node: Object) -> bool:
     named = {"metadata.name": node["metadata"]["name"]}
     # An empty term matches no node.
     return bool(labels or fields) and all(
-        _meets(each, have) for some, have in ((labels, labels_of(node)), (fields, named)) for each in some
+        expression_matches(each, have, NODE_OPERATORS)
+        for some, have in ((labels, labels_of(node)), (fields, named))
+        for each in some
     )
-
-
-def _meets(requirement: Mapping[str, Any], have: Mapping[str, str]) -> bool:
-    value: str | None = have.get(requirement.get("key", ""))
-    values: list[str] = list(requirement.get("values") or ())
-    match requirement.get("operator"):
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt" as operator:
-            if value is None or len(values) != 1 or not (_NUMBER.fullmatch(value) and _NUMBER.fullmatch(values[0])):
-                return False
-            return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
-    return False

@@ -9,7 +9,7 @@ from typing import Any
 from narthex.model.decode.meta import labels, object_fields
 from narthex.model.objects import IPAddressPool, L2Advertisement, Selector, ServiceAllocation
 from narthex.model.problem import ProblemCollector, quoted
-from narthex.model.selector import Operator, Requirement
+from narthex.model.selector import OPERATORS, Requirement
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY, LABEL_VALUE, Syntax
 from narthex.model.wire import (
     WireIPAddressPool,
@@ -20,7 +20,6 @@ from narthex.model.wire import (
     WireServiceAllocation,
 )
 
-_OPERATORS: dict[str, Operator] = {"In": "in", "NotIn": "notin", "Exists": "exists", "DoesNotExist": "absent"}
 _WITH_VALUES = ("In", "NotIn")
 _INTERFACE = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 
@@ -98,7 +97,7 @@ def _requirement(field: str, raw: Any, report: ProblemCollector) -> Requirement 
     key, operator, values = entry.get("key"), entry.get("operator"), entry.get("values") or []
     if not _is_text(f"{field}.key", key, LABEL_KEY.holds, LABEL_KEY.allowed, report):
         return None
-    if not isinstance(operator, str) or operator not in _OPERATORS:
+    if not isinstance(operator, str) or operator not in OPERATORS:
         report.error(f"{field}.operator", f"{quoted(operator)} is not In, NotIn, Exists or DoesNotExist")
         return None
     if not isinstance(values, list) or bool(values) is not (operator in _WITH_VALUES):
@@ -108,7 +107,7 @@ def _requirement(field: str, raw: Any, report: ProblemCollector) -> Requirement 
     for index, value in enumerate(values):
         if not _is_text(f"{field}.values[{index}]", value, LABEL_VALUE.holds, LABEL_VALUE.allowed, report):
             return None
-    return Requirement(str(key), _OPERATORS[operator], tuple(sorted(set(values))))
+    return Requirement(str(key), OPERATORS[operator], tuple(sorted(set(values))))
 
 
 def _is_text(field: str, value: object, holds: Callable[[str], bool], allowed: str, report: ProblemCollector) -> bool:

@@ -95,6 +95,11 @@ class RequestFraming:
         exchange = self._exchange
         return exchange is not None and exchange.our_state is h11.DONE and exchange.their_state is h11.DONE
 
+    @property
+    def idle(self) -> bool:
+        """True between requests, when no byte of the next one has been received."""
+        return not self.trailing() and (self._exchange is None or self.persistent)
+
     def response_head(self, status: int, fields: HeaderFields) -> bytes:
         """Return the head of a response. Without Content-Length, its body is chunked, or ends with the connection."""
         reason = HTTPStatus(status).phrase if status in _KNOWN else "-"

@@ -33,7 +33,7 @@ from narthex.lab.controllers.objects import (
     status_of,
     with_metadata,
 )
-from narthex.lab.controllers.selectors import is_empty, selects
+from narthex.model.selector import is_empty, selects
 
 
 class DeploymentController:

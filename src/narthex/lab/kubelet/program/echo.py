@@ -20,9 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from narthex.linux import namespaces as netns
+from narthex.runtime.http.framing import HttpLimits, MalformedRequest, RequestFraming
 
 _IPPROTO_SCTP = 132
-_LARGEST_REQUEST = 64 * 1024
+_MAX_REQUEST = 64 * 1024
+_LIMITS = HttpLimits(head=_MAX_REQUEST, body=_MAX_REQUEST)
 _BACKLOG = 512
 _REMEMBERED = 200
 """Answers of a listener."""
@@ -187,7 +189,7 @@ class _Listener:
         """One answer to each datagram that waits."""
         while True:
             try:
-                _, peer = self.sock.recvfrom(_LARGEST_REQUEST)
+                _, peer = self.sock.recvfrom(_MAX_REQUEST)
                 asker = _printed(peer)
                 self.sock.sendto(f"{self._says}{asker}\n".encode(), peer)
                 self.note(asker)
@@ -204,42 +206,44 @@ class _Conversation:
         self.sock = sock
         self._asker = asker
         self._body = f"{says}{asker}\n".encode()
-        self._got = b""
+        self._framing = RequestFraming(_LIMITS)
+        self._received = b""
+        """Bytes that may become HTTP's, before the framing gets them."""
 
     def turn(self) -> bool:
-        """Read and answer what is there; False when the conversation is over."""
+        """Read and answer what has arrived. Return False once the connection is over."""
         try:
-            data = self.sock.recv(_LARGEST_REQUEST)
+            data = self.sock.recv(_MAX_REQUEST)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        self._got += data
-        if not data or len(self._got) > _LARGEST_REQUEST:
+        if not data:
             return False
-        if not _may_be_http(self._got):
-            self._got = b""
-            return self._send(self._body)
+        if self._framing.idle:
+            # Text and HTTP are told apart by the first bytes after an answer.
+            data = self._received = self._received + data
+            if len(data) > _MAX_REQUEST:
+                return False
+            if not _may_be_http(data):
+                self._received = b""
+                return self._send(self._body)
+            if b"\r\n\r\n" not in data:
+                return True
+            self._received = b""
+        self._framing.feed(data)
         return self._answer_requests()
 
     def _answer_requests(self) -> bool:
-        while b"\r\n\r\n" in self._got:
-            head, _, rest = self._got.partition(b"\r\n\r\n")
-            length = _content_length(head)
-            if len(rest) < length:
-                break
-            self._got = rest[length:]
-            lasting = (
-                b"HTTP/1.1" in head.split(b"\r\n", 1)[0]
-                and b"connection: close" not in head.lower()
-                and not self.listener.draining
-            )
-            answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n%s\r\n" % (
-                len(self._body),
-                b"" if lasting else b"Connection: close\r\n",
-            )
-            if not self._send(answer + (b"" if head.startswith(b"HEAD ") else self._body)) or not lasting:
-                return False
+        try:
+            while self._framing.next_request() is not None:
+                fields = [("Content-Type", "text/plain; charset=utf-8")]
+                if self.listener.draining:
+                    fields.append(("Connection", "close"))
+                if not self._send(self._framing.response(200, self._body, fields)) or not self._framing.persistent:
+                    return False
+        except MalformedRequest:
+            return False
         return True
 
     def _send(self, data: bytes) -> bool:
@@ -287,11 +291,3 @@ def _printed(peer: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 def _may_be_http(data: bytes) -> bool:
     return any(data.startswith(method[: len(data)]) for method in _HTTP_METHODS)
-
-
-def _content_length(head: bytes) -> int:
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length" and value.strip().isdigit():
-            return int(value)
-    return 0

@@ -1,39 +1,12 @@
-"""Matching of label selectors, and an index of selectors by the labels they require."""
+"""An index of selectors by the labels that they require."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from narthex.lab.controllers.interfaces import ObjectKey
 
 Pair = tuple[str, str]
-
-
-def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Return True if a `metav1.LabelSelector` matches the labels. None matches nothing, an empty selector everything."""
-    if selector is None:
-        return False
-    for key, value in (selector.get("matchLabels") or {}).items():
-        if labels.get(key) != value:
-            return False
-    return all(_meets(requirement, labels) for requirement in selector.get("matchExpressions") or ())
-
-
-def _meets(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    operator, key, values = requirement.get("operator"), requirement.get("key", ""), requirement.get("values") or ()
-    if operator == "In":
-        return labels.get(key) in values
-    if operator == "NotIn":
-        return labels.get(key) not in values
-    if operator == "Exists":
-        return key in labels
-    return operator == "DoesNotExist" and key not in labels
-
-
-def is_empty(selector: Mapping[str, Any] | None) -> bool:
-    """Return True if the selector has no requirements."""
-    return not selector or not (selector.get("matchLabels") or selector.get("matchExpressions"))
 
 
 class SelectorIndex:
