@@ -100,7 +100,7 @@ def test_nobody_answers(kubeconfig, server):
 def test_one_place_only(server, tmp_path):
     result = run("plan", "--master", server.url, "--manifests", str(tmp_path))
     assert result.exit_code == 2
-    assert "one place" in result.stderr
+    assert "mutually exclusive" in result.stderr
 
 
 def test_some_place():

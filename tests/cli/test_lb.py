@@ -74,7 +74,7 @@ def test_faults_of_the_file_are_named(tmp_path, text, said):
 
 
 def test_another_class():
-    assert "no Service of type LoadBalancer is for this controller" in run(
+    assert "no Service of type LoadBalancer for this controller" in run(
         "controller", "--manifests", EXAMPLE, "--lb-class", "example.com/other"
     )
 
@@ -96,9 +96,9 @@ def test_from_an_api_server():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("pools",), "say where to look"),
+        (("pools",), "no source given"),
         (("controller",), "nothing to follow"),
-        (("pools", "--manifests", EXAMPLE, "--master", "http://x"), "look in one place"),
+        (("pools", "--manifests", EXAMPLE, "--master", "http://x"), "mutually exclusive"),
         (("pools", "--manifests", EXAMPLE, "--cluster-cidr", "x"), "'x' is not a CIDR"),
     ],
 )

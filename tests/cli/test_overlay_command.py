@@ -85,7 +85,7 @@ def test_an_api_server(run):
         (("--iface-can-reach", "there"), "--iface-can-reach: 'there' is not an IP address"),
         (("--healthz-ip", "here", "--healthz-port", "1"), "--healthz-ip: 'here' is not an IP address"),
         (("--kube-annotation-prefix", "a b"), "--kube-annotation-prefix 'a b' is not an annotation prefix"),
-        (("--master", "http://192.0.2.1"), "look in one place"),
+        (("--master", "http://192.0.2.1"), "mutually exclusive"),
     ],
 )
 def test_what_cannot_be_used(run, arguments, said):

@@ -11,7 +11,7 @@ import pytest
 
 from narthex.cni.program import launcher
 from narthex.cni.program.install import BUNDLE, BUNDLED, LAUNCHER, install, launcher_text, program
-from narthex.cni.program.run import WORK
+from narthex.cni.program.run import COMMAND_HANDLERS
 
 SOURCE = Path(launcher.__file__)
 PARTS_IN_C = {"_socket", "gc", "posix", "sys"}
@@ -166,7 +166,7 @@ def test_the_bundle_holds_all_of_the_plugins():
                     [each for each in inner if importlib.util.find_spec(each)] if is_package(root, node.module) else []
                 )
                 waiting.append(node.module)
-    seen |= {f"narthex.cni.program.{module}" for module, _ in WORK.values()}
+    seen |= {f"narthex.cni.program.{module}" for module, _ in COMMAND_HANDLERS.values()}
     # What forgets UDP flows needs much more; that comes from files.
     ours = {name for name in seen if name.split(".")[1:2] == ["cni"] or name.split(".")[2:3] == ["cni"]}
     assert ours <= set(BUNDLED) <= seen

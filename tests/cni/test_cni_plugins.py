@@ -137,8 +137,8 @@ def test_an_option_without_effect_is_passed_over():
 
 
 def test_the_work_of_each_plugin_is_there():
-    assert {*run.WORK, "flannel"} == set(run.PLUGINS)
-    for plugin, (module, functions) in run.WORK.items():
+    assert {*run.COMMAND_HANDLERS, "flannel"} == set(run.PLUGINS)
+    for plugin, (module, functions) in run.COMMAND_HANDLERS.items():
         found = importlib.import_module(f"narthex.cni.program.{module}")
         for command, name in functions.items():
             assert command in request.COMMANDS

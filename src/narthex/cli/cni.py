@@ -10,19 +10,25 @@ import msgspec
 SOCKET, STATE = "/run/narthex/cni.sock", "/var/lib/cni/narthex"
 
 _socket_option = click.option("--socket", default=SOCKET, help="Socket of the agent.", show_default=True)
-_state_option = click.option("--state-dir", default=STATE, help="Where the node's records are.", show_default=True)
+_state_option = click.option("--state-dir", default=STATE, help="Directory of the node's records.", show_default=True)
 
 
 @click.group("cni")
 def command() -> None:
-    """The CNI plugins: put them in place, and run the agent that makes them quick."""
+    """Install the CNI plugins, and run the agent that makes them fast."""
 
 
 @command.command("install")
 @click.option(
-    "--bin-dir", type=click.Path(path_type=Path), default="/opt/cni/bin", help="For the programs.", show_default=True
+    "--bin-dir",
+    type=click.Path(path_type=Path),
+    default="/opt/cni/bin",
+    help="Directory for the programs.",
+    show_default=True,
 )
-@click.option("--conf-dir", type=click.Path(path_type=Path), help="For a configuration; without it none is written.")
+@click.option(
+    "--conf-dir", type=click.Path(path_type=Path), help="Directory for a configuration; without it none is written."
+)
 @click.option("--subnet", default="10.85.0.0/16", help="The pods' network in that configuration.", show_default=True)
 @_socket_option
 @_state_option
@@ -30,9 +36,9 @@ def command() -> None:
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of the output.", show_default=True
 )
 def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, state_dir: str, output: str) -> None:
-    """Write the plugins bridge, flannel, host-local, loopback, portmap and ptp, in the place of others of these names.
+    """Install the plugins bridge, flannel, host-local, loopback, portmap, and ptp, replacing others of these names.
 
-    A configuration that is there is left alone.
+    An existing configuration is kept.
     """
     from narthex.cni.program import install
     from narthex.model.packed_addresses import network
@@ -59,9 +65,9 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
 @_socket_option
 @_state_option
 def agent(socket: str, state_dir: str) -> None:
-    """Be the resident service of the plugins in this network namespace, until stopped.
+    """Run the resident agent of the plugins in this network namespace.
 
-    Without it the plugins do the same work themselves, only slower. Rules that somebody removes are put back.
+    Without the agent, the plugins do the same work themselves, but slower. Rules that other programs remove are restored.
     """
     from narthex.cni.program.agent import Agent
     from narthex.runtime.process import ended_by_signal

@@ -102,7 +102,7 @@ def has_source(options: dict[str, Any]) -> bool:
     """Whether `source_options` say where the objects are. Raises UsageError when they say it twice."""
     server = bool(options["kubeconfig"] or options["master"])
     if server and options["manifests"] is not None:
-        raise click.UsageError("look in one place: --manifests, or an API server (--kubeconfig, --master)")
+        raise click.UsageError("--manifests and an API server (--kubeconfig, --master) are mutually exclusive")
     return server or options["manifests"] is not None
 
 
@@ -115,7 +115,7 @@ def cluster_of(options: dict[str, Any], *, pods: bool = False) -> ClusterObjects
     """The objects of where `source_options` say; ends the command when there are none. `pods`: an API server is asked for
     Pods, too."""
     if not has_source(options):
-        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
+        raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
     try:
         if options["manifests"] is not None:
             return read_cluster(options["manifests"])

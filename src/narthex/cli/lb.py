@@ -21,11 +21,11 @@ _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 @click.group("lb")
 def command() -> None:
-    """Addresses for Services of type LoadBalancer: give them, and see how pools are used."""
+    """Allocate addresses for Services of type LoadBalancer, and show how pools are used."""
 
 
 def _looking(function: F) -> F:
-    """Options of what looks at pools."""
+    """Options of commands that read pools."""
     options = (
         source_options,
         click.option(
@@ -36,7 +36,7 @@ def _looking(function: F) -> F:
         ),
         click.option("--lb-class", default="", metavar="NAME", help="Serve Services with this spec.loadBalancerClass."),
         click.option(
-            "--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Where all pods are: no pool may overlap."
+            "--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Pod networks that no pool may overlap."
         ),
     )
     for option in reversed(options):
@@ -46,16 +46,27 @@ def _looking(function: F) -> F:
 
 @command.command("controller")
 @_looking
-@click.option("--address", default="0.0.0.0", metavar="IP", help="For the status ports.", show_default=True)
-@click.option("--healthz-port", type=click.IntRange(0, 65535), default=10260, help="For /healthz.", show_default=True)
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=10261, help="For /metrics.", show_default=True)
-@click.option("--lease-namespace", default="", metavar="NAME", help="Of the Lease. Default: the pod's, or kube-system.")
-@click.option("--lease-name", default="", metavar="NAME", help="Default: narthex-lb-controller, and the class if any.")
+@click.option("--address", default="0.0.0.0", metavar="IP", help="Address of the status ports.", show_default=True)
+@click.option(
+    "--healthz-port", type=click.IntRange(0, 65535), default=10260, help="Port of /healthz.", show_default=True
+)
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), default=10261, help="Port of /metrics.", show_default=True
+)
+@click.option(
+    "--lease-namespace", default="", metavar="NAME", help="Namespace of the Lease. Default: the Pod's, or kube-system."
+)
+@click.option(
+    "--lease-name",
+    default="",
+    metavar="NAME",
+    help="Name of the Lease. Default: narthex-lb-controller, with the class if any.",
+)
 @click.option(
     "--lease-seconds",
     type=click.FloatRange(1.0, 600.0),
     default=15.0,
-    help="After so long without a renewal another controller takes over.",
+    help="Lease duration: another controller takes over after this long without a renewal.",
     show_default=True,
 )
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
@@ -74,10 +85,10 @@ def controller(
     output: str,
     **where: Any,
 ) -> None:
-    """Give addresses until stopped. With --manifests: only say what would be done.
+    """Allocate addresses. With --manifests: only print what would be done.
 
-    Several controllers may run; the one that holds the Lease writes. Who stops or dies is replaced, and nothing that was
-    given changes by that.
+    Several controllers may run; the holder of the Lease writes. If it stops, another one takes over, and assigned addresses
+    do not change.
     """
     if where["manifests"] is not None:
         has_source(where)
@@ -112,25 +123,25 @@ def controller(
 @_looking
 @output_option
 def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **where: Any) -> None:
-    """List the pools: how many addresses each has, how many are in use, and why one is refused."""
+    """List the pools with their total and used addresses, and why a pool is refused."""
     if not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
+        raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
     found = _looked(config, lb_class, cluster_cidr, where)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found.uses)))
         return
     if not found.uses:
-        click.echo("no pools; make an IPAddressPool, or give --config")
+        click.echo("no pools; create an IPAddressPool, or use --config")
     width = max((len(use.name) for use in found.uses), default=0)
     for use in found.uses:
         if use.refused:
             click.echo(f"{use.name:{width}}  refused: {use.refused}")
             continue
-        told = [f"{use.in_use} of {use.total} in use"]
-        told += [] if use.auto_assign else ["only when asked for"]
+        details = [f"{use.in_use} of {use.total} in use"]
+        details += [] if use.auto_assign else ["only on request"]
         ads = ", ".join(use.advertisements)
-        told.append(f"announced by {ads}" if ads else "announced by all nodes, since no advertisement selects it")
-        click.echo(f"{use.name:{width}}  {', '.join(use.addresses)}: {'; '.join(told)}")
+        details.append(f"announced by {ads}" if ads else "announced by all nodes, since no advertisement selects it")
+        click.echo(f"{use.name:{width}}  {', '.join(use.addresses)}: {'; '.join(details)}")
 
 
 @command.command("why")
@@ -146,21 +157,21 @@ def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **
     "--status-port",
     type=click.IntRange(0, 65535),
     default=10249,
-    help="Where the announcers of nodes are asked (metricsBindAddress); 0: nowhere.",
+    help="Port for querying the nodes' announcers (metricsBindAddress); 0: do not query.",
     show_default=True,
 )
-@click.option("--lab", metavar="NAME", help="A running lab, whose announcers are asked.")
+@click.option("--lab", metavar="NAME", help="A running lab whose announcers are queried.")
 @output_option
 def why(service: str, config: Path | None, status_port: int, lab: str | None, output: str, **where: Any) -> None:
-    """Say for each address of a Service and each node why it is answered for there, or is not.
+    """Explain for each address of a Service and each node why the node announces it, or does not.
 
-    Each node's reason follows from the objects. What an announcer itself says, the link, the last question, and who else
-    answers, is added where its status port can be reached.
+    The reasons follow from the objects. If an announcer's status port is reachable, its own state is added: the link, the
+    last request, and other hosts that answer.
     """
     if lab is not None and (config is not None or has_source(where)):
-        raise click.UsageError("a lab has its own objects: leave out --manifests, --kubeconfig, --master and --config")
+        raise click.UsageError("a lab has its own objects: omit --manifests, --kubeconfig, --master and --config")
     if lab is None and not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
+        raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
     from narthex.lb.program.inspection import InspectionError, WhyError, why_service
     from narthex.lb.why import lines
     from narthex.runtime.logs import printable
@@ -184,7 +195,7 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
 
 
 def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
-    """One look, with what is wrong on stderr."""
+    """Inspect the cluster, and print problems to stderr."""
     from narthex.lb.program.inspection import InspectionError, inspect_cluster
     from narthex.runtime.logs import printable
 
@@ -215,11 +226,11 @@ def _show_plan(found: Any, output: str) -> None:
         what = ", ".join(decision.addresses) or "no address"
         where = f" (pool {decision.pool})" if decision.pool else ""
         click.echo(f"{service.key}: {'would have' if todo.status is not None else 'has'} {what}{where}")
-        for told in (*todo.events, *todo.standing):
-            if told.reason != "IPAllocated":
-                click.echo(f"  {told.reason}: {told.text}")
+        for event in (*todo.events, *todo.standing):
+            if event.reason != "IPAllocated":
+                click.echo(f"  {event.reason}: {event.text}")
     if not found.decisions:
-        click.echo("no Service of type LoadBalancer is for this controller")
+        click.echo("no Service of type LoadBalancer for this controller")
 
 
 def _access(where: dict[str, Any], *, quick: bool = False) -> Any:
@@ -250,5 +261,5 @@ def _own_namespace() -> str:
 
 
 def _plain(lb_class: str) -> str:
-    """A class, which may hold a slash and capitals, as a part of an object's name."""
+    """Convert a class, which may contain slashes and capitals, into a part of an object name."""
     return "".join(char if char.isascii() and char.isalnum() else "-" for char in lb_class.lower()).strip("-")

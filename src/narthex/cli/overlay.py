@@ -39,29 +39,31 @@ if TYPE_CHECKING:
     "--net-config-path", metavar="FILE", default=None, help="net-conf.json. Default: /etc/kube-flannel/net-conf.json."
 )
 @click.option(
-    "--subnet-file", metavar="FILE", default=None, help="What is written for CNI. Default: /run/flannel/subnet.env."
+    "--subnet-file", metavar="FILE", default=None, help="Output for the CNI plugin. Default: /run/flannel/subnet.env."
 )
 @click.option(
-    "--iface", multiple=True, metavar="NAME|ADDRESS", help="The link to the other nodes; the first that is there."
+    "--iface", multiple=True, metavar="NAME|ADDRESS", help="Interface to the other nodes; the first existing one."
 )
-@click.option("--iface-regex", multiple=True, metavar="REGEX", help="The same by a part of its addresses or name.")
-@click.option("--iface-can-reach", default="", metavar="ADDRESS", help="The same by where packets to an address leave.")
-@click.option("--public-ip", default="", metavar="IP", help="Where others shall send to. Default: the link's address.")
+@click.option("--iface-regex", multiple=True, metavar="REGEX", help="The same, matched against addresses and name.")
+@click.option("--iface-can-reach", default="", metavar="ADDRESS", help="The same, by the route to an address.")
+@click.option(
+    "--public-ip", default="", metavar="IP", help="Address that peers send to. Default: the interface's address."
+)
 @click.option("--public-ipv6", default="", metavar="IP", help="The same for IPv6.")
 @click.option(
-    "--ip-masq/--no-ip-masq", default=True, show_default=True, help="Masquerade pods' packets that leave the cluster."
+    "--ip-masq/--no-ip-masq", default=True, show_default=True, help="Masquerade Pod traffic that leaves the cluster."
 )
 @click.option(
     "--iptables-forward-rules/--no-iptables-forward-rules",
     default=True,
     show_default=True,
-    help="Accept pods' packets in FORWARD.",
+    help="Accept Pod traffic in the FORWARD chain.",
 )
 @click.option(
     "--repair-checksums/--no-repair-checksums",
     default=True,
     show_default=True,
-    help="Switch the checksum offload of the vxlan device off when the self-test finds it broken.",
+    help="Disable the checksum offload of the vxlan device if the self-test finds it broken.",
 )
 @click.option(
     "--set-node-network-unavailable/--no-set-node-network-unavailable",
@@ -71,18 +73,26 @@ if TYPE_CHECKING:
 )
 @click.option("--kube-annotation-prefix", default=None, metavar="PREFIX", help="Default: flannel.alpha.coreos.com.")
 @click.option(
-    "--healthz-ip", default="0.0.0.0", show_default=True, metavar="IP", help="Where /healthz, /readyz, /metrics are."
+    "--healthz-ip",
+    default="0.0.0.0",
+    show_default=True,
+    metavar="IP",
+    help="Address of /healthz, /readyz, and /metrics.",
 )
 @click.option(
-    "--healthz-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="The port for them; 0: none."
+    "--healthz-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="Port of these endpoints; 0: none.",
 )
 @click.version_option(narthex.__version__, prog_name="narthex")
 def command(
     kubeconfig: str, master: str, manifests: Path | None, healthz_ip: str, healthz_port: int, **flags: Any
 ) -> None:
-    """Let pods reach the pods of other nodes, until stopped; compatible with flannel (vxlan, host-gw).
+    """Route Pod traffic between nodes; compatible with flannel (vxlan, host-gw).
 
-    What was put into the kernel stays when it ends, and traffic goes on.
+    The kernel state stays when it ends, so that traffic continues.
     """
     from narthex.kube.access import Access
     from narthex.overlay.program.part import api_origin, directory_origin, serve_overlay
@@ -91,7 +101,7 @@ def command(
     from narthex.runtime.process import StartError
 
     if manifests is not None and (kubeconfig or master):
-        raise click.UsageError("look in one place: --manifests, or an API server (--kubeconfig, --master)")
+        raise click.UsageError("--manifests and an API server (--kubeconfig, --master) are mutually exclusive")
     if manifests is None and not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
     if manifests is not None:

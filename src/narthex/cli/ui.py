@@ -38,7 +38,7 @@ def command(mode: str, port: int, **given: Any) -> None:
     from narthex.lab.ui.cluster import board_of_manifests, board_of_server
 
     if not has_source(given):
-        raise click.UsageError("say where to look: --manifests DIR, --kubeconfig FILE or --master URL")
+        raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
     if given["manifests"] is not None:
         show(*board_of_manifests(given["manifests"], mode), port)
     else:

@@ -1,1 +1,1 @@
-"""CNI plugins without a machine: requests, results, address choice, and what each plugin wants of the node."""
+"""CNI plugins: requests, results, address allocation, and what each plugin configures."""

@@ -1,4 +1,4 @@
-"""Errors as the CNI specification numbers them."""
+"""Error codes of the CNI specification."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ IO_FAILURE = 5
 DECODING_FAILURE = 6
 INVALID_CONFIG = 7
 INVALID_NAMESPACE = 8
-"""Not of the specification: the reference library's number for a network namespace that cannot be used."""
+"""Not in the specification: the reference library's code for an unusable network namespace."""
 TRY_AGAIN = 11
 CANNOT_ADD = 50
 CANNOT_ADD_AND_LIMITED = 51
-"""Pods that exist may have limited connectivity, too."""
+"""Existing pods may have limited connectivity, too."""
 TAKEN = 100
-"""Plugins' own numbers begin here: an address or a host port that somebody else holds, or an attachment that exists."""
+"""First code for plugins: an address or a host port is in use, or the attachment exists."""
 NOT_AS_ADDED = 101
 """CHECK found a difference."""
 OTHER = 999
-"""What the reference plugins say for anything else."""
+"""The reference plugins' code for any other error."""
 
 
 class CniError(Exception):
-    """A request that fails: a number of the specification, what happened, and what helps."""
+    """A failed request: code, message, and details that help to fix it."""
 
     def __init__(self, code: int, message: str, details: str = "") -> None:
         super().__init__(message)
@@ -33,8 +33,8 @@ class CniError(Exception):
         self.details = details
 
     def to_json(self, version: str) -> dict[str, object]:
-        """The object that goes to standard output."""
-        said: dict[str, object] = {"cniVersion": version, "code": self.code, "msg": self.message}
+        """Return the error object for standard output."""
+        error: dict[str, object] = {"cniVersion": version, "code": self.code, "msg": self.message}
         if self.details:
-            said["details"] = self.details
-        return said
+            error["details"] = self.details
+        return error

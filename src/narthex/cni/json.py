@@ -1,7 +1,7 @@
-"""JSON for plugins: strict, bounded, without duplicate keys, and without the tenth of a second that a library takes.
+"""A JSON parser and writer for plugins: strict, bounded, without duplicate keys, and fast to import.
 
-What comes in is what a runtime, and whoever writes its configuration, sends to a program that runs as root. A key
-that stands twice means one thing to one reader and another to the next, so it is refused.
+The input comes from a container runtime and its configuration and is read by a program that runs as root. Parsers disagree
+on the meaning of duplicate keys, so they are rejected.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _DIGITS = "0123456789"
 
 
 class JsonError(ValueError):
-    """Not JSON, or beyond the bounds; the message holds the place, counted in characters from 1."""
+    """Invalid JSON, or a limit exceeded; the message has the character position, counted from 1."""
 
 
 def parse(data: bytes) -> object:
-    """Read one JSON value (RFC 8259): dict, list, str, int, float, bool or None. Raises JsonError."""
+    """Parse one JSON value (RFC 8259) into dict, list, str, int, float, bool, or None. Raises JsonError."""
     if len(data) > MOST_BYTES:
         raise JsonError(f"longer than {MOST_BYTES} bytes")
     try:
@@ -177,7 +177,7 @@ def _past_digits(text: str, at: int) -> int:
 
 
 def write(value: object) -> str:
-    """JSON text of what `parse` gives, without spaces, in ASCII."""
+    """Return the compact ASCII JSON text of a value."""
     if value is None or value is True or value is False:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):

@@ -1,6 +1,6 @@
-"""What a plugin wants of the node, as values: links, addresses, routes, settings, elements of the rules' sets.
+"""The network configuration of one attachment as values: link changes, sysctls, and elements of nftables sets.
 
-A plugin's pure part gives a list of these; `host/` puts them into force, everything for one namespace in one batch.
+The pure part of a plugin returns an `AttachmentPlan`; `kernel/` and `program/` apply it, one batch per namespace.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 
 class SysctlSetting(Value):
-    """A kernel setting, by its path below /proc/sys."""
+    """A sysctl, by its path below /proc/sys."""
 
     path: str
     value: str
     required: bool = False
-    """Whether the plugin fails where the kernel does not have it or refuses."""
+    """Fail if the kernel does not have or refuses the setting."""
 
 
 class SetElement(Value):
-    """An element of a set of our rules, in the kernel's bytes: parts one behind the other, each padded to four."""
+    """An element of one of our nftables sets, in the kernel's encoding: concatenated parts, each padded to four bytes."""
 
     set: str
     key: bytes
     data: bytes = b""
-    """For maps: what the key leads to."""
+    """For maps: the value."""
     end: bytes = b""
-    """For sets of ranges: the key's upper bound."""
+    """For interval sets: the upper bound of the key."""
     exclusive: bool = False
-    """Whether an element with this key may belong to one attachment only."""
+    """The key may belong to one attachment only."""
 
 
 class AttachmentPlan(Value):
-    """All that a plugin wants for an attachment."""
+    """Everything that a plugin configures for an attachment."""
 
     node_settings: tuple[SysctlSetting, ...] = ()
     node: tuple[LinkChange, ...] = ()
     pod_settings: tuple[SysctlSetting, ...] = ()
     pod: tuple[LinkChange, ...] = ()
     announce: tuple[LinkChange, ...] = ()
-    """In the pod, as soon as the bridge passes its packets: what tells the neighbours of the addresses' new holder."""
+    """Applied in the pod once the bridge forwards its packets; announces the addresses to its neighbors."""
     late_settings: tuple[SysctlSetting, ...] = ()
-    """Of the node, for links that are not there before."""
+    """Sysctls on the node for links that the plan creates."""

@@ -1,4 +1,4 @@
-"""What a runtime asks of a plugin: the environment and standard input, checked before anything happens."""
+"""Requests of a container runtime to a plugin: the environment and standard input, validated before anything happens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-"""All versions of the specification that there are, oldest first."""
+"""All versions of the specification, oldest first."""
 NEWEST = VERSIONS[-1]
 DEFAULT_VERSION = "0.1.0"
-"""A configuration that names no version means this one."""
+"""Version of a configuration without `cniVersion`."""
 
 _SINCE = {"ADD": "0.1.0", "DEL": "0.1.0", "CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 COMMANDS = ("VERSION", *_SINCE)
@@ -33,37 +33,37 @@ _NEEDED = {
 _NAME_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _NAME_MARKS = frozenset("_.-")
 _MOST_NAME = 160
-"""Names become file names, three to a file, and those end at 255 bytes."""
+"""Names become parts of file names, three per file, which are limited to 255 bytes."""
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 
 
 class CniRequest(Value):
-    """One call of a plugin."""
+    """One invocation of a plugin."""
 
     plugin: str
     command: str
     version: str
-    """Of the specification that the configuration follows; the result is written in it."""
+    """Version of the specification, of both the configuration and the result."""
     network: str
     container: str
     interface: str
     namespace: str
-    """Path of the pod's network namespace; empty when the runtime gave none (DEL, GC, STATUS)."""
+    """Path of the pod's network namespace; may be empty for DEL, GC, and STATUS."""
     args: Mapping[str, str]
     path: str
-    """Where other plugins are, directories with colons between them."""
+    """Directories of plugins, separated by colons."""
     config: Mapping[str, object]
     stdin: bytes = b""
-    """The configuration as it came, for a delegate."""
+    """The configuration as received, for delegates."""
 
     @property
     def attachment(self) -> str:
-        """The name of what is attached, in messages and as a file name. None of its parts holds a colon."""
+        """Name of the attachment for messages and file names; none of its parts contains a colon."""
         return f"{self.network}:{self.container}:{self.interface}"
 
 
 def read(plugin: str, environment: Mapping[str, str], stdin: bytes) -> CniRequest:
-    """Check a call and take it apart. Raises CniError. The command VERSION is not for this function."""
+    """Validate and parse an invocation. Raises CniError. Not for the command VERSION."""
     command = environment.get("CNI_COMMAND", "")
     if command not in _SINCE:
         said = f"unknown CNI_COMMAND {command[:64]!r}" if command else "required env variables [CNI_COMMAND] missing"
@@ -104,7 +104,7 @@ _NAME_RULE = f"a letter or digit, then letters, digits, '_', '.' and '-', {_MOST
 
 
 def configuration(stdin: bytes) -> Mapping[str, object]:
-    """The object on standard input. Raises CniError."""
+    """Return the object on standard input. Raises CniError."""
     try:
         config = parse(stdin)
     except JsonError as error:
@@ -115,7 +115,7 @@ def configuration(stdin: bytes) -> Mapping[str, object]:
 
 
 def version_of(config: Mapping[str, object]) -> str:
-    """The version of the specification that a configuration follows. Raises CniError."""
+    """Return the specification version of a configuration. Raises CniError."""
     version = fields.text(config, "cniVersion") or DEFAULT_VERSION
     if version not in VERSIONS:
         details = f'config is "{version[:32]}", plugin supports {list(VERSIONS)}'
@@ -124,7 +124,7 @@ def version_of(config: Mapping[str, object]) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether a text can be a container's or a network's name."""
+    """Return True if a text is a valid container ID or network name."""
     return (
         0 < len(name) <= _MOST_NAME
         and name[0] in _NAME_LETTERS
@@ -133,7 +133,7 @@ def is_name(name: str) -> bool:
 
 
 def is_interface(name: str) -> bool:
-    """Whether a text can be the name of a network interface. The kernel would take control characters as well."""
+    """Return True if a text is a valid interface name. Control characters are rejected, unlike in the kernel."""
     return (
         0 < len(name.encode("utf-8", "surrogateescape")) <= 15
         and name not in (".", "..")
@@ -143,7 +143,7 @@ def is_interface(name: str) -> bool:
 
 
 def is_attachment(container: object, interface: object) -> bool:
-    """Whether two values of somebody's list name an attachment."""
+    """Return True if two untyped values identify an attachment."""
     return isinstance(container, str) and isinstance(interface, str) and is_name(container) and is_interface(interface)
 
 
@@ -160,7 +160,7 @@ def _check_attachment(container: str, interface: str, network: str) -> None:
 
 
 def _arguments(text: str, command: str) -> Mapping[str, str]:
-    """CNI_ARGS as a mapping. What is wrong there does not keep a DEL from its work."""
+    """Parse CNI_ARGS. Errors are ignored for DEL."""
     found: dict[str, str] = {}
     for pair in text.split(";") if text else ():
         key, equals, value = pair.partition("=")
@@ -172,7 +172,7 @@ def _arguments(text: str, command: str) -> Mapping[str, str]:
 
 
 def check_arguments(request: CniRequest, known: tuple[str, ...]) -> None:
-    """Refuse keys of CNI_ARGS that nobody knows, unless the runtime says IgnoreUnknown. Raises CniError."""
+    """Reject unknown keys of CNI_ARGS unless IgnoreUnknown is set. Raises CniError."""
     if request.args.get("IgnoreUnknown", "") in _TRUE:
         return
     unknown = [key for key in request.args if key not in known and key != "IgnoreUnknown"]
@@ -182,9 +182,9 @@ def check_arguments(request: CniRequest, known: tuple[str, ...]) -> None:
 
 
 def valid_attachments(request: CniRequest) -> frozenset[tuple[str, str]]:
-    """Container and interface of each attachment that GC shall leave. Raises CniError.
+    """Return container ID and interface of each attachment that GC must keep. Raises CniError.
 
-    An entry that no attachment can be is an error: to clean up by a list that is half understood would cut off pods.
+    An invalid entry is an error: cleaning up with a partly understood list would disconnect pods.
     """
     name = "cni.dev/valid-attachments"
     found = set()

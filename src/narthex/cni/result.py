@@ -1,4 +1,4 @@
-"""Results: what a plugin answers, in the words of every version of the specification."""
+"""Results of plugins, in the format of every version of the specification."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from narthex.model.packed_addresses import Network
 
 _WITH_FAMILY = ("0.3.0", "0.3.1", "0.4.0")
-"""Versions in which an address says its family."""
+"""Versions in which an address states its family."""
 _OLD = ("0.1.0", "0.2.0")
-"""Versions with one address per family, and no interfaces."""
+"""Versions with one address per family and no interfaces."""
 _ROUTE_NUMBERS = ("mtu", "advmss", "priority", "table", "scope")
 _MOST_NUMBER = (1 << 32) - 1
 
@@ -29,9 +29,9 @@ class Interface(Value):
     name: str
     mac: str = ""
     sandbox: str = ""
-    """Path of the namespace it is in; empty for the node's own."""
+    """Path of its namespace; empty for interfaces of the node."""
     extra: tuple[tuple[str, object], ...] = ()
-    """mtu, socketPath, pciID of 1.1.0."""
+    """mtu, socketPath, and pciID of version 1.1.0."""
 
 
 class IPConfig(Value):
@@ -40,7 +40,7 @@ class IPConfig(Value):
     network: Network
     gateway: bytes = b""
     interface: int | None = None
-    """Place in the result's list of interfaces."""
+    """Index in the result's list of interfaces."""
 
 
 class PodRoute(Value):
@@ -49,11 +49,11 @@ class PodRoute(Value):
     destination: Network
     gateway: bytes = b""
     numbers: tuple[tuple[str, int], ...] = ()
-    """mtu, advmss, priority, table, scope of 1.1.0, those that are given."""
+    """The attributes mtu, advmss, priority, table, and scope of version 1.1.0 that are set."""
 
 
 class DNSConfig(Value):
-    """How the pod shall resolve names."""
+    """DNS configuration of the pod."""
 
     nameservers: tuple[str, ...] = ()
     domain: str = ""
@@ -62,7 +62,7 @@ class DNSConfig(Value):
 
 
 class CniResult(Value):
-    """What is there for an attachment."""
+    """The result of an ADD."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[IPConfig, ...] = ()
@@ -71,30 +71,30 @@ class CniResult(Value):
 
 
 def write(result: CniResult, version: str) -> dict[str, object]:
-    """The result as an object of a version."""
-    said: dict[str, object] = {"cniVersion": version}
+    """Return the result as an object of a specification version."""
+    data: dict[str, object] = {"cniVersion": version}
     if version in _OLD:
         for family in (4, 6):
             held = [ip for ip in result.ips if address.version(ip.network.address) == family]
             if held:
                 routes = [_route(one) for one in result.routes if address.version(one.destination.address) == family]
-                said[f"ip{family}"] = _without_empty(
+                data[f"ip{family}"] = _without_empty(
                     {"ip": str(held[0].network), "gateway": _text(held[0].gateway), "routes": routes}
                 )
     else:
-        said |= _without_empty(
+        data |= _without_empty(
             {
                 "interfaces": [_interface(one) for one in result.interfaces],
                 "ips": [_ip(one, version) for one in result.ips],
                 "routes": [_route(one) for one in result.routes],
             }
         )
-    said["dns"] = write_dns(result.dns)
-    return said
+    data["dns"] = write_dns(result.dns)
+    return data
 
 
 def write_dns(dns: DNSConfig) -> dict[str, object]:
-    """The object for the names' resolution, without what is empty."""
+    """Return the DNS configuration as an object, without empty fields."""
     return _without_empty(
         {
             "nameservers": list(dns.nameservers),
@@ -110,15 +110,15 @@ def _interface(one: Interface) -> dict[str, object]:
 
 
 def _ip(one: IPConfig, version: str) -> dict[str, object]:
-    said: dict[str, object] = {}
+    data: dict[str, object] = {}
     if version in _WITH_FAMILY:
-        said["version"] = str(address.version(one.network.address))
+        data["version"] = str(address.version(one.network.address))
     if one.interface is not None:
-        said["interface"] = one.interface
-    said["address"] = str(one.network)
+        data["interface"] = one.interface
+    data["address"] = str(one.network)
     if one.gateway:
-        said["gateway"] = address.text(one.gateway)
-    return said
+        data["gateway"] = address.text(one.gateway)
+    return data
 
 
 def _route(one: PodRoute) -> dict[str, object]:
@@ -129,47 +129,47 @@ def _text(data: bytes) -> str:
     return address.text(data) if data else ""
 
 
-def _without_empty(said: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in said.items() if value not in ("", [])}
+def _without_empty(data: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in data.items() if value not in ("", [])}
 
 
 def previous(config: Mapping[str, object]) -> CniResult | None:
-    """The result of the plugins before in the chain; None when there is none. Raises CniError."""
+    """Return the result of the previous plugins in the chain, or None. Raises CniError."""
     if config.get("prevResult") is None:
         return None
     return read(fields.part(config, "prevResult"), "prevResult.")
 
 
-def read(said: Fields, place: str) -> CniResult:
-    """Read a result of any version. Raises CniError with the place."""
-    version = fields.text(said, "cniVersion", place)
+def read(data: Fields, path: str) -> CniResult:
+    """Parse a result of any version. Raises CniError with the field's path."""
+    version = fields.text(data, "cniVersion", path)
     if version and version not in VERSIONS:
-        raise CniError(INVALID_CONFIG, f"{place}cniVersion: {version[:32]!r} is not a version of the specification")
-    if "ip4" in said or "ip6" in said:
-        ips, routes = _read_old(said, place)
-        return CniResult((), tuple(ips), tuple(routes), read_dns(said, place))
+        raise CniError(INVALID_CONFIG, f"{path}cniVersion: {version[:32]!r} is not a version of the specification")
+    if "ip4" in data or "ip6" in data:
+        ips, routes = _read_old(data, path)
+        return CniResult((), tuple(ips), tuple(routes), read_dns(data, path))
     interfaces = tuple(
-        _read_interface(one, f"{place}interfaces[{number}].")
-        for number, one in enumerate(fields.objects(said, "interfaces", place))
+        _read_interface(one, f"{path}interfaces[{number}].")
+        for number, one in enumerate(fields.objects(data, "interfaces", path))
     )
     return CniResult(
         interfaces,
         tuple(
-            _read_ip(one, f"{place}ips[{number}].", len(interfaces))
-            for number, one in enumerate(fields.objects(said, "ips", place))
+            _read_ip(one, f"{path}ips[{number}].", len(interfaces))
+            for number, one in enumerate(fields.objects(data, "ips", path))
         ),
-        read_routes(said, place),
-        read_dns(said, place),
+        read_routes(data, path),
+        read_dns(data, path),
     )
 
 
-def _read_old(said: Fields, place: str) -> tuple[list[IPConfig], list[PodRoute]]:
+def _read_old(data: Fields, path: str) -> tuple[list[IPConfig], list[PodRoute]]:
     ips: list[IPConfig] = []
     routes: list[PodRoute] = []
     for name in ("ip4", "ip6"):
-        one = fields.part(said, name, place)
+        one = fields.part(data, name, path)
         if one:
-            here = f"{place}{name}."
+            here = f"{path}{name}."
             ips.append(
                 IPConfig(fields.network(fields.text(one, "ip", here), here + "ip"), _gateway(one, "gateway", here))
             )
@@ -177,25 +177,25 @@ def _read_old(said: Fields, place: str) -> tuple[list[IPConfig], list[PodRoute]]
     return ips, routes
 
 
-def _read_interface(one: Fields, place: str) -> Interface:
-    name, mac, sandbox = (fields.text(one, name, place) for name in ("name", "mac", "sandbox"))
+def _read_interface(one: Fields, path: str) -> Interface:
+    name, mac, sandbox = (fields.text(one, name, path) for name in ("name", "mac", "sandbox"))
     extra = tuple((name, value) for name, value in one.items() if name in ("mtu", "socketPath", "pciID"))
     return Interface(name, mac, sandbox, extra)
 
 
-def _read_ip(one: Fields, place: str, interfaces: int) -> IPConfig:
-    interface = fields.whole(one, "interface", 0, _MOST_NUMBER, place)
+def _read_ip(one: Fields, path: str, interfaces: int) -> IPConfig:
+    interface = fields.whole(one, "interface", 0, _MOST_NUMBER, path)
     if interface is not None and interface >= interfaces:
-        raise fields.wrong(place + "interface", f"there are only {interfaces} interfaces")
-    network = fields.network(fields.text(one, "address", place), place + "address")
-    return IPConfig(network, _gateway(one, "gateway", place), interface)
+        raise fields.wrong(path + "interface", f"there are only {interfaces} interfaces")
+    network = fields.network(fields.text(one, "address", path), path + "address")
+    return IPConfig(network, _gateway(one, "gateway", path), interface)
 
 
-def read_routes(said: Fields, place: str) -> tuple[PodRoute, ...]:
-    """The routes of a result, or of an IPAM configuration. Raises CniError."""
+def read_routes(data: Fields, path: str) -> tuple[PodRoute, ...]:
+    """Parse the routes of a result or of an IPAM configuration. Raises CniError."""
     routes = []
-    for number, one in enumerate(fields.objects(said, "routes", place)):
-        here = f"{place}routes[{number}]."
+    for number, one in enumerate(fields.objects(data, "routes", path)):
+        here = f"{path}routes[{number}]."
         destination = fields.network(fields.text(one, "dst", here), here + "dst")
         numbers = []
         for name in _ROUTE_NUMBERS:
@@ -206,10 +206,10 @@ def read_routes(said: Fields, place: str) -> tuple[PodRoute, ...]:
     return tuple(routes)
 
 
-def read_dns(said: Fields, place: str = "") -> DNSConfig:
-    """The `dns` of a result or a configuration. Raises CniError."""
-    one = fields.part(said, "dns", place)
-    here = f"{place}dns."
+def read_dns(data: Fields, path: str = "") -> DNSConfig:
+    """Parse the `dns` of a result or a configuration. Raises CniError."""
+    one = fields.part(data, "dns", path)
+    here = f"{path}dns."
     return DNSConfig(
         fields.texts(one, "nameservers", here),
         fields.text(one, "domain", here),
@@ -218,6 +218,6 @@ def read_dns(said: Fields, place: str = "") -> DNSConfig:
     )
 
 
-def _gateway(one: Fields, name: str, place: str) -> bytes:
-    value = fields.text(one, name, place)
-    return fields.ip(value, place + name) if value else b""
+def _gateway(one: Fields, name: str, path: str) -> bytes:
+    value = fields.text(one, name, path)
+    return fields.ip(value, path + name) if value else b""

@@ -1,1 +1,1 @@
-"""The effects of the CNI plugins: reservations, records, namespaces, elements of rules. Loaded in milliseconds."""
+"""Effects of the CNI plugins: reservations, records, namespaces, and set elements. Fast to import."""

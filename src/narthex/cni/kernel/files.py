@@ -1,9 +1,9 @@
-"""Small files that are there whole or not at all, and locks. `posix` is the part of `os` that is in C: the other takes a
-twentieth of a request to load, and `pathlib` longer than all of it.
+"""Small files with atomic writes, and locks.
 
-A process can be killed at any instruction: files are made under another name and then renamed. They are not synced to
-the disk: what a crash of the machine loses describes namespaces that it ends as well, and a file that comes back empty
-is nobody's.
+Uses `posix`, the C part of `os`: importing `os` takes a twentieth of a request, `pathlib` more than all of it.
+
+A process can be killed at any time, so files are written under a temporary name and renamed. They are not synced: what a
+machine crash loses describes namespaces that are gone as well, and an empty file belongs to nobody.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST = 1 << 20
 
 
 def make_directory(path: str) -> None:
-    """Make a directory and those above it. Raises OSError."""
+    """Create a directory with its parents. Raises OSError."""
     try:
         posix.mkdir(path, _DIRECTORY_MODE)
     except FileExistsError:
@@ -36,7 +36,7 @@ def make_directory(path: str) -> None:
 
 
 def is_directory(path: str) -> bool:
-    """Whether a directory can be seen there."""
+    """Return True if the path is an accessible directory."""
     try:
         return posix.stat(path).st_mode & _KIND == _DIRECTORY
     except OSError:
@@ -44,7 +44,7 @@ def is_directory(path: str) -> bool:
 
 
 def read(path: str) -> bytes | None:
-    """What a file holds; None when it is not there. Raises OSError."""
+    """Return the content of a file; None if it does not exist. Raises OSError."""
     try:
         descriptor = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError as error:
@@ -60,9 +60,9 @@ def read(path: str) -> bytes | None:
 
 
 def write(directory: str, name: str, data: bytes, unfinished: str = "") -> None:
-    """Put a file into a directory, in the place of another of that name. Raises OSError.
+    """Write a file atomically. Raises OSError.
 
-    `unfinished` is its name until then, `.NAME` if none is given; nobody else may write by that name meanwhile.
+    `unfinished` is its temporary name, by default `.NAME`; no other writer may use it at the same time.
     """
     unfinished = f"{directory}/{unfinished or '.' + name}"
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC | posix.O_NOFOLLOW
@@ -79,7 +79,7 @@ def write(directory: str, name: str, data: bytes, unfinished: str = "") -> None:
 
 
 def remove(path: str) -> bool:
-    """Remove a file; whether it was there. Raises OSError."""
+    """Remove a file; return True if it existed. Raises OSError."""
     try:
         posix.unlink(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -92,7 +92,7 @@ def remove(path: str) -> bool:
 
 
 def names(directory: str) -> list[str]:
-    """What is in a directory, without what was never finished; nothing when it is not there. Raises OSError."""
+    """Return the file names of a directory, without temporary files; empty if it does not exist. Raises OSError."""
     try:
         return [name for name in posix.listdir(directory) if name[0] != "."]
     except (FileNotFoundError, NotADirectoryError):
@@ -100,7 +100,7 @@ def names(directory: str) -> list[str]:
 
 
 class Lock:
-    """`with Lock(path):` waits for the lock of a file (flock), which ends with its holder. Raises OSError."""
+    """Context manager that holds a file lock (flock), which ends with the process. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,7 +1,7 @@
-"""Reservations of addresses on disk, as the reference's host-local keeps them, so that a node can change over.
+"""Address reservations on disk, in the format of the reference host-local plugin, so that a node can switch between both.
 
-`DIRECTORY/ADDRESS` holds container and interface, `last_reserved_ip.N` the address that range set N gave last, `lock`
-is held by whoever reads or writes.
+`DIRECTORY/ADDRESS` has container ID and interface, `last_reserved_ip.N` the last address of range set N, and `lock` is
+locked by readers and writers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 _LAST = "last_reserved_ip."
 _UNFINISHED = ".unfinished"
-"""One is enough: whoever writes holds the lock."""
+"""One name suffices: writers hold the lock."""
 
 
 class LeaseOwner(Value):
-    """Who holds an address."""
+    """The attachment that holds an address."""
 
     container: str
     interface: str
     """Empty in files of plugins before 2019."""
 
     def is_of(self, container: str, interface: str) -> bool:
-        """Whether this is the attachment."""
+        """Return True if this is the attachment."""
         return self.container == container and self.interface in ("", interface)
 
 
@@ -35,8 +35,10 @@ _FEW = 16
 
 
 class ReservedAddressSet:
-    """Addresses that have a reservation. The next one is nearly always free, so that to look for its file is enough; who
-    asks for many gets the answer of a list, which is made once."""
+    """Membership test for reserved addresses.
+
+    The next address is nearly always free, so the first lookups check single files; further ones use a list that is read once.
+    """
 
     def __init__(self, leases: IpamLeases) -> None:
         self._leases = leases
@@ -44,7 +46,7 @@ class ReservedAddressSet:
         self._all: set[bytes] = set()
 
     def __contains__(self, one: object) -> bool:
-        """Raises OSError."""
+        """Return True if the address is reserved. Raises OSError."""
         self._asked += 1
         if self._asked <= _FEW:
             return isinstance(one, bytes) and self._leases.has(one)
@@ -54,22 +56,22 @@ class ReservedAddressSet:
 
 
 class IpamLeases:
-    """The reservations of one network. All methods want the lock."""
+    """Reservations of one network. Except where noted, methods require the lock."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
     def lock(self) -> files.Lock:
-        """The lock, in a directory that is made if need be. Raises OSError."""
+        """Return the lock, creating the directory if needed. Raises OSError."""
         files.make_directory(self._directory)
         return files.Lock(f"{self._directory}/lock")
 
     def taken(self) -> ReservedAddressSet:
-        """Addresses that have a reservation, whoever's, to be asked for single ones."""
+        """Return the reserved addresses, for membership tests."""
         return ReservedAddressSet(self)
 
     def all(self) -> set[bytes]:
-        """Addresses that have a reservation. Raises OSError."""
+        """Return all reserved addresses. Raises OSError."""
         found = set()
         for name in files.names(self._directory):
             try:
@@ -79,12 +81,12 @@ class IpamLeases:
         return found
 
     def held(self) -> dict[bytes, LeaseOwner]:
-        """All reservations and whose they are. Raises OSError."""
+        """Return all reservations with their owners. Raises OSError."""
         every = ((one, self.owner(one)) for one in self.all())
         return {one: owner for one, owner in every if owner is not None}
 
     def owner(self, one: bytes) -> LeaseOwner | None:
-        """Who holds an address; None when nobody does. An empty file was never finished. Raises OSError."""
+        """Return the owner of an address, or None; an empty file was never completed. Raises OSError."""
         data = files.read(f"{self._directory}/{address.text(one)}")
         if not data or not data.strip():
             return None
@@ -92,13 +94,13 @@ class IpamLeases:
         return LeaseOwner(container, interface)
 
     def those_of(self, container: str, interface: str, among: Iterable[bytes] | None = None) -> list[bytes]:
-        """The addresses of an attachment, looked for among some or among all. Raises OSError."""
+        """Return the addresses of an attachment, searching `among` or all reservations. Raises OSError."""
         every = self.all() if among is None else among
         owners = ((one, self.owner(one)) for one in every)
         return [one for one, owner in owners if owner is not None and owner.is_of(container, interface)]
 
     def last(self, sets: int) -> dict[int, bytes]:
-        """The address that each range set gave last. Raises OSError."""
+        """Return the last assigned address of each range set. Raises OSError."""
         found = {}
         for number in range(sets):
             data = files.read(f"{self._directory}/{_LAST}{number}")
@@ -109,22 +111,22 @@ class IpamLeases:
         return found
 
     def reserve(self, one: bytes, container: str, interface: str) -> None:
-        """Give an address to an attachment. Raises OSError."""
+        """Reserve an address for an attachment. Raises OSError."""
         files.write(self._directory, address.text(one), f"{container}\r\n{interface}".encode(), _UNFINISHED)
 
     def remember(self, number: int, one: bytes) -> None:
-        """Note the address that a range set gave last. Raises OSError."""
+        """Store the last assigned address of a range set. Raises OSError."""
         files.write(self._directory, f"{_LAST}{number}", address.text(one).encode(), _UNFINISHED)
 
     def free(self, addresses: Iterable[bytes]) -> None:
-        """Take addresses back; they may be free. Raises OSError."""
+        """Release addresses; they may be free already. Raises OSError."""
         for one in addresses:
             files.remove(f"{self._directory}/{address.text(one)}")
 
     def has(self, one: bytes) -> bool:
-        """Whether an address has a reservation, whoever's. Raises OSError."""
+        """Return True if an address is reserved. Raises OSError."""
         return files.read(f"{self._directory}/{address.text(one)}") is not None
 
     def exists(self) -> bool:
-        """Whether the network ever gave an address. Needs no lock. Raises OSError."""
+        """Return True if the network ever assigned an address. Needs no lock. Raises OSError."""
         return files.read(f"{self._directory}/lock") is not None

@@ -1,7 +1,7 @@
-"""What the node keeps of each attachment: which namespace it is, and which rules it has.
+"""The node's records of each attachment: its namespace and its rules.
 
-One small file for each attachment and kind, `STATE/KIND/NETWORK:CONTAINER:INTERFACE`. It is written before what it
-speaks of is made and removed after that is gone, so that nothing is ever there that no record names.
+One small file per attachment and kind, `STATE/KIND/NETWORK:CONTAINER:INTERFACE`. It is written before and removed after what
+it describes, so nothing ever exists without a record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from narthex.cni.json import JsonError, parse, write
-from narthex.cni.kernel import files, namespaces
+from narthex.cni.kernel import files
 from narthex.cni.request import is_attachment, is_name
 from narthex.linux import setns
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 STATE = "/var/lib/cni/narthex"
+_BOOT = "/proc/sys/kernel/random/boot_id"
 PODS, MASQUERADE, PORTS = "pods", "masquerade", "ports"
-"""The kinds: the attachment's namespace and link; addresses to masquerade; host ports."""
+"""The kinds: namespace and link of the attachment; masqueraded addresses; host ports."""
 
 
 class Records:
-    """The records of a node. For several threads and processes at once: each writes files of its own attachments."""
+    """The records of a node. Safe for concurrent threads and processes: each writes files of its own attachments."""
 
     def __init__(self, directory: str = STATE) -> None:
         self.directory = directory
@@ -33,7 +34,7 @@ class Records:
         files.write(f"{self.directory}/{kind}", attachment, write(dict(record)).encode())
 
     def get(self, kind: str, attachment: str) -> dict[str, object] | None:
-        """Read a record; None when there is none, or none that can be read. Raises OSError."""
+        """Return a record; None if it is missing or invalid. Raises OSError."""
         data = files.read(f"{self.directory}/{kind}/{attachment}")
         if not data:
             return None
@@ -44,12 +45,12 @@ class Records:
         return found if isinstance(found, dict) else None
 
     def drop(self, kind: str, attachment: str) -> None:
-        """Remove a record; it may be gone. Raises OSError."""
+        """Remove a record; it may be missing. Raises OSError."""
         files.remove(f"{self.directory}/{kind}/.{attachment}")
         files.remove(f"{self.directory}/{kind}/{attachment}")
 
     def all(self, kind: str, network: str = "") -> Iterator[tuple[str, dict[str, object]]]:
-        """Attachments with a record of a kind, of one network or of all. Raises OSError."""
+        """Yield attachments and records of a kind, of one network or all. Raises OSError."""
         for name in files.names(f"{self.directory}/{kind}"):
             parts = split(name)
             if parts is not None and network in ("", parts[0]):
@@ -59,25 +60,31 @@ class Records:
 
 
 def split(attachment: str) -> tuple[str, str, str] | None:
-    """Network, container and interface of an attachment's name; None when it is none."""
+    """Return network, container ID, and interface of an attachment's name; None if it is invalid."""
     parts = attachment.split(":")
     if len(parts) != 3 or not is_name(parts[0]) or not is_attachment(parts[1], parts[2]):
         return None
     return parts[0], parts[1], parts[2]
 
 
+def boot() -> str:
+    """Return the boot ID of the kernel: no namespace outlives it."""
+    with open(_BOOT) as file:  # noqa: PTH123
+        return file.read().strip()
+
+
 def of_namespace(descriptor: int, path: str, link: str) -> dict[str, object]:
-    """The record of a namespace. `link` is the node's end of the pair, empty when nothing is known of it."""
+    """Return the record of a namespace. `link` is the node's end of the veth pair, or empty."""
     device, inode = setns.identity(descriptor)
-    return {"path": path, "device": device, "inode": inode, "boot": namespaces.boot(), "link": link}
+    return {"path": path, "device": device, "inode": inode, "boot": boot(), "link": link}
 
 
 def is_gone(record: Mapping[str, object], links: frozenset[str]) -> bool:
-    """Whether a namespace is certainly gone. `links` are the names of the node's interfaces.
+    """Return True if a namespace certainly does not exist any more. `links` are the interface names of the node.
 
-    A path that cannot be seen may be the fault of whoever looks: its folder has to be there, and the pair not.
+    An inaccessible path proves nothing: its directory must exist, and the veth pair must be gone.
     """
-    if record.get("boot") != namespaces.boot():
+    if record.get("boot") != boot():
         return True
     if record.get("link") in links:
         return False

@@ -1,7 +1,6 @@
-"""Our nftables tables for pods: elements come and go with one transaction, the rules around them are made once.
+"""Our nftables tables for pods: set elements change in one transaction, the rules around them are created once.
 
-An element carries the name of its attachment as a comment, so that it can be told whose it is, by us and by readers of
-`nft list`.
+An element has the name of its attachment as a comment, so that its owner is known, also to readers of `nft list`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 _NESTED = 0x8000
 _LIST_ELEM, _KEY, _DATA, _USERDATA, _KEY_END, _VALUE = 1, 1, 2, 6, 10, 1
 _MOST_COMMENT = 120
-"""The kernel's readers take 128 bytes with the zero behind it."""
+"""The kernel's limit is 128 bytes with the terminating zero."""
 _ATTEMPTS = 10
 
 
 class ElementExistsError(Exception):
-    """An exclusive element is there already."""
+    """An exclusive element exists already."""
 
     def __init__(self, element: SetElement, owner: str) -> None:
         super().__init__(owner)
@@ -38,17 +37,17 @@ class ElementExistsError(Exception):
 
 
 class InstalledElement(Value):
-    """An element that is there."""
+    """An existing element and its owner."""
 
     element: SetElement
     owner: str
 
 
 class PodTable:
-    """One table of family inet in the calling thread's network namespace. Not for several threads at once."""
+    """One table of family inet in the calling thread's network namespace. Not thread-safe."""
 
     def __init__(self, name: str, frame: Callable[[], str], lock: str) -> None:
-        """`frame` gives the table without elements as nft text; `lock` is a file that is held while it is made."""
+        """Set the table. `frame` returns it without elements in nft syntax; `lock` is a file to lock during its creation."""
         self._name = name
         self._frame = frame
         self._lock = lock
@@ -59,9 +58,9 @@ class PodTable:
         self._netlink.close()
 
     def add(self, elements: Sequence[SetElement], owner: str, shared: Sequence[SetElement] = ()) -> None:
-        """Add elements in one transaction, all or none; `shared` ones have no owner and may be there.
+        """Add elements in one transaction; `shared` ones have no owner and may exist.
 
-        Raises Taken, and OSError when the kernel refuses.
+        Raises ElementExistsError, and OSError if the kernel refuses.
         """
         messages = [
             (NEW_UNTAKEN_ELEMENTS if one.exclusive else NEW_ELEMENTS, self._payload([one], owner)) for one in elements
@@ -88,7 +87,7 @@ class PodTable:
             self._netlink.commit(INET, messages)
 
     def _make(self) -> None:
-        """Make the table, which is missing or not whole."""
+        """Create the missing or incomplete table."""
         from narthex.linux.libnftables import NftError, NftMissing, run_nft
 
         files.make_directory(self._lock.rpartition("/")[0])
@@ -101,20 +100,20 @@ class PodTable:
                 raise OSError(errno.EOPNOTSUPP, f"table {self._name} cannot be made: {error}") from None
 
     def is_whole(self) -> bool:
-        """Whether the table is there with all its chains. Raises OSError."""
+        """Return True if the table exists with all its chains. Raises OSError."""
         there = {chain for table, chain in self._netlink.chains(INET) if table == self._name}
         wanted = [line.split()[1] for line in self._frame().splitlines() if line.startswith("\tchain ")]
         return there.issuperset(wanted)
 
-    def mend(self) -> bool:
-        """Make the table where it is missing or not whole; whether that was so. Raises OSError."""
+    def restore(self) -> bool:
+        """Create the table if it is missing or incomplete; return True if it was. Raises OSError."""
         if self.is_whole():
             return False
         self._make()
         return True
 
     def remove(self, elements: Sequence[SetElement], owner: str) -> None:
-        """Remove elements that are there and the owner's, in one transaction. Raises OSError."""
+        """Remove existing elements of an owner in one transaction. Raises OSError."""
         ours = []
         for one in elements:
             try:
@@ -129,7 +128,7 @@ class PodTable:
             self._netlink.commit(INET, [(DELETE_ELEMENTS, self._payload([one], "", key_only=True)) for one in ours])
 
     def has(self, element: SetElement, owner: str) -> bool:
-        """Whether an element is there, leads where it shall, and is the owner's. Raises OSError."""
+        """Return True if an element exists with this data and owner. Raises OSError."""
         try:
             there = self._netlink.element(INET, self._name, element.set, _encoded(element, "", key_only=True))
         except NetlinkError as error:
@@ -139,7 +138,7 @@ class PodTable:
         return there is not None and _owner(there) == owner and _read(element.set, there).data == element.data
 
     def held(self, names: Iterable[str]) -> list[InstalledElement]:
-        """All elements of some sets. Raises OSError."""
+        """Return all elements of some sets. Raises OSError."""
         found: list[InstalledElement] = []
         for name in names:
             for _ in range(_ATTEMPTS):
@@ -165,7 +164,7 @@ class PodTable:
 
 
 def owner_of(attachment: str) -> str:
-    """An attachment's name as a comment can hold it."""
+    """Return an attachment's name in the form used for comments."""
     plain = attachment.replace("-", "").replace("_", "").replace(".", "").replace(":", "")
     if len(attachment) <= _MOST_COMMENT and plain.isascii() and plain.isalnum():
         return attachment
@@ -204,7 +203,7 @@ def _attributes(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def _read(name: str, element: bytes) -> SetElement:
-    """An element of a NFTA_LIST_ELEM attribute."""
+    """Decode a NFTA_LIST_ELEM attribute."""
     values = {}
     for kind, start, end in _attributes(element, 4, len(element)):
         inner = _attributes(element, start, end) if kind in (_KEY, _DATA, _KEY_END) else ()

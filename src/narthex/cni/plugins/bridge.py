@@ -1,4 +1,4 @@
-"""The plugin `bridge`: pods on a bridge of the node. What is configured, and what it means for one attachment."""
+"""The plugin `bridge`: pods on a bridge of the node. Its configuration, and the plan for one attachment."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ _MOST_MTU = 65535
 
 
 class BridgeConfig(Value):
-    """A configuration of `bridge`."""
+    """Configuration of `bridge`."""
 
     bridge: str
     is_gateway: bool
     is_default_gateway: bool
     force_address: bool
     masquerade: str
-    """How: `nftables`, `iptables`, or not at all."""
+    """Backend: `nftables`, `iptables`, or empty."""
     mtu: int | None
     hairpin: bool
     promiscuous: bool
     isolated: bool
     detect: bool
-    """Whether the pod looks for duplicates of its IPv6 addresses."""
+    """Perform duplicate address detection for IPv6 addresses."""
     leave_down: bool
     through_node: bool
-    """Whether pods reach each other by the node's routing, not as neighbours on the bridge."""
+    """Pods reach each other through the node's routing instead of as neighbors on the bridge."""
     mac: bytes | None
 
 
 class BridgeState(Value):
-    """What is there under the bridge's name."""
+    """The existing link with the bridge's name."""
 
     kind: str = ""
-    """Kind of link; empty when there is none."""
+    """Link kind; empty if there is no link."""
     mac: bytes = b""
     mtu: int = 0
     addresses: tuple[Network, ...] = ()
 
 
 class VethIdentity(Value):
-    """Names and hardware addresses that the plugin chooses for an attachment."""
+    """Names and MAC addresses chosen for an attachment."""
 
-    veth: str
+    name: str
     mac: bytes
     pod_mac: bytes
     bridge_mac: bytes = b""
 
 
 def read(request: CniRequest) -> BridgeConfig:
-    """Raises CniError with the field."""
+    """Parse the configuration. Raises CniError with the field."""
     config = request.config
     if any(config.get(name) for name in ("vlan", "vlanTrunk")):
         message = "vlan and vlanTrunk are not supported: bridges of this plugin do not filter VLANs"
@@ -109,12 +109,12 @@ def read(request: CniRequest) -> BridgeConfig:
 
 
 def has_ipam(request: CniRequest) -> bool:
-    """Whether the attachment gets addresses."""
+    """Return True if an IPAM plugin is configured."""
     return bool(fields.text(fields.part(request.config, "ipam"), "type", "ipam."))
 
 
 def masquerade_of(request: CniRequest) -> str:
-    """How pods' packets to elsewhere get the node's address: `nftables`, `iptables`, or empty."""
+    """Return the masquerading backend: `nftables`, `iptables`, or empty."""
     backend = fields.text(request.config, "ipMasqBackend") or "nftables"
     if backend not in ("nftables", "iptables"):
         raise fields.wrong("ipMasqBackend", f"{backend[:32]!r} is neither nftables nor iptables")
@@ -122,7 +122,7 @@ def masquerade_of(request: CniRequest) -> str:
 
 
 def mac_of(request: CniRequest) -> bytes | None:
-    """The hardware address that the attachment asks for: runtimeConfig, then args, then CNI_ARGS."""
+    """Return the requested MAC address: from runtimeConfig, args, or CNI_ARGS, in this order."""
     config = request.config
     cni = fields.part(fields.part(config, "args"), "cni", "args.")
     for text in (
@@ -147,7 +147,7 @@ def _mac(text: str) -> bytes:
 
 
 def completed(config: BridgeConfig, given: CniResult, dns_of: CniRequest) -> CniResult:
-    """What IPAM gave, with gateways, default routes and the configuration's DNS."""
+    """Return the IPAM result with gateways, default routes, and the configured DNS."""
     ips = []
     routes = list(given.routes)
     for ip in given.ips:
@@ -173,26 +173,26 @@ class AddressConflict(CniError):
 
 
 def plan(
-    config: BridgeConfig, result: CniResult, state: BridgeState, made: VethIdentity, interface: str
+    config: BridgeConfig, result: CniResult, state: BridgeState, veth: VethIdentity, interface: str
 ) -> AttachmentPlan:
-    """What is to be made. Raises CniError, AnotherAddress for one that `forceAddress` could help.
+    """Return the plan of an ADD.
 
-    `result` is that of `completed`, `interface` the pod's.
+    `result` is that of `completed`, `interface` the pod's. Raises CniError; AddressConflict if `forceAddress` would help.
     """
     if state.kind and state.kind != "bridge":
         raise CniError(INVALID_CONFIG, f"bridge: {config.bridge!r} already exists but is not a bridge")
     node: list[LinkChange] = []
     if not state.kind:
-        node.append(AddBridge(config.bridge, made.bridge_mac, config.mtu))
+        node.append(AddBridge(config.bridge, veth.bridge_mac, config.mtu))
     if config.promiscuous:
         node.append(Promiscuous(config.bridge))
-    node.append(AddVeth(made.veth, made.mac, interface, made.pod_mac, config.mtu, config.bridge))
+    node.append(AddVeth(veth.name, veth.mac, interface, veth.pod_mac, config.mtu, config.bridge))
     if config.hairpin or config.isolated:
-        node.append(PortFlags(made.veth, config.hairpin, config.isolated))
+        node.append(PortFlags(veth.name, config.hairpin, config.isolated))
     if config.is_gateway:
         for ip in result.ips:
             node += _gateway(config, ip, state)
-    # Whoever had the address before may be remembered with another hardware address.
+    # The neighbor entry of a previous owner of the address may be stale.
     node += [ForgetNeighbour(config.bridge, ip.network.address) for ip in result.ips if state.kind]
     inside, pod_settings = [], pod.settings(interface, result.ips, config.detect)
     if not config.leave_down:
@@ -203,17 +203,17 @@ def plan(
     return AttachmentPlan(
         node=tuple(node),
         late_settings=(
-            SysctlSetting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"),
+            SysctlSetting(f"net/ipv6/conf/{veth.name}/accept_ra", "0"),
             *(pod.forwarding(result.ips) if config.is_gateway else ()),
         ),
         pod_settings=pod_settings,
         pod=(*inside, *pod.routed(interface, result.ips, result.routes)),
-        announce=() if config.leave_down else (SetHardwareAddress(interface, made.pod_mac),),
+        announce=() if config.leave_down else (SetHardwareAddress(interface, veth.pod_mac),),
     )
 
 
 def _gateway(config: BridgeConfig, ip: IPConfig, state: BridgeState) -> list[LinkChange]:
-    """The gateway's address on the bridge, in the place of others where that is allowed."""
+    """Return the changes that set the gateway address on the bridge, replacing others if allowed."""
     wanted = Network(ip.gateway, ip.network.prefix)
     if wanted in state.addresses:
         return []
@@ -230,15 +230,15 @@ def _gateway(config: BridgeConfig, ip: IPConfig, state: BridgeState) -> list[Lin
 
 
 def answer(
-    config: BridgeConfig, result: CniResult, state: BridgeState, made: VethIdentity, request: CniRequest
+    config: BridgeConfig, result: CniResult, state: BridgeState, veth: VethIdentity, request: CniRequest
 ) -> CniResult:
-    """The result of an ADD: `result` with the three interfaces."""
-    bridge_mac = state.mac or made.bridge_mac
+    """Return the result of an ADD: `result` with the three interfaces."""
+    bridge_mac = state.mac or veth.bridge_mac
     return CniResult(
         (
             Interface(config.bridge, bridge_mac.hex(":")),
-            Interface(made.veth, made.mac.hex(":")),
-            Interface(request.interface, made.pod_mac.hex(":"), request.namespace),
+            Interface(veth.name, veth.mac.hex(":")),
+            Interface(request.interface, veth.pod_mac.hex(":"), request.namespace),
         ),
         result.ips,
         result.routes,

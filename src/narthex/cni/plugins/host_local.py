@@ -1,7 +1,7 @@
-"""host-local: which addresses an attachment gets, from what is configured and what is taken. Files are elsewhere.
+"""host-local IPAM: configuration, and the choice of addresses. Reservations are stored by `kernel/leases.py`.
 
-Configuration and choice are those of the reference plugin: each range set gives one address, the one behind the last
-that was given, so that a freed address comes last.
+Configuration and choice match the reference plugin: each range set provides one address, the next one after the last
+assigned, so that a freed address is reused as late as possible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ONE_PER_FAMILY = ("0.1.0", "0.2.0")
 
 
 class IpamRange(Value):
-    """Addresses of one subnet, from `start` to `end`, both included."""
+    """Addresses of one subnet, from `start` to `end` inclusive."""
 
     subnet: Network
     start: bytes
@@ -34,25 +34,25 @@ class IpamRange(Value):
     gateway: bytes
 
     def holds(self, one: bytes) -> bool:
-        """Whether an address can come out of this range."""
+        """Return True if an address is in the range."""
         return len(one) == len(self.start) and self.start <= one <= self.end
 
 
 class IpamConfig(Value):
-    """A configuration of host-local."""
+    """Configuration of host-local."""
 
     sets: tuple[tuple[IpamRange, ...], ...]
-    """Each range set gives one address."""
+    """Each range set provides one address."""
     wanted: tuple[bytes, ...]
-    """Addresses that the attachment asks for."""
+    """Requested addresses."""
     routes: tuple[PodRoute, ...]
     resolv_conf: str
     directory: str
-    """Where reservations are kept, a folder for each network in it."""
+    """Directory of the network's reservations."""
 
 
 def directory_of(config: Mapping[str, object]) -> str:
-    """The folder of a network's reservations. All that DEL needs to know, whatever else is wrong. Raises CniError."""
+    """Return the directory of a network's reservations: all that DEL needs of a possibly invalid configuration. Raises CniError."""
     ipam = fields.part(config, "ipam")
     data_dir = fields.text(ipam, "dataDir", "ipam.") or DATA_DIR
     if not data_dir.startswith("/") or "\0" in data_dir or ".." in data_dir.split("/"):
@@ -61,7 +61,7 @@ def directory_of(config: Mapping[str, object]) -> str:
 
 
 def read(request: CniRequest) -> IpamConfig:
-    """The configuration of an ADD or CHECK. Raises CniError with the field."""
+    """Parse the configuration for ADD or CHECK. Raises CniError with the field."""
     ipam = fields.part(request.config, "ipam")
     runtime = fields.part(request.config, "runtimeConfig")
     sets = [
@@ -81,10 +81,10 @@ def read(request: CniRequest) -> IpamConfig:
     )
 
 
-def _range_sets(said: Fields, name: str, place: str) -> list[tuple[IpamRange, ...]]:
+def _range_sets(fields_: Fields, name: str, path: str) -> list[tuple[IpamRange, ...]]:
     sets = []
-    for number, one in enumerate(fields.items(said, name, place)):
-        here = f"{place}{name}[{number}]"
+    for number, one in enumerate(fields.items(fields_, name, path)):
+        here = f"{path}{name}[{number}]"
         if not isinstance(one, list) or not one:
             raise fields.wrong(here, "must be a list of at least one range")
         ranges = []
@@ -98,30 +98,30 @@ def _range_sets(said: Fields, name: str, place: str) -> list[tuple[IpamRange, ..
     return sets
 
 
-def _range(said: Fields, place: str) -> IpamRange:
-    subnet = fields.network(fields.text(said, "subnet", place), place + "subnet")
+def _range(fields_: Fields, path: str) -> IpamRange:
+    subnet = fields.network(fields.text(fields_, "subnet", path), path + "subnet")
     bits = 8 * len(subnet.address)
     if subnet.address != subnet.first:
-        raise fields.wrong(place + "subnet", f"has host bits set: {Network(subnet.first, subnet.prefix)} is meant?")
+        raise fields.wrong(path + "subnet", f"has host bits set: {Network(subnet.first, subnet.prefix)} is meant?")
     if subnet.prefix > bits - 2:
-        raise fields.wrong(place + "subnet", f"{subnet} is too small to allocate from")
+        raise fields.wrong(path + "subnet", f"{subnet} is too small to allocate from")
     first = _next(subnet.first)
     # The last IPv6 address is an address as any other; IPv4 broadcasts to it.
     last = subnet.last if bits == 128 else _before(subnet.last)
-    start, end, gateway = (_optional_ip(said, name, place) for name in ("rangeStart", "rangeEnd", "gateway"))
+    start, end, gateway = (_optional_ip(fields_, name, path) for name in ("rangeStart", "rangeEnd", "gateway"))
     for name, value in (("rangeStart", start), ("rangeEnd", end)):
         if value and not first <= value <= last:
-            raise fields.wrong(place + name, f"{address.text(value)} is not an address for hosts of {subnet}")
+            raise fields.wrong(path + name, f"{address.text(value)} is not an address for hosts of {subnet}")
     if gateway and len(gateway) != len(first):
-        raise fields.wrong(place + "gateway", f"is not of the family of {subnet}")
+        raise fields.wrong(path + "gateway", f"is not of the family of {subnet}")
     if start and end and start > end:
-        raise fields.wrong(place + "rangeStart", f"{address.text(start)} is behind rangeEnd {address.text(end)}")
+        raise fields.wrong(path + "rangeStart", f"{address.text(start)} is behind rangeEnd {address.text(end)}")
     return IpamRange(subnet, start or first, end or last, gateway or first)
 
 
-def _optional_ip(said: Fields, name: str, place: str) -> bytes:
-    value = fields.text(said, name, place)
-    return fields.ip(value, place + name) if value else b""
+def _optional_ip(fields_: Fields, name: str, path: str) -> bytes:
+    value = fields.text(fields_, name, path)
+    return fields.ip(value, path + name) if value else b""
 
 
 def _refuse_overlap(sets: list[tuple[IpamRange, ...]]) -> None:
@@ -133,7 +133,7 @@ def _refuse_overlap(sets: list[tuple[IpamRange, ...]]) -> None:
 
 
 def _wanted(request: CniRequest, runtime: Fields) -> tuple[bytes, ...]:
-    """Addresses asked for: CNI_ARGS, then args.cni.ips, then runtimeConfig.ips; a prefix length is ignored."""
+    """Return the requested addresses: CNI_ARGS, args.cni.ips, runtimeConfig.ips; prefix lengths are ignored."""
     cni = fields.part(fields.part(request.config, "args"), "cni", "args.")
     texts = (
         *filter(None, [request.args.get("IP", "")]),
@@ -144,15 +144,15 @@ def _wanted(request: CniRequest, runtime: Fields) -> tuple[bytes, ...]:
 
 
 class AllocatedAddresses(Value):
-    """The addresses for an attachment: the i-th is of the i-th range set."""
+    """The addresses of an attachment: the i-th one is of the i-th range set."""
 
     ips: tuple[IPConfig, ...]
 
 
 def choose(ipam: IpamConfig, taken: Container[bytes], last: Mapping[int, bytes]) -> AllocatedAddresses:
-    """Choose an address of each range set. Raises CniError, in which case nothing is to be kept.
+    """Choose an address of each range set. Raises CniError; nothing must be reserved then.
 
-    `taken` are addresses that somebody holds, `last` those that were given last, by number of the range set.
+    `taken` are reserved addresses, `last` the last assigned one of each range set.
     """
     left = list(ipam.wanted)
     ips = []
@@ -179,8 +179,8 @@ def _asked(one: bytes, ranges: tuple[IpamRange, ...], taken: Container[bytes]) -
 
 
 def _free(number: int, ranges: tuple[IpamRange, ...], taken: Container[bytes], last: bytes | None) -> IPConfig:
-    """The first free address behind the last one, through all ranges and round again."""
-    at = next((place for place, each in enumerate(ranges) if last is not None and each.holds(last)), None)
+    """Return the first free address after the last assigned one, wrapping around through all ranges."""
+    at = next((path for path, each in enumerate(ranges) if last is not None and each.holds(last)), None)
     begin = 0 if at is None else at
     for turn in range(len(ranges) + 1):
         home = ranges[(begin + turn) % len(ranges)]
@@ -209,7 +209,7 @@ def _first_free(first: bytes, final: bytes, gateway: bytes, taken: Container[byt
 
 
 class RangeExhausted(CniError):
-    """No address of a range set is free."""
+    """All addresses of a range set are reserved."""
 
     def __init__(self, number: int, ranges: str) -> None:
         message = f"no IP addresses available in range set {number}: {ranges}"

@@ -1,6 +1,6 @@
-"""Masquerading and host ports in iptables, with the chains of the reference plugins, as text for iptables-restore.
+"""Masquerading and host ports in iptables, with the chains of the reference plugins, as input for iptables-restore.
 
-Pure. Removal is worked out from what `iptables-save` lists, so that rules of the reference go as well.
+Removal is based on the output of `iptables-save`, so that rules of the reference plugins are removed as well.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DNAT, _SET_MARK, _MASQUERADE = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CN
 
 
 def masquerade_chain(network: str, container: str) -> str:
-    """The chain of a pod that is masqueraded."""
+    """Return the name of a pod's masquerading chain."""
     return _chain("CNI-", network, container)
 
 
 def ports_chain(network: str, container: str) -> str:
-    """The chain of a pod's host ports."""
+    """Return the name of a pod's host port chain."""
     return _chain("CNI-DN-", network, container)
 
 
@@ -36,33 +36,33 @@ def _chain(prefix: str, network: str, container: str) -> str:
 
 
 def masquerade(network: str, container: str, ips: Iterable[IPConfig], family: int) -> str:
-    """What masquerades a pod's addresses of a family; empty when it has none."""
+    """Return the input that masquerades a pod's addresses of a family; empty if it has none."""
     mine = [ip for ip in ips if address.version(ip.network.address) == family]
     if not mine:
         return ""
     chain = masquerade_chain(network, container)
-    said = _comment(network, container)
+    comment = _comment(network, container)
     multicast = "224.0.0.0/4" if family == 4 else "ff00::/8"
     lines = [f":{chain} - [0:0]"]
     for ip in mine:
         lines += [
-            f"-A {chain} -d {_subnet(ip)} {said} -j ACCEPT",
-            f"-A {chain} ! -d {multicast} {said} -j MASQUERADE",
-            f"-A POSTROUTING -s {address.text(ip.network.address)} {said} -j {chain}",
+            f"-A {chain} -d {_subnet(ip)} {comment} -j ACCEPT",
+            f"-A {chain} ! -d {multicast} {comment} -j MASQUERADE",
+            f"-A POSTROUTING -s {address.text(ip.network.address)} {comment} -j {chain}",
         ]
     return _table(lines)
 
 
-def ports(network: str, container: str, config: PortmapConfig, pod: PortmapTarget, family: int, there: str) -> str:
-    """What puts a pod's host ports of a family into force; `there` is the table as listed. Empty when it has none."""
+def ports(network: str, container: str, config: PortmapConfig, pod: PortmapTarget, family: int, listed: str) -> str:
+    """Return the input that opens a pod's host ports of a family; empty if it has none. `listed` is the current table."""
     ip = next((one for one in pod.ips if address.version(one) == family), b"")
     mappings = [one for one in config.mappings if portmap.applies(one, ip)] if ip else []
     if not mappings:
         return ""
-    chain, said = ports_chain(network, container), _comment(network, container, "dnat name")
+    chain, comment = ports_chain(network, container), _comment(network, container, "dnat name")
     subnet = next(one for one in pod.subnets if (":" in one) == (family == 6))
     conditions = "".join(f' "{word}"' for word in config.conditions[family == 6])
-    lines = [*_frame(config, there), f":{chain} - [0:0]"]
+    lines = [*_frame(config, listed), f":{chain} - [0:0]"]
     for mapping in mappings:
         match = f"-p {mapping.protocol} -m {mapping.protocol} --dport {mapping.host_port}"
         if any(mapping.host_ip):
@@ -78,15 +78,15 @@ def ports(network: str, container: str, config: PortmapConfig, pod: PortmapTarge
         lines.append(f"-A {chain} {match} -j DNAT --to-destination {aim}:{mapping.port}")
     for protocol in dict.fromkeys(one.protocol for one in mappings):
         numbers = ",".join(str(one.host_port) for one in mappings if one.protocol == protocol)
-        # multiport takes 15 ports; the chain looks again.
+        # multiport is limited to 15 ports; the pod's chain matches exactly.
         few = f" -m multiport --dports {numbers}" if numbers.count(",") < 15 else ""
-        lines.append(f"-A {_DNAT} -p {protocol} {said}{few}{conditions} -j {chain}")
+        lines.append(f"-A {_DNAT} -p {protocol} {comment}{few}{conditions} -j {chain}")
     return _table(lines)
 
 
-def _frame(config: PortmapConfig, there: str) -> list[str]:
-    """The chains that all pods share, where they are missing."""
-    has = set(there.splitlines())
+def _frame(config: PortmapConfig, listed: str) -> list[str]:
+    """Return the missing chains that all pods share."""
+    has = set(listed.splitlines())
     lines = []
     if not any(line.startswith(f":{_DNAT} ") for line in has):
         lines.append(f":{_DNAT} - [0:0]")
@@ -100,13 +100,13 @@ def _frame(config: PortmapConfig, there: str) -> list[str]:
             lines.append(f'-A {_SET_MARK} -m comment --comment "CNI portfwd masquerade mark" -j MARK --or-mark {mark}')
             lines.append(f"-A {_MASQUERADE} -m mark --mark {mark}/{mark} -j MASQUERADE")
         if not any(line.startswith("-A POSTROUTING ") and line.endswith(f"-j {_MASQUERADE}") for line in has):
-            said = '-m comment --comment "CNI portfwd requiring masquerade"'
-            lines.append(f"-I POSTROUTING 1 {said} -j {_MASQUERADE}")
+            comment = '-m comment --comment "CNI portfwd requiring masquerade"'
+            lines.append(f"-I POSTROUTING 1 {comment} -j {_MASQUERADE}")
     return lines
 
 
 def removal(chain: str, listed: str) -> str:
-    """What takes a pod's chain out of a listed table, and all rules that lead there; empty when it is not there."""
+    """Return the input that removes a pod's chain and all jumps to it; empty if it does not exist."""
     lines = listed.splitlines()
     if not any(line.startswith(f":{chain} ") for line in lines):
         return ""
@@ -115,7 +115,7 @@ def removal(chain: str, listed: str) -> str:
 
 
 def holders(listed: str, config: PortmapConfig, own: str) -> list[tuple[str, str]]:
-    """Host ports of a configuration that other pods' chains have: the port's description, and the chain."""
+    """Return the configured host ports that other pods' chains have: description of the port, and chain."""
     found = []
     for mapping in config.mappings:
         match = f"-p {mapping.protocol} -m {mapping.protocol} --dport {mapping.host_port} "
@@ -129,12 +129,12 @@ def holders(listed: str, config: PortmapConfig, own: str) -> list[tuple[str, str
 
 
 def has_rule(chain: str, listed: str) -> bool:
-    """Whether a chain is there and something leads to it."""
+    """Return True if something jumps to the chain."""
     return any(line.startswith("-A ") and line.endswith(f" -j {chain}") for line in listed.splitlines())
 
 
 def container_of(chain: str, listed: str) -> str:
-    """The container that a chain's jump names; the chain's name when it names none."""
+    """Return the container in the comment of the chain's jump, or the chain's name."""
     for line in listed.splitlines():
         if line.endswith(f" -j {chain}") and 'id: \\"' in line:
             return line.partition('id: \\"')[2].partition('\\"')[0]

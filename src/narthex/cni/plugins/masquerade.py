@@ -1,5 +1,7 @@
-"""Masquerading (`ipMasq`) in nftables: pods that leave their subnet get the node's address. Constant rules, and a set
-of pods."""
+"""Masquerading (`ipMasq`) in nftables: packets of pods that leave their subnet get the node's address.
+
+The rules are constant; a set has the pods.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ TABLE = "narthex-masquerade"
 
 
 def elements(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
-    """What the table holds for a pod."""
+    """Return the set elements of a pod."""
     return tuple(SetElement(f"pods{address.version(ip.network.address)}", ip.network.address) for ip in ips)
 
 
 def subnets(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
-    """What the table holds for the pod's networks, shared by all their pods: from there to there."""
+    """Return the set elements of the pod's networks, shared by their pods: traffic within them is not masqueraded."""
     return tuple(
         SetElement(f"near{address.version(ip.network.address)}", 2 * ip.network.first, end=2 * ip.network.last)
         for ip in ips
@@ -27,7 +29,7 @@ def subnets(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
 
 
 def frame() -> str:
-    """The table without elements, in the words of nft."""
+    """Return the table without elements, in nft syntax."""
     sets = "".join(
         f"\tset pods{v} {{ typeof {ip} saddr; }}\n\tset near{v} {{ typeof {ip} saddr . {ip} daddr; flags interval; }}\n"
         for v, ip in ((4, "ip"), (6, "ip6"))

@@ -1,4 +1,4 @@
-"""What every plugin that makes a pair wants inside the pod: settings, addresses, routes, all usable at once."""
+"""What every plugin with a veth pair configures inside the pod: sysctls, addresses, and routes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from narthex.model.links import LinkChange
 
 DEFAULTS = {4: Network(bytes(4), 0), 6: Network(bytes(16), 0)}
-"""The networks that hold every address."""
+"""The default destinations."""
 
 
 def settings(interface: str, ips: tuple[IPConfig, ...], detect: bool) -> tuple[SysctlSetting, ...]:
-    """Kernel settings of the pod's interface. `detect`: leave duplicate address detection on."""
+    """Return the sysctls of the pod's interface. `detect`: keep duplicate address detection enabled."""
     # No more than is of use: among many pods the kernel takes long to find one's settings.
     wanted = [SysctlSetting(f"net/ipv4/conf/{interface}/arp_notify", "1")]
     if any(address.version(ip.network.address) == 6 for ip in ips):
@@ -30,7 +30,7 @@ def settings(interface: str, ips: tuple[IPConfig, ...], detect: bool) -> tuple[S
 
 
 def addressed(interface: str, ips: tuple[IPConfig, ...], connected: bool, detect: bool) -> list[LinkChange]:
-    """Addresses, and the link up. IPv6 comes after that, for a link that is down has no routes of that family."""
+    """Return the changes that add addresses and set the link up; IPv6 last, since a link that is down has no IPv6 routes."""
     adds = [AddAddress(interface, ip.network, connected, detect) for ip in ips]
     return [
         *(add for add in adds if address.version(add.network.address) == 4),
@@ -40,7 +40,7 @@ def addressed(interface: str, ips: tuple[IPConfig, ...], connected: bool, detect
 
 
 def routed(interface: str, ips: tuple[IPConfig, ...], routes: tuple[PodRoute, ...]) -> list[LinkChange]:
-    """Routes; one without a gateway goes to the first address's gateway of its family."""
+    """Return the routes; one without a gateway uses that of the first address of its family."""
     wanted: list[LinkChange] = []
     for route in routes:
         same = (ip for ip in ips if len(ip.network.address) == len(route.destination.address))
@@ -55,8 +55,7 @@ _SCOPE_LINK = 253
 
 
 def by_gateway(interface: str, ips: tuple[IPConfig, ...]) -> list[LinkChange]:
-    """Routes by which neighbours of the pod's network are reached by the gateway alone, and it by the link. For addresses
-    that do not bring a route to their network."""
+    """Return the routes that lead to the pod's own network through the gateway, for addresses without a connected route."""
     wanted: list[LinkChange] = []
     for ip in ips:
         whole = 8 * len(ip.network.address)
@@ -68,13 +67,13 @@ def by_gateway(interface: str, ips: tuple[IPConfig, ...]) -> list[LinkChange]:
 
 
 def without_redirects(interface: str) -> tuple[SysctlSetting, ...]:
-    """Settings of a pod that is not to be told of a shorter way to its neighbours."""
+    """Return the sysctls that make a pod ignore ICMP redirects."""
     links = (("ipv4", "all"), ("ipv4", interface), ("ipv6", interface))
     return tuple(SysctlSetting(f"net/{family}/conf/{link}/accept_redirects", "0") for family, link in links)
 
 
 def forwarding(ips: tuple[IPConfig, ...]) -> tuple[SysctlSetting, ...]:
-    """What makes the node a router for the families of these addresses."""
+    """Return the sysctls that enable forwarding on the node for the families of these addresses."""
     paths = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
     families = sorted({address.version(ip.network.address) for ip in ips})
     return tuple(SysctlSetting(paths[family], "1", required=True) for family in families)

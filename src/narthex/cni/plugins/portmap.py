@@ -1,7 +1,7 @@
-"""The plugin `portmap`: ports of the node that lead to pods. What is configured, and as which elements it is kept.
+"""The plugin `portmap`: host ports that lead to pods. Its configuration, and the nftables set elements.
 
-With the nftables backend the rules are constant and a mapping is some elements of maps, so an ADD costs the same with
-any number of pods. The key of a mapping can be there once: whoever comes second is refused.
+With the nftables backend the rules are constant and a mapping consists of map elements, so the cost of an ADD is independent
+of the number of pods. The key of a mapping is unique: a second pod is rejected.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _DEFAULT_MASQ_BIT = 13
 
 
 class PortMapping(Value):
-    """One port of the node and where it leads."""
+    """One host port and its target port."""
 
     protocol: str
     host_port: int
     port: int
     host_ip: bytes = b""
-    """Empty: every address of the node."""
+    """Empty: all addresses of the node."""
 
     def __str__(self) -> str:
         where = f"{address.text(self.host_ip)} " if self.host_ip else ""
@@ -38,33 +38,33 @@ class PortMapping(Value):
 
 
 class PortmapConfig(Value):
-    """A configuration of `portmap`."""
+    """Configuration of `portmap`."""
 
     mappings: tuple[PortMapping, ...]
     snat: bool
-    """Masquerade what would otherwise be answered past the node: loopback, and the pod itself."""
+    """Masquerade traffic whose replies would bypass the node: from loopback, and from the pod itself."""
     masquerade_all: bool
     backend: str
     conditions: tuple[tuple[str, ...], tuple[str, ...]]
-    """Extra matches for IPv4 and IPv6, in iptables' words."""
+    """Additional matches for IPv4 and IPv6, in iptables syntax."""
     masq_bit: int
     set_mark_chain: str
-    """Somebody else's chain that marks for masquerading; empty for ours."""
+    """An external chain that marks packets for masquerading; empty: ours."""
 
 
 class PortmapTarget(Value):
-    """The pod that mappings lead to."""
+    """The pod that the mappings lead to."""
 
     ips: tuple[bytes, ...]
     """At most one for each family."""
     subnets: tuple[str, ...]
-    """The networks of `ips`, as CIDR."""
+    """Networks of `ips`, as CIDRs."""
     links: tuple[str, ...]
-    """The node's interfaces towards it."""
+    """The node's interfaces to the pod."""
 
 
 def read(request: CniRequest) -> PortmapConfig:
-    """Raises CniError with the field."""
+    """Parse the configuration. Raises CniError with the field."""
     config = request.config
     conditions = fields.texts(config, "conditionsV4"), fields.texts(config, "conditionsV6")
     bit = fields.whole(config, "markMasqBit", 0, _MASK_BITS)
@@ -97,7 +97,7 @@ def _is_chain(name: str) -> bool:
 
 
 def _check_condition(name: str, words: tuple[str, ...]) -> None:
-    """Words go to iptables-restore in quotes: nothing there may end a quote, a line, or the match."""
+    """Reject words that could end a quote, a line, or the match in the input of iptables-restore."""
     for word in words:
         if not word or not word.isprintable() or not word.isascii() or any(mark in word for mark in "\"'\\"):
             raise fields.wrong(name, f"{word[:32]!r} cannot be a part of a rule")
@@ -109,18 +109,18 @@ def _mappings(request: CniRequest) -> tuple[PortMapping, ...]:
     runtime = fields.part(request.config, "runtimeConfig")
     found = []
     for number, one in enumerate(fields.objects(runtime, "portMappings", "runtimeConfig.")):
-        place = f"runtimeConfig.portMappings[{number}]."
+        path = f"runtimeConfig.portMappings[{number}]."
         ports = []
         for name in ("hostPort", "containerPort"):
-            port = fields.whole(one, name, 1, 65535, place)
+            port = fields.whole(one, name, 1, 65535, path)
             if port is None:
-                raise fields.wrong(place + name, "must be a port, from 1 to 65535")
+                raise fields.wrong(path + name, "must be a port, from 1 to 65535")
             ports.append(port)
-        protocol = (fields.text(one, "protocol", place) or "tcp").lower()
+        protocol = (fields.text(one, "protocol", path) or "tcp").lower()
         if protocol not in PROTOCOLS:
-            raise fields.wrong(place + "protocol", f"{protocol[:16]!r} is not one of {', '.join(PROTOCOLS)}")
-        host_ip = fields.text(one, "hostIP", place)
-        bound = fields.ip(host_ip, place + "hostIP") if host_ip else b""
+            raise fields.wrong(path + "protocol", f"{protocol[:16]!r} is not one of {', '.join(PROTOCOLS)}")
+        host_ip = fields.text(one, "hostIP", path)
+        bound = fields.ip(host_ip, path + "hostIP") if host_ip else b""
         if any(bound):
             found.append(PortMapping(protocol, ports[0], ports[1], bound))
         else:
@@ -129,7 +129,7 @@ def _mappings(request: CniRequest) -> tuple[PortMapping, ...]:
 
 
 def portmap_target(result: CniResult) -> PortmapTarget:
-    """The pod of a result: its first address of each family, and the node's interfaces on the way to it."""
+    """Return the target of a result: the first address of each family, and the node's interfaces to it."""
     ips: dict[int, bytes] = {}
     subnets: dict[int, str] = {}
     for ip in result.ips:
@@ -144,25 +144,25 @@ def portmap_target(result: CniResult) -> PortmapTarget:
 
 
 def elements(config: PortmapConfig, pod: PortmapTarget) -> tuple[SetElement, ...]:
-    """What the table holds for a pod. A mapping for an address of a family that the pod lacks is nothing."""
+    """Return the set elements of a pod. A mapping for an address of a family that the pod lacks has none."""
     every = (one for mapping in config.mappings for ip in pod.ips for one in _elements(config, pod, mapping, ip))
     # Two host ports may lead to one port of the pod.
     return tuple(dict.fromkeys(every))
 
 
 def applies(mapping: PortMapping, ip: bytes) -> bool:
-    """Whether a mapping leads to an address: one of an unspecified address is of that family."""
+    """Return True if a mapping applies to an address; a mapping of an unspecified address applies to its family."""
     return not mapping.host_ip or len(mapping.host_ip) == len(ip)
 
 
 def loopback_links(config: PortmapConfig, pod: PortmapTarget) -> tuple[str, ...]:
-    """Links over which the node's loopback reaches the pod, and which have to be told that this is right."""
+    """Return the links on which loopback traffic to the pod must be allowed (`route_localnet`)."""
     ipv4 = any(len(ip) == 4 and any(applies(one, ip) for one in config.mappings) for ip in pod.ips)
     return pod.links if ipv4 and config.snat else ()
 
 
 def guard(links: tuple[str, ...]) -> tuple[SetElement, ...]:
-    """What keeps neighbours on these links from addresses of the node's loopback. Stays as long as the links do."""
+    """Return the elements that block loopback destinations from these links. They stay as long as the links exist."""
     return tuple(SetElement("links", _name(link)) for link in links)
 
 
@@ -204,10 +204,10 @@ def host_ports(config: PortmapConfig, pod: PortmapTarget) -> tuple[tuple[str, in
 
 
 def frame() -> str:
-    """The table without elements, in the words of nft.
+    """Return the table without elements, in nft syntax.
 
-    Its chains come behind those of a Service proxy (dstnat, -100), so that a Service's port is the Service's. Rules that
-    send by a map are taken by nft 1.0.6 only in the transaction that declares the map.
+    Its chains follow those of a Service proxy (dstnat, -100), so that Service ports take precedence. nft 1.0.6 accepts rules
+    with a map only in the transaction that declares the map.
     """
     sets = "".join(_SETS.format(v=v, ip=ip) for v, ip in ((4, "ip"), (6, "ip6")))
     return f"table inet {TABLE} {{\n{sets}{_LOOPBACK_SETS}{_CHAINS}}}\n"

@@ -1,4 +1,4 @@
-"""The plugin `ptp`: a pair for each pod, with the node as the router at its other end."""
+"""The plugin `ptp`: a veth pair for each pod, with the node as router."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class PtpConfig(Value):
-    """A configuration of `ptp`."""
+    """Configuration of `ptp`."""
 
     masquerade: str
     mtu: int | None
 
 
 def read(request: CniRequest) -> PtpConfig:
-    """Raises CniError with the field."""
+    """Parse the configuration. Raises CniError with the field."""
     return PtpConfig(masquerade_of(request), fields.whole(request.config, "mtu", 0, 65535) or None)
 
 
 def completed(given: CniResult, request: CniRequest) -> CniResult:
-    """What IPAM gave, bound to the pod's interface. Raises CniError for an address without a gateway."""
+    """Return the IPAM result, bound to the pod's interface. Raises CniError for an address without a gateway."""
     for ip in given.ips:
         if not ip.gateway:
             raise CniError(INVALID_CONFIG, f"ipam: {ip.network} has no gateway, and ptp needs one for each address")
@@ -39,26 +39,26 @@ def completed(given: CniResult, request: CniRequest) -> CniResult:
     return CniResult((), tuple(IPConfig(ip.network, ip.gateway, 1) for ip in given.ips), given.routes, dns)
 
 
-def plan(config: PtpConfig, result: CniResult, made: VethIdentity, interface: str) -> AttachmentPlan:
-    """What is to be made. `result` is that of `completed`."""
-    node: list[LinkChange] = [AddVeth(made.veth, made.mac, interface, made.pod_mac, config.mtu)]
+def plan(config: PtpConfig, result: CniResult, veth: VethIdentity, interface: str) -> AttachmentPlan:
+    """Return the plan of an ADD. `result` is that of `completed`."""
+    node: list[LinkChange] = [AddVeth(veth.name, veth.mac, interface, veth.pod_mac, config.mtu)]
     inside = pod.addressed(interface, result.ips, False, False)
     for ip in result.ips:
         whole = 8 * len(ip.network.address)
         gateway, own = Network(ip.gateway, whole), Network(ip.network.address, whole)
-        node += [AddAddress(made.veth, gateway, False), AddRoute(made.veth, own, replace=True)]
+        node += [AddAddress(veth.name, gateway, False), AddRoute(veth.name, own, replace=True)]
     return AttachmentPlan(
         node=tuple(node),
-        late_settings=(SysctlSetting(f"net/ipv6/conf/{made.veth}/accept_ra", "0"), *pod.forwarding(result.ips)),
+        late_settings=(SysctlSetting(f"net/ipv6/conf/{veth.name}/accept_ra", "0"), *pod.forwarding(result.ips)),
         pod_settings=pod.settings(interface, result.ips, False),
         pod=(*inside, *pod.by_gateway(interface, result.ips), *pod.routed(interface, result.ips, result.routes)),
     )
 
 
-def answer(result: CniResult, made: VethIdentity, request: CniRequest) -> CniResult:
-    """The result of an ADD: `result` with the two interfaces."""
+def answer(result: CniResult, veth: VethIdentity, request: CniRequest) -> CniResult:
+    """Return the result of an ADD: `result` with the two interfaces."""
     interfaces = (
-        Interface(made.veth, made.mac.hex(":")),
-        Interface(request.interface, made.pod_mac.hex(":"), request.namespace),
+        Interface(veth.name, veth.mac.hex(":")),
+        Interface(request.interface, veth.pod_mac.hex(":"), request.namespace),
     )
     return CniResult(interfaces, result.ips, result.routes, result.dns)

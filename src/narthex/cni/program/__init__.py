@@ -1,1 +1,1 @@
-"""The CNI plugins as programs: a request in, a pod's network made or taken away, a result out."""
+"""The CNI plugins as programs: a request in, the pod's network configured or removed, a result out."""

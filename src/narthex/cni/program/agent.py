@@ -1,7 +1,7 @@
-"""The resident service of the CNI plugins: does what the launchers hand over, in threads of a process that is loaded.
+"""The resident agent of the CNI plugins: handles the requests of launchers in threads of a loaded process.
 
-It serves launchers of its own network namespace only; others are told to do the work themselves. Rules that somebody
-removed are put back, when it starts and whenever the ruleset has changed.
+It serves launchers of its own network namespace only; others do the work themselves. It also restores rules that other
+programs removed, at start-up and whenever the ruleset has changed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ LOADED = (addresses, pods, ports)
 SOCKET = "/run/narthex/cni.sock"
 _MOST = (1 << 20) + (1 << 16)
 _MOST_FILES = 2
-_PATIENCE_SECONDS = 30.0
-_LAST_SECONDS = 5.0
-"""How long the end waits for requests that are being worked on."""
-_LOOK_SECONDS = 2.0
-"""How often the ruleset's generation is looked at."""
-_NOT_MINE = b"\xff"
+_REQUEST_SECONDS = 30.0
+_STOP_SECONDS = 5.0
+"""Time for running requests during shutdown."""
+_CHECK_SECONDS = 2.0
+"""Interval at which the generation of the ruleset is checked."""
+_WRONG_NAMESPACE = b"\xff"
 
 
 class Agent:
-    """The service of one node, and a part of `narthex node`: `run`, or `open` and then `serve`, until `stop`."""
+    """The agent of one node, and a part of `narthex node`: `run`, or `open` and then `serve`, until `stop`."""
 
     def __init__(self, path: str = SOCKET, state: str = STATE) -> None:
         self._path = path
@@ -56,35 +56,35 @@ class Agent:
         self._stopping = threading.Event()
         self._waker: socket.socket | None = None
         """Writing to it wakes `serve`."""
-        self._seen: int | None = None
-        self._turns = threading.Condition()
+        self._generation: int | None = None
+        self._condition = threading.Condition()
         """Requests run concurrently. Rules are restored only while there is no request: a half-finished one looks like
         removed rules."""
         self._requests = 0
-        self._mending = False
+        self._restoring = False
         self._idle: list[NodeContext] = []
         """Contexts without a request; `append` and `pop` of a list are thread-safe."""
-        self._answers: Counter[tuple[str, str, str]] = Counter()
+        self._counts: Counter[tuple[str, str, str]] = Counter()
         """Requests by plugin, command, and outcome."""
 
     @property
     def healthy(self) -> bool:
-        """Whether it listens."""
+        """True while it listens."""
         return self._socket is not None and not self._stopping.is_set()
 
     def run(self) -> None:
-        """Listen and answer until stopped. Raises OSError when it cannot listen."""
+        """Listen and answer until `stop`. Raises OSError if it cannot listen."""
         self.open()
         self.serve()
 
     def open(self) -> None:
-        """Put rules back that are missing, and listen. Raises OSError, also when another agent listens there."""
+        """Restore missing rules, and listen. Raises OSError, also if another agent listens on the socket."""
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _refuse_second(self._path)
-            self.mend()
+            self.restore_rules()
             path.unlink(missing_ok=True)
             before = os.umask(0o177)
             try:
@@ -98,7 +98,7 @@ class Agent:
         self._socket = listener
 
     def serve(self) -> None:
-        """Answer until stopped."""
+        """Answer until `stop`."""
         listener = self._socket
         assert listener is not None
         self._waker, woken = socket.socketpair()
@@ -107,20 +107,20 @@ class Agent:
                 waiting.register(listener, selectors.EVENT_READ)
                 waiting.register(woken, selectors.EVENT_READ)
                 while not self._stopping.is_set():
-                    found = [key.fileobj for key, _ in waiting.select(_LOOK_SECONDS)]
+                    found = [key.fileobj for key, _ in waiting.select(_CHECK_SECONDS)]
                     if listener in found:
                         connection, _ = listener.accept()
                         threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
                     elif not found:
-                        self.mend()
+                        self.restore_rules()
         finally:
             for one in (listener, woken, self._waker):
                 one.close()
             self._socket = self._waker = None
             Path(self._path).unlink(missing_ok=True)
-            with self._turns:
-                # Who has asked already gets an answer.
-                self._turns.wait_for(lambda: not self._requests, _LAST_SECONDS)
+            with self._condition:
+                # Requests that have arrived are still answered.
+                self._condition.wait_for(lambda: not self._requests, _STOP_SECONDS)
                 for node in self._idle:
                     node.close()
                 self._idle.clear()
@@ -134,96 +134,94 @@ class Agent:
                 # It may be closed already, by a `serve` that has seen the flag.
                 waker.send(b"!")
 
-    def mend(self) -> int:
-        """Put back rules that are missing, if the ruleset has changed since; how many elements that were."""
-        with self._turns:
+    def restore_rules(self) -> int:
+        """Restore missing rules if the ruleset has changed; return the number of elements."""
+        with self._condition:
             if self._requests:
                 return 0
-            self._mending = True
+            self._restoring = True
         try:
-            return self._mended()
+            return self._restored()
         finally:
-            with self._turns:
-                self._mending = False
-                self._turns.notify_all()
+            with self._condition:
+                self._restoring = False
+                self._condition.notify_all()
 
-    def _mended(self) -> int:
+    def _restored(self) -> int:
         try:
             netlink = NfNetlink()
             try:
-                if netlink.generation() == self._seen:
+                if netlink.generation() == self._generation:
                     return 0
-                mended = resync(self._state)
-                self._seen = netlink.generation()
+                restored = resync(self._state)
+                self._generation = netlink.generation()
             finally:
                 netlink.close()
         except OSError:
-            # Tried again at the next look; requests say what is wrong with the rules.
+            # Retried at the next check; requests report problems of the rules.
             return 0
-        return mended
+        return restored
 
     def collect(self) -> Iterable[Metric]:
-        """Requests that were answered, for prometheus-client."""
+        """Return the request counters for prometheus-client."""
         from prometheus_client.core import CounterMetricFamily
 
         labels = ["plugin", "command", "outcome"]
-        answers = CounterMetricFamily(
-            "narthex_cni_requests", "Requests of CNI plugins that were answered.", labels=labels
-        )
-        for key, count in dict(self._answers).items():
+        answers = CounterMetricFamily("narthex_cni_requests", "Answered requests of CNI plugins.", labels=labels)
+        for key, count in dict(self._counts).items():
             answers.add_metric(list(key), count)
         return (answers,)
 
     def _serve_one(self, connection: socket.socket) -> None:
         with connection:
-            connection.settimeout(_PATIENCE_SECONDS)
+            connection.settimeout(_REQUEST_SECONDS)
             try:
-                said = self._answered(connection)
-                connection.sendall(said)
+                response = self._handle(connection)
+                connection.sendall(response)
             except (OSError, ValueError):
-                # Whoever asked went away, or does not speak the launcher's language.
+                # The client disconnected or sent an invalid request.
                 return
 
-    def _answered(self, connection: socket.socket) -> bytes:
+    def _handle(self, connection: socket.socket) -> bytes:
         files: list[int] = []
         try:
             _, uid, _ = struct.unpack("=iii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid not in (0, os.geteuid()):
-                return _NOT_MINE
+                return _WRONG_NAMESPACE
             parts = _received(connection, files)
             if not files or setns.identity(files[0]) != setns.own_identity():
-                return _NOT_MINE
+                return _WRONG_NAMESPACE
             plugin, stdin, *pairs = parts
             texts = [part.decode("utf-8", "surrogateescape") for part in pairs]
             environment = dict(zip(texts[::2], texts[1::2], strict=True))
             name = plugin.decode()
-            text, status = self._done(name, environment, stdin, files.pop() if len(files) > 1 else None)
+            text, status = self._execute(name, environment, stdin, files.pop() if len(files) > 1 else None)
             self._count(name, environment.get("CNI_COMMAND", ""), status)
             return bytes([status]) + text.encode()
         finally:
             for one in files:
                 os.close(one)
 
-    def _done(self, plugin: str, environment: dict[str, str], stdin: bytes, pod: int | None) -> tuple[str, int]:
-        with self._turns:
-            self._turns.wait_for(lambda: not self._mending)
+    def _execute(self, plugin: str, environment: dict[str, str], stdin: bytes, pod: int | None) -> tuple[str, int]:
+        with self._condition:
+            self._condition.wait_for(lambda: not self._restoring)
             self._requests += 1
         try:
             node = self._node()
             node.begin(pod)
-            said = run.answer(plugin, environment, stdin, self._state, node)
+            response = run.answer(plugin, environment, stdin, self._state, node)
             self._idle.append(node)
-            return said
+            return response
         finally:
-            with self._turns:
+            with self._condition:
                 self._requests -= 1
-                self._turns.notify_all()
+                self._condition.notify_all()
 
     def _count(self, plugin: str, command: str, status: int) -> None:
-        """What is asked for may be any text, and must not become as many numbers."""
+        """Count a request; unknown plugins and commands share one label to limit the cardinality."""
         known = plugin if plugin in run.PLUGINS else "", command if command in requests.COMMANDS else ""
-        with self._turns:
-            self._answers[*known, "error" if status else "ok"] += 1
+        with self._condition:
+            self._counts[*known, "error" if status else "ok"] += 1
 
     def _node(self) -> NodeContext:
         try:
@@ -242,7 +240,7 @@ def _refuse_second(path: str) -> None:
 
 
 def _received(connection: socket.socket, files: list[int]) -> list[bytes]:
-    """The parts of a request; what is sent along is appended to `files`. Raises OSError, ValueError."""
+    """Return the parts of a request; received descriptors are appended to `files`. Raises OSError, ValueError."""
     data, ancillary, _, _ = connection.recvmsg(1 << 16, socket.CMSG_SPACE(4 * _MOST_FILES), socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -264,7 +262,7 @@ def _received(connection: socket.socket, files: list[int]) -> list[bytes]:
 
 
 def resync(state: str) -> int:
-    """Compare tables and records; how many elements were missing or too many. Raises OSError."""
+    """Reconcile tables with records; return the number of missing and excess elements. Raises OSError."""
     node = NodeContext(state)
     try:
         return ports.resync(node) + _masquerade(node)
@@ -286,7 +284,7 @@ def _masquerade(node: NodeContext) -> int:
         wanted[attachment] = ips_of(record)
     if not wanted and not node.masquerade.is_whole():
         return 0
-    node.masquerade.mend()
+    node.masquerade.restore()
     changed = 0
     there = {held.element.key for held in node.masquerade.held(("pods4", "pods6"))}
     for attachment, ips in wanted.items():
@@ -307,6 +305,6 @@ def _masquerade(node: NodeContext) -> int:
 
 
 def _is_used(node: NodeContext, key: bytes) -> bool:
-    """Whether an attachment of just now has brought its network."""
+    """Return True if a new attachment uses the network."""
     first = key[: len(key) // 2]
     return any(ip.network.first == first for _, record in node.records.all(records.MASQUERADE) for ip in ips_of(record))

@@ -1,4 +1,4 @@
-"""Plugins of others, run as the specification has it: found in CNI_PATH, same environment, configuration on stdin."""
+"""Delegation to other plugins, as specified: found in CNI_PATH, same environment, configuration on standard input."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PATIENCE_SECONDS = 60.0
 
 
 def run(request: CniRequest, plugin: str) -> bytes:
-    """Run a plugin with the request as it came; what it answered. Raises CniError, with its own code if it fails."""
+    """Run a plugin with the unchanged request; return its output. Raises CniError, with the plugin's own code if it fails."""
     return execute(plugin, _environment(request), request.stdin)
 
 
 def execute(plugin: str, environment: Mapping[str, str], stdin: bytes) -> bytes:
-    """Run a plugin that is found in the environment's CNI_PATH; what it answered. Raises CniError."""
+    """Run a plugin from the environment's CNI_PATH; return its output. Raises CniError."""
     program = _found(environment["CNI_PATH"], plugin)
     try:
         done = subprocess.run(
@@ -44,7 +44,7 @@ def execute(plugin: str, environment: Mapping[str, str], stdin: bytes) -> bytes:
 
 
 def addresses(request: CniRequest) -> CniResult:
-    """Run an IPAM plugin's ADD, and its DEL when that fails. Raises CniError."""
+    """Run the ADD of an IPAM plugin, and its DEL if that fails. Raises CniError."""
     plugin = fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
     try:
         return result_of(run(request, plugin), plugin)
@@ -54,7 +54,7 @@ def addresses(request: CniRequest) -> CniResult:
 
 
 def undo(request: CniRequest, plugin: str) -> None:
-    """Run a plugin's DEL after its ADD failed; that it fails as well is no news."""
+    """Run the DEL of a plugin after its ADD failed; errors are ignored."""
     named: dict[str, object] = {name: getattr(request, name) for name in request._fields} | {"command": "DEL"}
     try:
         run(type(request)(**named), plugin)  # type: ignore[arg-type]
@@ -63,14 +63,14 @@ def undo(request: CniRequest, plugin: str) -> None:
 
 
 def result_of(answer: bytes, plugin: str) -> CniResult:
-    """Read what a plugin's ADD answered. Raises CniError."""
+    """Parse the result of a plugin's ADD. Raises CniError."""
     try:
-        said = parse(answer)
+        data = parse(answer)
     except JsonError as error:
         raise CniError(OTHER, f"plugin {plugin} answered what cannot be read: {error}") from None
-    if not isinstance(said, dict):
+    if not isinstance(data, dict):
         raise CniError(OTHER, f"plugin {plugin} did not answer with an object")
-    return result.read(said, f"the result of {plugin}: ")
+    return result.read(data, f"the result of {plugin}: ")
 
 
 def _found(path: str, plugin: str) -> str:
@@ -97,10 +97,10 @@ def _environment(request: CniRequest) -> dict[str, str]:
 
 def _failure(plugin: str, answer: bytes, complaint: bytes) -> CniError:
     try:
-        said = parse(answer)
-        if isinstance(said, dict):
-            code = fields.whole(said, "code", 1, 1 << 31)
-            return CniError(code or OTHER, fields.text(said, "msg"), fields.text(said, "details"))
+        data = parse(answer)
+        if isinstance(data, dict):
+            code = fields.whole(data, "code", 1, 1 << 31)
+            return CniError(code or OTHER, fields.text(data, "msg"), fields.text(data, "details"))
     except (JsonError, CniError):
         pass
     words = (answer or complaint).decode("utf-8", "replace").strip()[:512]

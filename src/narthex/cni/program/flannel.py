@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 SUBNET_FILE = "/run/flannel/subnet.env"
 DATA_DIR = "/var/lib/cni/flannel"
 PASSED_ON = ("runtimeConfig", "args", "prevResult", "cni.dev/valid-attachments")
-"""What a runtime adds to a configuration is for the delegate as well."""
+"""Fields that a runtime adds to the configuration, which the delegate needs as well."""
 
 
 def subnet_file_of(request: CniRequest) -> str:
-    """The file that says which addresses this node has. Raises CniError."""
+    """Return the path of `subnet.env`. Raises CniError."""
     return _path(request, "subnetFile", SUBNET_FILE)
 
 
 def saved_file_of(request: CniRequest) -> str:
-    """Where the delegate's configuration is kept for DEL. Raises CniError."""
+    """Return the path of the delegate's saved configuration, which DEL uses. Raises CniError."""
     return f"{data_dir_of(request)}/{request.container}"
 
 
 def data_dir_of(request: CniRequest) -> str:
-    """The folder of saved configurations, one for each container. Raises CniError."""
+    """Return the directory of saved configurations, one per container. Raises CniError."""
     return _path(request, "dataDir", DATA_DIR)
 
 
@@ -43,11 +43,11 @@ def _path(request: CniRequest, name: str, default: str) -> str:
 
 
 class SubnetEnv(dict[str, str]):
-    """What `subnet.env` says, by name."""
+    """The variables of `subnet.env`."""
 
 
 def read_subnet_env(text: str, path: str) -> SubnetEnv:
-    """Read `NAME=VALUE` lines. Raises CniError when what the plugin needs is missing."""
+    """Parse `NAME=VALUE` lines. Raises CniError if a required variable is missing."""
     found = SubnetEnv()
     for line in text.splitlines():
         name, equals, value = line.strip().partition("=")
@@ -65,7 +65,7 @@ def read_subnet_env(text: str, path: str) -> SubnetEnv:
 
 
 def delegate_config(request: CniRequest, env: SubnetEnv) -> dict[str, object]:
-    """The delegate's configuration. What the configuration's own `delegate` says wins. Raises CniError."""
+    """Return the delegate's configuration. The configuration's own `delegate` takes precedence. Raises CniError."""
     config = request.config
     made = dict(fields.part(config, "delegate"))
     for name in ("name", "ipam"):
@@ -108,7 +108,7 @@ def _ipam(config: Mapping[str, object], env: SubnetEnv) -> dict[str, object]:
 
 
 def as_request(request: CniRequest, config: Mapping[str, object]) -> CniRequest:
-    """The same call with a delegate's configuration. Raises CniError."""
+    """Return the request with a delegate's configuration. Raises CniError."""
     plugin = fields.text(config, "type")
     if not plugin or "/" in plugin or "\0" in plugin or plugin in (".", "..", "flannel"):
         raise fields.wrong("delegate.type", f"{plugin[:64]!r} is not a plugin to delegate to")
@@ -118,7 +118,7 @@ def as_request(request: CniRequest, config: Mapping[str, object]) -> CniRequest:
 
 
 def delegate_request(request: CniRequest) -> CniRequest:
-    """The call that an ADD, CHECK or STATUS becomes. Raises CniError, also while the daemon has not said anything."""
+    """Return the delegate's request for ADD, CHECK, or STATUS. Raises CniError, also if `subnet.env` does not exist yet."""
     path = subnet_file_of(request)
     data = files.read(path)
     if data is None:
@@ -129,13 +129,13 @@ def delegate_request(request: CniRequest) -> CniRequest:
 
 
 def save(request: CniRequest, made: CniRequest) -> None:
-    """Keep the delegate's configuration, for a DEL when the daemon is gone. Raises OSError."""
+    """Save the delegate's configuration, for a DEL without `subnet.env`. Raises OSError."""
     directory, _, name = saved_file_of(request).rpartition("/")
     files.write(directory, name, write(dict(made.config)).encode())
 
 
 def saved(request: CniRequest) -> CniRequest | None:
-    """The call that a DEL becomes, by the saved configuration; None when there is none. Raises CniError."""
+    """Return the delegate's request for DEL from the saved configuration; None if there is none. Raises CniError."""
     data = files.read(saved_file_of(request))
     if not data:
         return None
@@ -152,13 +152,12 @@ def saved(request: CniRequest) -> CniRequest | None:
 
 
 def forget(request: CniRequest) -> None:
-    """Drop the saved configuration. Raises CniError, OSError."""
+    """Remove the saved configuration. Raises CniError, OSError."""
     files.remove(saved_file_of(request))
 
 
 def collect(request: CniRequest) -> None:
-    """GC: drop the saved configurations of this network's containers that no valid attachment names. Raises CniError,
-    OSError."""
+    """Remove the network's saved configurations without a valid attachment (GC). Raises CniError, OSError."""
     valid = {container for container, _ in valid_attachments(request)}
     directory = data_dir_of(request)
     for container in files.names(directory):

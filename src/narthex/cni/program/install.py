@@ -1,4 +1,4 @@
-"""Puts the plugins' programs, the code that they load, and a configuration in place."""
+"""Installation of the plugins' programs, the code that they load, and a configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from narthex.cni.program import launcher, start
 from narthex.cni.program.run import PLUGINS
 
 BUNDLE, LAUNCHER = ".narthex-plugins", ".narthex-launcher"
-"""Beside the programs; runtimes take no notice of names like these."""
+"""Next to the programs; runtimes ignore such names."""
 _MAGIC = importlib.util.MAGIC_NUMBER
 BUNDLED = (
     "narthex",
@@ -28,7 +28,7 @@ BUNDLED = (
     *(f"narthex.cni.plugins.{name}" for name in ("bridge", "host_local", "iptables", "masquerade", "pod")),
     *(f"narthex.cni.plugins.{name}" for name in ("portmap", "ptp")),
     "narthex.cni.kernel",
-    *(f"narthex.cni.kernel.{name}" for name in ("files", "leases", "namespaces", "records", "tables")),
+    *(f"narthex.cni.kernel.{name}" for name in ("files", "leases", "records", "tables")),
     "narthex.cni.program",
     *(f"narthex.cni.program.{name}" for name in ("delegate", "flannel", "ipam", "iptables", "masquerade")),
     *(f"narthex.cni.program.{name}" for name in ("node", "pods", "ports", "run")),
@@ -40,23 +40,25 @@ BUNDLED = (
     "narthex.model",
     *(f"narthex.model.{name}" for name in ("links", "packed_addresses", "values")),
 )
-"""What the programs can load without an agent."""
+"""Modules that the programs can load without an agent."""
 _CONFLIST = "10-narthex.conflist"
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """What an installation has written."""
+    """The written files."""
 
     programs: tuple[str, ...]
     configuration: str
-    """Empty when none was asked for, or one was there."""
+    """Empty if none was requested, or one existed."""
 
 
 def install(
     bin_dir: Path, conf_dir: Path | None, *, socket: str, state: str, subnet: str, name: str = "narthex"
 ) -> Installed:
-    """Write the programs, each by a rename, so that one that runs is not disturbed; and a configuration where none of
-    ours is. Raises OSError."""
+    """Write the programs, atomically so that running ones are not disturbed, and a configuration unless one exists.
+
+    Raises OSError.
+    """
     bin_dir.mkdir(parents=True, exist_ok=True)
     at = bin_dir.absolute()
     text = launcher_text(socket, state, str(at / BUNDLE))
@@ -76,18 +78,18 @@ def install(
 
 
 def launcher_text(socket: str, state: str, bundle: str) -> str:
-    """The launcher, with the socket, the state and the modules' places."""
+    """Return the launcher's source with socket, state directory, and module paths."""
     return _filled(launcher, {"SOCKET = ": socket, "STATE = ": state, "PATHS: ": _paths(), "BUNDLE = ": bundle})
 
 
 def program(launcher: str) -> str:
-    """The program, with the interpreter and the launcher's place."""
+    """Return the program's source with interpreter and launcher path."""
     # -I and -S: neither the caller's environment nor site-packages decide what a program of root loads.
     return f"#!{sys.executable} -ISE\n" + _filled(start, {"LAUNCHER = ": launcher})
 
 
 def _filled(module: ModuleType, values: Mapping[str, object]) -> str:
-    """A module's text with other values, by how their lines begin."""
+    """Return a module's source with other values for some assignments, selected by the start of their lines."""
     lines = []
     for line in Path(module.__file__ or "").read_text().splitlines():
         for beginning, value in values.items():
@@ -99,8 +101,11 @@ def _filled(module: ModuleType, values: Mapping[str, object]) -> str:
 
 @lru_cache(maxsize=1)
 def bundle() -> bytes:
-    """The code of the modules for this interpreter: its magic number, then, marshalled, for each name the folder if it is a
-    package and its code, marshalled again, since not all are loaded each time. Raises OSError."""
+    """Return the code of the modules for this interpreter. Raises OSError.
+
+    Its magic number, then, marshalled, for each name the directory if it is a package, and its marshalled code: not all modules
+    are loaded each time.
+    """
     modules = {}
     for name in BUNDLED:
         found = importlib.util.find_spec(name)
@@ -113,12 +118,12 @@ def bundle() -> bytes:
 
 
 def _paths() -> list[str]:
-    """Where our modules are, and those that they need for the few things that are not in the standard library."""
+    """Return the directories of our modules and of those that they need beyond the standard library."""
     return list(dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (narthex, msgspec)))
 
 
 def conflist(name: str, subnet: str) -> dict[str, object]:
-    """A configuration for a container runtime: a bridge, addresses, host ports."""
+    """Return a configuration for a container runtime: a bridge with addresses and host ports."""
     route = "::/0" if ":" in subnet else "0.0.0.0/0"
     return {
         "cniVersion": "1.0.0",

@@ -1,4 +1,4 @@
-"""IPAM: host-local in process, anything else as the program that it is."""
+"""IPAM: host-local in this process, other plugins as separate programs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def kind_of(request: CniRequest) -> str:
-    """The IPAM plugin that is configured; empty for none."""
+    """Return the configured IPAM plugin, or empty."""
     return fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
 
 
 def add(node: NodeContext, request: CniRequest, link: str = "") -> CniResult:
-    """Addresses for an attachment. `link` is the node's end of the pair that is to have them. Raises CniError."""
+    """Allocate the addresses of an attachment. `link` is the node's end of its veth pair. Raises CniError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
@@ -53,9 +53,9 @@ def add(node: NodeContext, request: CniRequest, link: str = "") -> CniResult:
 
 
 def _make_way(node: NodeContext, request: CniRequest, leases: IpamLeases, everywhere: bool) -> None:
-    """An attachment has its addresses once; what it holds from before the machine's last start is of the past.
+    """Ensure that the attachment has no addresses, releasing those from before the last boot.
 
-    `everywhere`: look at every reservation. A pod of another plugin is told by its interface, which is there.
+    `everywhere`: search all reservations. A pod of another plugin is recognized by its interface, which exists.
     """
     record = node.records.get(records.PODS, request.attachment)
     among = None if everywhere else _addresses_of(record)
@@ -69,7 +69,7 @@ def _make_way(node: NodeContext, request: CniRequest, leases: IpamLeases, everyw
 
 
 def _addresses_of(record: Mapping[str, object] | None) -> list[bytes]:
-    """The addresses that a record names."""
+    """Return the addresses in a record."""
     said = record.get("ips") if record is not None else None
     found = []
     for text in said if isinstance(said, list) else ():
@@ -87,12 +87,12 @@ def _choice(node: NodeContext, request: CniRequest, config: IpamConfig, leases: 
     except ipam.RangeExhausted:
         held = leases.held()
         _reclaim(node, request.network, leases, held)
-        # What is taken and held by nobody was never finished.
+        # Reservations without an owner were never completed.
         return ipam.choose(config, held.keys(), last)
 
 
 def _reclaim(node: NodeContext, network: str, leases: IpamLeases, held: dict[bytes, LeaseOwner]) -> None:
-    """Free the addresses of namespaces that are gone: their runtime was killed, or forgot."""
+    """Release the addresses of namespaces that are gone without a DEL."""
     names = node.names()
     gone = []
     for one, owner in held.items():
@@ -107,7 +107,7 @@ def _reclaim(node: NodeContext, network: str, leases: IpamLeases, held: dict[byt
 
 
 def remove(node: NodeContext, request: CniRequest) -> None:
-    """Take an attachment's addresses back. They may be free. Raises CniError, OSError."""
+    """Release the addresses of an attachment, if any. Raises CniError, OSError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
@@ -123,7 +123,7 @@ def remove(node: NodeContext, request: CniRequest) -> None:
 
 
 def check(node: NodeContext, request: CniRequest) -> None:  # noqa: ARG001 - as all of its kind
-    """Raises CniError when the attachment has no address."""
+    """Check that the attachment has an address. Raises CniError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
@@ -138,7 +138,7 @@ def check(node: NodeContext, request: CniRequest) -> None:  # noqa: ARG001 - as 
 
 
 def collect(node: NodeContext, request: CniRequest) -> None:
-    """Free the addresses of all attachments that are not valid. Raises CniError, OSError."""
+    """Release the addresses of all attachments that are not valid (GC). Raises CniError, OSError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
@@ -154,14 +154,14 @@ def collect(node: NodeContext, request: CniRequest) -> None:
 
 
 def drop_invalid(node: NodeContext, request: CniRequest, kind: str, valid: frozenset[tuple[str, str]]) -> None:
-    """Remove the records of a kind that are of none of the valid attachments of the network."""
+    """Remove the network's records of a kind without a valid attachment."""
     for attachment, _ in node.records.all(kind, request.network):
         if tuple(attachment.split(":")[1:]) not in valid:
             node.records.drop(kind, attachment)
 
 
 def status(node: NodeContext, request: CniRequest) -> None:
-    """Raises CniError when an ADD would get no address."""
+    """Check that an ADD would get an address. Raises CniError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 

@@ -1,4 +1,4 @@
-"""The iptables backends of ipMasq and of host ports: one iptables-restore for each family and request."""
+"""The iptables backends of ipMasq and of host ports: one iptables-restore per family and request."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def masquerade(request: CniRequest, ips: tuple[IPConfig, ...]) -> None:
 
 
 def masquerades(request: CniRequest, ips: tuple[IPConfig, ...]) -> bool:
-    """Whether a pod's rules are there."""
+    """Return True if a pod's rules exist."""
     chain = chains.masquerade_chain(request.network, request.container)
     families = {address.version(ip.network.address) for ip in ips}
     return all(chains.has_rule(chain, _listed(family)) for family in families)
 
 
 def unmasquerade(network: str, container: str) -> None:
-    """Remove a pod's rules, ours or the reference's; there may be none. Raises CniError."""
+    """Remove a pod's rules, ours or those of the reference plugins, if any. Raises CniError."""
     _remove(chains.masquerade_chain(network, container))
 
 
 def open_ports(request: CniRequest, config: PortmapConfig, pod: PortmapTarget) -> None:
-    """Put host ports into force. Raises CniError when another pod has one of them."""
+    """Open host ports. Raises CniError if another pod has one of them."""
     own = chains.ports_chain(request.network, request.container)
     for ip in pod.ips:
         family = address.version(ip)
@@ -50,13 +50,13 @@ def open_ports(request: CniRequest, config: PortmapConfig, pod: PortmapTarget) -
 
 
 def has_ports(request: CniRequest, pod: PortmapTarget) -> bool:
-    """Whether a pod's rules are there."""
+    """Return True if a pod's rules exist."""
     chain = chains.ports_chain(request.network, request.container)
     return all(chains.has_rule(chain, _listed(address.version(ip))) for ip in pod.ips)
 
 
 def close_ports(network: str, container: str) -> None:
-    """Remove a pod's rules, ours or the reference's; there may be none. Raises CniError."""
+    """Remove a pod's rules, ours or those of the reference plugins, if any. Raises CniError."""
     _remove(chains.ports_chain(network, container))
 
 

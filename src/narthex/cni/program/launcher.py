@@ -1,9 +1,8 @@
-"""The program that a container runtime starts for each plugin. `narthex cni install` puts it in place, compiled (`start.py`
-runs that).
+"""The program that a container runtime starts for each plugin. `narthex cni install` installs it compiled (`start.py` runs it).
 
-It lives for milliseconds, so it loads nothing that is not in C (`os` alone would be a fifth of its time): it hands the request to the resident agent and prints
-the answer. Where no agent answers, it loads the plugins and does the work itself. The name it is started by says which
-plugin it is.
+It runs for milliseconds, so it imports only C modules (`os` alone would be a fifth of its run time). It passes the request
+to the resident agent and prints the response. Without an agent it loads the plugins and does the work itself. The name it
+is started by selects the plugin.
 """
 
 import _socket
@@ -14,10 +13,11 @@ import sys
 SOCKET = "/run/narthex/cni.sock"
 STATE = "/var/lib/cni/narthex"
 PATHS: list[str] = []
-"""Where the plugins' modules are, for when there is no agent."""
+"""Directories of the plugins' modules, for use without an agent."""
 BUNDLE = ""
-"""The file with the modules' code in one piece: to look for thirty files takes longer than to load them. These four lines are
-written anew by the installation."""
+"""File with the code of all modules: searching for thirty files takes longer than loading them. The installation replaces
+the values of SOCKET, STATE, PATHS, and BUNDLE.
+"""
 
 PATIENCE_SECONDS = 120.0
 _MOST_STDIN = (1 << 20) + 1
@@ -25,7 +25,7 @@ _WANTED = ("CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARG
 
 
 def main() -> int:
-    """Answer one call; the exit status."""
+    """Answer one invocation; return the exit status."""
     plugin = sys.argv[0].rpartition("/")[2]
     held = {name.decode("ascii", "replace"): value for name, value in posix.environ.items()}
     environment = {name: held[name].decode("utf-8", "surrogateescape") for name in _WANTED if name in held}
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _take_bundle() -> None:
-    """Let modules be loaded out of the bundle. Without one, or with that of another Python, they come from their files."""
+    """Import modules from the bundle. Without one, or with that of another Python version, they are imported from their files."""
     import _frozen_importlib
     import marshal
     from _frozen_importlib_external import MAGIC_NUMBER
@@ -74,7 +74,7 @@ def _take_bundle() -> None:
             folder = modules[name][0]
             spec = _frozen_importlib.ModuleSpec(name, Bundle, is_package=folder is not None)  # type: ignore[arg-type]
             if folder is not None:
-                # What is not in the bundle is beside it in files.
+                # Modules that are not in the bundle are imported from files.
                 spec.submodule_search_locations = [folder]
             return spec
 
@@ -90,9 +90,9 @@ def _take_bundle() -> None:
 
 
 def _ask(plugin: str, environment: dict[str, str], stdin: bytes) -> "tuple[int, bytes] | None":
-    """What the agent answers; None when there is none for this network namespace.
+    """Return the agent's response; None if there is no agent for this network namespace.
 
-    The request goes with open files of this namespace and, for what concerns a pod, of the pod's.
+    The request is sent with open files of this namespace and, if a pod is concerned, of the pod's.
     """
     agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     agent.settimeout(PATIENCE_SECONDS)
@@ -130,9 +130,9 @@ def _ask(plugin: str, environment: dict[str, str], stdin: bytes) -> "tuple[int, 
 
 
 def _lost(environment: dict[str, str], why: str) -> "tuple[int, bytes] | None":
-    """The agent had the request and went away: nobody knows how far it came.
+    """Handle an agent that disappeared during the request; its progress is unknown.
 
-    A second ADD would be refused where the first came far enough, so the runtime has to DEL; all else can be done again.
+    A repeated ADD might be rejected as a duplicate, so the runtime must DEL first; other commands can be repeated here.
     """
     if environment.get("CNI_COMMAND") != "ADD":
         return None

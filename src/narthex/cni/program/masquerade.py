@@ -1,4 +1,4 @@
-"""ipMasq: pods leave their network with the node's address. By our table, or by iptables with the reference's chains."""
+"""ipMasq: pods leave their network with the node's address. With our nftables table, or the reference plugins' iptables chains."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def add(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPConfi
 
 
 def put(node: NodeContext, attachment: str, ips: tuple[IPConfig, ...]) -> None:
-    """Put the elements of a pod into the table; they may be there. Raises OSError."""
+    """Add the elements of a pod to the table; they may exist. Raises OSError."""
     node.masquerade.add(masquerade.elements(ips), owner_of(attachment), masquerade.subnets(ips))
 
 
 def remove(node: NodeContext, request: CniRequest, configured: bool) -> None:
-    """Masquerade a pod no more. `configured`: whether one without a record may have the reference's chains."""
+    """Stop masquerading a pod. `configured`: without a record, it may have the reference plugins' chains."""
     record = node.records.get(records.MASQUERADE, request.attachment)
     if record is not None and record.get("backend") == "nftables":
         take(node, request.attachment, record)
@@ -48,12 +48,12 @@ def remove(node: NodeContext, request: CniRequest, configured: bool) -> None:
 
 
 def take(node: NodeContext, attachment: str, record: Mapping[str, object]) -> None:
-    """Take the elements of a record out of the table. Raises OSError."""
+    """Remove the elements of a record from the table. Raises OSError."""
     node.masquerade.remove(masquerade.elements(ips_of(record)), owner_of(attachment))
 
 
 def ips_of(record: Mapping[str, object]) -> tuple[IPConfig, ...]:
-    """The addresses of a record."""
+    """Return the addresses in a record."""
     found = []
     for text in fields.items(record, "ips"):
         try:
@@ -64,7 +64,7 @@ def ips_of(record: Mapping[str, object]) -> tuple[IPConfig, ...]:
 
 
 def check(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPConfig, ...]) -> None:
-    """Raises CniError when a pod is not masqueraded."""
+    """Check that a pod is masqueraded. Raises CniError."""
     if backend == "nftables":
         owner = owner_of(request.attachment)
         good = all(node.masquerade.has(one, owner) for one in masquerade.elements(ips))
@@ -77,7 +77,7 @@ def check(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPCon
 
 
 def collect(node: NodeContext, request: CniRequest, valid: frozenset[tuple[str, str]]) -> None:
-    """Remove the rules of all attachments that are not valid."""
+    """Remove the rules of all attachments that are not valid (GC)."""
     for attachment, record in list(node.records.all(records.MASQUERADE, request.network)):
         network, container, interface = attachment.split(":")
         if (container, interface) in valid:

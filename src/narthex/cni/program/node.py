@@ -1,4 +1,4 @@
-"""What the plugins of one request share: the node's records, its netlink sockets, the pod's namespace."""
+"""Resources that the plugins of one request share: the node's records, netlink sockets, and the pod's namespace."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from narthex.linux import setns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from narthex.cni.kernel.tables import PodTable
+    from narthex.cni.plan import SysctlSetting
     from narthex.cni.request import CniRequest
     from narthex.linux.rtnetlink import RtNetlink
 
 
 class NodeContext:
-    """One request's view of the node, of one request after another. Sockets are opened when they are first used, and
-    stay: to close one of netfilter's waits for what the kernel still has to free. Not for several threads at once."""
+    """The context of one request at a time, reused for later ones. Not thread-safe.
+
+    Sockets are opened on first use and stay open: closing a netfilter socket waits for deferred work in the kernel.
+    """
 
     def __init__(self, state: str = STATE) -> None:
         self.records = Records(state)
@@ -29,7 +34,7 @@ class NodeContext:
 
     @property
     def links(self) -> RtNetlink:
-        """Links, addresses and routes of the node."""
+        """Links, addresses, and routes of the node."""
         if self._links is None:
             from narthex.linux.rtnetlink import RtNetlink
 
@@ -38,7 +43,7 @@ class NodeContext:
 
     @property
     def masquerade(self) -> PodTable:
-        """The table of pods that are masqueraded."""
+        """The table of masqueraded pods."""
         if self._masquerade is None:
             from narthex.cni.kernel.tables import PodTable
             from narthex.cni.plugins import masquerade
@@ -57,7 +62,7 @@ class NodeContext:
         return self._ports
 
     def pod(self, request: CniRequest) -> int:
-        """The open file of the pod's namespace. Raises CniError when it cannot be opened or is the node's own."""
+        """Return the open file of the pod's namespace. Raises CniError if it cannot be opened or is the node's own."""
         if self._pod is None:
             try:
                 self._pod = setns.open_namespace(request.namespace)
@@ -75,28 +80,48 @@ class NodeContext:
         return self._pod
 
     def inside(self, request: CniRequest) -> setns.EnteredNamespace:
-        """The pod's namespace, to be entered. Raises CniError."""
+        """Return a context manager that enters the pod's namespace. Raises CniError."""
         return setns.EnteredNamespace(self.pod(request))
 
     def names(self) -> frozenset[str]:
-        """Names of all interfaces of the node."""
+        """Return the names of all interfaces of the node."""
         return frozenset(link.name for link in self.links.links())
 
     def begin(self, pod: int | None) -> None:
-        """A request begins. `pod` is the open file of the pod's namespace, when whoever asks has sent it."""
+        """Begin a request. `pod` is the open file of the pod's namespace, if the client has sent it."""
         self.end()
         self._pod = pod
 
     def end(self) -> None:
-        """A request has ended: close the pod's namespace."""
+        """End a request: close the pod's namespace."""
         if self._pod is not None:
             posix.close(self._pod)
             self._pod = None
 
     def close(self) -> None:
-        """Close everything. What is used after that is opened anew."""
+        """Close everything. Later use opens it again."""
         for one in (self._links, self._masquerade, self._ports):
             if one is not None:
                 one.close()
         self._links = self._masquerade = self._ports = None
         self.end()
+
+
+def apply_settings(settings: Iterable[SysctlSetting]) -> None:
+    """Apply sysctls in the calling thread's network namespace.
+
+    Settings that are not required may be missing or refused, for example without IPv6. Raises OSError with the setting's path.
+    """
+    for setting in settings:
+        path = f"/proc/sys/{setting.path}"
+        try:
+            descriptor = posix.open(path, posix.O_RDWR | posix.O_CLOEXEC)
+            try:
+                # Skip unchanged values: the file may not be writable.
+                if posix.read(descriptor, 64).strip().decode() != setting.value:
+                    posix.pwrite(descriptor, setting.value.encode(), 0)
+            finally:
+                posix.close(descriptor)
+        except OSError as error:
+            if setting.required:
+                raise OSError(error.errno, f"cannot set {setting.path} to {setting.value}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""The plugins that give a pod its interface: bridge, ptp, loopback. Each sequence leaves nothing when it fails."""
+"""The plugins that create a pod's interface: bridge, ptp, loopback. A failed ADD leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import posix
 import time
 
 from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, OTHER, CniError
-from narthex.cni.kernel import namespaces, records
+from narthex.cni.kernel import records
 from narthex.cni.plugins import bridge, pod, ptp
 from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade
+from narthex.cni.program.node import apply_settings
 from narthex.cni.request import check_arguments, valid_attachments
 from narthex.cni.result import CniResult, Interface, IPConfig, previous
 from narthex.linux.rtnetlink import RtNetlink
@@ -29,43 +30,43 @@ KNOWN_ARGUMENTS = ("IP", "MAC")
 
 
 def add_bridge(node: NodeContext, request: CniRequest) -> CniResult:
-    """ADD of `bridge`. Raises CniError, OSError."""
+    """Perform the ADD of `bridge`. Raises CniError, OSError."""
     config = bridge.read(request)
     check_arguments(request, KNOWN_ARGUMENTS)
-    made = _made(config.mac)
-    given = _given(node, request, made)
+    veth = _new_veth(config.mac)
+    allocated = _allocate(node, request, veth)
     try:
-        result = bridge.completed(config, given, request)
+        result = bridge.completed(config, allocated, request)
         state = _bridge_state(node, config)
-        wanted = _bridge_wishes(node, config, result, state, made, request)
-        _fulfil(node, request, wanted, made)
+        plan = _plan_bridge(node, config, result, state, veth, request)
+        _apply(node, request, plan, veth)
         if config.masquerade:
             masquerade.add(node, request, config.masquerade, result.ips)
-        return bridge.answer(config, result, _bridge_state(node, config) if not state.kind else state, made, request)
+        return bridge.answer(config, result, _bridge_state(node, config) if not state.kind else state, veth, request)
     except BaseException:
-        _undo(node, request, made, bool(config.masquerade))
+        _undo(node, request, veth, bool(config.masquerade))
         raise
 
 
 def add_ptp(node: NodeContext, request: CniRequest) -> CniResult:
-    """ADD of `ptp`. Raises CniError, OSError."""
+    """Perform the ADD of `ptp`. Raises CniError, OSError."""
     config = ptp.read(request)
     check_arguments(request, KNOWN_ARGUMENTS)
-    made = _made(bridge.mac_of(request))
-    given = _given(node, request, made)
+    veth = _new_veth(bridge.mac_of(request))
+    allocated = _allocate(node, request, veth)
     try:
-        result = ptp.completed(given, request)
-        _fulfil(node, request, ptp.plan(config, result, made, request.interface), made)
+        result = ptp.completed(allocated, request)
+        _apply(node, request, ptp.plan(config, result, veth, request.interface), veth)
         if config.masquerade:
             masquerade.add(node, request, config.masquerade, result.ips)
-        return ptp.answer(result, made, request)
+        return ptp.answer(result, veth, request)
     except BaseException:
-        _undo(node, request, made, bool(config.masquerade))
+        _undo(node, request, veth, bool(config.masquerade))
         raise
 
 
 def add_loopback(node: NodeContext, request: CniRequest) -> CniResult:
-    """ADD of `loopback`: whatever the interface is called, it is `lo`. Raises CniError, OSError."""
+    """Perform the ADD of `loopback`; the interface is always `lo`. Raises CniError, OSError."""
     with node.inside(request):
         links = RtNetlink()
         links.fulfil([SetUp("lo")])
@@ -76,17 +77,17 @@ def add_loopback(node: NodeContext, request: CniRequest) -> CniResult:
     return CniResult((Interface("lo", mac, request.namespace),), tuple(ips))
 
 
-def _made(mac: bytes | None) -> VethIdentity:
-    """Names and hardware addresses by chance; locally administered, for one interface."""
+def _new_veth(mac: bytes | None) -> VethIdentity:
+    """Return random names and MAC addresses (locally administered, unicast)."""
     some = posix.urandom(22)
     macs = [bytes((some[at] & 0xFC | 2, *some[at + 1 : at + 6])) for at in (4, 10, 16)]
     return bridge.VethIdentity(f"veth{some[:4].hex()}", macs[0], mac or macs[1], macs[2])
 
 
-def _given(node: NodeContext, request: CniRequest, made: VethIdentity) -> CniResult:
+def _allocate(node: NodeContext, request: CniRequest, veth: VethIdentity) -> CniResult:
     if bridge.has_ipam(request):
-        return addresses.add(node, request, made.veth)
-    record = records.of_namespace(node.pod(request), request.namespace, made.veth)
+        return addresses.add(node, request, veth.name)
+    record = records.of_namespace(node.pod(request), request.namespace, veth.name)
     if node.records.get(records.PODS, request.attachment) is None:
         node.records.put(records.PODS, request.attachment, record)
     return CniResult()
@@ -100,57 +101,57 @@ def _bridge_state(node: NodeContext, config: BridgeConfig) -> BridgeState:
     return bridge.BridgeState(found.kind or "physical", found.mac, found.mtu, addresses)
 
 
-def _bridge_wishes(
+def _plan_bridge(
     node: NodeContext,
     config: BridgeConfig,
     result: CniResult,
     state: BridgeState,
-    made: VethIdentity,
+    veth: VethIdentity,
     request: CniRequest,
 ) -> AttachmentPlan:
     try:
-        return bridge.plan(config, result, state, made, request.interface)
+        return bridge.plan(config, result, state, veth, request.interface)
     except bridge.AddressConflict:
         found = node.links.link(config.bridge)
         if found is None or node.links.links(master=found.index):
             raise
-    # A bridge without ports serves nobody: its address is left over from another range of the node.
+    # A bridge without ports has no pods: its address is left over from another subnet of the node.
     named: dict[str, object] = {name: getattr(config, name) for name in config._fields} | {"force_address": True}
-    return bridge.plan(type(config)(**named), result, state, made, request.interface)  # type: ignore[arg-type]
+    return bridge.plan(type(config)(**named), result, state, veth, request.interface)  # type: ignore[arg-type]
 
 
-def _fulfil(node: NodeContext, request: CniRequest, wanted: AttachmentPlan, made: VethIdentity) -> None:
-    """Node first, for the pod's interface comes with the node's end."""
-    namespaces.apply_settings(wanted.node_settings)
-    node.links.fulfil(wanted.node, node.pod(request))
-    namespaces.apply_settings(wanted.late_settings)
+def _apply(node: NodeContext, request: CniRequest, plan: AttachmentPlan, veth: VethIdentity) -> None:
+    """Apply a plan: the node first, since the veth pair creates the pod's interface."""
+    apply_settings(plan.node_settings)
+    node.links.fulfil(plan.node, node.pod(request))
+    apply_settings(plan.late_settings)
     with node.inside(request):
-        namespaces.apply_settings(wanted.pod_settings)
+        apply_settings(plan.pod_settings)
         links = RtNetlink()
-        links.fulfil(wanted.pod)
-        if wanted.announce:
-            _await_port(node, made.veth)
-        links.fulfil(wanted.announce)
+        links.fulfil(plan.pod)
+        if plan.announce:
+            _await_port(node, veth.name)
+        links.fulfil(plan.announce)
         links.close()
 
 
-def _await_port(node: NodeContext, veth: str) -> None:
-    """Wait until the bridge passes packets of a port: a moment after both ends are up, by a work queue of the kernel."""
+def _await_port(node: NodeContext, name: str) -> None:
+    """Wait until the bridge forwards on a port: shortly after both ends are up, through a kernel work queue."""
     end = time.monotonic() + _PORT_SECONDS
     while True:
-        found = node.links.link(veth)
+        found = node.links.link(name)
         if found is not None and found.forwards:
             return
         if time.monotonic() > end:
-            raise CniError(OTHER, f"{veth} is up, but its bridge has not begun to forward")
+            raise CniError(OTHER, f"{name} is up, but its bridge has not begun to forward")
         time.sleep(_PORT_PAUSE)
 
 
-def _undo(node: NodeContext, request: CniRequest, made: VethIdentity, masqueraded: bool) -> None:
-    """Take back what an ADD has made. The pair's name is of this ADD alone, so nobody else loses a link."""
-    node.links.fulfil([DeleteLink(made.veth)])
+def _undo(node: NodeContext, request: CniRequest, veth: VethIdentity, masqueraded: bool) -> None:
+    """Revert an ADD. The veth name is unique to this ADD, so no other attachment is affected."""
+    node.links.fulfil([DeleteLink(veth.name)])
     record = node.records.get(records.PODS, request.attachment)
-    if record is not None and record.get("link") != made.veth:
+    if record is not None and record.get("link") != veth.name:
         # The attachment is another ADD's, which succeeded.
         return
     try:
@@ -163,10 +164,10 @@ def _undo(node: NodeContext, request: CniRequest, made: VethIdentity, masquerade
 
 
 def remove(node: NodeContext, request: CniRequest) -> None:
-    """DEL of bridge and ptp. Whatever is gone already is as it shall be. Raises CniError, OSError."""
+    """Perform the DEL of bridge and ptp; missing parts are ignored. Raises CniError, OSError."""
     record = node.records.get(records.PODS, request.attachment)
     try:
-        if record is not None and record.get("boot") == namespaces.boot():
+        if record is not None and record.get("boot") == records.boot():
             node.links.fulfil([DeleteLink(str(record.get("link", "")))])
         else:
             _remove_inside(node, request)
@@ -178,7 +179,7 @@ def remove(node: NodeContext, request: CniRequest) -> None:
 
 
 def _remove_inside(node: NodeContext, request: CniRequest) -> None:
-    """Remove the pod's interface of an attachment that another plugin has made."""
+    """Remove the pod's interface of an attachment that another plugin created."""
     if not request.namespace:
         return
     try:
@@ -192,7 +193,7 @@ def _remove_inside(node: NodeContext, request: CniRequest) -> None:
 
 
 def remove_loopback(node: NodeContext, request: CniRequest) -> None:
-    """DEL of `loopback`. Raises OSError."""
+    """Perform the DEL of `loopback`. Raises OSError."""
     if not request.namespace:
         return
     try:
@@ -205,7 +206,7 @@ def remove_loopback(node: NodeContext, request: CniRequest) -> None:
 
 
 def check(node: NodeContext, request: CniRequest) -> None:
-    """CHECK of bridge and ptp. Raises CniError with the first difference."""
+    """Perform the CHECK of bridge and ptp. Raises CniError with the first difference."""
     before = previous(request.config)
     if before is None:
         raise CniError(INVALID_CONFIG, "prevResult: CHECK needs the result of ADD")
@@ -221,7 +222,7 @@ def check(node: NodeContext, request: CniRequest) -> None:
 
 
 def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> dict[int, Link]:
-    """The node's ends of the attachment by index, after a look at them."""
+    """Check the node's ends of the attachment; return them by index."""
     found: dict[int, Link] = {}
     master = 0
     if request.plugin == "bridge":
@@ -280,7 +281,7 @@ def _check_routes(links: RtNetlink, before: CniResult, inner: Link) -> None:
 
 
 def check_loopback(node: NodeContext, request: CniRequest) -> None:
-    """CHECK of `loopback`. Raises CniError."""
+    """Perform the CHECK of `loopback`. Raises CniError."""
     with node.inside(request):
         links = RtNetlink()
         found = links.link("lo")
@@ -294,7 +295,7 @@ def _differs(what: str) -> CniError:
 
 
 def collect(node: NodeContext, request: CniRequest) -> None:
-    """GC of bridge and ptp: links, rules and addresses of all attachments that are not valid. Raises CniError."""
+    """Perform the GC of bridge and ptp: remove links, rules, and addresses without a valid attachment. Raises CniError."""
     valid = valid_attachments(request)
     names = node.names()
     try:
@@ -309,7 +310,7 @@ def collect(node: NodeContext, request: CniRequest) -> None:
 
 
 def status(node: NodeContext, request: CniRequest) -> None:
-    """STATUS of bridge and ptp. Raises CniError when an ADD would fail."""
+    """Perform the STATUS of bridge and ptp. Raises CniError if an ADD would fail."""
     masked_by = (bridge.read(request) if request.plugin == "bridge" else ptp.read(request)).masquerade
     if masked_by == "nftables":
         node.masquerade.is_whole()

@@ -1,14 +1,15 @@
-"""The plugin `portmap`: host ports that lead to a pod, each with one holder."""
+"""The plugin `portmap`: host ports that lead to a pod, each with one owner."""
 
 from __future__ import annotations
 
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
-from narthex.cni.kernel import namespaces, records
+from narthex.cni.kernel import records
 from narthex.cni.kernel.tables import ElementExistsError, owner_of
 from narthex.cni.plan import SysctlSetting
 from narthex.cni.plugins import portmap
 from narthex.cni.plugins.portmap import PortmapConfig, PortMapping, PortmapTarget
+from narthex.cni.program.node import apply_settings
 from narthex.cni.request import valid_attachments
 from narthex.cni.result import previous
 from narthex.model import packed_addresses as address
@@ -24,7 +25,7 @@ _SETS = ("ports4", "ports6", "bound4", "bound6", "hairpin4", "hairpin6", "loopba
 
 
 def add(node: NodeContext, request: CniRequest) -> None:
-    """ADD: all of the pod's host ports or none. Raises CniError, OSError."""
+    """Perform the ADD: all of the pod's host ports or none. Raises CniError, OSError."""
     config, pod = portmap.read(request), _target(request)
     if not config.mappings:
         return
@@ -38,7 +39,7 @@ def add(node: NodeContext, request: CniRequest) -> None:
         else:
             _open(node, request.attachment, config, pod)
         for link in portmap.loopback_links(config, pod):
-            namespaces.apply_settings([SysctlSetting(f"net/ipv4/conf/{link}/route_localnet", "1", required=True)])
+            apply_settings([SysctlSetting(f"net/ipv4/conf/{link}/route_localnet", "1", required=True)])
         if any(mapping.protocol == "udp" for mapping in config.mappings):
             _forget_flows(config, pod)
     except BaseException:
@@ -64,7 +65,7 @@ def _refuse_second(node: NodeContext, request: CniRequest) -> None:
 
 
 def _open(node: NodeContext, attachment: str, config: PortmapConfig, pod: PortmapTarget) -> None:
-    """Add the elements; a holder that is certainly gone makes way. Raises CniError, OSError."""
+    """Add the elements; an owner that is certainly gone is removed. Raises CniError, OSError."""
     elements, guard = portmap.elements(config, pod), portmap.guard(portmap.loopback_links(config, pod))
     for _ in range(len(elements) + 1):
         try:
@@ -79,7 +80,7 @@ def _open(node: NodeContext, attachment: str, config: PortmapConfig, pod: Portma
 
 
 def _makes_way(node: NodeContext, owner: str) -> bool:
-    """Remove the host ports of an attachment whose namespace is gone; whether it was."""
+    """Remove the host ports of an attachment whose namespace is gone; return True if it was."""
     for attachment, record in node.records.all(records.PORTS):
         if owner_of(attachment) == owner:
             pod = node.records.get(records.PODS, attachment)
@@ -87,7 +88,7 @@ def _makes_way(node: NodeContext, owner: str) -> bool:
                 return False
             _close(node, attachment, record)
             return True
-    # Nobody's: a record is written before and removed after what it names.
+    # Orphaned: a record is written before and removed after what it describes.
     node.ports.remove([held.element for held in node.ports.held(_SETS) if held.owner == owner], owner)
     return True
 
@@ -97,18 +98,18 @@ def _named(node: NodeContext, owner: str) -> str:
         if owner_of(attachment) == owner:
             network, container, interface = attachment.split(":")
             return f"container {container} (network {network}, interface {interface})"
-    return owner or "rules that name nobody"
+    return owner or "rules without an owner"
 
 
 def _port_of(key: bytes, name: str) -> str:
-    """The host port of an element, in words."""
+    """Return the host port of an element in words."""
     bound = address.text(key[:-8]) + " " if name.startswith("bound") else ""
     numbers = {number: protocol for protocol, number in portmap.PROTOCOLS.items()}
     return f"{bound}{numbers.get(key[-8], key[-8])} {int.from_bytes(key[-4:-2], 'big')}"
 
 
 def remove(node: NodeContext, request: CniRequest) -> None:
-    """DEL: without a record, rules of the reference plugin may be there. Raises CniError, OSError."""
+    """Perform the DEL; without a record, rules of the reference plugin are removed. Raises CniError, OSError."""
     record = node.records.get(records.PORTS, request.attachment)
     if record is not None:
         _close(node, request.attachment, record)
@@ -135,7 +136,7 @@ def _close(node: NodeContext, attachment: str, record: Fields[str, object]) -> N
 
 
 def check(node: NodeContext, request: CniRequest) -> None:
-    """CHECK. Raises CniError when a mapping is missing."""
+    """Perform the CHECK. Raises CniError if a mapping is missing."""
     config, pod = portmap.read(request), _target(request)
     if not config.mappings:
         return
@@ -151,7 +152,7 @@ def check(node: NodeContext, request: CniRequest) -> None:
 
 
 def collect(node: NodeContext, request: CniRequest) -> None:
-    """GC: the host ports of all attachments that are not valid. Raises CniError, OSError."""
+    """Perform the GC: remove the host ports without a valid attachment. Raises CniError, OSError."""
     valid = valid_attachments(request)
     for attachment, record in list(node.records.all(records.PORTS, request.network)):
         if tuple(attachment.split(":")[1:]) not in valid:
@@ -163,7 +164,7 @@ def collect(node: NodeContext, request: CniRequest) -> None:
 
 
 def status(node: NodeContext, request: CniRequest) -> None:
-    """STATUS. Raises CniError when an ADD would fail."""
+    """Perform the STATUS. Raises CniError if an ADD would fail."""
     backend = portmap.read(request).backend
     try:
         if backend == "nftables":
@@ -177,10 +178,7 @@ def status(node: NodeContext, request: CniRequest) -> None:
 
 
 def resync(node: NodeContext) -> int:
-    """Put back what somebody removed from the table, and remove what is nobody's; how many elements that were.
-
-    Raises OSError.
-    """
+    """Restore removed elements and remove orphaned ones; return their number. Raises OSError."""
     names, wanted = node.names(), {}
     for attachment, record in list(node.records.all(records.PORTS)):
         pod_record = node.records.get(records.PODS, attachment)
@@ -194,7 +192,7 @@ def resync(node: NodeContext) -> int:
         wanted[owner_of(attachment)] = (portmap.elements(config, pod), guard)
     if not wanted and not node.ports.is_whole():
         return 0
-    node.ports.mend()
+    node.ports.restore()
     changed = 0
     there = {(held.element.set, held.element.key): held.owner for held in node.ports.held(_SETS)}
     for owner, (elements, guard) in wanted.items():
@@ -210,8 +208,11 @@ def resync(node: NodeContext) -> int:
 
 
 def _forget_flows(config: PortmapConfig, pod: PortmapTarget, only_to_pod: bool = False) -> int:
-    """Remove entries of UDP host ports on this node's addresses; how many there were. `only_to_pod`: those that the
-    pod answers, else those that it does not. Raises OSError."""
+    """Remove conntrack entries of UDP host ports on this node's addresses; return their number. Raises OSError.
+
+    UDP has no connection end, so an entry would keep a client off a new mapping, or on a deleted pod, for as long as it sends.
+    `only_to_pod`: the entries that the pod answers, otherwise those that it does not.
+    """
     # Imported here: only UDP ports need them, and they take longer to load than the rest of the plugin.
     from narthex.linux.addresses import own_addresses
     from narthex.linux.conntrack import Conntrack
@@ -262,7 +263,7 @@ def _record(config: PortmapConfig, pod: PortmapTarget) -> dict[str, object]:
 
 
 def of_record(record: Fields[str, object]) -> tuple[PortmapConfig, PortmapTarget]:
-    """The configuration and the pod of a record. Raises CniError for one that we have not written."""
+    """Return configuration and target from a record. Raises CniError for an invalid one."""
     mappings = tuple(
         PortMapping(
             fields.text(one, "protocol"),

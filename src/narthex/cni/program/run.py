@@ -1,4 +1,4 @@
-"""One call of a plugin, from the environment and standard input to what is printed. For the agent and without it."""
+"""One invocation of a plugin, from environment and standard input to its output; used by the agent and by the launcher."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PLUGINS = ("bridge", "flannel", "host-local", "loopback", "portmap", "ptp")
 def answer(
     plugin: str, environment: Mapping[str, str], stdin: bytes, state: str = STATE, node: NodeContext | None = None
 ) -> tuple[str, int]:
-    """Do what a runtime asks: what to print, and the exit status. Never raises for anything that is asked.
+    """Handle a request; return output and exit status. Never raises.
 
-    `node` is one that begins this request, to be used for others as well; without it there is one for this call.
+    `node` is a context that has begun this request and is reused; without one, a new one is created.
     """
     used = node or NodeContext(state)
     version = NEWEST
@@ -33,9 +33,9 @@ def answer(
             raise CniError(INVALID_ENVIRONMENT, f"there is no plugin {plugin[:64]!r}; there are {', '.join(PLUGINS)}")
         if environment.get("CNI_COMMAND") == "VERSION":
             return write({"cniVersion": NEWEST, "supportedVersions": list(VERSIONS)}), 0
-        asked = requests.read(plugin, environment, stdin)
-        version = asked.version
-        return _done(used, asked), 0
+        request = requests.read(plugin, environment, stdin)
+        version = request.version
+        return _dispatch(used, request), 0
     except CniError as error:
         return write(error.to_json(_version_for_errors(stdin, version))), 1
     except Exception as error:
@@ -57,102 +57,108 @@ def _version_for_errors(stdin: bytes, version: str) -> str:
         return version
 
 
-def _done(node: NodeContext, asked: CniRequest) -> str:
-    if asked.command == "ADD":
-        return write(_add(node, asked))
-    _work(node, asked)
+def _dispatch(node: NodeContext, request: CniRequest) -> str:
+    if request.command == "ADD":
+        return write(_add(node, request))
+    _run_command(node, request)
     return ""
 
 
-def _add(node: NodeContext, asked: CniRequest) -> Mapping[str, object]:
-    """The result of an ADD, as the object to print."""
-    if asked.plugin == "flannel":
-        return _add_flannel(node, asked)
-    if asked.plugin == "portmap":
+def _add(node: NodeContext, request: CniRequest) -> Mapping[str, object]:
+    """Return the result of an ADD as an object."""
+    if request.plugin == "flannel":
+        return _add_flannel(node, request)
+    if request.plugin == "portmap":
         from narthex.cni.program import ports
 
-        ports.add(node, asked)
-        return _passed_on(asked)
-    if asked.plugin == "host-local":
+        ports.add(node, request)
+        return _previous_result(request)
+    if request.plugin == "host-local":
         from narthex.cni.program import ipam as addresses
 
-        requests.check_arguments(asked, ("IP", "MAC"))
-        return results.write(addresses.add(node, asked), asked.version)
+        requests.check_arguments(request, ("IP", "MAC"))
+        return results.write(addresses.add(node, request), request.version)
     from narthex.cni.program import pods
 
-    if asked.plugin == "loopback":
-        made = pods.add_loopback(node, asked)
-        return _passed_on(asked) if asked.config.get("prevResult") is not None else results.write(made, asked.version)
-    return results.write(_add_pod(node, asked), asked.version)
+    if request.plugin == "loopback":
+        made = pods.add_loopback(node, request)
+        return (
+            _previous_result(request)
+            if request.config.get("prevResult") is not None
+            else results.write(made, request.version)
+        )
+    return results.write(_add_pod(node, request), request.version)
 
 
-def _add_pod(node: NodeContext, asked: CniRequest) -> CniResult:
+def _add_pod(node: NodeContext, request: CniRequest) -> CniResult:
     from narthex.cni.program import pods
 
-    return pods.add_bridge(node, asked) if asked.plugin == "bridge" else pods.add_ptp(node, asked)
+    return pods.add_bridge(node, request) if request.plugin == "bridge" else pods.add_ptp(node, request)
 
 
-def _passed_on(asked: CniRequest) -> Mapping[str, object]:
-    """The result of the plugins before, as it came."""
-    before = asked.config.get("prevResult")
-    return {"cniVersion": asked.version, **before} if isinstance(before, dict) else {"cniVersion": asked.version}
+def _previous_result(request: CniRequest) -> Mapping[str, object]:
+    """Return the unchanged result of the previous plugins."""
+    before = request.config.get("prevResult")
+    return {"cniVersion": request.version, **before} if isinstance(before, dict) else {"cniVersion": request.version}
 
 
-def _add_flannel(node: NodeContext, asked: CniRequest) -> Mapping[str, object]:
+def _add_flannel(node: NodeContext, request: CniRequest) -> Mapping[str, object]:
     from narthex.cni.program import flannel
 
-    made = flannel.delegate_request(asked)
-    flannel.save(asked, made)
+    made = flannel.delegate_request(request)
+    flannel.save(request, made)
     if made.plugin in PLUGINS:
         return _add(node, made)
     from narthex.cni.program import delegate
 
     try:
-        return results.write(delegate.result_of(delegate.run(made, made.plugin), made.plugin), asked.version)
+        return results.write(delegate.result_of(delegate.run(made, made.plugin), made.plugin), request.version)
     except CniError:
         delegate.undo(made, made.plugin)
         raise
 
 
-_USUAL = {"DEL": "remove", "CHECK": "check", "GC": "collect", "STATUS": "status"}
-WORK = {
-    "bridge": ("pods", _USUAL),
-    "ptp": ("pods", _USUAL),
-    "portmap": ("ports", _USUAL),
-    "host-local": ("ipam", _USUAL),
+_STANDARD = {"DEL": "remove", "CHECK": "check", "GC": "collect", "STATUS": "status"}
+COMMAND_HANDLERS = {
+    "bridge": ("pods", _STANDARD),
+    "ptp": ("pods", _STANDARD),
+    "portmap": ("ports", _STANDARD),
+    "host-local": ("ipam", _STANDARD),
     "loopback": ("pods", {"DEL": "remove_loopback", "CHECK": "check_loopback"}),
 }
-"""Which module does a plugin's work beside ADD, and by which functions of (node, request). It is loaded when it is asked for;
-a command without a function has nothing to do."""
+"""For each plugin, the module and the functions of (node, request) for commands other than ADD.
+
+The module is loaded on demand; a command without a function does nothing.
+"""
 
 
-def _work(node: NodeContext, asked: CniRequest) -> None:
-    """DEL, CHECK, GC and STATUS."""
-    if asked.plugin == "flannel":
-        _work_flannel(node, asked)
+def _run_command(node: NodeContext, request: CniRequest) -> None:
+    """Handle DEL, CHECK, GC, and STATUS."""
+    if request.plugin == "flannel":
+        _run_flannel_command(node, request)
         return
-    module, functions = WORK[asked.plugin]
-    name = functions.get(asked.command)
+    module, functions = COMMAND_HANDLERS[request.plugin]
+    name = functions.get(request.command)
     if name is not None:
         # importlib would have to be loaded first.
-        getattr(__import__(f"narthex.cni.program.{module}", None, None, (name,)), name)(node, asked)
+        getattr(__import__(f"narthex.cni.program.{module}", None, None, (name,)), name)(node, request)
 
 
-def _work_flannel(node: NodeContext, asked: CniRequest) -> None:
-    """The same as asked of whom flannel delegates to."""
+def _run_flannel_command(node: NodeContext, request: CniRequest) -> None:
+    """Handle the command with flannel's delegate."""
     from narthex.cni.program import flannel
 
-    if asked.command == "CHECK":
+    if request.command == "CHECK":
         # The delegate's result is not ours to compare: as with the original, nothing is looked at.
         return
-    made = flannel.saved(asked) if asked.command == "DEL" else flannel.delegate_request(asked)
+    made = flannel.saved(request) if request.command == "DEL" else flannel.delegate_request(request)
     if made is not None and made.plugin in PLUGINS:
-        _work(node, made)
+        _run_command(node, made)
     elif made is not None:
         from narthex.cni.program import delegate
 
         delegate.run(made, made.plugin)
-    if asked.command == "DEL":
-        flannel.forget(asked)
-    elif asked.command == "GC":
-        flannel.collect(asked)
+    if request.command == "DEL":
+        flannel.forget(request)
+    elif request.command == "GC":
+        flannel.collect(request)

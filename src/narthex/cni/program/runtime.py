@@ -1,7 +1,7 @@
-"""The runtime's half of the specification: a container is put on a network by the programs that the network's
-configuration names, one after the other, and taken off the other way round.
+"""A container runtime's side of the specification.
 
-What was added is written down first, so that it is removed by what was in force then, whatever becomes of the configuration.
+A container is added to a network by the plugins of the network's configuration, in order, and removed in reverse order. The
+configuration of an ADD is stored first, so that DEL uses the same one even if it has changed since.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ _NO_VERSION = "0.1.0"
 
 
 class NetworkConfigList(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration of a network: a list of plugins (`*.conflist`)."""
+    """Configuration of a network: a list of plugins (`*.conflist`)."""
 
     name: str
     version: str
-    """Of the specification."""
+    """Version of the specification."""
     plugins: tuple[Mapping[str, Any], ...]
 
 
 class RuntimeConf(msgspec.Struct, frozen=True, kw_only=True):
-    """What is put on a network."""
+    """A container to add to a network."""
 
     id: str
     namespace: str
     """Path of its network namespace."""
     interface: str = "eth0"
     args: Mapping[str, str] = {}
-    """What plugins are told in CNI_ARGS, such as the pod's name."""
+    """CNI_ARGS for the plugins, such as the pod's name."""
     capabilities: Mapping[str, Any] = {}
-    """By name (`portMappings`); told to the plugins that have the capability."""
+    """Capability arguments by name (`portMappings`), for plugins that declare the capability."""
 
 
 class _Added(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of an ADD."""
+    """The stored state of an ADD."""
 
     network: NetworkConfigList
     container: RuntimeConf
     result: dict[str, Any] | None = None
-    """None: the ADD has begun and is not over."""
+    """None while the ADD is running."""
 
 
 def read_network(data: bytes) -> NetworkConfigList:
-    """A `*.conflist`. Raises CniError."""
+    """Parse a `*.conflist`. Raises CniError."""
     try:
         config = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -76,38 +76,39 @@ def read_network(data: bytes) -> NetworkConfigList:
 
 
 class Runtime:
-    """Runs plugins on one node. Containers may be added and removed from several threads, each by one at a time."""
+    """Runs plugins on one node. Thread-safe, except for concurrent calls for the same container."""
 
-    def __init__(self, programs: Sequence[Path], kept: Path, namespace: str | None = None) -> None:
-        """`programs`: the folders with the plugins. `kept`: the folder for what is written down of each container.
-        `namespace`: the node's, by name; None is the present one."""
+    def __init__(self, programs: Sequence[Path], state: Path, namespace: str | None = None) -> None:
+        """Set the plugin directories, the state directory, and the node's network namespace by name (None: the current one)."""
         self._path = ":".join(map(str, programs))
-        self._kept = str(kept)
+        self._state = str(state)
         self._namespace = namespace
 
     def add(self, network: NetworkConfigList, container: RuntimeConf) -> CniResult:
-        """Put a container on a network; what it has there. Raises CniError; then it is not on it."""
+        """Add a container to a network; return the result. Raises CniError after a failed ADD has been reverted."""
         if not is_name(container.id) or not is_interface(container.interface):
             raise fields.wrong(
                 "container", f"{container.id[:64]!r}, {container.interface[:32]!r}: no container's names"
             )
         added = _Added(network=network, container=container)
-        self._keep(added)
-        said: dict[str, Any] | None = None
+        self._store(added)
+        answer: dict[str, Any] | None = None
         try:
             for plugin in network.plugins:
-                said = _object(self._run("ADD", added, plugin, said), str(plugin["type"]))
-            assert said is not None, "a network has a plugin"
-            self._keep(msgspec.structs.replace(added, result=said))
-            return result.read(said, "the result: ")
+                answer = _object(self._run("ADD", added, plugin, answer), str(plugin["type"]))
+            assert answer is not None, "a network has a plugin"
+            self._store(msgspec.structs.replace(added, result=answer))
+            return result.read(answer, "the result: ")
         except BaseException:
             with suppress(CniError, OSError):
                 self.delete(network.name, container)
             raise
 
     def delete(self, network: str, container: RuntimeConf) -> None:
-        """Take a container off a network; it may be off it. Every plugin is asked, whatever the others say. Raises
-        CniError with the first complaint; then `delete` is to be called again."""
+        """Remove a container from a network, if it is there.
+
+        All plugins are run. Raises CniError with the first failure; `delete` must be repeated then.
+        """
         added = self._added(network, container)
         if added is None:
             return
@@ -124,9 +125,9 @@ class Runtime:
     def _run(self, command: str, added: _Added, plugin: Mapping[str, Any], before: Mapping[str, Any] | None) -> bytes:
         config = {**plugin, "name": added.network.name, "cniVersion": added.network.version}
         has = fields.part(plugin, "capabilities")
-        told = {name: value for name, value in added.container.capabilities.items() if has.get(name) is True}
-        if told:
-            config["runtimeConfig"] = told
+        passed = {name: value for name, value in added.container.capabilities.items() if has.get(name) is True}
+        if passed:
+            config["runtimeConfig"] = passed
         if before is not None:
             config["prevResult"] = before
         environment = {
@@ -142,9 +143,9 @@ class Runtime:
             return delegate.execute(str(plugin["type"]), environment, msgspec.json.encode(config))
 
     def _file(self, network: str, container: RuntimeConf) -> str:
-        return f"{self._kept}/{network}:{container.id}:{container.interface}"
+        return f"{self._state}/{network}:{container.id}:{container.interface}"
 
-    def _keep(self, added: _Added) -> None:
+    def _store(self, added: _Added) -> None:
         directory, _, name = self._file(added.network.name, added.container).rpartition("/")
         files.write(directory, name, msgspec.json.encode(added))
 
@@ -156,15 +157,15 @@ class Runtime:
 def _joined(args: Iterable[tuple[str, str]]) -> str:
     for key, value in args:
         if any(mark in f"{key}{value}" for mark in ";=\0"):
-            raise fields.wrong("CNI_ARGS", f"{key[:32]!r}: {value[:64]!r} cannot be told: no ';' and no '='")
+            raise fields.wrong("CNI_ARGS", f"{key[:32]!r}: {value[:64]!r} cannot be passed: no ';' and no '='")
     return ";".join(f"{key}={value}" for key, value in args)
 
 
 def _object(answer: bytes, plugin: str) -> dict[str, Any]:
     try:
-        said = msgspec.json.decode(answer)
+        answer = msgspec.json.decode(answer)
     except msgspec.DecodeError as error:
         raise CniError(OTHER, f"plugin {plugin} answered what cannot be read: {error}") from None
-    if not isinstance(said, dict):
+    if not isinstance(answer, dict):
         raise CniError(OTHER, f"plugin {plugin} did not answer with an object")
-    return said
+    return answer

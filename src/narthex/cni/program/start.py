@@ -1,13 +1,11 @@
-"""What stands in each plugin's file: it runs the launcher, which lies beside it compiled. To compile it anew would take a tenth
-of an ADD's time.
-"""
+"""Content of each plugin's file: runs the compiled launcher next to it. Compiling it each time would take a tenth of an ADD."""
 
 import marshal
 import posix
 from _frozen_importlib_external import MAGIC_NUMBER
 
 LAUNCHER = ""
-"""Path of the launcher's code, and with `.py` of its text. This line is written anew by the installation."""
+"""Path of the launcher's code; with `.py`, of its source. The installation replaces this value."""
 _MISSING = (
     b'{"cniVersion":"0.4.0","code":999,"msg":"the launcher of this plugin is gone","details":"narthex cni install"}\n'
 )
