@@ -6,7 +6,7 @@ import msgspec
 
 from narthex.model.net import contains, family_of
 from narthex.trace.follow.views import NodeView
-from narthex.trace.program.inputs import ClusterObjects, NodeOptions, node_inputs
+from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.reports.check import CheckReport, check
 
 _SERVICE_LINKS = ("kube-ipvs0", "nodelocaldns")
@@ -17,6 +17,14 @@ def compare(
     cluster: ClusterObjects, view: NodeView, options: NodeOptions
 ) -> tuple[tuple[CheckReport, ...], tuple[str, ...]]:
     """Return a report for each IP family, and problems of the objects. Raises InputError."""
+    known = any(key.name == view.name for key in cluster.snapshot.nodes)
+    name = options.node or (view.name if known else "")
+    inputs = node_inputs(cluster, msgspec.structs.replace(options, node=name))
+    return compare_node(inputs, view), inputs.problems
+
+
+def compare_node(inputs: NodeInputs, view: NodeView) -> tuple[CheckReport, ...]:
+    """Return a report for each IP family about one node."""
     own = tuple(
         each.address
         for each in view.addresses or ()
@@ -24,16 +32,12 @@ def compare(
         and not contains(family_of(each.address).loopback, each.address)
         and each.link not in _SERVICE_LINKS
     )
-    known = any(key.name == view.name for key in cluster.snapshot.nodes)
-    name = options.node or (view.name if known else "")
-    inputs = node_inputs(cluster, msgspec.structs.replace(options, node=name))
     first = [ip for ip in inputs.host.addresses if ip in own or not own]
     addresses = (*first, *(ip for ip in own if ip not in first))
-    reports = tuple(
+    return tuple(
         check(inputs.plan(family), view, tuple(ip for ip in addresses if family_of(ip) is family))
         for family in inputs.families
     )
-    return reports, inputs.problems
 
 
 def status(reports: tuple[CheckReport, ...]) -> int:

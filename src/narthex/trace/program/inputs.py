@@ -72,7 +72,7 @@ def read_cluster(manifests: Path) -> ClusterObjects:
         store.apply(event)
     snapshot = store.snapshot
     if not snapshot.synced:
-        raise InputError("; ".join(problem.message for problem in source.problems) or f"{manifests} cannot be read")
+        raise InputError("; ".join(map(str, source.problems)) or f"{manifests} cannot be read")
     if not (snapshot.services or snapshot.nodes or snapshot.slices):
         details = "".join(f"\n  {problem}" for problem in source.problems)
         raise InputError(f"{manifests} holds no Service, EndpointSlice or Node that can be used{details}")

@@ -1,0 +1,153 @@
+"""The public API: load a cluster, plan it, render its rules, and explain paths; `import narthex` offers these names.
+
+Nothing here needs root or changes the machine. Everything raises `narthex.InputError` (a ValueError) for input that cannot be
+used, with a message that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from narthex.cli.output import json_text
+from narthex.model.net import IPFamily
+from narthex.netfilter.dump.read import DumpError, read_all
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.base import Backend
+from narthex.proxy.plan.ir import Plan
+from narthex.trace.causes.find import find
+from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.report import text as findings_text
+from narthex.trace.document import trace_document
+from narthex.trace.model import PacketPath
+from narthex.trace.names import AddressName
+from narthex.trace.program.checking import compare_node
+from narthex.trace.program.inputs import InputError, NodeInputs, NodeOptions, node_inputs, read_cluster
+from narthex.trace.program.known import from_files
+from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
+from narthex.trace.program.rules_trace import answer, ask, question
+from narthex.trace.render import graph
+from narthex.trace.render.drawing import draw
+from narthex.trace.render.html import page
+from narthex.trace.render.svg import svg
+from narthex.trace.render.text import text
+from narthex.trace.reports.check import CheckReport
+
+__all__ = ["Explanation", "InputError", "check", "load", "plan", "render", "trace"]
+
+Dump = str | os.PathLike[str]
+"""A file with the output of `iptables-save`, `nft list ruleset`, `ipset save`, `ipvsadm`, or several of them."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The path of a packet, and the causes of its failure."""
+
+    path: PacketPath
+    causes: tuple[CauseFinding, ...]
+    """The first cause first; empty if the path is healthy."""
+
+    def __str__(self) -> str:
+        """Return the path and the causes as `narthex trace` prints them."""
+        return text(self.path) + findings_text(self.causes)
+
+    def json(self) -> str:
+        """Return the document of `narthex trace -o json`."""
+        return json_text(trace_document(self.path, self.causes))
+
+    def picture(self, format: Literal["svg", "html", "dot", "mermaid"] = "svg") -> str:
+        """Return the path as a drawing, a self-contained page, or a graph for another tool."""
+        match format:
+            case "svg":
+                return svg(draw(self.path), self.causes)
+            case "html":
+                return page(self.path, self.causes)
+            case "dot":
+                return graph.dot(draw(self.path))
+            case "mermaid":
+                return graph.mermaid(draw(self.path))
+
+
+def load(
+    manifests: str | os.PathLike[str],
+    *,
+    node: str = "",
+    mode: str = "",
+    cluster_cidr: str = "",
+    config: str | os.PathLike[str] | None = None,
+    node_ips: tuple[str, ...] = (),
+) -> NodeInputs:
+    """Read a cluster from manifests, as one of its nodes sees it.
+
+    Args:
+        manifests: A YAML or JSON file, or a directory of such files, as `kubectl get -o yaml` prints them.
+        node: The name of the node; required if the manifests contain several Nodes.
+        mode: The proxy mode; by default that of `config`, or nftables.
+        cluster_cidr: The pod CIDR of each family, separated by a comma.
+        config: A KubeProxyConfiguration file.
+        node_ips: The addresses of the node, if its Node object does not list them.
+    """
+    options = NodeOptions(
+        node=node, mode=mode, config_file=Path(config) if config else None, cluster_cidr=cluster_cidr, node_ips=node_ips
+    )
+    return node_inputs(read_cluster(Path(manifests)), options)
+
+
+def plan(cluster: NodeInputs) -> dict[IPFamily, Plan]:
+    """Return what must happen to every packet that concerns a Service, for each IP family in use."""
+    return {family: cluster.plan(family) for family in cluster.families}
+
+
+def render(cluster: NodeInputs) -> dict[IPFamily, str]:
+    """Return the rules of the cluster's mode as their kernel tool reads them, for each IP family in use."""
+    backend = _backend(cluster.mode)
+    return {family: backend.text(backend.render(each)) for family, each in plan(cluster).items()}
+
+
+def trace(cluster: NodeInputs, source: str, destination: str, *, rules: tuple[Dump, ...] = ()) -> Explanation:
+    """Explain the path of a packet.
+
+    Args:
+        cluster: The objects, and the node whose rules the packet meets.
+        source: `outside`, an address, or the name of a pod, node, or workload.
+        destination: A Service, pod, node, or address, as `NAME[:PORT][/PROTOCOL]`.
+        rules: The node's actual rules; by default, the rules that Narthex renders.
+    """
+    _backend(cluster.mode)
+    texts = [(str(path), Path(path).read_text(errors="replace")) for path in rules]
+    places = OwnerIndex(cluster.snapshot)
+    try:
+        sender, target, wanted = ask(places, source, destination)
+        asked = question(places, sender, target, wanted, cluster, cluster.host, None)
+        path = answer(
+            asked,
+            cluster,
+            cluster.host,
+            others={address: AddressName("outside", "") for address in OUTSIDE},
+            dump=(lambda family: read_all(texts, family).for_family(family)) if texts else None,
+        )
+    except (TraceError, DumpError) as error:
+        raise InputError(str(error)) from error
+    return Explanation(path=path, causes=tuple(find(path, {}, cluster.snapshot)))
+
+
+def check(cluster: NodeInputs, rules: tuple[Dump, ...]) -> tuple[CheckReport, ...]:
+    """Compare what the objects require with the rules of a node, for each IP family."""
+    try:
+        view = from_files([Path(path) for path in rules], cluster.config.node_name)
+    except DumpError as error:
+        raise InputError(str(error)) from error
+    return compare_node(cluster, view)
+
+
+def _backend(mode: str) -> Backend[Any, Any]:
+    if mode not in BACKENDS:
+        raise InputError(f"mode {mode!r} does not exist; choose {', '.join(BACKENDS)}")
+    return BACKENDS[mode]
+
+
+# Importing the package `narthex.trace` set this attribute to the package.
+setattr(sys.modules["narthex"], "trace", trace)  # noqa: B010
