@@ -5,9 +5,8 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage
 
 from narthex.lab.api import patches, protobuf
-from narthex.lab.api.ages import human
 from narthex.lab.api.apply import apply
-from narthex.lab.api.columns_custom import values
+from narthex.lab.api.columns import human, values
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.field_sets import field_set, nested, parsed
 from narthex.lab.api.kinds import KINDS, newest_first

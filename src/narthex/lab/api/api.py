@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from narthex.lab.api import errors as faults
-from narthex.lab.api import reads, scale
-from narthex.lab.api.accept import chosen
-from narthex.lab.api.changes import change
-from narthex.lab.api.documents import Documents
+from narthex.lab.api import reads
+from narthex.lab.api.bodies import decoded
+from narthex.lab.api.discovery import REVIEWS, Documents
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.api.kinds import VIEWS, Kind
 from narthex.lab.api.paths import Paths, Place, paths, place
-from narthex.lab.api.pod_parts import conversation, logs
 from narthex.lab.api.reads import PRESENT, Abilities
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import Answer, Request, Whole, encoded
-from narthex.lab.api.reviews import review
+from narthex.lab.api.requests import Answer, Request, Whole, chosen, encoded
 from narthex.lab.api.selectors import FIELDS, ListSelector
 from narthex.lab.api.store import Stored
+from narthex.lab.api.subresources import conversation, logs, read_scale
 from narthex.lab.api.views import View, partial, plain, table
+from narthex.lab.api.writes import change
 
 _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 _PORT_FORWARD = (
@@ -77,7 +77,7 @@ class Api:
             if held is None or (part and part not in where.kind.subresources):
                 raise faults.not_found(where.kind.plural, where.kind.group, where.name)
             if part == "scale":
-                return encoded(200, scale.read(where.kind, held.raw))
+                return encoded(200, read_scale(where.kind, held.raw))
             return Whole(200, view.one(held) + b"\n")
         selector = self._selector(where, query)
         if query.get("watch") in ("true", "1"):
@@ -133,3 +133,25 @@ def _able(kind: Kind, abilities: Abilities) -> Kind:
     if kind.name != "ServiceCIDR":
         return kind
     return msgspec.structs.replace(kind, served=abilities.service_cidrs, version=(abilities.service_cidrs or ("",))[0])
+
+
+_PLACES = {f"/apis/authorization.k8s.io/v1/{kind.lower()}s": kind for kind in REVIEWS}
+_ALL = ["*"]
+_RULES = {
+    "resourceRules": [{"verbs": _ALL, "apiGroups": _ALL, "resources": _ALL}],
+    "nonResourceRules": [{"verbs": _ALL, "nonResourceURLs": _ALL}],
+    "incomplete": False,
+}
+
+
+def review(request: Request) -> Whole | None:
+    """The answer to a question, None when the request is none. Raises ApiFault."""
+    kind = _PLACES.get(request.path)
+    if kind is None or request.method != "POST":
+        return None
+    # Newer clients ask in protocol buffers, and understand JSON. The question does not matter to the answer.
+    given: dict[str, Any] = {} if request.body.startswith(b"k8s\0") else decoded(request)
+    status = (
+        _RULES if kind == "SelfSubjectRulesReview" else {"allowed": True, "reason": "the lab's token may do everything"}
+    )
+    return encoded(201, {**given, "kind": kind, "apiVersion": "authorization.k8s.io/v1", "status": status})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
-
-from narthex.lab.api.ages import age
-from narthex.lab.api.columns_pod import pod_cells
 
 Raw = Mapping[str, Any]
 Cells = Callable[[Raw, datetime], Sequence[Any]]
@@ -213,6 +211,209 @@ def _counted(field: str) -> Cells:
 PLAIN = Columns(("Name", "Age"), lambda raw, now: (_name(raw), _age(raw, now)))
 """Of kinds that have no columns of their own."""
 _WORKLOAD = ("*Containers", "*Images", "*Selector")
+
+
+def age(since: str | None, now: datetime) -> str:
+    """How long ago a metav1.Time was, `<unknown>` when there is none."""
+    if not since:
+        return "<unknown>"
+    try:
+        then = datetime.fromisoformat(since.replace("Z", "+00:00"))
+    except ValueError:
+        return "<invalid>"
+    return human((now - then).total_seconds())
+
+
+def human(seconds: float) -> str:
+    """A span in the one or two units that matter."""
+    if seconds < -1:
+        return "<invalid>"
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if whole < 120:
+        return f"{whole}s"
+    if minutes < 10:
+        return _two(minutes, "m", whole % 60, "s")
+    if minutes < 180:
+        return f"{minutes}m"
+    if hours < 8:
+        return _two(hours, "h", minutes % 60, "m")
+    if hours < 48:
+        return f"{hours}h"
+    if days < 8:
+        return _two(days, "d", hours % 24, "h")
+    if days < 365 * 2:
+        return f"{days}d"
+    if days < 365 * 8:
+        return _two(days // 365, "y", days % 365, "d")
+    return f"{days // 365}y"
+
+
+def _two(first: int, unit: str, second: int, below: str) -> str:
+    return f"{first}{unit}{second}{below}" if second else f"{first}{unit}"
+
+
+def pod_cells(raw: Raw, now: datetime) -> Sequence[Any]:
+    """Name, Ready, Status, Restarts, Age, IP, Node, Nominated Node, Readiness Gates."""
+    meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    containers = spec.get("containers") or ()
+    ips = status.get("podIPs") or ()
+    ip = (ips[0].get("ip") if ips else status.get("podIP")) or "<none>"
+    reason, restarts, ready, last = _state(spec, status)
+    if meta.get("deletionTimestamp"):
+        reason = "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
+    again = f"{restarts} ({age(last, now)} ago)" if restarts and last else str(restarts)
+    return (
+        meta.get("name", ""),
+        f"{ready}/{len(containers)}",
+        reason,
+        again,
+        age(meta.get("creationTimestamp"), now),
+        ip,
+        spec.get("nodeName") or "<none>",
+        status.get("nominatedNodeName") or "<none>",
+        _gates(spec, status),
+    )
+
+
+def _state(spec: Raw, status: Raw) -> tuple[str, int, int, str | None]:
+    """The word, restarts, containers that are ready, and when one was last restarted."""
+    reason = status.get("reason") or status.get("phase") or "Pending"
+    if _condition(status, "PodScheduled").get("reason") == "SchedulingGated":
+        reason = "SchedulingGated"
+    restarts, ready = 0, 0
+    last: str | None = None
+    beginning = False
+    first = status.get("initContainerStatuses") or ()
+    for index, each in enumerate(first):
+        restarts += each.get("restartCount", 0)
+        state = each.get("state") or {}
+        terminated, waiting = state.get("terminated"), state.get("waiting")
+        if terminated is not None and not terminated.get("exitCode"):
+            continue
+        if terminated is not None:
+            reason = f"Init:{_ended(terminated)}"
+        elif waiting is not None and waiting.get("reason") not in (None, "", "PodInitializing"):
+            reason = f"Init:{waiting['reason']}"
+        else:
+            reason = f"Init:{index}/{len(spec.get('initContainers') or first)}"
+        beginning = True
+        break
+    if beginning:
+        return reason, restarts, ready, last
+    restarts, running = 0, False
+    for each in reversed(status.get("containerStatuses") or ()):
+        restarts += each.get("restartCount", 0)
+        before = ((each.get("lastState") or {}).get("terminated") or {}).get("finishedAt")
+        last = max(filter(None, (last, before)), default=None)
+        state = each.get("state") or {}
+        waiting, terminated = state.get("waiting") or {}, state.get("terminated")
+        if waiting.get("reason"):
+            reason = waiting["reason"]
+        elif terminated is not None:
+            reason = _ended(terminated)
+        elif each.get("ready") and state.get("running") is not None:
+            running = True
+            ready += 1
+    if reason == "Completed" and running:
+        reason = "Running" if _condition(status, "Ready").get("status") == "True" else "NotReady"
+    return reason, restarts, ready, last
+
+
+def _ended(terminated: Raw) -> str:
+    if terminated.get("reason"):
+        return str(terminated["reason"])
+    if terminated.get("signal"):
+        return f"Signal:{terminated['signal']}"
+    return f"ExitCode:{terminated.get('exitCode', 0)}"
+
+
+def _condition(status: Raw, type: str) -> Raw:
+    return next((each for each in status.get("conditions") or () if each.get("type") == type), {})
+
+
+def _gates(spec: Raw, status: Raw) -> str:
+    gates = spec.get("readinessGates") or ()
+    if not gates:
+        return "<none>"
+    true = sum(_condition(status, gate.get("conditionType", "")).get("status") == "True" for gate in gates)
+    return f"{true}/{len(gates)}"
+
+
+_STEP = re.compile(r"\.((?:\\.|[^.\[\\])+)|\[(?:'((?:\\.|[^'\\])*)'|\"((?:\\.|[^\"\\])*)\"|(-?\d+|\*)|\?\(([^)]*)\))\]")
+_TEST = re.compile(r"\s*@\.([\w.-]+)\s*==\s*[\"']([^\"']*)[\"']\s*")
+
+
+class CustomColumns:
+    """The columns of one version of a custom kind."""
+
+    def __init__(self, columns: Sequence[Raw]) -> None:
+        self._columns = columns
+
+    def definitions(self) -> list[dict[str, Any]]:
+        """As metav1.Table has them."""
+        if not self._columns:
+            return PLAIN.definitions()
+        name = PLAIN.definitions()[0]
+        return [name, *(_custom_definition(each) for each in self._columns)]
+
+    def cells(self, raw: Raw, now: datetime) -> Sequence[Any]:
+        """One object's row."""
+        if not self._columns:
+            return PLAIN.cells(raw, now)
+        return [raw["metadata"].get("name", ""), *(_cell(each, raw, now) for each in self._columns)]
+
+
+def _custom_definition(column: Raw) -> dict[str, Any]:
+    found = {"name": column.get("name", ""), "type": column.get("type", "string"), "format": column.get("format", "")}
+    return {**found, "description": column.get("description", ""), "priority": column.get("priority", 0)}
+
+
+def _cell(column: Raw, raw: Raw, now: datetime) -> Any:
+    found = values(raw, str(column.get("jsonPath", "")))
+    if not found:
+        return None
+    first, type = found[0], column.get("type")
+    if type == "date":
+        return age(first if isinstance(first, str) else None, now)
+    if type == "string":
+        return ",".join(each if isinstance(each, str) else _text(each) for each in found)
+    return first
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def values(raw: Any, path: str) -> list[Any]:
+    """What a simple JSONPath finds: names, indexes, `[*]` and `[?(@.x=="y")]`. Nothing, when it is none of these."""
+    found, at = [raw], 0
+    while at < len(path):
+        step = _STEP.match(path, at)
+        if step is None:
+            return []
+        name = step[1] or step[2] or step[3]
+        if name is not None:
+            key = re.sub(r"\\(.)", r"\1", name)
+            found = [each[key] for each in found if isinstance(each, Mapping) and each.get(key) is not None]
+        elif step[5] is not None:
+            found = _filtered(found, step[5])
+        elif step[4] == "*":
+            found = [one for each in found for one in (each.values() if isinstance(each, Mapping) else each)]
+        else:
+            index = int(step[4])
+            found = [each[index] for each in found if isinstance(each, list) and -len(each) <= index < len(each)]
+        at = step.end()
+    return found
+
+
+def _filtered(found: list[Any], condition: str) -> list[Any]:
+    test = _TEST.fullmatch(condition)
+    if test is None:
+        return []
+    return [one for each in found if isinstance(each, list) for one in each if values(one, f".{test[1]}") == [test[2]]]
+
+
 COLUMNS: Mapping[str, Columns] = {
     "Pod": Columns(
         ("Name", "Ready", "Status", "Restarts", "Age", "*IP", "*Node", "*Nominated Node", "*Readiness Gates"), pod_cells

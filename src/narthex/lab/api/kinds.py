@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+VERSION = "v1.34.0"
+"""Version of Kubernetes that the API follows."""
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
 
@@ -211,3 +213,30 @@ def _age(version: str) -> tuple[int, int, int]:
     if found is None:
         return -1, 0, 0
     return {"alpha": 0, "beta": 1, None: 2}[found[2]], int(found[1]), int(found[3] or 0)
+
+
+_NAMES = {
+    "regarding": "involvedObject",
+    "note": "message",
+    "reportingController": "reportingComponent",
+    "deprecatedSource": "source",
+    "deprecatedFirstTimestamp": "firstTimestamp",
+    "deprecatedLastTimestamp": "lastTimestamp",
+    "deprecatedCount": "count",
+}
+_BACK = {old: new for new, old in _NAMES.items()}
+
+
+def to_core(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """An Event of events.k8s.io/v1 as one of v1. What `raw` has of v1's own names stays."""
+    return _renamed(raw, _NAMES, "v1")
+
+
+def to_events(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """An Event of v1 as one of events.k8s.io/v1."""
+    return _renamed(raw, _BACK, "events.k8s.io/v1")
+
+
+def _renamed(raw: Mapping[str, Any], names: Mapping[str, str], version: str) -> dict[str, Any]:
+    fields = {names.get(name, name): value for name, value in raw.items()}
+    return {**fields, "apiVersion": version, "kind": "Event"}

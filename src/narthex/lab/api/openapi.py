@@ -7,15 +7,16 @@ the path under which it is patched, whose parameters tell kubectl that a dry run
 from __future__ import annotations
 
 import hashlib
+import importlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from narthex.lab.api import types
-from narthex.lab.api.descriptions import description
-from narthex.lab.api.discovery import VERSION
-from narthex.lab.api.kinds import Kind, group_version
+from narthex.lab.api.kinds import VERSION, Kind, group_version
 from narthex.lab.api.paths import Paths
 from narthex.lab.api.types import Type
 
@@ -222,3 +223,31 @@ def _url(paths: Paths, group: str, version: str) -> str:
     ]
     digest = hashlib.sha256(msgspec.json.encode((VERSION, there))).hexdigest()
     return f"/openapi/v3/{_place(group, version)}?hash={digest.upper()[:32]}"
+
+
+_FIELD = re.compile(r"^\s*\* \*\*(?P<name>\S+)\*\* ``[^`]*`` - (?P<text>.*)$")
+
+
+@cache
+def description(name: str) -> tuple[str, dict[str, str]]:
+    """Of a type such as core_v1.Pod and of its fields; empty where nothing is known."""
+    module, _, bare = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(f"lightkube.models.{module}"), bare, None)
+    except ImportError:
+        return "", {}
+    said, _, parameters = (getattr(found, "__doc__", "") or "").partition("**parameters**")
+    fields: dict[str, list[str]] = {}
+    at: list[str] = []
+    for line in parameters.splitlines():
+        match = _FIELD.match(line)
+        if match is not None:
+            at = fields.setdefault(match["name"], [match["text"]])
+        elif line.strip():
+            at.append(line.strip())
+    return _plain(said.splitlines()), {field: _plain(lines) for field, lines in fields.items()}
+
+
+def _plain(lines: list[str]) -> str:
+    text = "\n".join(line.strip() for line in lines).strip()
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", text)

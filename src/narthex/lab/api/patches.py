@@ -125,7 +125,7 @@ def _strategic(target: Raw, patch: Any, of: Type) -> Raw:
 def _json(target: Raw, patch: Any, of: Type) -> Raw:
     """Apply a JSON Patch (RFC 6902)."""
     # Few clients send one.
-    import jsonpatch  # type: ignore[import-untyped]
+    import jsonpatch
 
     del of
     if not isinstance(patch, list):

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.columns import COLUMNS, PLAIN
-from narthex.lab.api.columns_custom import CustomColumns
-from narthex.lab.api.events import to_events
+from narthex.lab.api.columns import COLUMNS, PLAIN, CustomColumns
+from narthex.lab.api.kinds import to_events
 from narthex.lab.api.paths import Place
 from narthex.lab.api.store import Key, Stored
 

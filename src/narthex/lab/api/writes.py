@@ -6,7 +6,7 @@ nothing else through that; what changes nothing makes no new version.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,14 +14,16 @@ import msgspec
 from narthex.lab.api import errors as faults
 from narthex.lab.api import patches
 from narthex.lab.api.apply import apply, owners
-from narthex.lab.api.bodies import body_value
+from narthex.lab.api.bodies import body_value, decoded
 from narthex.lab.api.errors import ApiFault, Wrong
-from narthex.lab.api.events import to_core, to_events
 from narthex.lab.api.fields import conformed
+from narthex.lab.api.kinds import to_core, to_events
 from narthex.lab.api.paths import Place
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request
+from narthex.lab.api.selectors import ListSelector
 from narthex.lab.api.store import Raw
+from narthex.lab.api.subresources import bind, evict, read_scale, write_scale
 from narthex.lab.api.types import ANY, Type, object_type
 
 _UNVERSIONED = "metadata.resourceVersion"
@@ -208,3 +210,73 @@ def _stored(place: Place, given: Raw) -> Raw:
 def _versions(place: Place) -> set[str]:
     # A patch is made of what is held, in the version in which it is held.
     return {place.api_version, place.kind.api_version}
+
+
+def change(registry: Registry, where: Place, request: Request, selector: Callable[[], ListSelector]) -> Written:
+    """Do it. Raises ApiFault."""
+    part, method = where.subresource, request.method
+    if part and part not in where.kind.subresources and part != "finalize":
+        raise ApiFault(404, "NotFound", "the server could not find the requested resource")
+    if method == "DELETE":
+        return _delete(registry, where, request, selector)
+    if part == "scale":
+        return _scale(registry, where, request)
+    if method == "POST" and part in ("binding", "eviction"):
+        do = bind if part == "binding" else evict
+        return Written(201, do(registry, where, decoded(request)))
+    how = options(request)
+    if method == "POST" and not where.name:
+        return create(registry, where, decoded(request), how)
+    if method == "PUT" and where.name:
+        return replace(registry, where, decoded(request), how)
+    if method == "PATCH" and where.name:
+        return patch(registry, where, request, how)
+    raise ApiFault(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+
+def _scale(registry: Registry, where: Place, request: Request) -> Written:
+    kind, held = where.kind, registry.get(where.stored, *where.key)
+    if held is None:
+        raise faults.not_found(kind.plural, kind.group, where.name)
+    if request.method == "PUT":
+        wanted = decoded(request)
+    elif request.method == "PATCH":
+        now, content_type = read_scale(kind, held), request.headers.get("content-type", "")
+        # The patch's own version counts, not the one that was just read.
+        del now["metadata"]["resourceVersion"]
+        how = patches.MERGE if content_type.startswith(patches.APPLY) else content_type
+        wanted = patched(how, now, body_value(request))
+    else:
+        raise ApiFault(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    new = update(registry, where, write_scale(kind, held, wanted), options(request))
+    return Written(200, read_scale(kind, new))
+
+
+def _delete(registry: Registry, where: Place, request: Request, selector: Callable[[], ListSelector]) -> Written:
+    options, dry_run = _options(request), bool(request.query.get("dryRun"))
+    if where.name:
+        return Written(200, delete(registry, where, options, dry_run=dry_run))
+    chosen = selector()
+    found = [stored.raw for _, stored in registry.store.now(where.stored, chosen.selects, where.namespace)]
+    for raw in found:
+        meta = raw["metadata"]
+        one = Place(where.kind, where.version, meta.get("namespace", ""), meta["name"])
+        # What went meanwhile, with its owner perhaps, is gone all the same.
+        if registry.get(one.stored, *one.key) is not None:
+            delete(registry, one, {**options, "preconditions": None}, dry_run=dry_run)
+    meta = {"resourceVersion": str(registry.version)}
+    listed = {"kind": f"{where.kind.kind}List", "apiVersion": where.api_version, "metadata": meta, "items": found}
+    return Written(200, listed)
+
+
+def _options(request: Request) -> Mapping[str, Any]:
+    """DeleteOptions, of the body and the query."""
+    options: dict[str, Any] = decoded(request) if request.body.strip() else {}
+    query = request.query
+    if query.get("gracePeriodSeconds"):
+        options["gracePeriodSeconds"] = (
+            int(query["gracePeriodSeconds"]) if query["gracePeriodSeconds"].isdigit() else -1
+        )
+    if query.get("propagationPolicy"):
+        options["propagationPolicy"] = query["propagationPolicy"]
+    return options
