@@ -18,7 +18,7 @@ from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, Header, NearMiss, PathEnd, PathStep, rule_step
 
-Story = tuple[PathStep, ...]
+Steps = tuple[PathStep, ...]
 
 _FATES = {
     Disposition.DROPPED: Fate.DROPPED,
@@ -37,21 +37,21 @@ _MOST_NEAR = 10
 
 
 class PartialPath:
-    """One way that the packet may go, up to now: where it stands, and the story of it."""
+    """One way that the packet may go, up to now: where it stands, and the steps of it."""
 
-    __slots__ = ("branch", "story")
+    __slots__ = ("branch", "steps")
 
-    def __init__(self, branch: Branch, story: Story) -> None:
+    def __init__(self, branch: Branch, steps: Steps) -> None:
         self.branch = branch
-        self.story = story
+        self.steps = steps
 
-    def told(self, *steps: PathStep) -> PartialPath:
-        """The same, with more of a story."""
-        return PartialPath(self.branch, (*self.story, *steps))
+    def then(self, *steps: PathStep) -> PartialPath:
+        """The same, with more of a steps."""
+        return PartialPath(self.branch, (*self.steps, *steps))
 
     def part(self, share: Fraction) -> PartialPath:
         """Split off a part of the probability; what is left stays here."""
-        return PartialPath(self.branch.take(share), self.story)
+        return PartialPath(self.branch.take(share), self.steps)
 
 
 class NodeHooks:
@@ -84,19 +84,19 @@ class NodeHooks:
             state=state,
         )
 
-    def start(self, story: Story) -> PartialPath:
+    def start(self, steps: Steps) -> PartialPath:
         """The packet before all rules."""
         branch = self._walk.start()
         branch.mark = self._header.mark
-        return PartialPath(branch, story)
+        return PartialPath(branch, steps)
 
     def local(self, address: str) -> bool:
         """Whether rules take the address for one of the node's own."""
         return self._walk.local(address)
 
-    def header(self, traveller: PartialPath, iif: str = "", oif: str = "") -> Header:
+    def header(self, path: PartialPath, iif: str = "", oif: str = "") -> Header:
         """The packet as it is now."""
-        branch = traveller.branch
+        branch = path.branch
         return msgspec.structs.replace(
             self._header,
             source=branch.saddr or ("" if branch.masquerade else self._header.source),
@@ -109,38 +109,38 @@ class NodeHooks:
         )
 
     def hook(
-        self, place: HookPoint, travellers: list[PartialPath], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
+        self, place: HookPoint, paths: list[PartialPath], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
     ) -> tuple[list[PartialPath], list[tuple[PartialPath, PathEnd]]]:
         """All base chains of a hook. Who is let through, and how the others end."""
         passed: list[PartialPath] = []
         ended: list[tuple[PartialPath, PathEnd]] = []
-        for traveller in travellers:
-            before = self._begin(traveller, place)
-            on, off = self._walk.hook(place, [traveller.branch], nat=nat, span=span)
+        for path in paths:
+            before = self._begin(path, place)
+            on, off = self._walk.hook(place, [path.branch], nat=nat, span=span)
             near = self._near()
-            passed += [self._told(traveller, branch, before, place, near) for branch in on if not branch.doubt]
-            ended += [self._end(traveller, branch, end, before, place, near) for branch, end in off if not branch.doubt]
+            passed += [self._told(path, branch, before, place, near) for branch in on if not branch.doubt]
+            ended += [self._end(path, branch, end, before, place, near) for branch, end in off if not branch.doubt]
         return passed, ended
 
     def balance(
-        self, place: HookPoint, travellers: list[PartialPath]
+        self, place: HookPoint, paths: list[PartialPath]
     ) -> tuple[list[PartialPath], list[PartialPath], list[tuple[PartialPath, PathEnd]]]:
         """What IPVS does: who goes on here, who is sent to another machine, and whose way ends."""
         stay: list[PartialPath] = []
         away: list[PartialPath] = []
         ended: list[tuple[PartialPath, PathEnd]] = []
-        for traveller in travellers:
-            before = self._begin(traveller, place)
-            here, there, off = self._walk.balance(place.hook, [traveller.branch])
-            stay += [self._told(traveller, branch, before, place) for branch in here if not branch.doubt]
-            away += [self._told(traveller, branch, before, place) for branch in there if not branch.doubt]
-            ended += [self._end(traveller, branch, end, before, place) for branch, end in off if not branch.doubt]
+        for path in paths:
+            before = self._begin(path, place)
+            here, there, off = self._walk.balance(place.hook, [path.branch])
+            stay += [self._told(path, branch, before, place) for branch in here if not branch.doubt]
+            away += [self._told(path, branch, before, place) for branch in there if not branch.doubt]
+            ended += [self._end(path, branch, end, before, place) for branch, end in off if not branch.doubt]
         return stay, away, ended
 
-    def _begin(self, traveller: PartialPath, place: HookPoint) -> Header:
-        traveller.branch.trail = None
-        traveller.branch.step_probability = Fraction(1)
-        return self.header(traveller, place.iif, place.oif or "")
+    def _begin(self, path: PartialPath, place: HookPoint) -> Header:
+        path.branch.trail = None
+        path.branch.step_probability = Fraction(1)
+        return self.header(path, place.iif, place.oif or "")
 
     def _near(self) -> Near:
         """The rules that have nearly matched since the last time, by table and chain."""
@@ -161,23 +161,23 @@ class NodeHooks:
 
     def _end(
         self,
-        traveller: PartialPath,
+        path: PartialPath,
         branch: Branch,
         end: BranchEnd,
         before: Header,
         place: HookPoint,
         near: Near | None = None,
     ) -> tuple[PartialPath, PathEnd]:
-        told = self._told(traveller, branch, before, place, near)
-        last = told.story[-1] if told.story else None
+        told = self._told(path, branch, before, place, near)
+        last = told.steps[-1] if told.steps else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why
         return told, PathEnd(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
 
     def _told(
-        self, traveller: PartialPath, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
+        self, path: PartialPath, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
     ) -> PartialPath:
-        made = PartialPath(branch, traveller.story)
+        made = PartialPath(branch, path.steps)
         after = self.header(made, place.iif, place.oif or "")
         steps = [self._step(met, before) for met in branch.steps()]
         for number, step in enumerate(steps):
@@ -188,7 +188,7 @@ class NodeHooks:
             steps[-1] = msgspec.structs.replace(steps[-1], after=after)
         if branch.supposing and steps:
             steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(branch.supposing))
-        return made.told(*steps)
+        return made.then(*steps)
 
     def _step(self, met: Met, before: Header) -> PathStep:
         place, rule = "", ""

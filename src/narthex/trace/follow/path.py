@@ -1,4 +1,4 @@
-"""Following a packet from node to node: what lies between two nodes' hooks, and the answer's way back."""
+"""Following a packet from node to node, and its reply back to the sender."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.net import family_of, join_port
-from narthex.trace.follow.atlas import ClusterMap, bridge_calls_rules
-from narthex.trace.follow.hooks import Story
-from narthex.trace.follow.passage import NatBinding, NodeTraversal, TraversalExit
+from narthex.trace.follow.cluster_map import ClusterMap, bridge_calls_rules
+from narthex.trace.follow.hooks import PartialPath, Steps
 from narthex.trace.follow.routing import RouteQuery, look_up
-from narthex.trace.follow.views import NodeLink, NodeView
+from narthex.trace.follow.traversal import NatBinding, NodeTraversal, TraversalExit
+from narthex.trace.follow.views import NextHop, NodeLink, NodeView
 from narthex.trace.model import (
     Alternative,
     Fate,
@@ -26,376 +26,417 @@ from narthex.trace.model import (
 )
 
 _MOST_NODES = 16
+_DEFAULT_VXLAN_PORT = 8472
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How a packet comes to a node."""
+    """How a packet enters a node."""
 
     link: str | None = None
-    """It came in by; None: it is made here."""
+    """The input interface; None if the node itself creates the packet."""
     bridged: bool = False
-    """Its frame goes from port to port of the bridge `link`."""
+    """Only its frame passes the node, from port to port of the bridge `link`."""
 
 
-MADE_HERE = NodeEntry()
+CREATED_HERE = NodeEntry()
+
+
+class _Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """What has happened to the packet's flow so far."""
+
+    bindings: tuple[NatBinding, ...] = ()
+    """Rewritings on the nodes passed, which replies undo."""
+    asked: Header | None = None
+    """For a reply: the header of the packet that it answers."""
+    depth: int = 0
+    """The number of nodes passed."""
+
+    @property
+    def is_reply(self) -> bool:
+        return self.asked is not None
+
+
+class _Departure(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet that is about to leave a node."""
+
+    view: NodeView
+    entry: NodeEntry
+    came: Header
+    """Its header when it entered the node."""
+    path: PartialPath
+    header: Header
+    hop: NextHop
+    flow: _Flow
+
+    @property
+    def link(self) -> NodeLink | None:
+        """The output interface, if known."""
+        return self.view.link(self.hop.link)
+
+    @property
+    def to(self) -> str:
+        """The address that has to be resolved on the link."""
+        return self.hop.via or self.header.destination
+
+    def step(self, stage: Stage, what: str, *evidence: str) -> PathStep:
+        """Return a step on this node."""
+        return PathStep(stage=stage, node=self.view.name, what=what, evidence=evidence)
 
 
 class PathFollower:
-    """Follows one packet."""
+    """Follows one packet over the nodes of a `ClusterMap`."""
 
-    def __init__(self, atlas: ClusterMap, size: int = 0) -> None:
-        """`size` is the packet's length in bytes, with its do-not-fragment bit set; 0: small."""
-        self._atlas = atlas
+    def __init__(self, cluster: ClusterMap, size: int = 0) -> None:
+        """`size` is the packet's length in bytes, sent with the DF bit; 0 stands for a small packet."""
+        self._cluster = cluster
         self._size = size
         self._missing: dict[tuple[str, str], str] = {}
 
     @property
     def missing(self) -> tuple[MissingPart, ...]:
-        """What was asked for on the way and is not known."""
+        """Information that the path depends on and that the views lack."""
         return tuple(MissingPart(node=node, part=part, why=why) for (node, part), why in self._missing.items())
 
-    def go(
-        self,
-        view: NodeView,
-        header: Header,
-        entry: NodeEntry,
-        story: Story = (),
-        *,
-        bindings: tuple[NatBinding, ...] = (),
-        asked: Header | None = None,
-        depth: int = 0,
-    ) -> list[Alternative]:
-        """All ways from a node on. `asked` is the header of the packet that is answered, when this is an answer."""
-        if depth > _MOST_NODES:
-            reason = f"it goes in circles: {_MOST_NODES} nodes on the way"
-            return [(Fraction(1), story, PathEnd(fate=Fate.LOST, node=view.name, reason=reason))]
-        answers = next((each for each in reversed(bindings) if each.node == view.name), None) if asked else None
-        passage = NodeTraversal(
+    def follow(self, view: NodeView, header: Header, entry: NodeEntry, steps: Steps = ()) -> list[Alternative]:
+        """Return all alternatives from a node on; `steps` are those before."""
+        return self._follow(view, header, entry, steps, _Flow())
+
+    def entry_of(self, view: NodeView, source: str, destination: str) -> tuple[NodeEntry | None, str]:
+        """Return how a packet of a neighbour (a pod, or a machine outside) enters; None and the reason if not known."""
+        found = look_up(view, RouteQuery(destination=source, source=destination))
+        if found.kind == "unicast" and found.hops and found.hops[0][0].link:
+            hop = found.hops[0][0]
+            return (NodeEntry(link=hop.link) if hop.via else self._over_bridge(view, source, destination, hop.link)), ""
+        return None, found.reason or f"the route to {source} is {found.kind}"
+
+    def _follow(self, view: NodeView, header: Header, entry: NodeEntry, steps: Steps, flow: _Flow) -> list[Alternative]:
+        if flow.depth > _MOST_NODES:
+            reason = f"routing loop: it has passed {_MOST_NODES} nodes"
+            return [(Fraction(1), steps, PathEnd(fate=Fate.LOST, node=view.name, reason=reason))]
+        undo = next((each for each in reversed(flow.bindings) if each.node == view.name), None)
+        undo = undo if flow.is_reply else None
+        traversal = NodeTraversal(
             view,
             header,
-            self._atlas.name_of,
-            own=self._atlas.own(view),
-            answers=answers,
-            answering=asked is not None,
+            self._cluster.name_of,
+            own=self._cluster.own(view),
+            undo=undo,
+            is_reply=flow.is_reply,
         )
         if entry.bridged and entry.link is not None:
-            over = self._over_frames(view, header, entry.link, story, bindings, asked, answers is not None, depth)
+            over = self._over_frames(view, header, entry.link, steps, flow, undo is not None)
             if over is not None:
                 return over
         if entry.link is None:
-            exits = passage.sent(story)
+            exits = traversal.created(steps)
         elif entry.bridged:
-            exits = passage.bridged(entry.link, story)
+            exits = traversal.bridged(entry.link, steps)
         else:
-            exits = passage.received(entry.link, story)
-        for part, why in passage.missing.items():
+            exits = traversal.received(entry.link, steps)
+        for part, why in traversal.missing.items():
             self._missing.setdefault((view.name, part), why)
-        told: list[Alternative] = []
-        for each in exits:
-            mine = bindings
-            if asked is None and _rewritten(header, each.header):
-                mine = (*bindings, NatBinding(node=view.name, before=header, after=each.header))
-            if each.end is not None:
-                told.append(self._ended(view, each, each.end, mine, asked, depth))
-            else:
-                told += self._left(view, each, entry, header, mine, asked, depth)
-        return told
+        return [found for each in exits for found in self._after(view, header, entry, each, flow)]
 
-    # ---- ends ------------------------------------------------------------------------------------------------------
+    def _after(
+        self, view: NodeView, came: Header, entry: NodeEntry, exit: TraversalExit, flow: _Flow
+    ) -> list[Alternative]:
+        """Continue after the hooks of a node."""
+        if not flow.is_reply and _rewritten(came, exit.header):
+            binding = NatBinding(node=view.name, before=came, after=exit.header)
+            flow = msgspec.structs.replace(flow, bindings=(*flow.bindings, binding))
+        if exit.end is not None:
+            end = exit.end
+            if end.fate is Fate.DELIVERED:
+                end = self._delivered(view, exit.header, flow, CREATED_HERE)
+            return [(exit.path.branch.probability, exit.path.steps, end)]
+        assert exit.egress is not None
+        departure = _Departure(
+            view=view, entry=entry, came=came, path=exit.path, header=exit.header, hop=exit.egress.hop, flow=flow
+        )
+        if exit.egress.unresolved:
+            reason = f"where {exit.header.destination} is the routes say, and they are not known"
+            return self._ends(departure, Fate.LEAVES, reason)
+        return self._leave(departure)
 
-    def _ended(
-        self,
-        view: NodeView,
-        exit: TraversalExit,
-        end: PathEnd,
-        bindings: tuple[NatBinding, ...],
-        asked: Header | None,
-        depth: int,
-    ) -> Alternative:
-        if end.fate is Fate.DELIVERED:
-            end = self._delivered(view, exit.header, bindings, asked, MADE_HERE, depth)
-        return exit.traveller.branch.probability, exit.traveller.story, end
+    # ---- delivery and reply ----------------------------------------------------------------------------------------
 
-    def _delivered(
-        self,
-        view: NodeView,
-        header: Header,
-        bindings: tuple[NatBinding, ...],
-        asked: Header | None,
-        back: NodeEntry,
-        depth: int,
-    ) -> PathEnd:
-        """Somebody gets it; `back` is how the answer comes to the node."""
+    def _delivered(self, view: NodeView, header: Header, flow: _Flow, back: NodeEntry) -> PathEnd:
+        """Return the end for a received packet; `back` is how its reply enters the node."""
         end = PathEnd(
             fate=Fate.DELIVERED,
             node=view.name,
             address=header.destination,
             port=header.port,
-            name=self._atlas.name_of(header.destination),
+            name=self._cluster.name_of(header.destination),
             source=header.source,
             masqueraded=header.masqueraded,
         )
-        if asked is not None:
-            return _judged(end, header, asked)
-        return msgspec.structs.replace(end, reply=self._answer(view, header, bindings, back, depth))
+        if flow.asked is not None:
+            return _accepted(end, header, flow.asked)
+        return msgspec.structs.replace(end, reply=self._reply(view, header, flow, back))
 
-    def _answer(
-        self, view: NodeView, header: Header, bindings: tuple[NatBinding, ...], back: NodeEntry, depth: int
-    ) -> PathBranch | None:
-        """The answer's way, None when it cannot be followed."""
+    def _reply(self, view: NodeView, header: Header, flow: _Flow, back: NodeEntry) -> PathBranch | None:
+        """Return the path of the reply; None if it can't be followed."""
         if not header.source:
             return None
-        first = bindings[0].before if bindings else header
-        answer = Header(
+        first = flow.bindings[0].before if flow.bindings else header
+        reply = Header(
             source=header.destination,
             destination=header.source,
             protocol=header.protocol,
             source_port=header.port or None,
             port=header.source_port or 0,
         )
-        unknown = "" if header.source_port else "the client's port: rules that ask for it are taken not to match"
-        start = PathStep(
-            stage=Stage.START, node=view.name, what=f"the answer: {answer}", before=answer, unknown=unknown
-        )
+        unknown = "" if header.source_port else "the client's port: rules that match on it are assumed not to match"
+        start = PathStep(stage=Stage.START, node=view.name, what=f"the reply: {reply}", before=reply, unknown=unknown)
         if back.link is not None:
             back = self._over_bridge(view, header.destination, header.source, back.link)
-        return branch_tree(self.go(view, answer, back, (start,), bindings=bindings, asked=first, depth=depth))
+        flow = msgspec.structs.replace(flow, asked=first)
+        return branch_tree(self._follow(view, reply, back, (start,), flow))
+
+    # ---- bridges ---------------------------------------------------------------------------------------------------
 
     def _over_frames(
-        self,
-        view: NodeView,
-        header: Header,
-        link: str,
-        story: Story,
-        bindings: tuple[NatBinding, ...],
-        asked: Header | None,
-        rewritten_here: bool,
-        depth: int,
+        self, view: NodeView, header: Header, link: str, steps: Steps, flow: _Flow, rewritten_here: bool
     ) -> list[Alternative] | None:
-        """From port to port of a bridge past IP's hooks; None: through them (br_netfilter)."""
+        """Pass a bridge without the hooks of IP; None if its frames pass them (br_netfilter)."""
         calls = bridge_calls_rules(view, link, family_of(header.destination).value)
         if calls:
             return None
         name = "net.bridge.bridge-nf-call-iptables"
-        step = self._step(view, Stage.BRIDGE, f"from port to port of {link}: no rule sees it", f"{name} is not 1")
+        what = f"from port to port of {link}: no rule sees it"
+        step = PathStep(stage=Stage.BRIDGE, node=view.name, what=what, evidence=(f"{name} is not 1",))
         if calls is None:
             self._missing.setdefault((view.name, "sysctls"), view.absent.get("sysctls", ""))
-            step = msgspec.structs.replace(step, evidence=(), unknown=f"{name}")
+            step = msgspec.structs.replace(step, evidence=(), unknown=name)
             if rewritten_here:
-                reason = f"whether frames over {link} pass the rules that would rewrite the answer: {name} is not known"
-                return [(Fraction(1), (*story, step), PathEnd(fate=Fate.UNKNOWN, node=view.name, reason=reason))]
-        end = self._delivered(view, header, bindings, asked, NodeEntry(link=link), depth)
-        return [(Fraction(1), (*story, step), end)]
+                reason = f"whether frames over {link} pass the rules that would rewrite the reply: {name} is not known"
+                return [(Fraction(1), (*steps, step), PathEnd(fate=Fate.UNKNOWN, node=view.name, reason=reason))]
+        return [(Fraction(1), (*steps, step), self._delivered(view, header, flow, NodeEntry(link=link)))]
 
     def _over_bridge(self, view: NodeView, source: str, destination: str, link: str) -> NodeEntry:
-        """How a packet from one address behind a bridge to another comes: by frames alone when both are on it."""
+        """Return how a packet from an address behind `link` enters: only as frames if both ends are on the bridge."""
         held = view.link(link)
-        near = self._atlas.link_towards(view, destination)
-        on_it = near is not None and near.link == link and destination not in self._atlas.own(view)
-        return NodeEntry(
-            link=link, bridged=bool(on_it and held is not None and held.kind == "bridge" and source != destination)
+        near = self._cluster.link_towards(view, destination)
+        on_it = near is not None and near.link == link and destination not in self._cluster.own(view)
+        bridged = on_it and held is not None and held.kind == "bridge" and source != destination
+        return NodeEntry(link=link, bridged=bridged)
+
+    # ---- leaving a node --------------------------------------------------------------------------------------------
+
+    def _leave(self, departure: _Departure) -> list[Alternative]:
+        """Continue behind the output interface: each check either decides what happens or returns None."""
+        checks = (
+            self._blocked_by_link,
+            self._over_vxlan,
+            self._without_neighbour,
+            self._to_next_node,
+            self._to_pod,
+            self._to_sender,
         )
+        for check in checks:
+            found = check(departure)
+            if found is not None:
+                return found
+        to, name = departure.to, departure.view.name
+        node = self._cluster.node_named(to) or self._cluster.node_named(departure.header.destination)
+        where = f"continues on node {node}: give its bundle" if node and node != name else "nothing more is known"
+        return self._ends(departure, Fate.LEAVES, f"leaves by {departure.hop.link} to {to}; {where}")
 
-    # ---- links -----------------------------------------------------------------------------------------------------
+    def _ends(self, departure: _Departure, fate: Fate, reason: str, *steps: PathStep) -> list[Alternative]:
+        header = departure.header
+        end = PathEnd(
+            fate=fate,
+            node=departure.view.name,
+            address=header.destination,
+            port=header.port,
+            name=self._cluster.name_of(header.destination),
+            source=header.source,
+            masqueraded=header.masqueraded,
+            reason=reason,
+        )
+        return [(departure.path.branch.probability, (*departure.path.steps, *steps), end)]
 
-    def _left(
-        self,
-        view: NodeView,
-        exit: TraversalExit,
-        entry: NodeEntry,
-        came: Header,
-        bindings: tuple[NatBinding, ...],
-        asked: Header | None,
-        depth: int,
+    def _continue(
+        self, departure: _Departure, view: NodeView, header: Header, link: str, steps: Sequence[PathStep]
     ) -> list[Alternative]:
-        """The packet leaves the node."""
-        assert exit.out is not None
-        share, story, header, hop = exit.traveller.branch.probability, exit.traveller.story, exit.header, exit.out.hop
-        link = view.link(hop.link)
-        to = hop.via or header.destination
-        # A packet's mark is this kernel's own.
-        onwire = msgspec.structs.replace(header, mark=0)
+        """Follow the packet on the next node."""
+        path = departure.path
+        flow = msgspec.structs.replace(departure.flow, depth=departure.flow.depth + 1)
+        return [
+            (path.branch.probability * share, (*path.steps, *steps, *more), end)
+            for share, more, end in self._follow(view, header, NodeEntry(link=link), (), flow)
+        ]
 
-        def ends(fate: Fate, reason: str, *more: PathStep) -> list[Alternative]:
-            end = PathEnd(
-                fate=fate,
-                node=view.name,
-                address=header.destination,
-                port=header.port,
-                name=self._atlas.name_of(header.destination),
-                source=header.source,
-                masqueraded=header.masqueraded,
-                reason=reason,
-            )
-            return [(share, (*story, *more), end)]
+    def _blocked_by_link(self, departure: _Departure) -> list[Alternative] | None:
+        link = departure.link
+        if link is None:
+            return None
+        if not link.up:
+            return self._ends(departure, Fate.LOST, f"the link {link.name} is down")
+        if 0 < link.mtu < self._size:
+            step = departure.step(Stage.MTU, f"{self._size} bytes do not fit through {link.name}")
+            reason = f"{self._size} bytes with DF set do not fit through {link.name} (mtu {link.mtu})"
+            return self._ends(departure, Fate.LOST, reason, step)
+        return None
 
-        if exit.out.unresolved:
-            return ends(Fate.LEAVES, f"where {header.destination} is the routes say, and they are not known")
-        if link is not None and not link.up:
-            return ends(Fate.LOST, f"the link {hop.link} is down")
-        if self._size and link is not None and 0 < link.mtu < self._size:
-            step = PathStep(stage=Stage.MTU, node=view.name, what=f"{self._size} bytes do not fit through {hop.link}")
-            return ends(
-                Fate.LOST, f"{self._size} bytes with DF set do not fit through {hop.link} (mtu {link.mtu})", step
-            )
-        if link is not None and link.kind == "vxlan":
-            onwards = self._tunnelled(view, link, to, header, asked is not None)
-            if isinstance(onwards, tuple):
-                fate, reason, steps = onwards
-                return ends(fate, reason, *steps)
-            other, other_link, steps_ = onwards.view, onwards.link, onwards.steps
-            more = self.go(
-                other, header, NodeEntry(link=other_link), (), bindings=bindings, asked=asked, depth=depth + 1
-            )
-            return [(share * chance, (*story, *steps_, *rest), end) for chance, rest, end in more]
-        neighbour = self._atlas.neighbour(view, to, hop.link)
-        if neighbour is not None and neighbour.state in ("FAILED", "INCOMPLETE"):
-            step = self._step(
-                view, Stage.NEIGHBOUR, f"nobody answers for {to} on {hop.link}", f"{to} {neighbour.state}"
-            )
-            return ends(Fate.LOST, f"nobody answers for {to} on {hop.link} (neighbour {neighbour.state})", step)
-        next_view = self._atlas.holder(to, view)
-        if next_view is not None:
-            own = next_view.own(to)
-            step = self._step(view, Stage.NEXT_NODE, f"over {hop.link} to node {next_view.name}, which has {to}")
-            into = NodeEntry(link=own.link if own is not None else None)
-            if into.link is None:
-                return ends(Fate.LEAVES, f"continues on node {next_view.name}, whose links are not known", step)
-            more = self.go(next_view, onwire, into, (), bindings=bindings, asked=asked, depth=depth + 1)
-            return [(share * chance, (*story, step, *rest), end) for chance, rest, end in more]
-        if self._is_here(view, link, hop.via, header.destination):
-            lost = self._hairpin(view, link, entry, came, header)
-            if lost:
-                return ends(Fate.LOST, lost)
-            step = self._step(view, Stage.POD_LINK, f"over {hop.link} to {self._atlas.name_of(to) or to}")
-            end = self._delivered(view, header, bindings, asked, NodeEntry(link=hop.link), depth)
-            return [(share, (*story, step), end)]
-        if asked is not None and header.destination == asked.source:
-            end = PathEnd(fate=Fate.DELIVERED, node=view.name, address=header.destination, source=header.source)
-            return [(share, story, _judged(end, header, asked))]
-        node = self._atlas.node_named(to) or self._atlas.node_named(header.destination)
-        where = f"continues on node {node}: give its bundle" if node and node != view.name else "nothing more is known"
-        return ends(Fate.LEAVES, f"leaves by {hop.link} to {to}; {where}")
+    def _without_neighbour(self, departure: _Departure) -> list[Alternative] | None:
+        to, link = departure.to, departure.hop.link
+        neighbour = self._cluster.neighbour(departure.view, to, link)
+        if neighbour is None or neighbour.state not in ("FAILED", "INCOMPLETE"):
+            return None
+        what = f"nobody answers for {to} on {link}"
+        step = departure.step(Stage.NEIGHBOUR, what, f"{to} {neighbour.state}")
+        return self._ends(departure, Fate.LOST, f"{what} (neighbour {neighbour.state})", step)
+
+    def _to_next_node(self, departure: _Departure) -> list[Alternative] | None:
+        view = self._cluster.holder(departure.to, departure.view)
+        if view is None:
+            return None
+        own = view.own(departure.to)
+        what = f"over {departure.hop.link} to node {view.name}, which has {departure.to}"
+        step = departure.step(Stage.NEXT_NODE, what)
+        if own is None:
+            reason = f"continues on node {view.name}, whose links are not known"
+            return self._ends(departure, Fate.LEAVES, reason, step)
+        # A packet's mark doesn't leave its kernel.
+        header = msgspec.structs.replace(departure.header, mark=0)
+        return self._continue(departure, view, header, own.link, (step,))
+
+    def _to_pod(self, departure: _Departure) -> list[Alternative] | None:
+        """Deliver to a pod of this node."""
+        view, header, path = departure.view, departure.header, departure.path
+        if not self._is_here(view, departure.link, departure.hop.via, header.destination):
+            return None
+        lost = self._bridge_hairpin(departure)
+        if lost:
+            return self._ends(departure, Fate.LOST, lost)
+        link = departure.hop.link
+        step = departure.step(Stage.POD_LINK, f"over {link} to {self._cluster.name_of(departure.to) or departure.to}")
+        end = self._delivered(view, header, departure.flow, NodeEntry(link=link))
+        return [(path.branch.probability, (*path.steps, step), end)]
+
+    def _to_sender(self, departure: _Departure) -> list[Alternative] | None:
+        """Deliver a reply to a sender of which no more than the address is known."""
+        asked, header, path = departure.flow.asked, departure.header, departure.path
+        if asked is None or header.destination != asked.source:
+            return None
+        end = PathEnd(fate=Fate.DELIVERED, node=departure.view.name, address=header.destination, source=header.source)
+        return [(path.branch.probability, path.steps, _accepted(end, header, asked))]
 
     def _is_here(self, view: NodeView, link: NodeLink | None, via: str, destination: str) -> bool:
-        """Whether the packet has come to a pod of this node."""
+        """Return True if the destination is a pod of this node."""
         if via:
             return False
-        if self._atlas.node_of(destination) == view.name and view.name:
+        if self._cluster.node_of(destination) == view.name and view.name:
             return True
-        return link is not None and link.kind in ("bridge", "veth") and not self._is_uplink(view, link)
+        return link is not None and link.kind in ("bridge", "veth") and not _is_uplink(view, link)
 
-    @staticmethod
-    def _is_uplink(view: NodeView, link: NodeLink) -> bool:
-        """Whether the way to everywhere leads over the link: then what is on it are machines and no pods."""
-        return any(
-            hop.link == link.name
-            for route in view.routes or ()
-            if route.destination in ("0.0.0.0/0", "::/0") and route.kind == "unicast"
-            for hop in route.hops
-        ) or any(hop.link == link.name and hop.via for route in view.routes or () for hop in route.hops)
-
-    def _hairpin(self, view: NodeView, link: NodeLink | None, entry: NodeEntry, came: Header, header: Header) -> str:
-        """Why a packet cannot go out by the port that it came in by; empty when it can."""
-        if link is None or entry.link != link.name or link.kind != "bridge" or header.destination != came.source:
+    def _bridge_hairpin(self, departure: _Departure) -> str:
+        """Return why a frame can't leave by the bridge port that it came in by; empty if it can."""
+        view, link, header = departure.view, departure.link, departure.header
+        if link is None or departure.entry.link != link.name or link.kind != "bridge":
             return ""
-        if not bridge_calls_rules(view, link.name, family_of(header.destination).value):
+        family = family_of(header.destination).value
+        if header.destination != departure.came.source or not bridge_calls_rules(view, link.name, family):
             return ""
-        neighbour = self._atlas.neighbour(view, header.destination, link.name)
-        port = self._atlas.port(view, neighbour.mac, link.name) if neighbour is not None else None
-        if port is not None and port.hairpin is False:
-            return (
-                f"the bridge {link.name} does not send a frame back by the port that it came in by: hairpin is off on "
-                f"{port.name}, and br_netfilter makes the bridge do it"
-            )
-        return ""
+        neighbour = self._cluster.neighbour(view, header.destination, link.name)
+        port = self._cluster.port(view, neighbour.mac, link.name) if neighbour is not None else None
+        if port is None or port.hairpin is not False:
+            return ""
+        return (
+            f"the bridge {link.name} does not send a frame back by the port that it came in by: hairpin is off on "
+            f"{port.name}, and br_netfilter makes the bridge do it"
+        )
 
-    def _tunnelled(
-        self, view: NodeView, link: NodeLink, to: str, header: Header, answering: bool
-    ) -> _Landed | tuple[Fate, str, Sequence[PathStep]]:
-        """Into a VXLAN, and out of it on the other side."""
-        neighbour = self._atlas.neighbour(view, to, link.name)
+    # ---- overlay ---------------------------------------------------------------------------------------------------
+
+    def _over_vxlan(self, departure: _Departure) -> list[Alternative] | None:
+        """Encapsulate, send the outer packet to the other node, and decapsulate there."""
+        view, link, to = departure.view, departure.link, departure.to
+        if link is None or link.kind != "vxlan":
+            return None
         if view.neighbours is None or view.fdb is None:
             self._missing.setdefault((view.name, "neighbours" if view.neighbours is None else "fdb"), "")
-            node = self._atlas.node_named(to) or self._atlas.node_named(header.destination)
+            node = self._cluster.node_named(to) or self._cluster.node_named(departure.header.destination)
             where = f"node {node}" if node else "the node behind it"
-            return Fate.LEAVES, f"by {link.name} to {to}; continues on {where}: give its bundle", ()
-        entry = self._atlas.forwarding(view, neighbour.mac if neighbour is not None else "", link.name)
+            reason = f"by {link.name} to {to}; continues on {where}: give its bundle"
+            return self._ends(departure, Fate.LEAVES, reason)
+        neighbour = self._cluster.neighbour(view, to, link.name)
+        entry = self._cluster.forwarding(view, neighbour.mac if neighbour is not None else "", link.name)
         if entry is None:
-            return Fate.LOST, f"{link.name} does not know where {to} is: no neighbour and no forwarding entry", ()
+            reason = f"{link.name} does not know where {to} is: no neighbour and no forwarding entry"
+            return self._ends(departure, Fate.LOST, reason)
         outer = Header(
             source=link.vxlan_local,
             destination=entry.remote,
             protocol="udp",
-            port=link.vxlan_port or 8472,
-            mark=header.mark,
+            port=link.vxlan_port or _DEFAULT_VXLAN_PORT,
+            mark=departure.header.mark,
         )
         mac = neighbour.mac if neighbour is not None else entry.mac
-        steps = [
-            self._step(view, Stage.NEIGHBOUR, f"{to} is {mac}", f"{to} dev {link.name} lladdr {mac}"),
-            self._step(
-                view,
-                Stage.OVERLAY,
-                f"put into a packet to {entry.remote} (VXLAN {link.vxlan_id}, udp port {outer.port})",
-                f"{entry.mac} dev {link.name} dst {entry.remote}",
-            ),
-        ]
-        fault = self._outer(view, outer, None, answering)
-        if fault is not None:
-            return fault.fate, f"the overlay's own packet: {fault.reason}", steps
-        other = self._atlas.holder(entry.remote, view)
-        if other is None:
-            node = self._atlas.node_named(entry.remote)
-            where = f"node {node} ({entry.remote})" if node else f"the node {entry.remote}"
-            return Fate.LEAVES, f"continues on {where}: give its bundle", steps
-        own = other.own(entry.remote)
-        fault = self._outer(other, outer, own.link if own is not None else "", answering)
-        if fault is not None:
-            return fault.fate, f"the overlay's own packet, on node {other.name}: {fault.reason}", steps
-        far = next(
-            (each for each in other.links or () if each.vxlan_id == link.vxlan_id and each.kind == "vxlan"), None
+        into = f"put into a packet to {entry.remote} (VXLAN {link.vxlan_id}, udp port {outer.port})"
+        steps = (
+            departure.step(Stage.NEIGHBOUR, f"{to} is {mac}", f"{to} dev {link.name} lladdr {mac}"),
+            departure.step(Stage.OVERLAY, into, f"{entry.mac} dev {link.name} dst {entry.remote}"),
         )
-        if far is None:
-            return Fate.LOST, f"node {other.name} has no VXLAN {link.vxlan_id}", steps
-        steps.append(self._step(other, Stage.OVERLAY, f"taken out of it, in by {far.name}"))
-        return _Landed(view=other, link=far.name, steps=tuple(steps))
+        fault = self._outer_fault(view, outer, None, departure.flow)
+        if fault is not None:
+            return self._ends(departure, fault.fate, f"the overlay's own packet: {fault.reason}", *steps)
+        return self._out_of_vxlan(departure, link, outer, steps)
 
-    def _outer(self, view: NodeView, outer: Header, link: str | None, answering: bool) -> PathEnd | None:
-        """Why the overlay's packet does not get through a node's rules; None when it does."""
-        passage = NodeTraversal(view, outer, self._atlas.name_of, own=self._atlas.own(view), answering=answering)
-        exits = passage.sent() if link is None else passage.received(link)
+    def _out_of_vxlan(
+        self, departure: _Departure, link: NodeLink, outer: Header, steps: tuple[PathStep, ...]
+    ) -> list[Alternative]:
+        remote = outer.destination
+        view = self._cluster.holder(remote, departure.view)
+        if view is None:
+            node = self._cluster.node_named(remote)
+            where = f"node {node} ({remote})" if node else f"the node {remote}"
+            return self._ends(departure, Fate.LEAVES, f"continues on {where}: give its bundle", *steps)
+        own = view.own(remote)
+        fault = self._outer_fault(view, outer, own.link if own is not None else "", departure.flow)
+        if fault is not None:
+            reason = f"the overlay's own packet, on node {view.name}: {fault.reason}"
+            return self._ends(departure, fault.fate, reason, *steps)
+        far = next((each for each in view.links or () if each.vxlan_id == link.vxlan_id and each.kind == "vxlan"), None)
+        if far is None:
+            reason = f"node {view.name} has no VXLAN {link.vxlan_id}"
+            return self._ends(departure, Fate.LOST, reason, *steps)
+        out = PathStep(stage=Stage.OVERLAY, node=view.name, what=f"taken out of it, in by {far.name}")
+        return self._continue(departure, view, departure.header, far.name, (*steps, out))
+
+    def _outer_fault(self, view: NodeView, outer: Header, link: str | None, flow: _Flow) -> PathEnd | None:
+        """Return how the outer packet ends on a node if it doesn't get through; `link` is None where it is created."""
+        traversal = NodeTraversal(
+            view, outer, self._cluster.name_of, own=self._cluster.own(view), is_reply=flow.is_reply
+        )
+        exits = traversal.created() if link is None else traversal.received(link)
         return next((each.end for each in exits if each.end is not None and each.end.fate is not Fate.DELIVERED), None)
 
-    def entry_of(self, view: NodeView, source: str, destination: str) -> tuple[NodeEntry | None, str]:
-        """How a packet of a neighbour (a pod, or a machine outside) comes in; None when it is not known, and why."""
-        found = look_up(view, RouteQuery(destination=source, source=destination))
-        if found.kind == "unicast" and found.hops and found.hops[0][0].link:
-            link = found.hops[0][0].link
-            return (
-                self._over_bridge(view, source, destination, link) if not found.hops[0][0].via else NodeEntry(link=link)
-            ), ""
-        return None, found.reason or f"the route to {source} is {found.kind}"
 
-    @staticmethod
-    def _step(view: NodeView, stage: Stage, what: str, *evidence: str) -> PathStep:
-        return PathStep(stage=stage, node=view.name, what=what, evidence=evidence)
-
-
-class _Landed(msgspec.Struct, frozen=True):
-    view: NodeView
-    link: str
-    steps: tuple[PathStep, ...]
+def _is_uplink(view: NodeView, link: NodeLink) -> bool:
+    """Return True if routers are behind the link: then its neighbours are machines, not pods."""
+    routes = view.routes or ()
+    default = ("0.0.0.0/0", "::/0")
+    return any(
+        hop.link == link.name and (hop.via or (route.destination in default and route.kind == "unicast"))
+        for route in routes
+        for hop in route.hops
+    )
 
 
 def _rewritten(before: Header, after: Header) -> bool:
     return (before.source, before.destination, before.port) != (after.source, after.destination, after.port)
 
 
-def _judged(end: PathEnd, header: Header, asked: Header) -> PathEnd:
-    """Whether the sender takes it for the answer to what it asked."""
+def _accepted(end: PathEnd, header: Header, asked: Header) -> PathEnd:
+    """Return the end of a reply: lost unless the sender recognizes it as the reply to its packet."""
     if header.destination == asked.source and header.source == asked.destination:
         return end
-    got = header.source
-    wanted = join_port(asked.destination, asked.port) if asked.port else asked.destination
-    reason = f"the sender asked {wanted} and is answered by {got}: the rewriting is not undone on the answer's way"
+    expected = join_port(asked.destination, asked.port) if asked.port else asked.destination
+    reason = (
+        f"the sender asked {expected} and is answered by {header.source}: "
+        "the rewriting is not undone on the path of the reply"
+    )
     return msgspec.structs.replace(end, fate=Fate.LOST, reason=reason)

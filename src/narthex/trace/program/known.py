@@ -11,7 +11,7 @@ from narthex.model.decode.objects import load
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced, Upsert
-from narthex.trace.follow.atlas import ClusterMap
+from narthex.trace.follow.cluster_map import ClusterMap
 from narthex.trace.follow.views import NodeView
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import OBJECTS

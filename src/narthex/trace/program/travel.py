@@ -7,8 +7,8 @@ import re
 import msgspec
 
 from narthex.model.net import contains, family_of
-from narthex.trace.follow.atlas import ClusterMap
-from narthex.trace.follow.path import MADE_HERE, NodeEntry, PathFollower
+from narthex.trace.follow.cluster_map import ClusterMap
+from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
@@ -51,7 +51,7 @@ def travel(known: KnownCluster, wish: TraceRequest) -> PacketPath:
     atlas = known.atlas()
     follower = PathFollower(atlas, wish.size)
     view, entry, told = _start(known, atlas, follower, source, header, wish)
-    way = branch_tree(follower.go(view, header, entry, (told,)))
+    way = branch_tree(follower.follow(view, header, entry, (told,)))
     return PacketPath(
         packet=header,
         source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
@@ -146,7 +146,7 @@ def _start(
     if own is None and (loopback or source.kind == "node"):
         own = _named(known, atlas, wish.node or source.node)
     if own is not None and not wish.iif:
-        return own, MADE_HERE, _begin(own, header, "made on this node")
+        return own, CREATED_HERE, _begin(own, header, "made on this node")
     here = atlas.node_of(header.source) or source.node
     if here and source.kind != "outside":
         view = _named(known, atlas, here)

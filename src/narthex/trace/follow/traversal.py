@@ -13,7 +13,7 @@ from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.walk import HookPoint
-from narthex.trace.follow.hooks import NodeHooks, PartialPath, Story
+from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up
 from narthex.trace.follow.views import NextHop, NodeView, TrackedConnection
 from narthex.trace.model import (
@@ -47,10 +47,10 @@ class Egress(msgspec.Struct, frozen=True, kw_only=True):
 class TraversalExit(msgspec.Struct, frozen=True, kw_only=True):
     """How one way through the node comes out."""
 
-    traveller: PartialPath
+    path: PartialPath
     header: Header
     end: PathEnd | None = None
-    out: Egress | None = None
+    egress: Egress | None = None
     """Exactly one of `end` and `out` is there."""
 
 
@@ -64,18 +64,18 @@ class NodeTraversal:
         name_of: Callable[[str], str],
         *,
         own: tuple[str, ...],
-        answers: NatBinding | None = None,
-        answering: bool = False,
+        undo: NatBinding | None = None,
+        is_reply: bool = False,
     ) -> None:
-        """`own` are the node's addresses. `answering`: the packet is an answer; `answers` is what this node remembers of
+        """`own` are the node's addresses. `is_reply`: the packet is an answer; `answers` is what this node remembers of
         the flow, if it rewrote it."""
         self._view = view
         self._header = header
-        self._answers = answers
-        self._answering = answering
+        self._undo = undo
+        self._is_reply = is_reply
         self.missing: dict[str, str] = {}
-        self._known = None if answering else self._connection()
-        established = answering or self._known is not None
+        self._known = None if is_reply else self._connection()
+        established = is_reply or self._known is not None
         self._nat = not established
         self._hooks = NodeHooks(view, header, own, name_of, "established" if established else "new")
         self._exits: list[TraversalExit] = []
@@ -86,69 +86,69 @@ class NodeTraversal:
 
     # ---- ways in ---------------------------------------------------------------------------------------------------
 
-    def received(self, iif: str, story: Story = ()) -> list[TraversalExit]:
+    def received(self, iif: str, steps: Steps = ()) -> list[TraversalExit]:
         """In by a link."""
-        start = self._hooks.start((*story, *self._connection_told()))
-        for traveller in self._hook(HookPoint("prerouting", iif=iif), [start]):
-            self._routed_in(self._undo_destination(self._as_known(traveller)), iif)
+        start = self._hooks.start((*steps, *self._connection_told()))
+        for path in self._hook(HookPoint("prerouting", iif=iif), [start]):
+            self._routed_in(self._undo_destination(self._as_known(path)), iif)
         return self._exits
 
-    def bridged(self, link: str, story: Story = ()) -> list[TraversalExit]:
+    def bridged(self, link: str, steps: Steps = ()) -> list[TraversalExit]:
         """Over a bridge whose frames pass the hooks of IP (br_netfilter), without a routing decision. Whose destination
         is rewritten is routed."""
-        start = self._hooks.start((*story, *self._connection_told()))
-        for traveller in self._hook(HookPoint("prerouting", iif=link), [start]):
-            traveller = self._as_known(traveller)
-            if traveller.branch.daddr != self._header.destination:
-                self._routed_in(traveller, link)
+        start = self._hooks.start((*steps, *self._connection_told()))
+        for path in self._hook(HookPoint("prerouting", iif=link), [start]):
+            path = self._as_known(path)
+            if path.branch.daddr != self._header.destination:
+                self._routed_in(path, link)
                 continue
-            for on in self._hook(HookPoint("forward", iif=link, oif=link), [traveller]):
+            for on in self._hook(HookPoint("forward", iif=link, oif=link), [path]):
                 self._out(on, NextHop(link=link))
         return self._exits
 
-    def sent(self, story: Story = ()) -> list[TraversalExit]:
+    def created(self, steps: Steps = ()) -> list[TraversalExit]:
         """Made here."""
         asked = RouteQuery(
             destination=self._header.destination, source=self._header.source, iif="lo", mark=self._header.mark
         )
         found = look_up(self._view, asked)
-        start = self._hooks.start(story)
-        for traveller, hop in self._ways(start, found, "lo"):
+        start = self._hooks.start(steps)
+        for path, hop in self._ways(start, found, "lo"):
             oif = hop.link if hop is not None else "lo"
-            self._sent(traveller.told(*self._connection_told()), oif, hop)
+            self._sent(path.then(*self._connection_told()), oif, hop)
         return self._exits
 
     def _sent(self, start: PartialPath, oif: str | None, hop: NextHop | None) -> None:
         place = HookPoint("output", oif=oif or None)
-        travellers = self._hook(place, [start], span=BEFORE_OUTPUT)
-        travellers, away, ended = self._hooks.balance(place, travellers)
+        paths = self._hook(place, [start], span=BEFORE_OUTPUT)
+        paths, away, ended = self._hooks.balance(place, paths)
         self._ended(ended)
-        for traveller in self._hook(place, travellers, span=AFTER_OUTPUT):
-            self._sent_on(self._undo_destination(self._as_known(traveller)), hop)
-        for traveller in away:
-            self._again(traveller)
+        for path in self._hook(place, paths, span=AFTER_OUTPUT):
+            self._sent_on(self._undo_destination(self._as_known(path)), hop)
+        for path in away:
+            self._again(path)
 
-    def _sent_on(self, traveller: PartialPath, hop: NextHop | None) -> None:
+    def _sent_on(self, path: PartialPath, hop: NextHop | None) -> None:
         """Behind output: routed again when a rule has changed what decides about it (ip_route_me_harder)."""
-        changed = traveller.branch.daddr != self._header.destination or traveller.branch.mark != self._header.mark
-        ways: list[tuple[PartialPath, NextHop | None]] = [(traveller, hop)]
+        changed = path.branch.daddr != self._header.destination or path.branch.mark != self._header.mark
+        ways: list[tuple[PartialPath, NextHop | None]] = [(path, hop)]
         if changed:
-            ways = list(self._ways(traveller, self._find(traveller, "lo"), "lo"))
+            ways = list(self._ways(path, self._find(path, "lo"), "lo"))
         for one, to in ways:
             if to is None:
                 self._round_loopback(one)
             else:
                 self._out(one, to)
 
-    def _round_loopback(self, traveller: PartialPath) -> None:
-        for one in self._hook(HookPoint("postrouting", oif="lo"), [traveller]):
+    def _round_loopback(self, path: PartialPath) -> None:
+        for one in self._hook(HookPoint("postrouting", oif="lo"), [path]):
             for two in self._hook(HookPoint("prerouting", iif="lo"), [one], nat=False):
                 self._input(two, "lo", nat=False)
 
     # ---- routing ---------------------------------------------------------------------------------------------------
 
-    def _find(self, traveller: PartialPath, iif: str) -> RouteDecision:
-        header = self._hooks.header(traveller)
+    def _find(self, path: PartialPath, iif: str) -> RouteDecision:
+        header = self._hooks.header(path)
         question = RouteQuery(destination=header.destination, source=header.source, iif=iif, mark=header.mark)
         found = look_up(self._view, question)
         # Without routes or addresses, those of Services that IPVS has, and those that a person named, are known all the same.
@@ -157,19 +157,19 @@ class NodeTraversal:
             return RouteDecision(kind="local", evidence=("an address of this node",))
         return found
 
-    def _routed_in(self, traveller: PartialPath, iif: str) -> None:
-        header = self._hooks.header(traveller, iif=iif)
+    def _routed_in(self, path: PartialPath, iif: str) -> None:
+        header = self._hooks.header(path, iif=iif)
         destination = header.destination
         if family_of(destination) is IPFamily.IPV4 and contains("127.0.0.0/8", destination) and iif != "lo":
             allowed = localnet(self._view, iif)
             evidence = (f"net.ipv4.conf.{iif}.route_localnet",)
             if allowed is False:
                 reason = f"{destination} is loopback, and packets to it may not come in by {iif}: route_localnet is off"
-                self._lost(traveller, Stage.ROUTING, reason, evidence)
+                self._lost(path, Stage.ROUTING, reason, evidence)
                 return
             if allowed is None:
                 self._miss("sysctls")
-        found = self._find(traveller, iif)
+        found = self._find(path, iif)
         if found.kind in ("unicast", "local"):
             checked = check_source(
                 self._view,
@@ -177,31 +177,31 @@ class NodeTraversal:
                 found.hops[0][0].link if found.hops else "lo",
             )
             if checked.passed is False and header.source:
-                self._lost(traveller, Stage.RP_FILTER, checked.reason, checked.evidence)
+                self._lost(path, Stage.RP_FILTER, checked.reason, checked.evidence)
                 return
             if checked.passed is None:
                 self._miss("sysctls" if self._view.sysctls is None else "routes")
-        for one, hop in self._ways(traveller, found, iif):
+        for one, hop in self._ways(path, found, iif):
             if hop is None:
                 self._input(one, iif, nat=self._nat)
             else:
                 self._forward(one, iif, hop)
 
-    def _ways(self, traveller: PartialPath, found: RouteDecision, iif: str) -> list[tuple[PartialPath, NextHop | None]]:
-        """What a look-up makes of a traveller: a next hop, or None for this node itself. Ends are put down."""
-        header = self._hooks.header(traveller, iif="" if iif == "lo" else iif)
+    def _ways(self, path: PartialPath, found: RouteDecision, iif: str) -> list[tuple[PartialPath, NextHop | None]]:
+        """What a look-up makes of a path: a next hop, or None for this node itself. Ends are put down."""
+        header = self._hooks.header(path, iif="" if iif == "lo" else iif)
         step = PathStep(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
         if found.kind == "local":
             told = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
-            return [(traveller.told(told), None)]
+            return [(path.then(told), None)]
         if found.kind == "unicast":
             ways: list[tuple[PartialPath, NextHop | None]] = []
             left = sum(share for _, share in found.hops)
             for hop, share in found.hops:
-                one = traveller.part(share / left) if share != left else traveller
+                one = path.part(share / left) if share != left else path
                 what = f"{header.destination}: {hop_text(hop)}"
                 told = msgspec.structs.replace(step, what=what, verdict=hop.link, probability=share)
-                ways.append((one.told(told), hop))
+                ways.append((one.then(told), hop))
                 left -= share
             return ways
         if found.kind == "unknown" and self._view.routes is None:
@@ -209,62 +209,62 @@ class NodeTraversal:
             told = msgspec.structs.replace(
                 step, what=f"{header.destination} is not this node's own", unknown=found.reason, verdict="away"
             )
-            return [(traveller.told(told), NextHop())]
+            return [(path.then(told), NextHop())]
         if found.kind in ("broadcast", "multicast"):
-            self._finish(traveller, header, Fate.UNKNOWN, f"{header.destination} is a {found.kind} address")
+            self._finish(path, header, Fate.UNKNOWN, f"{header.destination} is a {found.kind} address")
         elif found.kind == "unknown":
-            self._finish(traveller.told(step), header, Fate.UNKNOWN, found.reason)
+            self._finish(path.then(step), header, Fate.UNKNOWN, found.reason)
         else:
-            self._lost(traveller, Stage.ROUTING, found.reason, found.evidence)
+            self._lost(path, Stage.ROUTING, found.reason, found.evidence)
         return []
 
     # ---- ways through ----------------------------------------------------------------------------------------------
 
-    def _input(self, traveller: PartialPath, iif: str, *, nat: bool) -> None:
+    def _input(self, path: PartialPath, iif: str, *, nat: bool) -> None:
         place = HookPoint("input", iif=iif)
-        travellers = self._hook(place, [traveller], nat=nat, span=BEFORE_INPUT)
-        travellers, away, ended = self._hooks.balance(place, travellers)
+        paths = self._hook(place, [path], nat=nat, span=BEFORE_INPUT)
+        paths, away, ended = self._hooks.balance(place, paths)
         self._ended(ended)
-        for one in self._hook(place, travellers, nat=nat, span=AFTER_INPUT):
+        for one in self._hook(place, paths, nat=nat, span=AFTER_INPUT):
             one = self._undo_source(one)
             header = self._hooks.header(one, iif=iif)
             step = PathStep(stage=Stage.DELIVERY, node=self._view.name, what="to a process of this node", before=header)
             end = PathEnd(fate=Fate.DELIVERED, node=self._view.name, address=header.destination, port=header.port)
-            self._put(one.told(step), header, end)
+            self._put(one.then(step), header, end)
         for one in away:
             self._again(one)
 
-    def _again(self, traveller: PartialPath) -> None:
+    def _again(self, path: PartialPath) -> None:
         """What IPVS sends to another machine is routed, and begins output once more, without nat."""
-        for one, hop in self._ways(traveller, self._find(traveller, "lo"), "lo"):
+        for one, hop in self._ways(path, self._find(path, "lo"), "lo"):
             for out in self._hook(HookPoint("output", oif=hop.link if hop else "lo"), [one], nat=False):
                 self._out(out, hop or NextHop(link="lo"))
 
-    def _forward(self, traveller: PartialPath, iif: str, hop: NextHop) -> None:
+    def _forward(self, path: PartialPath, iif: str, hop: NextHop) -> None:
         passes = forwards(self._view, family_of(self._header.destination), iif)
         if passes is False:
             name = "net.ipv4.ip_forward" if "." in self._header.destination else "net.ipv6.conf.all.forwarding"
-            self._lost(traveller, Stage.ROUTING, f"this node passes nothing on: {name} is 0", (f"{name} = 0",))
+            self._lost(path, Stage.ROUTING, f"this node passes nothing on: {name} is 0", (f"{name} = 0",))
             return
         if passes is None:
             self._miss("sysctls")
-        for one in self._hook(HookPoint("forward", iif=iif, oif=hop.link or None), [traveller]):
+        for one in self._hook(HookPoint("forward", iif=iif, oif=hop.link or None), [path]):
             self._out(one, hop)
 
-    def _out(self, traveller: PartialPath, hop: NextHop) -> None:
-        for one in self._hook(HookPoint("postrouting", oif=hop.link or None), [traveller]):
+    def _out(self, path: PartialPath, hop: NextHop) -> None:
+        for one in self._hook(HookPoint("postrouting", oif=hop.link or None), [path]):
             self._resolve_source(one, hop)
             one = self._undo_source(self._as_known_source(one))
             header = self._hooks.header(one, oif=hop.link)
-            if one.story and one.story[-1].after is not None and one.branch.masquerade:
-                last = msgspec.structs.replace(one.story[-1], after=header)
-                one = PartialPath(one.branch, (*one.story[:-1], last))
+            if one.steps and one.steps[-1].after is not None and one.branch.masquerade:
+                last = msgspec.structs.replace(one.steps[-1], after=header)
+                one = PartialPath(one.branch, (*one.steps[:-1], last))
             out = Egress(hop=hop, header=header, unresolved=not hop.link)
-            self._exits.append(TraversalExit(traveller=one, header=header, out=out))
+            self._exits.append(TraversalExit(path=one, header=header, egress=out))
 
-    def _resolve_source(self, traveller: PartialPath, hop: NextHop) -> None:
+    def _resolve_source(self, path: PartialPath, hop: NextHop) -> None:
         """The address that masquerading takes: one of the outgoing link's, that of the next hop's network first."""
-        branch = traveller.branch
+        branch = path.branch
         if not branch.masquerade or branch.saddr:
             return
         family = family_of(branch.daddr)
@@ -281,9 +281,9 @@ class NodeTraversal:
             self._miss("addresses")
 
     def _hook(
-        self, place: HookPoint, travellers: list[PartialPath], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
+        self, place: HookPoint, paths: list[PartialPath], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
     ) -> list[PartialPath]:
-        passed, ended = self._hooks.hook(place, travellers, nat=nat and self._nat, span=span)
+        passed, ended = self._hooks.hook(place, paths, nat=nat and self._nat, span=span)
         self._ended(ended)
         return passed
 
@@ -303,8 +303,8 @@ class NodeTraversal:
         held = self._view.connections.to(Protocol(header.protocol.upper()), header.destination, header.port)
         return [each for each in held if each.source == header.source]
 
-    def _connection_told(self) -> Story:
-        if self._answering:
+    def _connection_told(self) -> Steps:
+        if self._is_reply:
             return ()
         alike = self._alike()
         if not alike:
@@ -316,69 +316,69 @@ class NodeTraversal:
         what = f"{len(alike)} known connection(s) from here to there go to {to}; only a new one meets the rules of nat"
         return (self._step(Stage.CONNTRACK, what, verdict="new", evidence=tuple(each.text for each in alike[:4])),)
 
-    def _as_known(self, traveller: PartialPath) -> PartialPath:
+    def _as_known(self, path: PartialPath) -> PartialPath:
         """The destination of a known connection."""
-        known, branch = self._known, traveller.branch
+        known, branch = self._known, path.branch
         if known is None or (known.reply_source, known.reply_source_port) == (branch.daddr, branch.dport):
-            return traveller
-        before = self._hooks.header(traveller)
+            return path
+        before = self._hooks.header(path)
         branch.daddr, branch.dport, branch.dnat = known.reply_source, known.reply_source_port, True
         step = self._step(Stage.CONNTRACK, "the destination as its first packet's", evidence=(known.text,))
-        return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
+        return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
 
-    def _as_known_source(self, traveller: PartialPath) -> PartialPath:
-        known, branch = self._known, traveller.branch
+    def _as_known_source(self, path: PartialPath) -> PartialPath:
+        known, branch = self._known, path.branch
         if known is None or known.reply_destination == known.source:
-            return traveller
+            return path
         branch.saddr, branch.masquerade = known.reply_destination, True
-        return traveller
+        return path
 
-    def _undo_destination(self, traveller: PartialPath) -> PartialPath:
+    def _undo_destination(self, path: PartialPath) -> PartialPath:
         """An answer's destination, rewritten back to the sender that this node hid."""
-        held, branch = self._answers, traveller.branch
+        held, branch = self._undo, path.branch
         if held is None or branch.daddr != held.after.source or held.after.source == held.before.source:
-            return traveller
-        before = self._hooks.header(traveller)
+            return path
+        before = self._hooks.header(path)
         branch.daddr = held.before.source
         branch.dnat = True
         what = f"the answer's destination becomes {held.before.source} again (masquerading undone)"
         step = self._step(Stage.REPLY, what)
-        return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
+        return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
 
-    def _undo_source(self, traveller: PartialPath) -> PartialPath:
+    def _undo_source(self, path: PartialPath) -> PartialPath:
         """An answer's source, rewritten back to the address that the sender asked for."""
-        held = self._answers
+        held = self._undo
         if held is None:
-            return traveller
+            return path
         was = (held.before.destination, held.before.port)
         now = (held.after.destination, held.after.port)
         if was == now or self._header.source != held.after.destination:
-            return traveller
-        before = self._hooks.header(traveller)
-        traveller.branch.saddr = held.before.destination
+            return path
+        before = self._hooks.header(path)
+        path.branch.saddr = held.before.destination
         what = f"the answer's source becomes {join_port(*was) if was[1] else was[0]} again (the rewriting undone)"
         step = self._step(Stage.REPLY, what)
-        return traveller.told(msgspec.structs.replace(step, before=before, after=self._hooks.header(traveller)))
+        return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _step(self, stage: Stage, what: str, verdict: str = "", evidence: tuple[str, ...] = ()) -> PathStep:
         return PathStep(stage=stage, node=self._view.name, what=what, verdict=verdict, evidence=evidence)
 
-    def _lost(self, traveller: PartialPath, stage: Stage, reason: str, evidence: tuple[str, ...]) -> None:
-        header = self._hooks.header(traveller)
+    def _lost(self, path: PartialPath, stage: Stage, reason: str, evidence: tuple[str, ...]) -> None:
+        header = self._hooks.header(path)
         step = msgspec.structs.replace(self._step(stage, reason, "lost", evidence), before=header)
-        self._finish(traveller.told(step), header, Fate.LOST, reason)
+        self._finish(path.then(step), header, Fate.LOST, reason)
 
-    def _finish(self, traveller: PartialPath, header: Header, fate: Fate, reason: str) -> None:
-        self._put(traveller, header, PathEnd(fate=fate, node=self._view.name, reason=reason))
+    def _finish(self, path: PartialPath, header: Header, fate: Fate, reason: str) -> None:
+        self._put(path, header, PathEnd(fate=fate, node=self._view.name, reason=reason))
 
     def _ended(self, ended: list[tuple[PartialPath, PathEnd]]) -> None:
-        for traveller, end in ended:
-            self._put(traveller, self._hooks.header(traveller), end)
+        for path, end in ended:
+            self._put(path, self._hooks.header(path), end)
 
-    def _put(self, traveller: PartialPath, header: Header, end: PathEnd) -> None:
-        self._exits.append(TraversalExit(traveller=traveller, header=header, end=end))
+    def _put(self, path: PartialPath, header: Header, end: PathEnd) -> None:
+        self._exits.append(TraversalExit(path=path, header=header, end=end))
 
     def _miss(self, part: str) -> None:
         self.missing.setdefault(part, self._view.absent.get(part, ""))
