@@ -31,7 +31,7 @@ class Recorded(World):
         after = self.registry.version
         super().settle()
         if self.recorder is not None:
-            self.recorder.turned(self.now, after, self.now)
+            self.recorder.record_controllers(self.now, after, self.now)
 
     def end(self):
         self.recorder.close(self.now)
@@ -55,11 +55,13 @@ def story(tmp_path):
     world.patch("Deployment", "web", replicas=5)
     world.put(deployment(5, image="echo:2"))
     world.run_pods()
-    world.recorder.broke(InjectedFault(number=1, kind=FaultKind.LOSS, targets=("node-1",), percent=30), world.now)
+    world.recorder.record_fault(
+        InjectedFault(number=1, kind=FaultKind.LOSS, targets=("node-1",), percent=30), world.now
+    )
     world.set_ready(world.list("Pod")[0], ready=False)
     world.wait(2)
     world.patch("Deployment", "web", replicas=2)
-    world.recorder.mended(1, world.now)
+    world.recorder.record_fault_end(1, world.now)
     world.converge()
     world.delete("Pod", world.list("Pod")[0]["metadata"]["name"])
     world.converge()

@@ -36,7 +36,7 @@ def test_all_is_there_again_and_versions_go_on(tmp_path):
     first.create("ConfigMap", thing("before"))
     keeper = Keeper(path)
     assert keeper.load(Store()) == 0
-    keeper.sync(first, lock)
+    keeper.follow(first, lock)
     dice = random.Random(1)
     for number in range(200):
         with lock:
@@ -64,7 +64,7 @@ def test_kinds_that_were_defined_are_known_again(tmp_path):
     registry.create("CustomResourceDefinition", thing("shops.example.com", "", spec=spec))
     registry.create("Shop.example.com", thing("a"))
     keeper = Keeper(tmp_path / "lab.sqlite")
-    keeper.sync(registry, threading.RLock())
+    keeper.follow(registry, threading.RLock())
     keeper.close()
     again = reloaded(tmp_path / "lab.sqlite")
     assert "Shop.example.com" in again.kinds
@@ -75,7 +75,7 @@ def test_what_was_compacted_meanwhile_is_written_whole(tmp_path):
     registry, lock = world(), threading.RLock()
     registry.create("ConfigMap", thing("a"))
     keeper = Keeper(tmp_path / "lab.sqlite")
-    keeper.sync(registry, lock)
+    keeper.follow(registry, lock)
     with lock:
         registry.delete("ConfigMap", "shop", "a")
         registry.create("ConfigMap", thing("b"))
@@ -89,7 +89,7 @@ def test_a_crash_leaves_a_moment_that_was(tmp_path):
     """The file as another process finds it when this one is killed between two transactions."""
     registry, lock = world(), threading.RLock()
     keeper = Keeper(tmp_path / "lab.sqlite")
-    keeper.sync(registry, lock)
+    keeper.follow(registry, lock)
     with lock:
         for name in ("a", "b"):
             registry.create("ConfigMap", thing(name))

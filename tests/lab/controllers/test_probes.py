@@ -35,11 +35,11 @@ def action(**given):
 def judged(results, **given):
     """Whether it is ready after each result of its readiness probe."""
     (probe,) = probes_of(container(readinessProbe={"tcpSocket": {"port": 80}, **given}))
-    judgement = ProbeState((probe,), START)
+    state = ProbeState((probe,), START)
     seen = []
     for index, ok in enumerate(results):
-        judgement.tell(probe, ok, at(index))
-        seen.append(judgement.ready)
+        state.record_result(probe, ok, at(index))
+        seen.append(state.ready)
     return seen
 
 
@@ -107,45 +107,45 @@ def test_readiness_by_thresholds(results, settings, expected):
 
 
 def test_without_probes_it_is_ready_and_nothing_is_due():
-    judgement = ProbeState((), START)
-    assert (judgement.ready, judgement.started, judgement.next_due()) == (True, True, None)
+    state = ProbeState((), START)
+    assert (state.ready, state.started, state.next_due()) == (True, True, None)
 
 
 def test_delay_and_period():
     (probe,) = probes_of(
         container(readinessProbe={"tcpSocket": {"port": 80}, "initialDelaySeconds": 5, "periodSeconds": 3})
     )
-    judgement = ProbeState((probe,), START)
-    assert judgement.due(at(4)) == ()
-    assert judgement.due(at(5)) == (probe,)
-    judgement.begin(probe, at(5))
-    assert judgement.due(at(6)) == ()
-    judgement.tell(probe, True, at(6))
-    assert judgement.next_due() == at(9)
+    state = ProbeState((probe,), START)
+    assert state.due(at(4)) == ()
+    assert state.due(at(5)) == (probe,)
+    state.mark_started(probe, at(5))
+    assert state.due(at(6)) == ()
+    state.record_result(probe, True, at(6))
+    assert state.next_due() == at(9)
 
 
 def test_nothing_else_is_asked_before_it_has_started():
     probes = probes_of(
         container(**{f"{name}Probe": {"tcpSocket": {"port": 80}} for name in ("startup", "liveness", "readiness")})
     )
-    judgement = ProbeState(probes, START)
-    (startup,) = judgement.due(START)
-    assert (startup.purpose, judgement.started, judgement.ready) == ("startup", False, False)
-    judgement.tell(startup, True, at(1))
-    assert judgement.started
-    assert [probe.purpose for probe in judgement.due(at(1))] == ["liveness", "readiness"]
+    state = ProbeState(probes, START)
+    (startup,) = state.due(START)
+    assert (startup.purpose, state.started, state.ready) == ("startup", False, False)
+    state.record_result(startup, True, at(1))
+    assert state.started
+    assert [probe.purpose for probe in state.due(at(1))] == ["liveness", "readiness"]
 
 
 @pytest.mark.parametrize("purpose", ["startup", "liveness"])
 def test_failing_often_enough_asks_for_a_restart(purpose):
     (probe,) = probes_of(container(**{f"{purpose}Probe": {"tcpSocket": {"port": 80}, "failureThreshold": 2}}))
-    judgement = ProbeState((probe,), START)
-    judgement.tell(probe, False, at(1))
-    assert judgement.to_restart is None
-    judgement.tell(probe, False, at(2))
-    assert judgement.to_restart is probe
-    assert judgement.next_due() is None
-    assert probe.complaint("no answer") == f"{purpose.capitalize()} probe failed: no answer"
+    state = ProbeState((probe,), START)
+    state.record_result(probe, False, at(1))
+    assert state.to_restart is None
+    state.record_result(probe, False, at(2))
+    assert state.to_restart is probe
+    assert state.next_due() is None
+    assert probe.failure_message("no answer") == f"{purpose.capitalize()} probe failed: no answer"
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 4), st.integers(1, 4))

@@ -219,7 +219,7 @@ def test_a_lab_whose_node_cannot_start_says_why_and_leaves_nothing(tmp_path):
     name = fresh_name("f")
     program = (
         "import sys; sys.argv[1:] = ['lab', 'up', sys.argv[1], '--name', sys.argv[2]];"
-        "from narthex.lab.program import node_process; node_process.be_a_node = lambda *_: sys.exit(1);"
+        "from narthex.lab.program import node_process; node_process.run_node = lambda *_: sys.exit(1);"
         "from narthex.cli import main; main()"
     )
     done = subprocess.run(
@@ -241,14 +241,14 @@ def test_a_node_that_crashes_at_its_start_is_started_again(tmp_path):
     program = f"""
 import os, signal, sys
 from narthex.lab.program import node_process
-real = node_process.be_a_node
-def be_a_node(control, order, files):
+real = node_process.run_node
+def run_node(control, order, files):
     try:
-        os.mkdir({str(tmp_path)!r} + "/" + node_process.msgspec.json.decode(order, type=node_process.NodeOrder).namespace)
+        os.mkdir({str(tmp_path)!r} + "/" + node_process.msgspec.json.decode(order, type=node_process.NodeStartRequest).namespace)
     except FileExistsError:
         real(control, order, files)
     os.kill(os.getpid(), signal.SIGSEGV)
-node_process.be_a_node = be_a_node
+node_process.run_node = run_node
 sys.argv[1:] = ["lab", "up", {str(tmp_path / "manifests")!r}, "--name", {name!r}, "--nodes", "2"]
 from narthex.cli import main
 main()

@@ -11,7 +11,6 @@ import msgspec
 
 from narthex.lab.faults import FaultKind, InjectedFault
 from narthex.lab.program import labs
-from narthex.lab.program.node_client import request
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.model.duration import duration
 from narthex.runtime.logs import printable
@@ -149,7 +148,7 @@ def _begin(
 
 def _ask(name: str, content: dict[str, Any]) -> dict[str, Any]:
     try:
-        return request(StateDirectory(labs.read(name).name), {"fault": content}, _REQUEST_SECONDS)
+        return labs.send_command(StateDirectory(labs.read(name).name), {"fault": content}, _REQUEST_SECONDS)
     except LabError as error:
         raise click.ClickException(str(error)) from error
 

@@ -11,7 +11,6 @@ import click
 import msgspec
 
 from narthex.lab.program import labs
-from narthex.lab.program.node_client import request
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.runtime.logs import printable
 
@@ -69,7 +68,7 @@ def record(file: Path | None, end: bool, name: str, output: str) -> None:
         raise click.UsageError("give FILE to begin, or --end")
     content = {"end": True} if file is None else {"begin": str(file.absolute())}
     try:
-        told = request(StateDirectory(labs.read(name).name), {"record": content}, _SECONDS)
+        told = labs.send_command(StateDirectory(labs.read(name).name), {"record": content}, _SECONDS)
     except LabError as error:
         raise click.ClickException(str(error)) from error
     if output == "json":

@@ -70,7 +70,7 @@ class ContainerProbe(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 3
     """So many one after the other turn a success into failure."""
 
-    def complaint(self, why: str) -> str:
+    def failure_message(self, why: str) -> str:
         """The message of the Event Unhealthy, as upstream words it."""
         return f"{self.purpose.capitalize()} probe failed: {why}"
 
@@ -79,29 +79,29 @@ def probes_of(container: Mapping[str, Any]) -> tuple[ContainerProbe, ...]:
     """The probes of a container, as its spec has them."""
     found = []
     for purpose in _PURPOSES:
-        given = container.get(f"{purpose}Probe")
-        if given:
+        spec = container.get(f"{purpose}Probe")
+        if spec:
             found.append(
                 ContainerProbe(
                     purpose=purpose,
-                    action=_action(given, container),
-                    initial_delay=max(0, integer_or(given.get("initialDelaySeconds"))),
-                    period=max(1, integer_or(given.get("periodSeconds")) or 10),
-                    timeout=max(1, integer_or(given.get("timeoutSeconds")) or 1),
-                    successes=max(1, integer_or(given.get("successThreshold")) or 1) if purpose == "readiness" else 1,
-                    failures=max(1, integer_or(given.get("failureThreshold")) or 3),
+                    action=_parse_action(spec, container),
+                    initial_delay=max(0, integer_or(spec.get("initialDelaySeconds"))),
+                    period=max(1, integer_or(spec.get("periodSeconds")) or 10),
+                    timeout=max(1, integer_or(spec.get("timeoutSeconds")) or 1),
+                    successes=max(1, integer_or(spec.get("successThreshold")) or 1) if purpose == "readiness" else 1,
+                    failures=max(1, integer_or(spec.get("failureThreshold")) or 3),
                 )
             )
     return tuple(found)
 
 
-def _action(given: Mapping[str, Any], container: Mapping[str, Any]) -> ProbeAction:
-    if "grpc" in given:
+def _parse_action(spec: Mapping[str, Any], container: Mapping[str, Any]) -> ProbeAction:
+    if "grpc" in spec:
         return UnsupportedAction(why="the lab does not run gRPC probes; use httpGet, tcpSocket or exec")
-    if command := (given.get("exec") or {}).get("command"):
+    if command := (spec.get("exec") or {}).get("command"):
         return ExecAction(command=tuple(command))
     for name in ("httpGet", "tcpSocket"):
-        target = given.get(name)
+        target = spec.get(name)
         if target is None:
             continue
         port = _port(target.get("port"), container)
@@ -136,7 +136,7 @@ def is_http_success(status: int) -> bool:
     return 200 <= status < 400
 
 
-class _Run:
+class _ProbeTally:
     """What one probe's results came to."""
 
     def __init__(self, probe: ContainerProbe, started: datetime) -> None:
@@ -146,7 +146,7 @@ class _Run:
         self.last: bool | None = None
         self.count = 0
 
-    def tell(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
+    def record_result(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
         self.count = self.count + 1 if self.last is ok else 1
         self.last = ok
         if self.count >= (probe.successes if ok else probe.failures):
@@ -159,46 +159,48 @@ class ProbeState:
 
     def __init__(self, probes: tuple[ContainerProbe, ...], started: datetime) -> None:
         """`started`: when its process began."""
-        self._runs = {probe: _Run(probe, started) for probe in probes}
-        self._begun = not any(probe.purpose == "startup" for probe in probes)
+        self._tallies = {probe: _ProbeTally(probe, started) for probe in probes}
+        self._startup_passed = not any(probe.purpose == "startup" for probe in probes)
         self.to_restart: ContainerProbe | None = None
         """The probe for which it is to be ended and started anew."""
 
     @property
     def started(self) -> bool:
         """`status.containerStatuses[].started`: no startup probe is still waited for."""
-        return self._begun
+        return self._startup_passed
 
     @property
     def ready(self) -> bool:
         """It started, and its readiness probe passes, where there is one."""
-        return self._begun and all(run.passed for probe, run in self._runs.items() if probe.purpose == "readiness")
+        return self._startup_passed and all(
+            tally.passed for probe, tally in self._tallies.items() if probe.purpose == "readiness"
+        )
 
     def due(self, now: datetime) -> tuple[ContainerProbe, ...]:
         """The probes to run now."""
-        return tuple(probe for probe in self._asked() if self._runs[probe].due <= now)
+        return tuple(probe for probe in self._enabled_probes() if self._tallies[probe].due <= now)
 
     def next_due(self) -> datetime | None:
         """When one is due next; None when there is nothing to ask."""
-        return min((self._runs[probe].due for probe in self._asked()), default=None)
+        return min((self._tallies[probe].due for probe in self._enabled_probes()), default=None)
 
-    def begin(self, probe: ContainerProbe, now: datetime) -> None:
+    def mark_started(self, probe: ContainerProbe, now: datetime) -> None:
         """A probe begins to run: it is not due again before its period is over, or its result is there."""
-        self._runs[probe].due = now + timedelta(seconds=max(probe.period, probe.timeout))
+        self._tallies[probe].due = now + timedelta(seconds=max(probe.period, probe.timeout))
 
-    def tell(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
+    def record_result(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
         """A probe has ended."""
         if self.to_restart is not None:
             return
-        run = self._runs[probe]
-        run.tell(probe, ok, now)
-        if probe.purpose == "startup" and run.passed:
-            self._begun = True
-        elif probe.purpose != "readiness" and not run.passed and not ok and run.count >= probe.failures:
+        tally = self._tallies[probe]
+        tally.record_result(probe, ok, now)
+        if probe.purpose == "startup" and tally.passed:
+            self._startup_passed = True
+        elif probe.purpose != "readiness" and not tally.passed and not ok and tally.count >= probe.failures:
             self.to_restart = probe
 
-    def _asked(self) -> list[ContainerProbe]:
+    def _enabled_probes(self) -> list[ContainerProbe]:
         """A startup probe alone until it passes, then never again."""
         if self.to_restart is not None:
             return []
-        return [probe for probe in self._runs if (probe.purpose == "startup") != self._begun]
+        return [probe for probe in self._tallies if (probe.purpose == "startup") != self._startup_passed]

@@ -27,14 +27,14 @@ _LOOPBACK = "127.0.0.1"
 class LabApiServer:
     """The server, and what is needed to reach it."""
 
-    def __init__(self, directory: StateDirectory, ledger: SharedRegistry, api: Api, pods: Pods) -> None:
+    def __init__(self, directory: StateDirectory, registry: SharedRegistry, api: Api, pods: Pods) -> None:
         self._directory = directory
         self._token = os.urandom(24).hex()
         self._port = 0
         self.server = ApiServer(
-            api, ledger.lock, token=self._token, pods=pods, changed=ledger.tell, gather=_GATHER_SECONDS
+            api, registry.lock, token=self._token, pods=pods, changed=registry.notify, gather=_GATHER_SECONDS
         )
-        ledger.listen(self.server.wake)
+        registry.listen(self.server.wake)
 
     def make_certificate(self) -> None:
         """Make what TLS needs, and the token. Raises CommandError, OSError."""

@@ -1,12 +1,13 @@
-"""Questions of other processes to a lab's: one line of JSON each, by a socket in its directory.
+"""Commands to a lab's process over a Unix socket in its directory: one line of JSON each.
 
-    {"settle": true}                                                    wait until all is in force
-    {"scale": {"namespace": "default", "name": "web", "replicas": 3}}   another number of pods, and wait
-    {"kill": {"node": "node-2"}}                                        let a node die
-    {"fault": {…}}  {"record": {…}}                                     see troubles.py
-    {"close": true}                                                     write what is kept: the end is near
+    {"settle": true}                                                    wait until everything is in force
+    {"scale": {"namespace": "default", "name": "web", "replicas": 3}}   scale a Deployment and wait
+    {"kill": {"node": "node-2"}}                                        kill a node
+    {"fault": {...}}                                                    see `FaultRequests.handle`
+    {"record": {"begin": PATH}}  {"record": {"end": true}}              start or stop recording the history
+    {"close": true}                                                     write kept objects before the process ends
 
-The answer is a line, too: `{}`, or `{"error": "…"}`. Whoever adds a question adds it to `_ANSWERS`.
+The response is a line of JSON, too: `{}`, a result, or `{"error": "..."}`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,42 +27,51 @@ from narthex.lab.program.state import LabError, StateDirectory
 Object = dict[str, Any]
 
 
-def _settle(lab: LabProcess, content: Any) -> Object:
-    del content
+def _settle(lab: LabProcess, request: Any) -> Object:
+    del request
     lab.settle()
     return {}
 
 
-def _scale(lab: LabProcess, content: Any) -> Object:
-    lab.scale(**content)
+def _scale(lab: LabProcess, request: Any) -> Object:
+    lab.scale(**request)
     lab.settle()
     return {}
 
 
-def _kill(lab: LabProcess, content: Any) -> Object:
-    # Who kills a node wants to see what follows, and not wait until it is over.
-    lab.kill(**content)
+def _kill(lab: LabProcess, request: Any) -> Object:
+    # No settling: users who kill a node want to watch the consequences.
+    lab.kill(**request)
     return {}
 
 
-def _close(lab: LabProcess, content: Any) -> Object:
-    del content
+def _close(lab: LabProcess, request: Any) -> Object:
+    del request
     lab.close()
     return {}
 
 
-_ANSWERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {
+def _record(lab: LabProcess, request: Any) -> Object:
+    controllers = lab.parts.controllers
+    if "begin" in request:
+        path = controllers.start_recording(Path(request["begin"]), lab.state.name, lab.faults.injector.active)
+    else:
+        path = controllers.stop_recording()
+    return {"path": str(path)}
+
+
+_HANDLERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {
     "settle": _settle,
     "scale": _scale,
     "kill": _kill,
     "close": _close,
-    "fault": lambda lab, content: lab.troubles.answer_fault(content),
-    "record": lambda lab, content: lab.troubles.answer_record(content),
+    "fault": lambda lab, request: lab.faults.handle(request),
+    "record": _record,
 }
 
 
 def listen(lab: LabProcess, directory: StateDirectory) -> None:
-    """Answer from now on, each question in a thread of its own. Raises OSError."""
+    """Accept commands from now on, each in a thread of its own. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(str(directory.control))
     sock.listen()
@@ -70,22 +81,22 @@ def listen(lab: LabProcess, directory: StateDirectory) -> None:
 def _accept(lab: LabProcess, sock: socket.socket) -> None:
     while True:
         connection, _ = sock.accept()
-        threading.Thread(target=_converse, args=(lab, connection), name="request", daemon=True).start()
+        threading.Thread(target=_serve, args=(lab, connection), name="request", daemon=True).start()
 
 
-def _converse(lab: LabProcess, connection: socket.socket) -> None:
+def _serve(lab: LabProcess, connection: socket.socket) -> None:
     with connection, connection.makefile("rb") as stream:
-        connection.sendall(msgspec.json.encode(_answer(lab, stream.readline())) + b"\n")
+        connection.sendall(msgspec.json.encode(_handle(lab, stream.readline())) + b"\n")
 
 
-def _answer(lab: LabProcess, line: bytes) -> Object:
+def _handle(lab: LabProcess, line: bytes) -> Object:
     try:
-        question: Object = msgspec.json.decode(line)
-        for name, content in question.items():
-            answer = _ANSWERS[name](lab, content)
+        commands: Object = msgspec.json.decode(line)
+        for name, request in commands.items():
+            response = _HANDLERS[name](lab, request)
         lab.publish()
     except Exception as error:
         kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
         print(f"{kind}{error}", file=sys.stderr, flush=True)
         return {"error": f"{kind}{error}"}
-    return answer
+    return response

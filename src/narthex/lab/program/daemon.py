@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def no_interrupt() -> Iterator[None]:
+def block_interrupts() -> Iterator[None]:
     """An interrupt is raised at the end of this, and not in it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -31,20 +31,20 @@ def no_interrupt() -> Iterator[None]:
 
 
 def start_process(
-    directory: StateDirectory, make: Callable[[], LabProcess], clear: Callable[[StateDirectory], None]
+    directory: StateDirectory, make: Callable[[], LabProcess], remove: Callable[[StateDirectory], None]
 ) -> bytes:
     """Fork the lab's process and wait for its word: `ready`, or what went wrong; empty when it died."""
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
     # Raised in the hooks that libraries run around a fork, an interrupt would be lost.
-    with no_interrupt():
+    with block_interrupts():
         child = os.fork()
     if child == 0:
         # Forked twice, so that the caller has no child to collect when the lab ends.
         if os.fork() == 0:
             os.close(reader)
-            _be_the_lab(directory, make, clear, writer)
+            _run_lab(directory, make, remove, writer)
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
@@ -57,23 +57,23 @@ def start_process(
         os.close(reader)
 
 
-def lab_process(
+def create_lab_process(
     directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str]
 ) -> LabProcess:
     # Loaded after the fork: who only asks need not wait for it. First comes the process that will fork the nodes, which
     # has much to load itself.
     from narthex.lab.containers.container import JOBS
     from narthex.lab.containers.forks import Forks
-    from narthex.lab.program.node_process import NODE, load, run_node
+    from narthex.lab.program.node_process import NODE, preload, run_node
 
-    forks = Forks({**JOBS, NODE: run_node}, load)
+    forks = Forks({**JOBS, NODE: run_node}, preload)
     from narthex.lab.program.lab_process import LabProcess
 
     return LabProcess(directory, source, nodes, mode, overlay, pools, forks)
 
 
-def _be_the_lab(
-    directory: StateDirectory, make: Callable[[], LabProcess], clear: Callable[[StateDirectory], None], writer: int
+def _run_lab(
+    directory: StateDirectory, make: Callable[[], LabProcess], remove: Callable[[StateDirectory], None], writer: int
 ) -> NoReturn:
     """The rest of the forked process's life. It keeps the lock, which it has inherited, until its end."""
     try:
@@ -87,15 +87,15 @@ def _be_the_lab(
             os.close(handle)
         process = make()
         process.start()
-        from narthex.lab.program import control_socket as control
+        from narthex.lab.program import control_socket
 
-        control.listen(process, directory)
+        control_socket.listen(process, directory)
         # Nobody at the other end any more: whoever wanted the lab is gone, and this raises.
         os.write(writer, b"ready")
         os.close(writer)
     except BaseException as error:
         traceback.print_exc()
-        clear(directory)
+        remove(directory)
         with contextlib.suppress(BrokenPipeError):
             os.write(writer, str(error).encode() or type(error).__name__.encode())
         os._exit(1)

@@ -1,6 +1,6 @@
-"""Faults in force in a running lab: begun on request, ended by time or request, kept true by rules and queues.
+"""Injection of faults into a running lab: nft rules, netem queues, the API server, and killed processes.
 
-What is in force is decided anew at each turn, so a pod that is gone takes its faults along.
+Active faults are evaluated again at each check, so a fault ends with its last target.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from narthex.lab import topology
-from narthex.lab.controllers.controller_manager import lab_controllers
 from narthex.lab.faults import (
     FaultKind,
     FaultTarget,
@@ -29,155 +26,160 @@ from narthex.lab.faults import (
     rules,
     validate_fault,
 )
-from narthex.lab.program.recording import HistoryRecorder
-from narthex.lab.program.state import LabError
+from narthex.lab.program.components import LabComponents
+from narthex.lab.program.state import LabError, LabState
 from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.run import CommandError, run
 from narthex.model.names import NamespacedName
 
-if TYPE_CHECKING:
-    from narthex.lab.program.lab_process import LabProcess
-
-Told = Callable[[InjectedFault, bool], object]
-"""Is told of each fault that begins (True) or ends."""
-
-
-_LOOK_SECONDS = 1.0
-"""While there are faults: a pod that has gone takes its faults along."""
+_CHECK_SECONDS = 1.0
+"""Interval at which the targets of active faults are checked."""
 _ERROR_PAUSE_SECONDS = 1.0
+_PROCESS = "process/"
 
 
 class FaultInjector:
-    """What goes wrong at present. For any thread; one runs `run`."""
+    """The active faults. Safe from any thread; one thread runs `run`."""
 
     def __init__(
         self,
-        places: Callable[[], Mapping[str, FaultTarget]],
-        api: Callable[[bool], object],
-        told: Told,
+        targets: Callable[[], Mapping[str, FaultTarget]],
+        set_api_up: Callable[[bool], object],
+        on_change: Callable[[InjectedFault, bool], object],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`places`: of all nodes and pods now; `api` takes the API server's listeners down (False) and up."""
-        self.present: tuple[InjectedFault, ...] = ()
+        """Create an injector without faults.
+
+        Args:
+            targets: Returns all present nodes and pods.
+            set_api_up: Stops (False) or starts the API server's listeners.
+            on_change: Called when a fault starts (True) or ends.
+            wall: Returns the time in seconds since 1970.
+        """
+        self.active: tuple[InjectedFault, ...] = ()
         self._lock = threading.RLock()
-        self._news = threading.Event()
-        self._places = places
-        self._api = api
-        self._told = told
+        self._wake = threading.Event()
+        self._targets = targets
+        self._set_api_up = set_api_up
+        self._on_change = on_change
         self._wall = wall
-        self._numbers = 0
+        self._last_number = 0
         self._api_up = True
         self._rules: dict[str, str] = {}
-        """In force, by network namespace."""
+        """Installed rules, by network namespace."""
         self._delays: dict[tuple[str, str], int] = {}
 
-    def begin(self, wish: Mapping[str, Any]) -> InjectedFault:
-        """A fault from now on: `kind`, `targets`, and `percent`, `milliseconds`, `seconds` where it has them. Raises LabError
-        when it cannot be; then nothing has changed."""
+    def start(self, request: Mapping[str, Any]) -> InjectedFault:
+        """Start a fault: `kind`, `targets`, and, depending on the kind, `percent`, `milliseconds`, `seconds`.
+
+        Raises LabError if the fault is impossible; then nothing has changed.
+        """
         with self._lock:
             try:
-                fault = validate_fault(self._wished(wish), self._places())
+                fault = validate_fault(self._requested(request), self._targets())
             except InvalidFault as error:
                 raise LabError(str(error)) from None
-            before = self.present
-            self.present = (*before, fault)
+            before = self.active
+            self.active = (*before, fault)
             try:
                 self._apply()
             except LabError:
-                self.present = before
+                self.active = before
                 self._apply()
                 raise
-            self._numbers += 1
-        self._told(fault, True)
-        self._news.set()
+            self._last_number += 1
+        self._on_change(fault, True)
+        self._wake.set()
         return fault
 
     def end(self, number: int | None) -> tuple[InjectedFault, ...]:
-        """End one fault, or all; those that ended. Raises LabError when there is none of that number."""
+        """End one fault, or all; return those that ended. Raises LabError if no fault has this number."""
         with self._lock:
-            ended = tuple(fault for fault in self.present if number in (None, fault.number))
+            ended = tuple(fault for fault in self.active if number in (None, fault.number))
             if number is not None and not ended:
-                raise LabError(f"there is no fault {number}; `narthex lab fault list` shows which there are")
-            self._keep(tuple(fault for fault in self.present if fault not in ended))
+                raise LabError(f"there is no fault {number}; `narthex lab fault list` shows the active faults")
+            self._set_active(tuple(fault for fault in self.active if fault not in ended))
         return ended
 
-    def turn(self) -> None:
-        """End what is due. Raises LabError when the kernel does not let go."""
+    def end_expired(self) -> None:
+        """End faults whose time or targets are gone. Raises LabError if the kernel refuses."""
         with self._lock:
-            self._keep(active_faults(self.present, self._places(), self._wall()))
+            self._set_active(active_faults(self.active, self._targets(), self._wall()))
 
     def run(self) -> None:
-        """End what is due, for good."""
+        """End faults in time until the process ends."""
         while True:
-            self._news.wait(self._next_look())
-            self._news.clear()
+            self._wake.wait(self._next_check())
+            self._wake.clear()
             try:
-                self.turn()
+                self.end_expired()
             except LabError as error:
                 print(f"faults: {error}", file=sys.stderr, flush=True)
                 time.sleep(_ERROR_PAUSE_SECONDS)
 
-    def _next_look(self) -> float | None:
-        """Seconds; None: nothing ends before something begins."""
-        present = self.present
-        if not present:
+    def _next_check(self) -> float | None:
+        """Return the seconds until the next check, None without active faults."""
+        active = self.active
+        if not active:
             return None
-        end = next_end(present)
-        return _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, max(0.0, end - self._wall()))
+        end = next_end(active)
+        return _CHECK_SECONDS if end is None else min(_CHECK_SECONDS, max(0.0, end - self._wall()))
 
-    def _wished(self, wish: Mapping[str, Any]) -> InjectedFault:
-        now, seconds = self._wall(), wish.get("seconds")
+    def _requested(self, request: Mapping[str, Any]) -> InjectedFault:
+        now, seconds = self._wall(), request.get("seconds")
         return InjectedFault(
-            number=self._numbers + 1,
-            kind=FaultKind(wish["kind"]),
-            targets=tuple(self.named(target) for target in wish.get("targets", ())),
-            percent=int(wish.get("percent", 0)),
-            milliseconds=int(wish.get("milliseconds", 0)),
+            number=self._last_number + 1,
+            kind=FaultKind(request["kind"]),
+            targets=tuple(self.full_name(target) for target in request.get("targets", ())),
+            percent=int(request.get("percent", 0)),
+            milliseconds=int(request.get("milliseconds", 0)),
             since=now,
             until=None if seconds is None else now + float(seconds),
         )
 
-    def _keep(self, left: tuple[InjectedFault, ...]) -> None:
-        if left == self.present:
+    def _set_active(self, active: tuple[InjectedFault, ...]) -> None:
+        if active == self.active:
             return
-        numbers = {fault.number for fault in left}
-        gone = [fault for fault in self.present if fault.number not in numbers]
-        self.present = left
+        numbers = {fault.number for fault in active}
+        ended = [fault for fault in self.active if fault.number not in numbers]
+        self.active = active
         self._apply()
-        for fault in gone:
-            self._told(fault, False)
+        for fault in ended:
+            self._on_change(fault, False)
 
-    def named(self, target: str) -> str:
-        """A pod's name alone means the one in the namespace `default`, as with kubectl, or the only one of that name. Raises
-        BadFault when it could be several."""
-        places = self._places()
-        if target in places or "/" in target:
+    def full_name(self, target: str) -> str:
+        """Return the namespace and name of a pod given by name alone: in `default`, or the only one of that name.
+
+        Raises InvalidFault if several pods match.
+        """
+        targets = self._targets()
+        if target in targets or "/" in target:
             return target
-        found = [name for name in places if name.partition("/")[2] == target]
+        found = [name for name in targets if name.partition("/")[2] == target]
         if f"default/{target}" in found:
             return f"default/{target}"
         if len(found) > 1:
-            raise InvalidFault(f"{target!r} could be {', '.join(sorted(found))}: name it in full")
+            raise InvalidFault(f"{target!r} is ambiguous: use one of {', '.join(sorted(found))}")
         return found[0] if found else target
 
     def _apply(self) -> None:
-        """Make the network as the present faults want it."""
-        places = self._places()
-        bridges = {place.namespace for place in places.values() if place.node}
-        wanted = rules(self.present, places)
-        for namespace in [each for each in self._rules if each not in wanted]:
+        """Install rules and queues for the active faults."""
+        targets = self._targets()
+        bridges = {target.namespace for target in targets.values() if target.node}
+        desired = rules(self.active, targets)
+        for namespace in [each for each in self._rules if each not in desired]:
             # A bridge's namespace is never a pod's.
             self._nft(namespace, delete_table(namespace in bridges))
             del self._rules[namespace]
-        for namespace, text in wanted.items():
+        for namespace, text in desired.items():
             if self._rules.get(namespace) != text:
                 self._nft(namespace, text)
                 self._rules[namespace] = text
-        self._queues(delays(self.present, places))
-        up = not any(fault.kind is FaultKind.API for fault in self.present)
+        self._set_delays(delays(self.active, targets))
+        up = not any(fault.kind is FaultKind.API for fault in self.active)
         if up is not self._api_up:
-            self._api(up)
+            self._set_api_up(up)
             self._api_up = up
 
     def _nft(self, namespace: str, text: str) -> None:
@@ -186,126 +188,101 @@ class FaultInjector:
         try:
             run_nft(text, namespace)
         except (NftError, OSError) as error:
-            raise LabError(f"the kernel does not take the rules of a fault: {error}") from error
+            raise LabError(f"the kernel rejects the rules of a fault: {error}") from error
 
-    def _queues(self, wanted: Mapping[tuple[str, str], int]) -> None:
-        for namespace, device in [each for each in self._delays if each not in wanted]:
+    def _set_delays(self, desired: Mapping[tuple[str, str], int]) -> None:
+        for namespace, device in [each for each in self._delays if each not in desired]:
             if netns.exists(namespace):
                 self._tc(namespace, "del", device)
             del self._delays[namespace, device]
-        for (namespace, device), milliseconds in wanted.items():
+        for (namespace, device), milliseconds in desired.items():
             if self._delays.get((namespace, device)) != milliseconds:
                 self._tc(namespace, "replace", device, "netem", "delay", f"{milliseconds}ms")
                 self._delays[namespace, device] = milliseconds
 
-    def _tc(self, namespace: str, word: str, device: str, *queue: str) -> None:
+    def _tc(self, namespace: str, command: str, device: str, *queue: str) -> None:
         try:
-            run(["tc", "qdisc", word, "dev", device, "root", *queue], namespace=namespace)
+            run(["tc", "qdisc", command, "dev", device, "root", *queue], namespace=namespace)
         except FileNotFoundError:
             raise LabError("the program 'tc' is missing; install the package iproute2") from None
         except CommandError as error:
             if "qdisc kind is unknown" in error.said:
                 raise LabError(
-                    "this kernel has no netem (module sch_netem), so it cannot delay packets; loss and partition need none"
+                    "this kernel has no netem (module sch_netem), so it cannot delay packets; use loss or partition"
                 ) from None
             raise LabError(str(error)) from error
 
 
-Object = dict[str, Any]
-_PROCESS = "process/"
-
-
 class FaultRequests:
-    """Faults and the record of one lab."""
+    """Handles `narthex lab fault` in the lab's process, and lets other components react to faults."""
 
-    def __init__(self, lab: LabProcess) -> None:
-        self._lab = lab
-        self.faults = FaultInjector(self._places, self._api, self._told)
-        self.recorder: HistoryRecorder | None = None
-        """Belongs to whoever holds the objects' lock."""
+    def __init__(
+        self,
+        parts: LabComponents,
+        state: Callable[[], LabState],
+        *,
+        publish: Callable[[], object],
+        kill_node: Callable[[str], object],
+        restart_node: Callable[[str], object],
+    ) -> None:
+        self._parts = parts
+        self._state = state
+        self._publish = publish
+        self._kill_node = kill_node
+        self._restart_node = restart_node
+        self.injector = FaultInjector(self._targets, self._set_api_up, self._on_change)
 
-    def answer_fault(self, content: Mapping[str, Any]) -> Object:
-        """`{"begin": {…}}`, `{"end": NUMBER or null}` or `{"kill": TARGET}`. Raises LabError."""
-        if "begin" in content:
-            return {"fault": msgspec.to_builtins(self.faults.begin(content["begin"]))}
-        if "kill" in content:
-            self._kill(content["kill"])
+    def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Handle `{"begin": {...}}`, `{"end": NUMBER or null}`, or `{"kill": TARGET}`. Raises LabError."""
+        if "begin" in request:
+            return {"fault": msgspec.to_builtins(self.injector.start(request["begin"]))}
+        if "kill" in request:
+            self._kill(request["kill"])
             return {}
-        return {"ended": msgspec.to_builtins(self.faults.end(content["end"]))}
+        return {"ended": msgspec.to_builtins(self.injector.end(request["end"]))}
 
-    def answer_record(self, content: Mapping[str, Any]) -> Object:
-        """`{"begin": PATH}` or `{"end": true}`: the path of the file. Raises LabError."""
-        with self._lab.ledger.held() as registry:
-            if "begin" in content:
-                return {"path": str(self._begin_record(Path(content["begin"]), registry.store))}
-            recorder, self.recorder = self.recorder, None
-            if recorder is None:
-                raise LabError("nothing is recorded; `narthex lab record FILE` begins")
-            self._lab.controlling.recorder = None
-            recorder.close(datetime.now(UTC))
-        return {"path": str(recorder.path)}
+    def _on_change(self, fault: InjectedFault, started: bool) -> None:
+        self._parts.controllers.record_fault(fault, started)
+        partitions = (each for each in self.injector.active if each.kind is FaultKind.PARTITION)
+        nodes = {node.name for node in self._parts.nodes}
+        self._parts.heartbeats.cut_off(
+            frozenset(target for each in partitions for target in each.targets if target in nodes)
+        )
+        self._publish()
 
-    def _begin_record(self, path: Path, store: Any) -> Path:
-        if self.recorder is not None:
-            raise LabError(f"{self.recorder.path} is being recorded already; `narthex lab record --end` ends that")
-        now = datetime.now(UTC)
-        try:
-            self.recorder = HistoryRecorder(path, self._lab.state.name, store, now)
-        except FileExistsError:
-            raise LabError(f"{path} is there already; choose another name") from None
-        except OSError as error:
-            raise LabError(f"{path} cannot be written: {error.strerror}") from None
-        for fault in self.faults.present:
-            self.recorder.broke(fault, now)
-        # What the controllers know from before would be missing in a replay.
-        self._lab.controlling.begin_anew(lab_controllers(), self.recorder)
-        return path
-
-    def _told(self, fault: InjectedFault, begins: bool) -> None:
-        with self._lab.ledger.held():
-            if self.recorder is not None:
-                now = datetime.now(UTC)
-                if begins:
-                    self.recorder.broke(fault, now)
-                else:
-                    self.recorder.mended(fault.number, now)
-        apart = (each for each in self.faults.present if each.kind is FaultKind.PARTITION)
-        nodes = {node.name for node in self._lab.nodes}
-        self._lab.hearts.cut(frozenset(target for each in apart for target in each.targets if target in nodes))
-        self._lab.publish()
-
-    def _places(self) -> dict[str, FaultTarget]:
-        """Where packets of nodes that live pass, and of pods that have a network of their own."""
-        fabric = topology.fabric_namespace(self._lab.state.name)
-        places = {
+    def _targets(self) -> dict[str, FaultTarget]:
+        """Return the running nodes, and the pods with a network namespace of their own."""
+        state = self._state()
+        fabric = topology.fabric_namespace(state.name)
+        targets = {
             node.name: FaultTarget(namespace=fabric, device=node.name, node=True)
-            for node in self._lab.nodes
-            if node.name not in self._lab.state.killed
+            for node in self._parts.nodes
+            if node.name not in state.killed
         }
-        for life in self._lab.kubelet.lives():
-            if not life.pod["spec"].get("hostNetwork") and life.facts.networked:
-                namespace = topology.pod_namespace(self._lab.state.name, life.key)
-                places[str(life.key)] = FaultTarget(namespace=namespace, device="eth0", node=False)
-        return places
+        for pod in self._parts.kubelet.pods():
+            if not pod.pod["spec"].get("hostNetwork") and pod.facts.networked:
+                namespace = topology.pod_namespace(state.name, pod.key)
+                targets[str(pod.key)] = FaultTarget(namespace=namespace, device="eth0", node=False)
+        return targets
 
-    def _api(self, up: bool) -> None:
+    def _set_api_up(self, up: bool) -> None:
         if up:
-            self._lab.serving.resume()
+            self._parts.api_server.resume()
         else:
-            self._lab.serving.pause()
+            self._parts.api_server.pause()
 
     def _kill(self, target: str) -> None:
         if target.startswith(_PROCESS):
-            self._lab.restart(target.removeprefix(_PROCESS))
+            self._restart_node(target.removeprefix(_PROCESS))
             return
-        if target in {node.name for node in self._lab.nodes}:
-            self._lab.kill(target)
+        if target in {node.name for node in self._parts.nodes}:
+            self._kill_node(target)
             return
         try:
-            name = self.faults.named(target)
+            name = self.injector.full_name(target)
         except InvalidFault as error:
             raise LabError(str(error)) from None
         namespace, _, pod = name.rpartition("/")
-        if not self._lab.kubelet.crash(NamespacedName(namespace, pod)):
-            nodes = ", ".join(node.name for node in self._lab.nodes)
-            raise LabError(f"there is no {target!r} that runs: name a pod, process/NODE, or a node ({nodes})")
+        if not self._parts.kubelet.crash(NamespacedName(namespace, pod)):
+            nodes = ", ".join(node.name for node in self._parts.nodes)
+            raise LabError(f"no running {target!r}: name a pod, process/NODE, or a node ({nodes})")

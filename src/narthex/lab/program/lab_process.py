@@ -1,28 +1,27 @@
-"""The process that is a lab while it runs: a small cluster in one process, and what it has on the machine.
+"""The process of a running lab: a small cluster, and its network on this machine.
 
-    ledger.py        the API's objects (`lab/api`), the one lock around them, those who want to know of changes
-    applying.py      the user's manifests, applied to the API and followed
-    controlling.py   the controllers (`lab/control`) at work
-    kubelet.py       pods that have a node come to life: pod.py, network.py, image.py, pod_files.py, probing.py, release.py
-    heart.py         the nodes' registration and heartbeats
-    nodes.py         the nodes' own processes (`narthex node`), which follow the API over the network between them
-    serving.py       the API's sockets, certificate, token and kubeconfigs
-    inside.py, pod_access.py    programs in pods: `lab exec`, and logs and exec for the API
-    troubles.py     faults on request, and the record of what happens: faults.py, recorder.py
-    report.py        all of it in the words of the state file
+`components.py` creates the parts:
 
-This module makes them and holds them together: its own thread takes in manifests, gives load balancers their addresses
-and writes the state file; questions of other processes come by a socket (`control.py`).
+    shared_registry.py   the API's objects (`lab/api`), their lock, and change notifications
+    manifests.py         applies the user's manifests to the API
+    controller_loop.py   runs the controllers (`lab/controllers`)
+    kubelet.py           runs pods (`lab/kubelet/program`) on the network of `network.py`
+    heartbeat.py         registers the nodes and renews their Leases
+    nodes.py             the nodes' processes (`narthex node`), which follow the API over the lab's network
+    api_server.py        the API's sockets, certificate, token, and kubeconfigs
+    fault_injector.py    faults on request
+
+This module starts them. Its own thread applies manifests, assigns load balancer addresses, and writes the state file
+(`report.py`). Commands of other processes arrive on a socket (`control_socket.py`).
 """
 
 from __future__ import annotations
 
+import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,66 +29,49 @@ import msgspec
 
 from narthex.kube.manifests import ManifestSource
 from narthex.lab import cluster, topology
-from narthex.lab.api.api import Api
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import Request, Whole
-from narthex.lab.api.store import Store
-from narthex.lab.containers.container import Containers
 from narthex.lab.containers.forks import Forks
-from narthex.lab.controllers.controller_manager import NODE_GRACE_SECONDS, lab_controllers
-from narthex.lab.controllers.service.admission import admission
 from narthex.lab.encode import encode
-from narthex.lab.kubelet.program.containers import PodDependencies
-from narthex.lab.kubelet.program.echo import EchoServer
-from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
-from narthex.lab.kubelet.program.event_recorder import EventRecorder
-from narthex.lab.kubelet.program.heartbeat import NodeHeartbeats
-from narthex.lab.kubelet.program.kubelet import Kubelet
-from narthex.lab.kubelet.program.pod_access import PodAccess
-from narthex.lab.kubelet.program.prober import Prober
-from narthex.lab.kubelet.program.volumes import PodFiles
 from narthex.lab.pod_network import NONE
-from narthex.lab.program import api_server as serving
-from narthex.lab.program.controlling import ControllerLoop
+from narthex.lab.program.components import LabComponents, build_components
 from narthex.lab.program.fault_injector import FaultRequests
 from narthex.lab.program.load_balancers import LoadBalancerAddresses
-from narthex.lab.program.manifests import ManifestApplier
-from narthex.lab.program.network import PodNetwork, make_network, wire
-from narthex.lab.program.nodes import NodeProcesses
-from narthex.lab.program.persistence import LabPersistence
+from narthex.lab.program.network import make_network, wire
 from narthex.lab.program.report import describe_state
-from narthex.lab.program.shared_registry import RegistrySnapshot, SharedRegistry
-from narthex.lab.program.state import LabError, LabState, ScaleRecord, StateDirectory
+from narthex.lab.program.shared_registry import RegistrySnapshot
+from narthex.lab.program.state import LabError, LabState, StateDirectory
+from narthex.linux.clock import SystemClock
 from narthex.linux.processes import identify
+from narthex.model.backoff import Backoff
 from narthex.model.names import NamespacedName
-from narthex.model.objects import IPAddressPool, Pod
+from narthex.model.objects import IPAddressPool
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot
+from narthex.runtime.reconciler import Reconciler, Throttle
 
 Object = dict[str, Any]
 
 _RETRY_SECONDS = 0.5
-_ERROR_PAUSE_SECONDS = 0.2
-_GATHER_SECONDS = 0.05
-"""Changes closer together than this are reported together."""
+_BACKOFF = Backoff(0.2, 0.2)
+_THROTTLE = Throttle(share=5.0, least=0.05, longest=60.0)
+"""Changes that come together are reported together, and reports take at most a sixth of the time."""
 _SETTLE_SECONDS = 50.0
 _FIRST_SECONDS = 180.0
-"""A hundred pods on a machine that is busy otherwise."""
+"""Enough for a hundred pods on a busy machine."""
 _POLL_SECONDS = 0.01
-_RESTS = 5.0
-"""After a look it rests so many times as long as the look took."""
+_POLL_SHARE = 5.0
+"""Time between two polls, as a multiple of the duration of a poll."""
 _RULES_SECONDS = 5.0
-"""A change that means nothing to the nodes' rules is waited for no longer than this."""
-_BEATS = 4
-"""Heartbeats of a node until the cluster would take it for dead."""
+"""Maximum time to wait for proxies: a change may not affect their rules."""
 
 
 class LabProcess:
-    """One lab. `start` makes it, `run` keeps it."""
+    """One lab. `start` brings it up, `run` operates it."""
 
     def __init__(
         self,
-        state: StateDirectory,
+        directory: StateDirectory,
         source: Path,
         nodes: int,
         mode: str,
@@ -97,215 +79,181 @@ class LabProcess:
         pools: Sequence[str],
         forks: Forks,
     ) -> None:
-        """`pools`: ranges of addresses for load balancers, besides the pools among the manifests. `forks` knows the jobs of
-        containers and nodes."""
-        self._directory = state
-        self.nodes = topology.nodes(state.name, nodes)
-        self._pools = _pools(pools, self.nodes)
-        self._forks = forks
-        store = Store()
-        self._keeping = LabPersistence(state) if state.kept.is_dir() else None
-        if self._keeping is not None:
-            self._keeping.load(store)
-        self.ledger = SharedRegistry(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
-        with self.ledger.held() as registry:
-            self.api = Api(registry)
-        applied = self._keeping.applied if self._keeping is not None else None
-        self.applying = ManifestApplier(source, self.ledger, self.api, tuple(node.name for node in self.nodes), applied)
-        self.controlling = ControllerLoop(self.ledger, lab_controllers())
-        self.hearts = NodeHeartbeats(
-            self.nodes, self.ledger, every=NODE_GRACE_SECONDS / _BEATS, lasts=int(NODE_GRACE_SECONDS)
-        )
-        self._echo = EchoServer()
-        self._containers = Containers(forks)
-        self._telling = EventRecorder(self.ledger)
-        self._network = PodNetwork(state, self.nodes)
-        self._node_processes = NodeProcesses(state, self.nodes, mode, overlay, forks)
-        tools = PodDependencies(
-            ledger=self.ledger,
-            network=self._network,
-            files=PodFiles(state, self.ledger),
-            echo=self._echo,
-            containers=self._containers,
-            tell=self._telling,
-            released=EndpointDrain(self.ledger, self._node_processes.synced),
-            prober=Prober(self._containers),
-        )
-        self.kubelet = Kubelet(self.nodes, self.ledger, tools)
-        access = PodAccess(self.kubelet, tools)
-        self.serving = serving.LabApiServer(state, self.ledger, self.api, access)
-        self._mirror = RegistrySnapshot()
+        """Create the lab's components.
+
+        Args:
+            directory: The lab's files. The caller holds its lock.
+            source: Directory of the user's manifests.
+            nodes: Number of nodes.
+            mode: Proxy mode of the nodes.
+            overlay: One of OVERLAYS.
+            pools: Address ranges for load balancers, in addition to the pools among the manifests.
+            forks: The fork server, which knows the jobs of containers and nodes.
+        """
+        members = topology.nodes(directory.name, nodes)
+        self.parts: LabComponents = build_components(directory, source, members, mode, overlay, forks)
+        self._pools = _pools(pools, members)
+        self._snapshot = RegistrySnapshot()
+        self._lock = threading.RLock()
+        """Guards `state` and the load balancers' addresses."""
+        self._reconciler = Reconciler(SystemClock(), throttle=_THROTTLE, backoff=_BACKOFF)
+        self._load_balancers = LoadBalancerAddresses(directory.name, members, self.request)
         self._published: LabState | None = None
-        self.troubles = FaultRequests(self)
-        self._turning = threading.RLock()
-        self._news = threading.Event()
-        self._balancing = LoadBalancerAddresses(state.name, self.nodes, self.request)
-        own, forking = identify(os.getpid()), identify(forks.pid)
-        if own is None:
-            raise LabError("this process cannot be found in /proc")
-        self.state = LabState(
-            name=state.name,
-            mode=mode,
-            overlay=overlay,
-            source=str(source),
-            since=_now(),
-            controller=own,
-            forks=forking,
-            nodes=self.nodes,
-            outside=topology.outside_namespace(state.name),
-            kept=self._keeping is not None,
+        self.state = _initial_state(self.parts, source, mode, overlay, forks)
+        self.faults = FaultRequests(
+            self.parts, lambda: self.state, publish=self.publish, kill_node=self.kill, restart_node=self.restart
         )
 
     def start(self) -> None:
-        """Everything, up to the first sync of every node. Raises LabError, LinkError or OSError."""
-        self._directory.write(self.state)
-        certificate = _beside(self.serving.make_certificate)
-        make_network(self._directory.name, self.nodes, self.state.overlay)
-        self._network.install()
+        """Start everything and wait for the first sync of every node. Raises LabError, LinkError, or OSError."""
+        parts = self.parts
+        parts.directory.write(self.state)
+        certificate = _in_background(parts.api_server.make_certificate)
+        make_network(parts.directory.name, parts.nodes, self.state.overlay)
+        parts.pods.network.install()
         certificate()
-        server = self.serving.start()
-        self.state = msgspec.structs.replace(self.state, server=server)
-        self._fill()
-        self.applying.turn()
-        balancing = bool(self._snapshot().address_pools)
-        processes = self._node_processes.start(announce=balancing)
-        self.state = msgspec.structs.replace(self.state, processes=processes, balancing=balancing)
-        self._directory.write(self.state)
-        self._thread("echo", self._echo.serve)
-        self._thread("containers", self._containers.watch)
-        self._thread("controllers", self.controlling.run)
-        self._thread("hearts", self.hearts.beat)
+        self._set_state(server=parts.api_server.start())
+        self._create_initial_objects()
+        parts.manifests.apply_changes()
+        balancing = bool(self._read_objects().address_pools)
+        self._set_state(processes=parts.node_processes.start(announce=balancing), balancing=balancing)
+        parts.directory.write(self.state)
+        self._thread("echo", parts.pods.echo.serve)
+        self._thread("containers", parts.pods.containers.watch)
+        self._thread("controllers", parts.controllers.run)
+        self._thread("heartbeats", parts.heartbeats.run)
         if self.state.overlay != NONE:
-            self._node_processes.await_overlay()
-        self._node_processes.await_agents()
-        self.kubelet.start()
-        self.turn()
-        self._node_processes.await_first()
-        self.state = msgspec.structs.replace(self.state, processes=self._node_processes.records)
+            parts.node_processes.await_overlay()
+        parts.node_processes.await_agents()
+        parts.kubelet.start()
+        self.apply()
+        parts.node_processes.await_first_sync()
+        self._set_state(processes=parts.node_processes.records)
         self.settle(_FIRST_SECONDS)
-        self._thread("events", self._telling.write)
-        self._thread("faults", self.troubles.faults.run)
-        self._thread("watch", self._watch)
-        self.ledger.listen(self._news.set)
-        self.state = msgspec.structs.replace(self.state, running=True)
+        self._thread("events", parts.events.run)
+        self._thread("faults", self.faults.injector.run)
+        self._thread("manifests", self._watch_manifests)
+        parts.registry.listen(self._reconciler.wake)
+        self._set_state(running=True)
         self.publish()
 
     def run(self) -> None:
-        """Follow the manifests, until the process is killed: `lab down` clears up."""
-        while True:
-            self._news.wait(_RETRY_SECONDS if self.applying.pending else None)
-            self._news.clear()
-            began = time.monotonic()
-            try:
-                self.turn()
-                self.publish()
-                time.sleep(_RESTS * (time.monotonic() - began))
-            except Exception as error:
-                kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
-                print(f"{_now()} {kind}{error}", file=sys.stderr, flush=True)
-                # What is due stays due; without a pause this would turn as fast as it can.
-                time.sleep(_ERROR_PAUSE_SECONDS)
-            time.sleep(_GATHER_SECONDS)
+        """Follow the manifests until the process is killed; `lab down` cleans up."""
+        self._reconciler.run(self._reconcile)
+
+    def _reconcile(self) -> float:
+        self.apply()
+        self.publish()
+        return _RETRY_SECONDS if self.parts.manifests.pending else math.inf
 
     def _thread(self, name: str, work: Callable[[], object]) -> None:
         threading.Thread(target=work, name=name, daemon=True).start()
 
-    def _watch(self) -> None:
-        """Ring whenever the manifests change. With a source of its own, because one must not be used by two threads;
-        its first scan is news to it, so a change from before the watch began rings too."""
+    def _watch_manifests(self) -> None:
+        """Wake the loop whenever the manifests change.
+
+        Uses a ManifestSource of its own, since a source belongs to one thread. Its first scan reports all files, so a change
+        made before the watch began wakes the loop too.
+        """
         for _ in ManifestSource(self.state.source).changes(threading.Event()):
-            self._news.set()
+            self._reconciler.wake()
 
-    # What there is from the begin.
+    def _set_state(self, **values: Any) -> None:
+        with self._lock:
+            self.state = msgspec.structs.replace(self.state, **values)
 
-    def _fill(self) -> None:
-        with self.ledger.held() as registry:
-            if self._keeping is not None:
-                self._keeping.begin_again(registry, {node.name for node in self.nodes})
+    def _create_initial_objects(self) -> None:
+        persistence = self.parts.persistence
+        with self.parts.registry.held() as registry:
+            if persistence is not None:
+                persistence.reset_objects(registry, {node.name for node in self.parts.nodes})
             for name in cluster.NAMESPACES:
                 _create(registry, "Namespace", cluster.namespace(name))
             _create(registry, "ServiceCIDR", cluster.service_cidr())
             for definition in cluster.custom_resource_definitions():
                 _create(registry, "CustomResourceDefinition", definition)
-            for obj in (*cluster.api_service(), *cluster.dns_service(self.nodes)):
+            for obj in (*cluster.api_service(), *cluster.dns_service(self.parts.nodes)):
                 _create(registry, obj["kind"], obj)
             for pool in self._pools:
                 if registry.get("Namespace", "", pool.namespace) is None:
                     registry.create("Namespace", cluster.namespace(pool.namespace))
                 _create(registry, "IPAddressPool.metallb.io", encode(pool))
-        self.hearts.register()
-        if self._keeping is not None:
-            self._keeping.follow(self.ledger)
+        self.parts.heartbeats.register()
+        if persistence is not None:
+            persistence.follow(self.parts.registry)
 
     def close(self) -> None:
-        """Write what is to outlive this process."""
-        if self._keeping is not None:
-            self._keeping.close()
+        """Write what outlives this process."""
+        if self.parts.persistence is not None:
+            self.parts.persistence.close()
 
-    # One turn: manifests, load balancers.
+    def apply(self) -> None:
+        """Apply changed manifests and assign load balancer addresses. Raises errors of the network's configuration."""
+        with self._lock:
+            self.parts.manifests.apply_changes()
+            self._yield_to_user_dns()
+            self._load_balancers.reconcile(self._read_objects(), balancing=self.state.balancing)
 
-    def turn(self) -> None:
-        """Take in the manifests and what follows from them here. Raises what the machine says of its network."""
-        with self._turning:
-            self.applying.turn()
-            self._give_way_to_users_dns()
-            self._balancing.turn(self._snapshot(), balancing=self.state.balancing)
+    def _read_objects(self) -> Snapshot:
+        with self._lock, self.parts.registry.held() as registry:
+            return self._snapshot.sync(registry)
 
-    def _snapshot(self) -> Snapshot:
-        with self._turning, self.ledger.held() as registry:
-            return self._mirror.follow(registry)
-
-    def _give_way_to_users_dns(self) -> None:
-        """The lab's own slices of the DNS lead nowhere that a user's Service of that name wants to go."""
-        with self.ledger.held() as registry:
+    def _yield_to_user_dns(self) -> None:
+        """Delete the lab's own slices of the DNS Service if the user's Service of that name selects pods."""
+        with self.parts.registry.held() as registry:
             service = registry.get("Service", *cluster.DNS_SERVICE)
             if service is None or not (service.get("spec") or {}).get("selector"):
                 return
-            for each in cluster.dns_service(self.nodes)[1:]:
-                if registry.get("EndpointSlice", cluster.DNS_SERVICE.namespace, each["metadata"]["name"]) is not None:
-                    registry.delete("EndpointSlice", cluster.DNS_SERVICE.namespace, each["metadata"]["name"])
+            for each in cluster.dns_service(self.parts.nodes)[1:]:
+                name = each["metadata"]["name"]
+                if registry.get("EndpointSlice", cluster.DNS_SERVICE.namespace, name) is not None:
+                    registry.delete("EndpointSlice", cluster.DNS_SERVICE.namespace, name)
 
     def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
-        """A request to the API. Raises LabError with what it says."""
-        asked = Request(method, path, {}, {"content-type": content_type}, msgspec.json.encode(body))
-        with self.ledger.held():
-            answer = self.api.answer(asked)
-        said: Object = msgspec.json.decode(answer.body) if isinstance(answer, Whole) else {}
-        if isinstance(answer, Whole) and answer.status >= 300:
-            raise LabError(str(said.get("message") or f"{method} {path}: {answer.status}"))
-        return said
+        """Send a request to the API. Raises LabError with its error message."""
+        request = Request(method, path, {}, {"content-type": content_type}, msgspec.json.encode(body))
+        with self.parts.registry.held():
+            response = self.parts.api.answer(request)
+        content: Object = msgspec.json.decode(response.body) if isinstance(response, Whole) else {}
+        if isinstance(response, Whole) and response.status >= 300:
+            raise LabError(str(content.get("message") or f"{method} {path}: {response.status}"))
+        return content
 
-    # When all is in force.
+    # Waiting.
 
-    def settle(self, patience: float = _SETTLE_SECONDS) -> None:
-        """Return when the manifests are taken in, no pod comes or goes, the cluster knows of every dead node, and all nodes
-        that run have written the present. Raises LabError."""
-        self.turn()
-        deadline = time.monotonic() + patience
-        calm = 0
-        # Twice: what one has done another may have to look at.
-        while calm < 2 and time.monotonic() < deadline:
-            began = time.monotonic()
-            calm = calm + 1 if self._calm() else 0
-            time.sleep(_POLL_SECONDS + _RESTS * (time.monotonic() - began) if not calm else 0.0)
-        self.turn()
+    def settle(self, timeout: float = _SETTLE_SECONDS) -> None:
+        """Wait until manifests, pods, dead nodes, and the rules of all running nodes reflect the present state.
+
+        Returns at the latest after `timeout` seconds. Raises LabError.
+        """
+        self.apply()
+        deadline = time.monotonic() + timeout
+        idle_polls = 0
+        # Twice, since the work of one component may create work for another.
+        while idle_polls < 2 and time.monotonic() < deadline:
+            started = time.monotonic()
+            idle_polls = idle_polls + 1 if self._is_idle() else 0
+            time.sleep(_POLL_SECONDS + _POLL_SHARE * (time.monotonic() - started) if not idle_polls else 0.0)
+        self.apply()
         self._await_rules(deadline)
         if self.state.balancing:
             from narthex.lab.program.load_balancer_addresses import answered_addresses
 
-            self._node_processes.await_answers(answered_addresses(self._snapshot().services.values()))
+            services = self._read_objects().services.values()
+            self.parts.node_processes.await_answers(answered_addresses(services))
 
-    def _calm(self) -> bool:
-        return self.controlling.resting and self.kubelet.resting and not self._awaited()
+    def _is_idle(self) -> bool:
+        return self.parts.controllers.idle and self.parts.kubelet.idle and not self._has_transitions()
 
-    def _awaited(self) -> bool:
-        """Something is on its way by itself."""
-        with self.ledger.held() as registry:
-            for pod in registry.list("Pod"):
-                life = self.kubelet.life(NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"]))
-                if life is None or self.kubelet.on_dead_node(life) or life.problem:
+    def _has_transitions(self) -> bool:
+        """Return True while a pod starts or ends, or a dead node still counts as ready."""
+        kubelet = self.parts.kubelet
+        with self.parts.registry.held() as registry:
+            for obj in registry.list("Pod"):
+                pod = kubelet.pod(NamespacedName(obj["metadata"]["namespace"], obj["metadata"]["name"]))
+                if pod is None or kubelet.on_dead_node(pod) or pod.problem:
                     continue
-                if pod["metadata"].get("deletionTimestamp") or life.starting:
+                if obj["metadata"].get("deletionTimestamp") or pod.starting:
                     return True
             return any(
                 condition.get("status") == "True"
@@ -315,99 +263,84 @@ class LabProcess:
             )
 
     def _await_rules(self, deadline: float) -> None:
-        moment = self.ledger.rules_at
-        patience = time.monotonic() + _RULES_SECONDS
-        while time.monotonic() < min(deadline, patience):
-            if self._node_processes.synced(moment):
+        since = self.parts.registry.rules_changed_at
+        deadline = min(deadline, time.monotonic() + _RULES_SECONDS)
+        while time.monotonic() < deadline:
+            if self.parts.node_processes.synced(since):
                 return
             time.sleep(_POLL_SECONDS)
 
-    # What is asked for.
+    # Commands.
 
     def scale(self, namespace: str, name: str, replicas: int) -> None:
-        """Give a Deployment another number of pods. Raises LabError."""
-        with self.ledger.held() as registry:
-            held = registry.get("Deployment", namespace, name)
+        """Set the number of replicas of a Deployment. Raises LabError."""
+        with self.parts.registry.held() as registry:
+            found = registry.get("Deployment", namespace, name)
             others = [
                 f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in registry.list("Deployment")
             ]
-        if held is None:
+        if found is None:
             known = ", ".join(sorted(others)) or "none"
             raise LabError(f"there is no Deployment {namespace}/{name} in this lab; there are: {known}")
         path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
         self.request("PATCH", path, {"spec": {"replicas": replicas}}, "application/merge-patch+json")
 
     def kill(self, node: str) -> None:
-        """Let a node die: its process and its pods' programs are killed, and its cable is dead. Raises LabError."""
-        found = next((each for each in self.nodes if each.name == node), None)
+        """Kill a node: its process, the programs of its pods, and its link to the network. Raises LabError."""
+        found = next((each for each in self.parts.nodes if each.name == node), None)
         if found is None:
-            names = ", ".join(each.name for each in self.nodes)
+            names = ", ".join(each.name for each in self.parts.nodes)
             raise LabError(f"there is no node {node!r}; there are: {names}")
         if node in self.state.killed:
             raise LabError(f"{node} is dead already")
         wire(topology.wire_dead(self.state.name, found))
-        self._node_processes.kill(node)
-        self.hearts.stop(node)
-        self.kubelet.lose(node)
-        with self._turning:
-            self.state = msgspec.structs.replace(self.state, killed=(*self.state.killed, node))
+        self.parts.node_processes.kill(node)
+        self.parts.heartbeats.stop(node)
+        self.parts.kubelet.kill_node(node)
+        with self._lock:
+            self._set_state(killed=(*self.state.killed, node))
 
     def restart(self, node: str) -> None:
-        """Let a node's process die; a supervisor starts another one. Raises LabError."""
-        if node not in {each.name for each in self.nodes} or node in self.state.killed:
-            raise LabError(f"there is no node {node!r} that lives")
-        with self._turning:
-            began = self._node_processes.restart(node)
+        """Kill a node's process and start a new one, as a supervisor would. Raises LabError."""
+        if node not in {each.name for each in self.parts.nodes} or node in self.state.killed:
+            raise LabError(f"there is no running node {node!r}")
+        with self._lock:
+            started = self.parts.node_processes.restart(node)
             others = [each for each in self.state.processes if each.node != node]
-            self.state = msgspec.structs.replace(self.state, processes=(*others, *began))
+            self._set_state(processes=(*others, *started))
 
     def publish(self) -> None:
-        """Write the state file anew, if something in it is new."""
-        with self._turning:
-            snapshot = self._snapshot()
-            made = describe_state(
-                self.state,
-                snapshot,
-                scales=self._scales(snapshot),
-                problems=(
-                    *self.applying.problems,
-                    *self._balancing.problems,
-                    *map(_unwritten, self.controlling.problems),
-                ),
-                network_namespace=self._namespace,
-                lives=self.kubelet.lives(),
-                waiting=self._waiting(),
+        """Write the state file if the state has changed."""
+        with self._lock:
+            problems = (
+                *self.parts.manifests.problems,
+                *self._load_balancers.problems,
+                *(Problem(message=message) for message in self.parts.controllers.problems),
             )
-            made = msgspec.structs.replace(made, faults=self.troubles.faults.present)
-            self.state = made
-            if made != self._published:
-                self._directory.write(made)
-                self._published = made
+            self.state = describe_state(
+                self.state, self.parts, self._read_objects(), problems, self.faults.injector.active
+            )
+            if self.state != self._published:
+                self.parts.directory.write(self.state)
+                self._published = self.state
 
-    def _namespace(self, pod: Pod) -> str:
-        spec = {"nodeName": pod.spec.node_name, "hostNetwork": pod.spec.host_network}
-        return self._network.namespace({"metadata": {"namespace": pod.namespace, "name": pod.name}, "spec": spec})
 
-    def _waiting(self) -> dict[NamespacedName, str]:
-        """What the scheduler says of pods that have no node."""
-        with self.ledger.held() as registry:
-            return {
-                NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"]): str(each.get("message") or "")
-                for pod in registry.list("Pod")
-                if not pod["spec"].get("nodeName")
-                for each in (pod.get("status") or {}).get("conditions") or ()
-                if each["type"] == "PodScheduled" and each.get("status") == "False"
-            }
-
-    def _scales(self, snapshot: Snapshot) -> list[ScaleRecord]:
-        """Deployments of the user's files with another number of replicas than the files have."""
-        found = []
-        for key, deployment in sorted(snapshot.deployments.items()):
-            written = self.applying.wanted("Deployment", key)
-            asked = (written.raw.get("spec") or {}).get("replicas", 1) if written is not None else deployment.replicas
-            if asked != deployment.replicas:
-                found.append(ScaleRecord(namespace=key.namespace, name=key.name, replicas=deployment.replicas))
-        return found
+def _initial_state(parts: LabComponents, source: Path, mode: str, overlay: str, forks: Forks) -> LabState:
+    own = identify(os.getpid())
+    if own is None:
+        raise LabError("this process cannot be found in /proc")
+    return LabState(
+        name=parts.directory.name,
+        mode=mode,
+        overlay=overlay,
+        source=str(source),
+        since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        controller=own,
+        forks=identify(forks.pid),
+        nodes=parts.nodes,
+        outside=topology.outside_namespace(parts.directory.name),
+        kept=parts.persistence is not None,
+    )
 
 
 def _create(registry: Registry, kind: str, obj: Object) -> None:
@@ -416,17 +349,17 @@ def _create(registry: Registry, kind: str, obj: Object) -> None:
         registry.create(kind, obj)
 
 
-def _beside(work: Callable[[], None]) -> Callable[[], None]:
-    """Begin a work in a thread of its own; what is returned waits for its end, and raises what it has raised."""
+def _in_background(work: Callable[[], None]) -> Callable[[], None]:
+    """Run `work` in a thread; return a function that waits for it and raises its exception."""
     failed: list[BaseException] = []
 
-    def do() -> None:
+    def run() -> None:
         try:
             work()
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=do, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
     def join() -> None:
@@ -443,11 +376,3 @@ def _pools(ranges: Sequence[str], members: Sequence[topology.LabNode]) -> tuple[
     from narthex.lab.program.load_balancer_addresses import pools_of
 
     return pools_of(ranges, members)
-
-
-def _unwritten(message: str) -> Problem:
-    return Problem(message=message)
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

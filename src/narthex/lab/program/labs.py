@@ -1,6 +1,6 @@
 """Labs from outside: bring one up, look at it, ask it for something, take it away.
 
-The lab itself is another process (`process.py`), forked from the one that calls `up` (`beginning.py`).
+The lab itself is another process (`process.py`), forked from the one that calls `up` (`daemon.py`).
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from narthex.lab import topology
 from narthex.lab.pod_network import NONE
-from narthex.lab.program import daemon as beginning
-from narthex.lab.program import node_client as ask
+from narthex.lab.program import daemon
+from narthex.lab.program.node_client import healthy as is_node_healthy
 from narthex.lab.program.state import (
     LABS,
     PROGRAMS,
@@ -135,7 +136,7 @@ def inspect_lab(name: str) -> LabStatus:
     nodes = []
     for node in state.nodes:
         running = node.name in recorded and processes.alive(recorded[node.name])
-        healthy = running and ask.healthy(node.namespace)
+        healthy = running and is_node_healthy(node.namespace)
         killed = node.name in state.killed
         nodes.append(LabNodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
     runs = is_running(state)
@@ -184,7 +185,7 @@ def up(
 
     Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
     """
-    begin = time.monotonic()
+    started = time.monotonic()
     _check_machine(mode)
     directory = StateDirectory(name)
     if source is not None and not source.exists():
@@ -199,22 +200,47 @@ def up(
         raise LabError(str(error)) from None
     lock = None
     try:
-        with beginning.no_interrupt():
-            lock, cleared = _take_name(directory)
-        own = _make_directories(directory, keep=keep)
-        manifests = own if source is None else source.resolve()
-        make = partial(beginning.lab_process, directory, manifests, nodes, mode, overlay, pools)
-        message = beginning.start_process(directory, make, _clear)
+        with daemon.block_interrupts():
+            lock, cleared = _acquire_name(directory)
+        input_directory = _make_directories(directory, keep=keep)
+        manifests = input_directory if source is None else source.resolve()
+        make = partial(daemon.create_lab_process, directory, manifests, nodes, mode, overlay, pools)
+        reply = daemon.start_process(directory, make, _remove)
     except BaseException:
         if lock is not None:
             os.close(lock)
             down(name)
         raise
     os.close(lock)
-    if message != b"ready":
+    if reply != b"ready":
         down(name)
-        raise LabError(message.decode() or f"the process of lab {name!r} was killed while it started")
-    return StartedLab(read(name), time.monotonic() - begin, cleared)
+        raise LabError(reply.decode() or f"the process of lab {name!r} was killed while it started")
+    return StartedLab(read(name), time.monotonic() - started, cleared)
+
+
+def send_command(directory: StateDirectory, command: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """Send a command (`control_socket.py`) to the lab's process and return the response. Raises LabError."""
+    name = directory.name
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout)
+            sock.connect(str(directory.control))
+            sock.sendall(msgspec.json.encode(command) + b"\n")
+            with sock.makefile("rb") as stream:
+                line = stream.readline()
+    except TimeoutError:
+        raise LabError(f"lab {name!r} did not answer within {timeout:.0f} s; see {directory.logs}") from None
+    except OSError as error:
+        raise LabError(
+            f"the process of lab {name!r} does not answer ({error.strerror}); "
+            f"`narthex lab down --name {name}` removes what is left"
+        ) from None
+    if not line:
+        raise LabError(f"the process of lab {name!r} ended during the command; see {directory.logs}")
+    response: dict[str, Any] = msgspec.json.decode(line)
+    if "error" in response:
+        raise LabError(response["error"])
+    return response
 
 
 def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState:
@@ -223,19 +249,19 @@ def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState
         raise LabError(f"{replicas} is no number of replicas")
     state = read(name)
     content = {"scale": {"namespace": namespace, "name": deployment, "replicas": replicas}}
-    ask.request(StateDirectory(state.name), content, _REQUEST_SECONDS)
+    send_command(StateDirectory(state.name), content, _REQUEST_SECONDS)
     return read(name)
 
 
 def kill(name: str, node: str) -> LabState:
     """Let a node die: its process is killed and its cable is dead; returns at once. Raises LabError."""
-    ask.request(StateDirectory(read(name).name), {"kill": {"node": node}}, _REQUEST_SECONDS)
+    send_command(StateDirectory(read(name).name), {"kill": {"node": node}}, _REQUEST_SECONDS)
     return read(name)
 
 
 def settle(name: str) -> LabState:
     """Wait until the lab has taken in the manifests as they are now and all proxies know. Raises LabError."""
-    ask.request(StateDirectory(read(name).name), {"settle": True}, _REQUEST_SECONDS)
+    send_command(StateDirectory(read(name).name), {"settle": True}, _REQUEST_SECONDS)
     return read(name)
 
 
@@ -252,22 +278,22 @@ def down(name: str, *, forget: bool = False) -> bool:
         if state.kept and not forget and is_running(state):
             # It may have something left to write.
             with contextlib.suppress(LabError):
-                ask.request(directory, {"close": True}, _CLOSE_SECONDS)
-        processes.kill(_own(state))
+                send_command(directory, {"close": True}, _CLOSE_SECONDS)
+        processes.kill(_recorded_processes(state))
     namespaces = [each for each in netns.names() if topology.owns(name, each)]
-    rest = directory.programs.is_dir() and (forget or name in remaining())
-    if state is None and not namespaces and not directory.path.is_dir() and not rest:
+    has_files = directory.programs.is_dir() and (forget or name in remaining())
+    if state is None and not namespaces and not directory.path.is_dir() and not has_files:
         return False
     lock = _wait_for_lock(directory)
     try:
-        _clear(directory, forget=forget)
+        _remove(directory, forget=forget)
     finally:
         if lock is not None:
             os.close(lock)
     return True
 
 
-def _own(state: LabState) -> list[Process]:
+def _recorded_processes(state: LabState) -> list[Process]:
     """The processes that are nowhere but in the state."""
     return [each for each in (state.controller, state.forks) if each is not None]
 
@@ -281,14 +307,14 @@ def _wait_for_lock(directory: StateDirectory) -> int | None:
             return lock
         state = directory.read()
         if state is not None:
-            processes.kill(_own(state))
+            processes.kill(_recorded_processes(state))
         if time.monotonic() > deadline:
             raise LabError(f"another command holds lab {directory.name!r}; wait for it or end it, then try again")
         time.sleep(0.01)
     return None
 
 
-def _clear(directory: StateDirectory, *, forget: bool = False) -> None:
+def _remove(directory: StateDirectory, *, forget: bool = False) -> None:
     """Processes, namespaces, files. The caller owns the lab, so nothing new comes."""
     while True:
         # The names are read again each time: a namespace may have been made just before its maker was killed.
@@ -313,7 +339,7 @@ def _clear(directory: StateDirectory, *, forget: bool = False) -> None:
                 continue
 
 
-def _take_name(directory: StateDirectory) -> tuple[int, bool]:
+def _acquire_name(directory: StateDirectory) -> tuple[int, bool]:
     """Own the name: the lock, and whether remains of a crashed lab had to go. Raises LabError when it is taken."""
     cleared = any(topology.owns(directory.name, name) for name in netns.names())
     try:
@@ -322,7 +348,7 @@ def _take_name(directory: StateDirectory) -> tuple[int, bool]:
         lock = directory.lock()
     except FileNotFoundError:
         # A `down` at this very moment took the directory away again.
-        return _take_name(directory)
+        return _acquire_name(directory)
     except OSError as error:
         raise LabError(f"cannot use {directory.path}: {error.strerror}") from None
     if lock is None:
@@ -333,7 +359,7 @@ def _take_name(directory: StateDirectory) -> tuple[int, bool]:
     if any(directory.path.iterdir()) or cleared:
         os.close(lock)
         down(directory.name)
-        return _take_name(directory)[0], True
+        return _acquire_name(directory)[0], True
     return lock, False
 
 
@@ -344,9 +370,9 @@ def _make_directories(directory: StateDirectory, *, keep: bool) -> Path:
     directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
     if not keep and not directory.kept.is_dir():
         return directory.input
-    own = directory.kept / "input"
-    own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return own
+    input_directory = directory.kept / "input"
+    input_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return input_directory
 
 
 def _check_machine(mode: str) -> None:

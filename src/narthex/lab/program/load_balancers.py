@@ -29,29 +29,29 @@ class LoadBalancerAddresses:
         self.problems: tuple[Problem, ...] = ()
         """Pools and Services that cannot have what they ask for."""
 
-    def turn(self, snapshot: Snapshot, *, balancing: bool) -> None:
+    def reconcile(self, snapshot: Snapshot, *, balancing: bool) -> None:
         """Decide anew. `balancing`: the nodes answer for addresses. Raises what the machine says of its network."""
         if not snapshot.address_pools:
             self.problems = ()
             return
         if not balancing:
-            self.problems = tuple(map(_too_late, snapshot.address_pools.values()))
+            self.problems = tuple(map(_not_announced, snapshot.address_pools.values()))
             return
         # Loaded by labs that have a pool, since the others have no use for it.
         from narthex.lab.program import load_balancer_addresses as balancers
 
-        made = balancers.allocate_addresses(snapshot, self._nodes)
-        if made.networks != self._networks:
-            have, want = set(self._networks), set(made.networks)
-            for wiring in topology.wire_balancers(self._lab, sorted(have - want), sorted(want - have)):
+        allocation = balancers.allocate_addresses(snapshot, self._nodes)
+        if allocation.networks != self._networks:
+            current, desired = set(self._networks), set(allocation.networks)
+            for wiring in topology.wire_balancers(self._lab, sorted(current - desired), sorted(desired - current)):
                 wire(wiring)
-            self._networks = made.networks
-        for service in made.changed.values():
+            self._networks = allocation.networks
+        for service in allocation.changed.values():
             for path, patch in balancers.patches(service):
                 self._send("PATCH", path, patch, MERGE)
-        self.problems = made.problems
+        self.problems = allocation.problems
 
 
-def _too_late(pool: IPAddressPool) -> Problem:
+def _not_announced(pool: IPAddressPool) -> Problem:
     message = "came when the nodes ran without announcers, so nothing is given from it: take the lab down and bring it up again"
     return Problem(origin=pool.origin, object=f"IPAddressPool {pool.key}", message=message, severity="warning")

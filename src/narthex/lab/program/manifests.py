@@ -28,9 +28,9 @@ from narthex.model.store import Delete, Synced, Upsert
 MANAGER = "manifests"
 """The field manager that the user's files are."""
 
-_FIRST = ("Namespace", "CustomResourceDefinition", "ConfigMap", "Secret")
+_APPLY_FIRST = ("Namespace", "CustomResourceDefinition", "ConfigMap", "Secret")
 """What others need comes before them."""
-_SERVERS = (
+_SERVER_FIELDS = (
     "creationTimestamp",
     "deletionGracePeriodSeconds",
     "deletionTimestamp",
@@ -71,10 +71,10 @@ def decode_document(raw: Any, origin: str = "", locate: Callable[[str], str] | N
         read = decode(raw, origin, locate)
         if any(problem.severity == "error" for problem in read.problems):
             return Decoded(None, read.problems, read.identity)
-    home = meta.get("namespace")
+    target_namespace = meta.get("namespace")
     made = ManifestObject(
         name=name,
-        namespace=home if isinstance(home, str) else "",
+        namespace=target_namespace if isinstance(target_namespace, str) else "",
         origin=origin,
         kind=kind,
         api_version=version,
@@ -91,29 +91,29 @@ class ManifestApplier:
     """Keeps the API as the files are. Used by one thread."""
 
     def __init__(
-        self, source: Path, ledger: SharedRegistry, api: Api, nodes: tuple[str, ...], kept: Path | None = None
+        self, source: Path, registry: SharedRegistry, api: Api, nodes: tuple[str, ...], record_file: Path | None = None
     ) -> None:
         """`nodes`: names of the lab's. `kept`: the file that remembers what was applied."""
-        self._kept = kept
+        self._record_file = record_file
         self._source = ManifestSource(source, decode_document)
-        self._ledger = ledger
+        self._registry = registry
         self._api = api
         self._nodes = nodes
-        self._wanted: dict[Identity, ManifestObject] = {}
-        self._found = False
+        self._desired: dict[Identity, ManifestObject] = {}
+        self._scanned = False
         """The files were there once."""
         self._pending: set[Identity] = set()
-        self._applied: dict[Identity, ManifestObject] = _remembered(kept)
-        self._lost = set(self._applied)
+        self._applied: dict[Identity, ManifestObject] = _load_applied(record_file)
+        self._unconfirmed = set(self._applied)
         """Applied by an earlier lab, and not seen among the files yet."""
-        self._faults: dict[Identity, Problem] = {}
+        self._object_problems: dict[Identity, Problem] = {}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """All that is wrong with the files now."""
         return (
             *self._source.problems,
-            *(fault for _, fault in sorted(self._faults.items(), key=lambda each: each[1].origin)),
+            *(fault for _, fault in sorted(self._object_problems.items(), key=lambda each: each[1].origin)),
         )
 
     @property
@@ -121,88 +121,88 @@ class ManifestApplier:
         """Something could not be done yet and is worth another try."""
         return bool(self._pending)
 
-    def wanted(self, kind: str, key: NamespacedName) -> ManifestObject | None:
+    def desired(self, kind: str, key: NamespacedName) -> ManifestObject | None:
         """What the files say of an object."""
-        return self._wanted.get((kind, key)) or self._wanted.get((kind, NamespacedName("", key.name)))
+        return self._desired.get((kind, key)) or self._desired.get((kind, NamespacedName("", key.name)))
 
-    def turn(self) -> None:
+    def apply_changes(self) -> None:
         """Take in what the files hold now."""
-        gone: list[Identity] = []
+        removed: list[Identity] = []
         events = self._source.scan()
-        self._found = self._found or any(isinstance(event, Synced) for event in events)
+        self._scanned = self._scanned or any(isinstance(event, Synced) for event in events)
         for event in events:
             if isinstance(event, Upsert):
                 item = cast(ManifestObject, event.object)
                 identity = (item.kind, item.key)
-                self._wanted[identity] = item
+                self._desired[identity] = item
                 self._pending.add(identity)
             elif isinstance(event, Delete):
-                gone.append((event.kind, event.key))
-        if self._lost and self._found and not self._source.problems:
-            gone += [identity for identity in self._lost if identity not in self._wanted]
-            self._lost.clear()
-        for identity in gone:
-            self._wanted.pop(identity, None)
+                removed.append((event.kind, event.key))
+        if self._unconfirmed and self._scanned and not self._source.problems:
+            removed += [identity for identity in self._unconfirmed if identity not in self._desired]
+            self._unconfirmed.clear()
+        for identity in removed:
+            self._desired.pop(identity, None)
             self._pending.discard(identity)
-            self._faults.pop(identity, None)
+            self._object_problems.pop(identity, None)
             applied = self._applied.pop(identity, None)
             if applied is not None:
                 self._delete(applied)
-        changed = bool(gone or self._pending)
+        changed = bool(removed or self._pending)
         for identity in sorted(self._pending, key=self._rank):
-            if self._apply(identity, self._wanted[identity]):
+            if self._apply(identity, self._desired[identity]):
                 self._pending.discard(identity)
-        if changed and self._kept is not None:
-            self._remember(self._kept)
+        if changed and self._record_file is not None:
+            self._save_applied(self._record_file)
 
-    def _remember(self, path: Path) -> None:
+    def _save_applied(self, path: Path) -> None:
         draft = path.with_name(f".{path.name}")
         draft.write_bytes(msgspec.json.encode(list(self._applied.values())))
         draft.rename(path)
 
     def _rank(self, identity: Identity) -> tuple[int, str, Identity]:
-        order = _FIRST.index(identity[0]) if identity[0] in _FIRST else len(_FIRST)
-        return order, self._wanted[identity].origin.rpartition(":")[0], identity
+        order = _APPLY_FIRST.index(identity[0]) if identity[0] in _APPLY_FIRST else len(_APPLY_FIRST)
+        return order, self._desired[identity].origin.rpartition(":")[0], identity
 
     def _apply(self, identity: Identity, item: ManifestObject) -> bool:
         """Whether it is over, done or not."""
         kind = self._kind(item)
         if kind is None:
-            self._fault(identity, item, f"this lab knows no {item.kind} of {item.api_version}")
+            self._report(identity, item, f"this lab knows no {item.kind} of {item.api_version}")
             return False
         if item.kind == "Node" and item.name not in self._nodes:
             first, last = self._nodes[0], self._nodes[-1]
-            words = f"is not one of this lab's nodes ({first} to {last}), so it is left out"
-            self._fault(identity, item, words, severity="warning")
+            message = f"is not one of this lab's nodes ({first} to {last}), so it is left out"
+            self._report(identity, item, message, severity="warning")
             return True
         if item.kind in ("EndpointSlice", "Endpoints") and self._has_selector(item):
             # Its slices are made by the cluster; files that came out of another one have those of that one.
-            self._faults.pop(identity, None)
+            self._object_problems.pop(identity, None)
             return True
-        self._have_namespace(kind, item)
+        self._ensure_namespace(kind, item)
         path, body = self._path(kind, item), self._body(identity, item)
-        answer = self._send("PATCH", path, body)
-        if answer.status >= 300:
-            return self._cannot(identity, item, kind, answer)
+        response = self._send("PATCH", path, body)
+        if response.status >= 300:
+            return self._handle_failure(identity, item, kind, response)
         for part in _statuses(item):
             self._send("PATCH", f"{self._path(kind, item)}/status", part)
         self._applied[identity] = item
-        self._faults.pop(identity, None)
+        self._object_problems.pop(identity, None)
         return True
 
-    def _cannot(self, identity: Identity, item: ManifestObject, kind: Kind, answer: Whole) -> bool:
-        if item.kind == "Pod" and identity in self._applied and answer.status == 422:
+    def _handle_failure(self, identity: Identity, item: ManifestObject, kind: Kind, response: Whole) -> bool:
+        if item.kind == "Pod" and identity in self._applied and response.status == 422:
             # Most of a pod cannot be changed: there is to be another one of this name, when this one has gone.
             self._send("DELETE", self._path(kind, item), {})
             return False
-        said = msgspec.json.decode(answer.body)
-        message = str(said.get("message") or f"is refused ({answer.status})")
-        self._fault(identity, item, message)
+        status = msgspec.json.decode(response.body)
+        message = str(status.get("message") or f"is refused ({response.status})")
+        self._report(identity, item, message)
         # What cannot be understood is not understood better later; the file has to change.
-        return answer.status in (400, 422)
+        return response.status in (400, 422)
 
-    def _fault(self, identity: Identity, item: ManifestObject, message: str, severity: str = "error") -> None:
-        self._faults[identity] = Problem(
+    def _report(self, identity: Identity, item: ManifestObject, message: str, severity: str = "error") -> None:
+        self._object_problems[identity] = Problem(
             origin=item.origin,
             object=item.title,
             message=message,
@@ -216,7 +216,7 @@ class ManifestApplier:
 
     def _kind(self, item: ManifestObject) -> Kind | None:
         group, _, version = item.api_version.rpartition("/")
-        with self._ledger.held() as registry:
+        with self._registry.held() as registry:
             kinds = tuple(registry.kinds.values())
         return next(
             (each for each in kinds if (each.kind, each.group) == (item.kind, group) and version in each.versions), None
@@ -224,8 +224,8 @@ class ManifestApplier:
 
     def _path(self, kind: Kind, item: ManifestObject) -> str:
         root = f"/apis/{item.api_version}" if kind.group else f"/api/{item.api_version}"
-        home = f"/namespaces/{item.namespace or 'default'}" if kind.namespaced else ""
-        return f"{root}{home}/{kind.plural}/{item.name}"
+        target_namespace = f"/namespaces/{item.namespace or 'default'}" if kind.namespaced else ""
+        return f"{root}{target_namespace}/{kind.plural}/{item.name}"
 
     def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Whole:
         query = {"fieldManager": MANAGER, "force": "true"} if method == "PATCH" else {}
@@ -237,15 +237,15 @@ class ManifestApplier:
             msgspec.json.encode(body) if body else b"",
             tuple(query.items()),
         )
-        with self._ledger.held():
-            answer = self._api.answer(request)
-        if not isinstance(answer, Whole):
+        with self._registry.held():
+            response = self._api.answer(request)
+        if not isinstance(response, Whole):
             raise TypeError(f"{method} {path} was answered by a stream")
-        return answer
+        return response
 
     def _body(self, identity: Identity, item: ManifestObject) -> dict[str, Any]:
         """What is applied: the file's object without what only servers write."""
-        meta = {name: value for name, value in item.raw["metadata"].items() if name not in _SERVERS}
+        meta = {name: value for name, value in item.raw["metadata"].items() if name not in _SERVER_FIELDS}
         made = {**item.raw, "metadata": meta}
         made.pop("status", None)
         if item.kind == "Node":
@@ -255,37 +255,37 @@ class ManifestApplier:
             made["spec"] = _with_images(made.get("spec"))
         elif isinstance(template := (made.get("spec") or {}).get("template"), dict):
             made["spec"] = {**made["spec"], "template": {**template, "spec": _with_images(template.get("spec"))}}
-        replicas = self._scaled(identity, item)
+        replicas = self._scaled_replicas(identity, item)
         if replicas is not None:
             made["spec"] = {**made["spec"], "replicas": replicas}
         return made
 
-    def _scaled(self, identity: Identity, item: ManifestObject) -> int | None:
+    def _scaled_replicas(self, identity: Identity, item: ManifestObject) -> int | None:
         """The number of replicas that somebody else has asked for, as long as the file does not ask for another one
         itself."""
         before = self._applied.get(identity)
         if before is None or _replicas(before.raw) is None or _replicas(before.raw) != _replicas(item.raw):
             return None
-        with self._ledger.held() as registry:
+        with self._registry.held() as registry:
             held = registry.get(item.kind, item.namespace or "default", item.name)
         return None if held is None else _replicas(held)
 
     def _has_selector(self, item: ManifestObject) -> bool:
         labels = item.raw["metadata"].get("labels") or {}
         name = labels.get("kubernetes.io/service-name") if item.kind == "EndpointSlice" else item.name
-        home = item.namespace or "default"
-        wanted = self.wanted("Service", NamespacedName(home, str(name)))
-        with self._ledger.held() as registry:
-            held = wanted.raw if wanted is not None else registry.get("Service", home, str(name))
+        target_namespace = item.namespace or "default"
+        desired = self.desired("Service", NamespacedName(target_namespace, str(name)))
+        with self._registry.held() as registry:
+            held = desired.raw if desired is not None else registry.get("Service", target_namespace, str(name))
         return bool(held and (held.get("spec") or {}).get("selector"))
 
-    def _have_namespace(self, kind: Kind, item: ManifestObject) -> None:
+    def _ensure_namespace(self, kind: Kind, item: ManifestObject) -> None:
         """Namespaces come with the first thing that is in them, so that a file can be tried alone."""
-        home = item.namespace
-        if kind.namespaced and home:
-            with self._ledger.held() as registry:
-                if registry.get("Namespace", "", home) is None:
-                    registry.create("Namespace", namespace(home))
+        target_namespace = item.namespace
+        if kind.namespaced and target_namespace:
+            with self._registry.held() as registry:
+                if registry.get("Namespace", "", target_namespace) is None:
+                    registry.create("Namespace", namespace(target_namespace))
 
 
 def _with_images(spec: Any) -> Any:
@@ -297,7 +297,7 @@ def _with_images(spec: Any) -> Any:
     return {**spec, "containers": named}
 
 
-def _remembered(path: Path | None) -> dict[Identity, ManifestObject]:
+def _load_applied(path: Path | None) -> dict[Identity, ManifestObject]:
     if path is None or not path.exists():
         return {}
     found = msgspec.json.decode(path.read_bytes(), type=list[ManifestObject])
@@ -311,12 +311,14 @@ def _replicas(raw: Mapping[str, Any]) -> int | None:
 
 def _statuses(item: ManifestObject) -> Iterator[dict[str, Any]]:
     """What a file says of a load balancer's address is kept: no controller of the lab gave it."""
-    balancer = (item.raw.get("status") or {}).get("loadBalancer") if isinstance(item.raw.get("status"), dict) else None
-    if item.kind == "Service" and balancer:
+    load_balancer = (
+        (item.raw.get("status") or {}).get("loadBalancer") if isinstance(item.raw.get("status"), dict) else None
+    )
+    if item.kind == "Service" and load_balancer:
         meta = {"name": item.name, "namespace": item.namespace or "default"}
         yield {
             "apiVersion": item.api_version,
             "kind": item.kind,
             "metadata": meta,
-            "status": {"loadBalancer": balancer},
+            "status": {"loadBalancer": load_balancer},
         }

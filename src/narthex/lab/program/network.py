@@ -50,8 +50,8 @@ class PodNetwork:
     def install(self) -> None:
         """Put each node's plugins in place. Raises OSError."""
         for name in self._nodes:
-            places = self._directory.node(name)
-            install(places.programs, None, socket=str(places.socket), state=str(places.records), subnet="")
+            paths = self._directory.node(name)
+            install(paths.programs, None, socket=str(paths.socket), state=str(paths.records), subnet="")
 
     def namespace(self, pod: Mapping[str, Any]) -> str:
         """The name of the network namespace where a pod's processes run; it need not be there yet."""
@@ -84,8 +84,8 @@ class PodNetwork:
                 netns.delete(self.namespace(pod))
 
     def _runtime(self, node: str) -> Runtime:
-        places = self._directory.node(node)
-        return Runtime([places.programs], places.attached, self._nodes[node].namespace)
+        paths = self._directory.node(node)
+        return Runtime([paths.programs], paths.attached, self._nodes[node].namespace)
 
     def _network(self, node: str) -> NetworkConfigList:
         if node not in self._networks:
@@ -95,11 +95,11 @@ class PodNetwork:
     def _container(self, pod: Mapping[str, Any]) -> RuntimeConf:
         key = _key(pod)
         name = topology.container_id(key)
-        told = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": key.namespace, "K8S_POD_NAME": key.name}
+        args = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": key.namespace, "K8S_POD_NAME": key.name}
         return RuntimeConf(
             id=name,
             namespace=str(netns.path_of(self.namespace(pod))),
-            args={**told, "K8S_POD_INFRA_CONTAINER_ID": name},
+            args={**args, "K8S_POD_INFRA_CONTAINER_ID": name},
             capabilities={"portMappings": _host_ports(pod)},
         )
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Any
 
 import msgspec
 
-from narthex.lab.program.state import LabError, StateDirectory
 from narthex.linux import namespaces as netns
 
 HEALTH_PORT = 10256
@@ -97,27 +95,3 @@ def announcer_state(namespace: str) -> AnnouncerState | None:
         return msgspec.json.decode(announcer_status(namespace), type=AnnouncerState)
     except msgspec.DecodeError:
         return None
-
-
-def request(state: StateDirectory, content: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Ask the lab process for something and wait for its answer. Raises LabError with what it says is wrong."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(timeout)
-            sock.connect(str(state.control))
-            sock.sendall(msgspec.json.encode(content) + b"\n")
-            with sock.makefile("rb") as stream:
-                line = stream.readline()
-    except TimeoutError:
-        raise LabError(f"lab {state.name!r} gave no answer in {timeout:.0f} s; see {state.logs}") from None
-    except OSError as error:
-        raise LabError(
-            f"the process of lab {state.name!r} does not answer ({error.strerror}); "
-            f"`narthex lab down --name {state.name}` removes what is left"
-        ) from None
-    if not line:
-        raise LabError(f"the process of lab {state.name!r} ended while it was asked; see {state.logs}")
-    answer: dict[str, Any] = msgspec.json.decode(line)
-    if "error" in answer:
-        raise LabError(answer["error"])
-    return answer

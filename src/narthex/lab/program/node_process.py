@@ -22,7 +22,7 @@ from narthex.linux.run import with_package
 NODE = "node"
 """Name of the job."""
 
-_LOADED = (
+_PRELOADED = (
     "narthex.cli.node",
     "narthex.node.process",
     "narthex.kube.decoders",
@@ -61,30 +61,30 @@ class NodeStartRequest(msgspec.Struct, frozen=True):
     """Of `narthex node`."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _StartedMessage(msgspec.Struct, frozen=True):
     pid: int
 
 
-def load() -> None:
+def preload() -> None:
     """Load what nodes need. Before the first one is forked."""
-    for module in _LOADED:
+    for module in _PRELOADED:
         importlib.import_module(module)
     importlib.import_module("narthex.kube.decoders").make_known()
 
 
-def run_node(control: socket.socket, order: bytes, files: Sequence[int]) -> None:
+def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> None:
     """Be `narthex node`: a job of `Forks`."""
     del files
-    told = msgspec.json.decode(order, type=NodeStartRequest)
-    control.sendall(msgspec.json.encode(_Told(os.getpid())) + b"\n")
-    log = os.open(told.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    request = msgspec.json.decode(message, type=NodeStartRequest)
+    control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
+    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for handle, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(handle, number)
-    inside.join_network(told.namespace)
+    inside.join_network(request.namespace)
     os.chdir("/")
     # A node that takes over another configuration starts itself anew by these.
-    sys.argv = ["narthex", "node", *told.arguments]
+    sys.argv = ["narthex", "node", *request.arguments]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]
     os.environ.update(with_package(os.environ))
     # What was loaded before belongs to all of them; a process of its own looks after what it makes itself.
@@ -96,9 +96,9 @@ def run_node(control: socket.socket, order: bytes, files: Sequence[int]) -> None
 class NodeProcess:
     """One of them, seen from the lab's process."""
 
-    def __init__(self, forks: Forks, order: NodeStartRequest) -> None:
+    def __init__(self, forks: Forks, message: NodeStartRequest) -> None:
         """Start it. Raises OSError."""
-        self._control = forks.start(NODE, msgspec.json.encode(order))
+        self._control = forks.start(NODE, msgspec.json.encode(message))
         self._lock = threading.Lock()
         self._status: int | None = None
         line = b""
@@ -106,7 +106,7 @@ class NodeProcess:
             line += part
         self.identity: Process | None = None
         try:
-            self.identity = identify(msgspec.json.decode(line, type=_Told).pid)
+            self.identity = identify(msgspec.json.decode(line, type=_StartedMessage).pid)
         except msgspec.DecodeError:
             # It has ended before it could say anything.
             self._status = _status(line)

@@ -41,7 +41,7 @@ class NodeProcesses:
         self._mode = mode
         self._overlay = overlay
         self._forks = forks
-        self._orders: dict[str, NodeStartRequest] = {}
+        self._start_requests: dict[str, NodeStartRequest] = {}
         self._processes: dict[str, NodeProcess] = {}
         self._crashed: set[str] = set()
         """Names of those that a signal has ended while all were waited for."""
@@ -56,32 +56,32 @@ class NodeProcesses:
             conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
             self._directory.net_conf.write_bytes(msgspec.json.format(msgspec.json.encode(conf)))
         for node in self._nodes:
-            places = self._directory.node(node.name)
-            places.path.mkdir(mode=0o700)
-            places.network.parent.mkdir(mode=0o700)
-            places.network.write_bytes(msgspec.json.format(msgspec.json.encode(self._network(node))))
-            places.configuration.write_bytes(_documents(self._configuration(node, announce)))
-            arguments = ("--hostname-override", node.name, "--config", str(places.configuration))
+            paths = self._directory.node(node.name)
+            paths.path.mkdir(mode=0o700)
+            paths.network.parent.mkdir(mode=0o700)
+            paths.network.write_bytes(msgspec.json.format(msgspec.json.encode(self._network(node))))
+            paths.configuration.write_bytes(_documents(self._configuration(node, announce)))
+            arguments = ("--hostname-override", node.name, "--config", str(paths.configuration))
             log = self._directory.logs / f"{node.name}.log"
             log.touch(mode=0o600)
-            self._orders[node.name] = NodeStartRequest(node.namespace, str(log), arguments)
-            records += self._begin(node.name)
+            self._start_requests[node.name] = NodeStartRequest(node.namespace, str(log), arguments)
+            records += self._start(node.name)
         return tuple(records)
 
     @property
     def records(self) -> tuple[NodeRecord, ...]:
         """Of the present processes."""
-        held = ((name, process.identity) for name, process in self._processes.items())
-        return tuple(NodeRecord(node=name, process=identity) for name, identity in held if identity is not None)
+        started = ((name, process.identity) for name, process in self._processes.items())
+        return tuple(NodeRecord(node=name, process=identity) for name, identity in started if identity is not None)
 
-    def _begin(self, name: str) -> list[NodeRecord]:
-        process = self._processes[name] = NodeProcess(self._forks, self._orders[name])
+    def _start(self, name: str) -> list[NodeRecord]:
+        process = self._processes[name] = NodeProcess(self._forks, self._start_requests[name])
         return [NodeRecord(node=name, process=process.identity)] if process.identity is not None else []
 
     def restart(self, name: str) -> list[NodeRecord]:
         """End a node's process at once, and start another, as a supervisor would; the record of that. Raises OSError."""
         self.kill(name)
-        return self._begin(name)
+        return self._start(name)
 
     def _make_key(self) -> None:
         handle = os.open(self._directory.announcer_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -109,7 +109,7 @@ class NodeProcesses:
         """Return when the overlay has told each node's plugins which addresses are theirs. Raises LabError."""
         self._await(lambda node: self._directory.node(node.name).subnet_file.exists(), _FIRST_SECONDS, "has no overlay")
 
-    def await_first(self) -> None:
+    def await_first_sync(self) -> None:
         """Return when all say that they are well. Raises LabError."""
         self._await(lambda node: healthy(node.namespace), _FIRST_SECONDS, "is not ready")
 
@@ -122,9 +122,9 @@ class NodeProcesses:
         LabError."""
 
         def settled(_: LabNode) -> bool:
-            told = [announcer_state(node.namespace) for node in self._running]
-            entries = [each.addresses for each in told if each is not None and not each.listening]
-            if len(entries) < len(told) or any(not addresses <= entry.keys() for entry in entries):
+            states = [announcer_state(node.namespace) for node in self._running]
+            entries = [each.addresses for each in states if each is not None and not each.listening]
+            if len(entries) < len(states) or any(not addresses <= entry.keys() for entry in entries):
                 return False
             turns = {ip for entry in entries for ip, each in entry.items() if each.turn and ip in addresses}
             return all(any(entry[ip].answers for entry in entries) for ip in turns)
@@ -138,46 +138,48 @@ class NodeProcesses:
     def _await(
         self,
         done: Callable[[LabNode], bool],
-        patience: float,
-        what_not: str,
+        timeout: float,
+        failure: str,
         nodes: list[LabNode] | None = None,
     ) -> None:
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         waiting = list(self._nodes) if nodes is None else nodes
         while waiting := [node for node in waiting if not done(node)]:
             for node in waiting:
                 status = self._processes[node.name].poll()
-                if status is not None and not self._begin_again(node.name, status):
-                    raise LabError(f"the process of {node.name} ended ({_how(status)}):\n{self._last_words(node.name)}")
+                if status is not None and not self._restart_crashed(node.name, status):
+                    raise LabError(
+                        f"the process of {node.name} ended ({_describe_exit(status)}):\n{self._log_tail(node.name)}"
+                    )
             if time.monotonic() > deadline:
                 name = waiting[0].name
-                raise LabError(f"{name} {what_not} after {patience:.0f} s:\n{self._last_words(name)}")
+                raise LabError(f"{name} {failure} after {timeout:.0f} s:\n{self._log_tail(name)}")
             # To ask takes the nodes' time, of which they have little now.
             time.sleep(_POLL_SECONDS * (1 + len(waiting)))
 
-    def _begin_again(self, name: str, status: int) -> bool:
+    def _restart_crashed(self, name: str, status: int) -> bool:
         """Start another process in the place of one that has crashed, as a DaemonSet does; once. What the first one said stays in
         its log. False when it was no crash, or not the first."""
         if status >= 0 or name in self._crashed:
             return False
         self._crashed.add(name)
         with (self._directory.logs / f"{name}.log").open("a") as log:
-            log.write(f"the process ended ({_how(status)}); the lab starts another one\n")
-        self._begin(name)
+            log.write(f"the process ended ({_describe_exit(status)}); the lab starts another one\n")
+        self._start(name)
         return True
 
-    def _last_words(self, node: str) -> str:
+    def _log_tail(self, node: str) -> str:
         log = (self._directory.logs / f"{node}.log").read_text(errors="replace")
         return "\n".join(log.splitlines()[-10:]) or "(it said nothing)"
 
     def _network(self, node: LabNode) -> dict[str, Any]:
-        places = self._directory.node(node.name)
+        paths = self._directory.node(node.name)
         if self._overlay == NONE:
-            return pod_network.bridge_network(node.pod_cidrs, str(places.reservations))
-        return pod_network.overlay_network(str(places.subnet_file), str(places.delegated), str(places.reservations))
+            return pod_network.bridge_network(node.pod_cidrs, str(paths.reservations))
+        return pod_network.overlay_network(str(paths.subnet_file), str(paths.delegated), str(paths.reservations))
 
     def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
-        places = self._directory.node(node.name)
+        paths = self._directory.node(node.name)
         proxy = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -202,13 +204,13 @@ class NodeProcesses:
                 "dns": True,
                 "announcer": announce,
             },
-            "cni": {"socket": str(places.socket), "stateDirectory": str(places.records)},
+            "cni": {"socket": str(paths.socket), "stateDirectory": str(paths.records)},
             "dns": {
                 "addresses": cluster.own_addresses(self._mode),
                 "listen": node.addresses,
                 "corefile": str(self._directory.corefile),
             },
-            "overlay": {"netConf": str(self._directory.net_conf), "subnetFile": str(places.subnet_file)},
+            "overlay": {"netConf": str(self._directory.net_conf), "subnetFile": str(paths.subnet_file)},
         }
         if announce:
             own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
@@ -217,7 +219,7 @@ class NodeProcesses:
         return [proxy, own]
 
 
-def _how(status: int) -> str:
+def _describe_exit(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 

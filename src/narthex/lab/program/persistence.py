@@ -18,21 +18,21 @@ class LabPersistence:
 
     def __init__(self, directory: StateDirectory) -> None:
         """Raises LabError when they cannot be read."""
-        self._forget = f"`narthex lab down --forget --name {directory.name}` begins anew"
+        self._hint = f"`narthex lab down --forget --name {directory.name}` begins anew"
         self.applied: Path = directory.applied
         try:
             self._keeper = Keeper(directory.objects)
         except (Unreadable, OSError) as error:
-            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._forget}") from error
+            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._hint}") from error
 
     def load(self, store: Store) -> None:
         """Put what was kept into an empty store. Raises LabError."""
         try:
             self._keeper.load(store)
         except Unreadable as error:
-            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._forget}") from error
+            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._hint}") from error
 
-    def begin_again(self, registry: Registry, nodes: Collection[str]) -> None:
+    def reset_objects(self, registry: Registry, nodes: Collection[str]) -> None:
         """Nothing of it runs any more: nodes that this lab does not have are gone, pods that were going are gone, and the
         others are to be started once more."""
         for kind, namespace in (("Node", ""), ("Lease", LEASES)):
@@ -47,14 +47,14 @@ class LabPersistence:
                 registry.delete("Pod", meta["namespace"], meta["name"], grace=0)
                 continue
             scheduled = [each for each in status.get("conditions") or () if each["type"] == "PodScheduled"]
-            begun = {"phase": "Pending", "conditions": scheduled, "qosClass": status.get("qosClass", "BestEffort")}
-            registry.update("Pod", {**pod, "status": begun}, subresource="status")
+            pending = {"phase": "Pending", "conditions": scheduled, "qosClass": status.get("qosClass", "BestEffort")}
+            registry.update("Pod", {**pod, "status": pending}, subresource="status")
 
-    def follow(self, ledger: SharedRegistry) -> None:
+    def follow(self, shared: SharedRegistry) -> None:
         """Keep what is changed from now on."""
-        with ledger.held() as registry:
-            self._keeper.follow(registry, ledger.lock)
-        ledger.listen(self._keeper.wake)
+        with shared.held() as registry:
+            self._keeper.follow(registry, shared.lock)
+        shared.listen(self._keeper.wake)
 
     def close(self) -> None:
         """Write the rest."""

@@ -43,25 +43,25 @@ class HistoryRecorder:
             self._write(entry)
         self._file.flush()
 
-    def turned(self, moment: datetime, after: int, now: datetime) -> None:
+    def record_controllers(self, moment: datetime, after: int, now: datetime) -> None:
         """The controllers had their turn with the objects of version `after`, and were told `moment`."""
-        self.catch_up(now)
+        self.record_changes(now)
         self._write(ControllersRan(turn=moment, after=after, upto=self._version))
         self._file.flush()
 
-    def broke(self, fault: InjectedFault, now: datetime) -> None:
+    def record_fault(self, fault: InjectedFault, now: datetime) -> None:
         """A fault began."""
-        self.catch_up(now)
+        self.record_changes(now)
         self._write(FaultStarted(fault=fault, at=now))
         self._file.flush()
 
-    def mended(self, number: int, now: datetime) -> None:
+    def record_fault_end(self, number: int, now: datetime) -> None:
         """A fault ended."""
-        self.catch_up(now)
+        self.record_changes(now)
         self._write(FaultEnded(ended=number, at=now))
         self._file.flush()
 
-    def catch_up(self, now: datetime) -> None:
+    def record_changes(self, now: datetime) -> None:
         """Write what has changed since the last time."""
         for change in self._store.changes(self._version):
             self._write(change_entry(change, now))
@@ -69,7 +69,7 @@ class HistoryRecorder:
 
     def close(self, now: datetime) -> None:
         """End the file."""
-        self.catch_up(now)
+        self.record_changes(now)
         self._file.close()
 
     def _write(self, entry: HistoryEntry) -> None:
@@ -92,7 +92,7 @@ class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(
-    path: Path, speed: float | None = None, seen: Callable[[datetime, Replay], object] | None = None
+    path: Path, speed: float | None = None, on_step: Callable[[datetime, Replay], object] | None = None
 ) -> ReplaySummary:
     """Go through the history in a file. `speed`: 2 takes half the time that it took then; None waits for nothing. `seen` is
     told after each step. Raises LabError when it is no history, and when the controllers decide otherwise."""
@@ -102,25 +102,25 @@ def replay(
         raise LabError(f"{path} cannot be read: {error.strerror}") from None
     try:
         with file:
-            again = Replay(read(file), admission())
-            last = begin = again.begin.at
+            replay_ = Replay(read(file), admission())
+            last = begin = replay_.begin.at
             started = time.monotonic()
-            while (moment := again.step()) is not None:
+            while (moment := replay_.step()) is not None:
                 last = max(last, moment)
                 if speed is not None:
                     time.sleep(max(0.0, (last - begin).total_seconds() / speed - (time.monotonic() - started)))
-                if seen is not None:
-                    seen(last, again)
+                if on_step is not None:
+                    on_step(last, replay_)
     except InvalidHistory as error:
         raise LabError(f"{path} is no history of a lab: {error}") from None
     except ReplayMismatch as error:
         raise LabError(f"{path}: the controllers of this version decide otherwise: {error}") from None
     return ReplaySummary(
-        lab=again.begin.lab,
+        lab=replay_.begin.lab,
         begin=begin,
         end=last,
-        written=again.written,
-        decided=again.decided,
-        turns=again.turns,
-        objects=again.objects(),
+        written=replay_.written,
+        decided=replay_.decided,
+        turns=replay_.turns,
+        objects=replay_.objects(),
     )

@@ -1,13 +1,15 @@
-"""The cluster of a lab in the words of its state file."""
+"""Report a lab's present state in the form of its state file."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from narthex.lab.faults import InjectedFault
 from narthex.lab.kubelet.program.pod import PodLifecycle
+from narthex.lab.program.components import LabComponents
 from narthex.lab.program.state import FrontendRecord, LabState, PodRecord, ScaleRecord, ServiceRecord
 from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
@@ -16,61 +18,80 @@ from narthex.model.objects import EndpointSlice, Pod, Service
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot
 
+_API_SERVICE = NamespacedName("default", "kubernetes")
+"""The Service of the API server, which every lab has."""
+
 
 def describe_state(
     state: LabState,
+    parts: LabComponents,
     snapshot: Snapshot,
-    *,
-    scales: Iterable[ScaleRecord],
     problems: Iterable[Problem],
-    network_namespace: Callable[[Pod], str],
-    lives: Iterable[PodLifecycle],
-    waiting: Mapping[NamespacedName, str],
+    faults: tuple[InjectedFault, ...],
 ) -> LabState:
-    """The state with everything that changes brought up to date. `network_namespace` is asked for pods that have a node;
-    `waiting`: why others have none."""
-    alive = {life.key: life for life in lives}
+    """Return the state with everything that changes brought up to date."""
+    running = {pod.key: pod for pod in parts.kubelet.pods()}
+    unscheduled = _scheduling_problems(parts)
     pods = tuple(
-        _pod(pod, alive.get(key), network_namespace, waiting.get(key, "no node takes it"))
+        _pod(pod, running.get(key), parts, unscheduled.get(key, "no node takes it"))
         for key, pod in sorted(snapshot.pods.items())
     )
     services = tuple(
         _service(service, state.nodes, tuple(snapshot.slices.get(key, {}).values()))
         for key, service in sorted(snapshot.services.items())
-        if key != _API
+        if key != _API_SERVICE
     )
-    return msgspec.structs.replace(state, pods=pods, services=services, scales=tuple(scales), problems=tuple(problems))
+    return msgspec.structs.replace(
+        state,
+        pods=pods,
+        services=services,
+        scales=tuple(_scales(parts, snapshot)),
+        problems=tuple(problems),
+        faults=faults,
+    )
 
 
-_API = NamespacedName("default", "kubernetes")
-"""The Service of the API server, which every lab has."""
+def _scheduling_problems(parts: LabComponents) -> Mapping[NamespacedName, str]:
+    """Return the scheduler's messages about pods without a node."""
+    with parts.registry.held() as registry:
+        return {
+            NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"]): str(each.get("message") or "")
+            for pod in registry.list("Pod")
+            if not pod["spec"].get("nodeName")
+            for each in (pod.get("status") or {}).get("conditions") or ()
+            if each["type"] == "PodScheduled" and each.get("status") == "False"
+        }
 
 
-def _pod(pod: Pod, life: PodLifecycle | None, network_namespace: Callable[[Pod], str], waiting: str) -> PodRecord:
-    node = pod.spec.node_name if life is not None else ""
+def _scales(parts: LabComponents, snapshot: Snapshot) -> Iterator[ScaleRecord]:
+    """Yield the Deployments whose number of replicas differs from the user's manifests."""
+    for key, deployment in sorted(snapshot.deployments.items()):
+        manifest = parts.manifests.desired("Deployment", key)
+        desired = (manifest.raw.get("spec") or {}).get("replicas", 1) if manifest is not None else deployment.replicas
+        if desired != deployment.replicas:
+            yield ScaleRecord(namespace=key.namespace, name=key.name, replicas=deployment.replicas)
+
+
+def _pod(pod: Pod, running: PodLifecycle | None, parts: LabComponents, unscheduled: str) -> PodRecord:
+    finished = running is None and pod.phase in ("Succeeded", "Failed")
     terminating = bool(pod.deletion_timestamp)
-    runs = tuple(life.runs.items()) if life is not None else ()
-    problem = life.problem if life is not None else waiting
-    if life is None and pod.phase in ("Succeeded", "Failed"):
-        node, problem = pod.spec.node_name, ""
+    containers = tuple(running.runs.items()) if running is not None else ()
+    namespace = ""
+    if running is not None and pod.spec.node_name:
+        namespace = parts.pods.network.namespace(running.pod)
     return PodRecord(
         namespace=pod.namespace,
         name=pod.name,
-        node=node,
-        network_namespace=network_namespace(pod) if node and life is not None else "",
+        node=pod.spec.node_name if running is not None or finished else "",
+        network_namespace=namespace,
         addresses=pod.ips,
         ready=pod.ready and not terminating,
         terminating=terminating,
         uid=pod.uid,
-        hostname="" if pod.spec.host_network else hostname_of(pod),
-        containers={name: run.container.pid if run.container is not None else 0 for name, run in runs},
-        problem=problem,
+        hostname="" if pod.spec.host_network else (pod.spec.hostname or pod.name)[:63].rstrip("-."),
+        containers={name: run.container.pid if run.container is not None else 0 for name, run in containers},
+        problem=running.problem if running is not None else "" if finished else unscheduled,
     )
-
-
-def hostname_of(pod: Pod) -> str:
-    """The pod's host name."""
-    return (pod.spec.hostname or pod.name)[:63].rstrip("-.")
 
 
 def _service(service: Service, nodes: Sequence[LabNode], slices: Sequence[EndpointSlice]) -> ServiceRecord:
@@ -90,17 +111,17 @@ def _frontends(service: Service, nodes: Sequence[LabNode]) -> Iterable[FrontendR
         return
     families = set(service.ip_families)
     for port in service.ports:
-        places = [("cluster IP", address, port.port) for address in service.cluster_ips]
-        places += [("external IP", address, port.port) for address in service.external_ips]
-        places += [("load balancer IP", entry.ip, port.port) for entry in service.ingress]
+        frontends = [("cluster IP", address, port.port) for address in service.cluster_ips]
+        frontends += [("external IP", address, port.port) for address in service.external_ips]
+        frontends += [("load balancer IP", entry.ip, port.port) for entry in service.ingress]
         if port.node_port:
-            places += [
+            frontends += [
                 ("node port", address, port.node_port)
                 for node in nodes
                 for address in node.addresses
                 if family_of(address) in families
             ]
-        for kind, address, number in places:
+        for kind, address, number in frontends:
             yield FrontendRecord(
                 kind=kind, address=address, port=number, protocol=port.protocol.value, port_name=port.name
             )

@@ -30,15 +30,15 @@ class SharedRegistry:
         self.lock = threading.RLock()
         self._registry = registry
         self._listeners: list[Callable[[], None]] = []
-        self._looked_at = registry.version
-        self._told_at = time.time()
-        self.rules_at = 0.0
+        self._checked_version = registry.version
+        self._checked_at = time.time()
+        self.rules_changed_at = 0.0
         """No later than when something last changed that the nodes make rules of, in seconds since 1970; 0.0: never."""
 
-    def listen(self, ring: Callable[[], None]) -> None:
+    def listen(self, listener: Callable[[], None]) -> None:
         """Call this whenever something has changed. It must be quick, and safe in any thread; it may be called while the
         lock is held."""
-        self._listeners.append(ring)
+        self._listeners.append(listener)
 
     @contextmanager
     def held(self) -> Iterator[Registry]:
@@ -50,33 +50,33 @@ class SharedRegistry:
             finally:
                 changed = self._registry.version != before
                 if changed:
-                    self._look()
+                    self._check_rules()
         if changed:
-            self._ring()
+            self._notify_listeners()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Something has changed, by somebody who has held the lock without `held`."""
         with self.lock:
-            self._look()
-        self._ring()
+            self._check_rules()
+        self._notify_listeners()
 
-    def _ring(self) -> None:
-        for ring in self._listeners:
-            ring()
+    def _notify_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
 
-    def _look(self) -> None:
+    def _check_rules(self) -> None:
         """See whether the nodes are to be concerned. What has changed has done so since the last look."""
         now = time.time()
         try:
-            concerned = any(map(_makes_rules, self._registry.changes_since(self._looked_at)))
+            affected = any(map(_affects_rules, self._registry.changes_since(self._checked_version)))
         except ApiFault:
-            concerned = True
-        if concerned:
-            self.rules_at = self._told_at
-        self._looked_at, self._told_at = self._registry.version, now
+            affected = True
+        if affected:
+            self.rules_changed_at = self._checked_at
+        self._checked_version, self._checked_at = self._registry.version, now
 
 
-def _makes_rules(change: Any) -> bool:
+def _affects_rules(change: Any) -> bool:
     fields = _RULES.get(change.kind)
     if fields is None:
         return False
@@ -93,9 +93,9 @@ def _part(obj: dict[str, Any], field: str) -> Any:
     return obj.get(field)
 
 
-_OF_GROUPS = {"IPAddressPool.metallb.io": "IPAddressPool", "L2Advertisement.metallb.io": "L2Advertisement"}
+_CUSTOM_KINDS = {"IPAddressPool.metallb.io": "IPAddressPool", "L2Advertisement.metallb.io": "L2Advertisement"}
 """Custom kinds, as the registry calls them."""
-_REGISTERED = {**{kind: kind for kind in KINDS if kind not in _OF_GROUPS.values()}, **_OF_GROUPS}
+_REGISTERED = {**{kind: kind for kind in KINDS if kind not in _CUSTOM_KINDS.values()}, **_CUSTOM_KINDS}
 
 
 class _Registry(Protocol):
@@ -114,7 +114,7 @@ class RegistrySnapshot:
         self._store = Store()
         self._version = -1
 
-    def follow(self, registry: _Registry) -> Snapshot:
+    def sync(self, registry: _Registry) -> Snapshot:
         """All there is now. The caller holds the registry's lock. An object that cannot be read is left out."""
         try:
             if self._version < 0:

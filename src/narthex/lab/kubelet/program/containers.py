@@ -44,13 +44,13 @@ class IsReleased(Protocol):
 class PodDependencies(NamedTuple):
     """What pods are made with."""
 
-    ledger: SharedRegistry
+    registry: SharedRegistry
     network: PodNetwork
     files: PodFiles
     echo: EchoServer
     containers: Containers
-    tell: RecordEvent
-    released: IsReleased
+    record_event: RecordEvent
+    is_released: IsReleased
     prober: Prober
 
 
@@ -62,8 +62,8 @@ class ContainerRun:
         """None: the echo server does its work."""
         self.environment = environment
         self.began = time.monotonic()
-        self.judgement = ProbeState(probes_of(spec), datetime.now(UTC))
-        self.asked = False
+        self.probes = ProbeState(probes_of(spec), datetime.now(UTC))
+        self.check_scheduled = False
         """It is going to be judged again."""
         self.failed = False
         """It is being ended for a probe."""
@@ -74,23 +74,23 @@ def echo_name(pod: Object, container: str) -> str:
     return f"{pod['metadata']['uid']}/{container}"
 
 
-def start_echo(pod: Object, spec: Object, tools: PodDependencies) -> ContainerRun:
+def start_echo(pod: Object, spec: Object, deps: PodDependencies) -> ContainerRun:
     """Let the echo server stand for a container. Raises OSError."""
     ports = _ports(spec)
     node = pod["spec"]["nodeName"]
     if pod["spec"].get("hostNetwork") and any(number == DNS_PORT for _, number in ports):
         raise OSError(errno.EADDRINUSE, f"Address already in use: port {DNS_PORT} of {node} is the lab's DNS's")
     says = f"{pod['metadata']['name']} on {node}"
-    tools.echo.add(echo_name(pod, spec["name"]), says, tools.network.namespace(pod), ports)
+    deps.echo.add(echo_name(pod, spec["name"]), says, deps.network.namespace(pod), ports)
     return ContainerRun(None, spec, {})
 
 
 def start_program(
-    pod: Object, spec: Object, image: str, restarts: int, tools: PodDependencies, ended: Callable[[Container], None]
+    pod: Object, spec: Object, image: str, restarts: int, deps: PodDependencies, ended: Callable[[Container], None]
 ) -> ContainerRun:
     """Run a container's program; `image` is what stands behind its image. `ended` is called by another thread. Raises
     ConfigFault, StartError, OSError."""
-    known = environment_of(pod, spec, tools.ledger)
+    known = environment_of(pod, spec, deps.registry)
     argv = command_line(spec, image, known)
     directory = spec.get("workingDir") or "/"
     try:
@@ -103,20 +103,20 @@ def start_program(
         executable=executable,
         environment=known,
         directory=directory,
-        network_namespace=tools.network.namespace(pod),
+        network_namespace=deps.network.namespace(pod),
         hostname="" if pod["spec"].get("hostNetwork") else hostname(pod),
-        shows=tuple(tools.files.shows(pod, spec)),
+        shows=tuple(deps.files.shows(pod, spec)),
         user=security.get("runAsUser"),
         group=security.get("runAsGroup"),
-        log=str(tools.files.log(pod, spec["name"], restarts)),
+        log=str(deps.files.log(pod, spec["name"], restarts)),
     )
-    return ContainerRun(tools.containers.run(program, ended=ended), spec, known)
+    return ContainerRun(deps.containers.run(program, ended=ended), spec, known)
 
 
-def environment_of(pod: Object, spec: Object, ledger: SharedRegistry) -> dict[str, str]:
+def environment_of(pod: Object, spec: Object, shared: SharedRegistry) -> dict[str, str]:
     """The variables of a container. From any thread. Raises ConfigFault."""
     home = pod["metadata"]["namespace"]
-    with ledger.held() as registry:
+    with shared.held() as registry:
         services = [*registry.list("Service", "default"), *registry.list("Service", home)]
         return environment(pod, spec, services, lambda kind, name: registry.get(kind, home, name))
 

@@ -18,9 +18,9 @@ _FRESH_SECONDS = 0.05
 class EndpointDrain:
     """Asks the nodes, for many pods at once. Safe from any thread."""
 
-    def __init__(self, ledger: SharedRegistry, synced: Callable[[float], bool]) -> None:
+    def __init__(self, registry: SharedRegistry, synced: Callable[[float], bool]) -> None:
         """`synced(moment)`: all proxies have seen a change after it, and written all that they have seen."""
-        self._ledger = ledger
+        self._registry = registry
         self._synced = synced
         self._lock = threading.Lock()
         self._taken_out: dict[NamespacedName, tuple[float, float]] = {}
@@ -56,7 +56,7 @@ class EndpointDrain:
     def _slices(self, key: NamespacedName) -> tuple[bool, bool]:
         """Whether a Service with an address has the pod among its endpoints, and as a ready one."""
         listed = ready = False
-        with self._ledger.held() as registry:
+        with self._registry.held() as registry:
             for each in registry.list("EndpointSlice", key.namespace):
                 if "service.kubernetes.io/headless" in (each["metadata"].get("labels") or {}):
                     continue

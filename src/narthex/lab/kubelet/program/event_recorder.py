@@ -11,7 +11,7 @@ from typing import Any
 from narthex.lab.api.errors import ApiFault
 from narthex.lab.program.shared_registry import SharedRegistry
 
-_AT_ONCE = 20
+_BATCH = 20
 """So many are written while the lock is held."""
 _PAUSE_SECONDS = 0.1
 
@@ -19,26 +19,26 @@ _PAUSE_SECONDS = 0.1
 class EventRecorder:
     """Takes Events from any thread. `write` belongs to one."""
 
-    def __init__(self, ledger: SharedRegistry) -> None:
-        self._ledger = ledger
-        self._new: deque[tuple[Mapping[str, Any], str, str, bool, float]] = deque()
-        self._news = threading.Event()
+    def __init__(self, registry: SharedRegistry) -> None:
+        self._registry = registry
+        self._pending: deque[tuple[Mapping[str, Any], str, str, bool, float]] = deque()
+        self._wake = threading.Event()
         self._names: dict[tuple[str, str, str], str] = {}
 
     def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
         """What has happened to an object. The same words again count up."""
-        self._new.append((about, reason, message, warning, time.time()))
-        self._news.set()
+        self._pending.append((about, reason, message, warning, time.time()))
+        self._wake.set()
 
-    def write(self) -> None:
+    def run(self) -> None:
         """Write them as they come, for good."""
         while True:
-            self._news.wait()
-            self._news.clear()
-            while self._new:
-                with self._ledger.held() as registry:
-                    for _ in range(min(_AT_ONCE, len(self._new))):
-                        self._write(registry, *self._new.popleft())
+            self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                with self._registry.held() as registry:
+                    for _ in range(min(_BATCH, len(self._pending))):
+                        self._write(registry, *self._pending.popleft())
                 time.sleep(_PAUSE_SECONDS)
 
     def _write(
@@ -46,9 +46,9 @@ class EventRecorder:
     ) -> None:
         meta = about["metadata"]
         namespace = meta.get("namespace") or "default"
-        said = (str(meta.get("uid")), reason, message)
+        identity = (str(meta.get("uid")), reason, message)
         # In the order of time, which whoever lists them sees where seconds are the same.
-        name = self._names.setdefault(said, f"{meta['name'][:230]}.{time.time_ns():x}")
+        name = self._names.setdefault(identity, f"{meta['name'][:230]}.{time.time_ns():x}")
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
         held = registry.get("Event", namespace, name)
         try:

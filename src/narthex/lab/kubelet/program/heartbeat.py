@@ -53,26 +53,28 @@ def _read(path: str) -> str:
 class NodeHeartbeats:
     """Heartbeats of all nodes. `beat` belongs to one thread."""
 
-    def __init__(self, nodes: Iterable[LabNode], ledger: SharedRegistry, *, every: float, lasts: int) -> None:
+    def __init__(
+        self, nodes: Iterable[LabNode], registry: SharedRegistry, *, interval: float, lease_seconds: int
+    ) -> None:
         """`every`: seconds between two heartbeats; `lasts`: what the Leases say."""
         self._nodes = {node.name: node for node in nodes}
-        self._ledger = ledger
-        self._every = every
-        self._lasts = lasts
+        self._registry = registry
+        self._interval = interval
+        self._lease_seconds = lease_seconds
         self._machine = machine()
-        self._dead: set[str] = set()
-        self._cut: frozenset[str] = frozenset()
+        self._stopped: set[str] = set()
+        self._cut_off: frozenset[str] = frozenset()
 
     def register(self) -> None:
         """Make what is not there yet."""
-        with self._ledger.held() as registry:
+        with self._registry.held() as registry:
             for node in self._nodes.values():
                 if registry.get("Node", "", node.name) is None:
                     registry.create("Node", node_objects.node(node, self._machine))
-                self._post(registry, node)
+                self._post_status(registry, node)
         self._renew()
 
-    def _post(self, registry: Registry, node: LabNode) -> None:
+    def _post_status(self, registry: Registry, node: LabNode) -> None:
         """The node is well, it says."""
         held = registry.get("Node", "", node.name) or {}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -81,27 +83,27 @@ class NodeHeartbeats:
 
     def stop(self, node: str) -> None:
         """No more heartbeats of this one."""
-        self._dead.add(node)
+        self._stopped.add(node)
 
-    def cut(self, names: frozenset[str]) -> None:
+    def cut_off(self, names: frozenset[str]) -> None:
         """Nothing of these nodes arrives at present. Those of which it does again say at once that they are well."""
-        back, self._cut = self._cut - names - self._dead, names
-        with contextlib.suppress(ApiFault), self._ledger.held() as registry:
-            for name in sorted(back):
-                self._post(registry, self._nodes[name])
+        reconnected, self._cut_off = self._cut_off - names - self._stopped, names
+        with contextlib.suppress(ApiFault), self._registry.held() as registry:
+            for name in sorted(reconnected):
+                self._post_status(registry, self._nodes[name])
         self._renew()
 
-    def beat(self) -> None:
+    def run(self) -> None:
         """For good."""
         while True:
-            time.sleep(self._every)
+            time.sleep(self._interval)
             self._renew()
 
     def _renew(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        with contextlib.suppress(ApiFault), self._ledger.held() as registry:
-            for name in self._nodes.keys() - self._dead - self._cut:
-                lease = node_objects.lease(name, self._lasts, now)
+        with contextlib.suppress(ApiFault), self._registry.held() as registry:
+            for name in self._nodes.keys() - self._stopped - self._cut_off:
+                lease = node_objects.lease(name, self._lease_seconds, now)
                 held = registry.get("Lease", node_objects.LEASES, name)
                 if held is None:
                     registry.create("Lease", lease)

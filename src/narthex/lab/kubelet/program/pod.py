@@ -47,9 +47,9 @@ from narthex.model.names import NamespacedName
 Object = dict[str, Any]
 
 _RETRY_SECONDS = 1.0
-_FORGET_SECONDS = 600.0
+_STABLE_SECONDS = 600.0
 """A container that has run so long may fail again as if it were the first time."""
-_LOOK_SECONDS = 0.05
+_DRAIN_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 30
 _DRAIN_SECONDS = 10.0
 """The echo server lets itself be kept so long at most by those who still come, after its end was wished."""
@@ -61,7 +61,7 @@ _IDLE_SECONDS = 1.0
 class PodLifecycle:
     """One pod. Everything is called by its node's worker."""
 
-    def __init__(self, pod: Object, node: LabNode, worker: WorkQueue, tools: PodDependencies) -> None:
+    def __init__(self, pod: Object, node: LabNode, worker: WorkQueue, deps: PodDependencies) -> None:
         self.pod = pod
         self.key = NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"])
         self.uid: str = pod["metadata"]["uid"]
@@ -70,28 +70,28 @@ class PodLifecycle:
         self.runs: dict[str, ContainerRun] = {}
         self._node = node
         self._worker = worker
-        self._tools = tools
+        self._deps = deps
         self.specs = {
             each["name"]: each for each in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"])
         }
         self.facts = PodFacts(containers=self._new_facts(), host_ips=node.addresses)
         self._policy = pod["spec"].get("restartPolicy") or "Always"
         self._ending = False
-        self._asked_at = 0.0
-        self._gone = False
+        self._ending_since = 0.0
+        self._finished = False
 
     def _new_facts(self) -> list[ContainerFacts]:
         inits = {each["name"] for each in self.pod["spec"].get("initContainers") or ()}
-        waits = "PodInitializing" if inits else "ContainerCreating"
+        still_routed = "PodInitializing" if inits else "ContainerCreating"
         return [
-            ContainerFacts(name=name, image=spec.get("image") or "", state=Waiting(waits), init=name in inits)
+            ContainerFacts(name=name, image=spec.get("image") or "", state=Waiting(still_routed), init=name in inits)
             for name, spec in self.specs.items()
         ]
 
     @property
     def namespace(self) -> str:
         """The network namespace of its processes, by name."""
-        return self._tools.network.namespace(self.pod)
+        return self._deps.network.namespace(self.pod)
 
     @property
     def starting(self) -> bool:
@@ -104,32 +104,34 @@ class PodLifecycle:
 
     def start(self) -> None:
         """Put it on the network and start its containers; tried again until it can be had."""
-        if self._ending or self._gone:
+        if self._ending or self._finished:
             return
-        self.facts.start_time = self.facts.start_time or _stamp()
+        self.facts.start_time = self.facts.start_time or _timestamp()
         try:
-            self._tools.files.check(self.pod)
+            self._deps.files.check(self.pod)
             if not self.facts.networked:
-                self.facts.ips = self._tools.network.add(self.pod)
+                self.facts.ips = self._deps.network.add(self.pod)
                 self.facts.networked = True
-            self._tools.files.write(self.pod, self.facts.ips)
+            self._deps.files.write(self.pod, self.facts.ips)
         except ContainerConfigError as fault:
-            self._cannot("FailedMount", str(fault), self.start)
+            self._retry_after_failure("FailedMount", str(fault), self.start)
         except (OSError, LinkError, CniError) as error:
-            self._cannot("FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}", self.start, str(error))
+            self._retry_after_failure(
+                "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}", self.start, str(error)
+            )
         else:
             self.problem = ""
             # The downward API tells the addresses.
-            self.pod = {**self.pod, "status": status(self.pod, self.facts, _stamp())}
-            self._go_on()
-        self.write()
+            self.pod = {**self.pod, "status": status(self.pod, self.facts, _timestamp())}
+            self._start_next()
+        self.write_status()
 
-    def _cannot(self, reason: str, message: str, again: Any, problem: str = "") -> None:
+    def _retry_after_failure(self, reason: str, message: str, retry: Any, problem: str = "") -> None:
         self.problem = problem or message
-        self._tools.tell(self.pod, reason, message, warning=True)
-        self._worker.after(_RETRY_SECONDS, again)
+        self._deps.record_event(self.pod, reason, message, warning=True)
+        self._worker.after(_RETRY_SECONDS, retry)
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         """Start what is next: an init container, or all others."""
         for facts in self.facts.init:
             if isinstance(facts.state, Terminated) and facts.state.exit_code == 0:
@@ -146,140 +148,146 @@ class PodLifecycle:
         image = image_of(spec)
         if image.missing:
             facts.state = Waiting("ErrImagePull", image.missing)
-            self._container_cannot(facts, "Failed", f'Failed to pull image "{facts.image}": {image.missing}')
+            self._retry_container_later(facts, "Failed", f'Failed to pull image "{facts.image}": {image.missing}')
             return
         try:
             run = self._run(spec, image.program, facts)
         except ContainerConfigError as fault:
             facts.state = Waiting("CreateContainerConfigError", str(fault))
-            self._container_cannot(facts, "Failed", f"Error: {fault}")
+            self._retry_container_later(facts, "Failed", f"Error: {fault}")
         except (StartError, OSError) as error:
-            self._tools.tell(self.pod, "Failed", f"Error: {error}", warning=True)
+            self._deps.record_event(self.pod, "Failed", f"Error: {error}", warning=True)
             facts.state = Waiting("RunContainerError", str(error))
             self.problem = f"container {facts.name}: {error}" if image.program else str(error)
-            self._worker.after(_RETRY_SECONDS, lambda: self._again(facts))
+            self._worker.after(_RETRY_SECONDS, lambda: self._retry_container(facts))
         else:
             self.problem = ""
             self.runs[facts.name] = run
             facts.container_id = f"narthex://{_id(self.uid, facts.name, facts.restarts)}"
-            facts.state = Running(_stamp())
-            self._judge(facts, run)
+            facts.state = Running(_timestamp())
+            self._evaluate_probes(facts, run)
             present = f'Container image "{facts.image}" already present on machine'
-            self._tools.tell(self.pod, "Pulled", present)
-            self._tools.tell(self.pod, "Created", f"Created container: {facts.name}")
-            self._tools.tell(self.pod, "Started", f"Started container {facts.name}")
+            self._deps.record_event(self.pod, "Pulled", present)
+            self._deps.record_event(self.pod, "Created", f"Created container: {facts.name}")
+            self._deps.record_event(self.pod, "Started", f"Started container {facts.name}")
 
     def _run(self, spec: Object, program: str, facts: ContainerFacts) -> ContainerRun:
         if not program:
-            return start_echo(self.pod, spec, self._tools)
+            return start_echo(self.pod, spec, self._deps)
 
         def ended(container: Container) -> None:
             self._worker.post(lambda: self._ended(facts.name, container))
 
-        return start_program(self.pod, spec, program, facts.restarts, self._tools, ended)
+        return start_program(self.pod, spec, program, facts.restarts, self._deps, ended)
 
     # Probes.
 
-    def _judge(self, facts: ContainerFacts, run: ContainerRun) -> None:
+    def _evaluate_probes(self, facts: ContainerFacts, run: ContainerRun) -> None:
         """Take over what its probes have come to, and run those that are due."""
-        judgement, now = run.judgement, datetime.now(UTC)
-        facts.started, facts.ready = judgement.started, judgement.ready and not facts.init
-        if judgement.to_restart is not None:
-            self._fail(facts, run, judgement.to_restart)
+        probes, now = run.probes, datetime.now(UTC)
+        facts.started, facts.ready = probes.started, probes.ready and not facts.init
+        if probes.to_restart is not None:
+            self._restart_for_probe(facts, run, probes.to_restart)
             return
-        for probe in judgement.due(now):
-            judgement.begin(probe, now)
+        for probe in probes.due(now):
+            probes.mark_started(probe, now)
             process = run.container.pid if run.container is not None else 0
-            place = ProbeTarget(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
-            self._tools.prober.run(probe, place, partial(self._told, facts, run, probe))
-        due = judgement.next_due()
-        if due is not None and not run.asked:
-            run.asked = True
-            self._worker.after((due - now).total_seconds(), partial(self._ask, facts, run))
+            target = ProbeTarget(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
+            self._deps.prober.run(probe, target, partial(self._on_probe_result, facts, run, probe))
+        due = probes.next_due()
+        if due is not None and not run.check_scheduled:
+            run.check_scheduled = True
+            self._worker.after((due - now).total_seconds(), partial(self._evaluate_later, facts, run))
 
-    def _ask(self, facts: ContainerFacts, run: ContainerRun) -> None:
-        run.asked = False
+    def _evaluate_later(self, facts: ContainerFacts, run: ContainerRun) -> None:
+        run.check_scheduled = False
         if self.runs.get(facts.name) is run and not self._ending:
-            self._judge(facts, run)
+            self._evaluate_probes(facts, run)
 
-    def _told(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult) -> None:
+    def _on_probe_result(
+        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult
+    ) -> None:
         """By another thread."""
-        self._worker.post(lambda: self._heed(facts, run, probe, result))
+        self._worker.post(lambda: self._handle_probe_result(facts, run, probe, result))
 
-    def _heed(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult) -> None:
+    def _handle_probe_result(
+        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult
+    ) -> None:
         if self.runs.get(facts.name) is not run or self._ending or run.failed:
             return
-        run.judgement.tell(probe, result.ok, datetime.now(UTC))
+        run.probes.record_result(probe, result.ok, datetime.now(UTC))
         if not result.ok:
-            self._tools.tell(self.pod, "Unhealthy", probe.complaint(result.why), warning=True)
-        self._judge(facts, run)
-        self.write()
+            self._deps.record_event(self.pod, "Unhealthy", probe.failure_message(result.why), warning=True)
+        self._evaluate_probes(facts, run)
+        self.write_status()
 
-    def _fail(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe) -> None:
+    def _restart_for_probe(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe) -> None:
         """End a container for its probe; it is started again as after any other end."""
         run.failed = True
-        words = f"Container {facts.name} failed {probe.purpose} probe, will be restarted"
-        self._tools.tell(self.pod, "Killing", words)
+        message = f"Container {facts.name} failed {probe.purpose} probe, will be restarted"
+        self._deps.record_event(self.pod, "Killing", message)
         if run.container is None:
-            self._tools.echo.remove(echo_name(self.pod, facts.name))
-            self._over(facts, 137, signal.SIGKILL)
+            self._deps.echo.remove(echo_name(self.pod, facts.name))
+            self._container_ended(facts, 137, signal.SIGKILL)
             return
         run.container.signal(signal.SIGTERM)
         grace = float(self.pod["spec"].get("terminationGracePeriodSeconds") or _GRACE_SECONDS)
         self._worker.after(grace, partial(run.container.signal, signal.SIGKILL))
 
-    def _container_cannot(self, facts: ContainerFacts, reason: str, message: str) -> None:
-        self._cannot(reason, message, lambda: self._again(facts), f"container {facts.name}: {message}")
+    def _retry_container_later(self, facts: ContainerFacts, reason: str, message: str) -> None:
+        self._retry_after_failure(
+            reason, message, lambda: self._retry_container(facts), f"container {facts.name}: {message}"
+        )
 
-    def _again(self, facts: ContainerFacts) -> None:
+    def _retry_container(self, facts: ContainerFacts) -> None:
         """Start a container that could not be started, or has waited for its turn."""
-        if not self._ending and not self._gone and facts.name not in self.runs:
+        if not self._ending and not self._finished and facts.name not in self.runs:
             self._start_container(facts)
-            self.write()
+            self.write_status()
 
     # What happens to it.
 
-    def change(self, pod: Object) -> None:
+    def update(self, pod: Object) -> None:
         """The API holds another state of it."""
         self.pod = {**pod, "status": self.pod.get("status") or pod.get("status") or {}}
         if pod["metadata"].get("deletionTimestamp"):
-            self.end(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
+            self.terminate(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
 
     def _ended(self, name: str, container: Container) -> None:
         run = self.runs.get(name)
         if run is None or run.container is not container:
             return
         facts = next(each for each in self.facts.containers if each.name == name)
-        told = container.end
-        self._over(facts, told.status or 0, told.signal)
+        ending = container.end
+        self._container_ended(facts, ending.status or 0, ending.signal)
 
-    def _over(self, facts: ContainerFacts, code: int, number: int = 0) -> None:
+    def _container_ended(self, facts: ContainerFacts, code: int, signal_number: int = 0) -> None:
         run = self.runs.pop(facts.name)
-        began = facts.state.started if isinstance(facts.state, Running) else _stamp()
+        began = facts.state.started if isinstance(facts.state, Running) else _timestamp()
         reason = "Completed" if code == 0 else "Error"
-        ended = Terminated(code, reason, began, _stamp(), number, container_id=facts.container_id)
+        ended = Terminated(code, reason, began, _timestamp(), signal_number, container_id=facts.container_id)
         facts.state = ended
         facts.started = facts.ready = False
         if self._ending:
-            self._finish_if_over()
+            self._finish_if_stopped()
             return
         if facts.init and code == 0:
-            self._go_on()
+            self._start_next()
         elif wants_restart("OnFailure" if facts.init and self._policy == "Always" else self._policy, [ended]):
-            if time.monotonic() - run.began > _FORGET_SECONDS:
+            if time.monotonic() - run.began > _STABLE_SECONDS:
                 facts.restarts = 0
             self._restart_later(facts, ended)
-        self.write()
+        self.write_status()
 
     def _restart_later(self, facts: ContainerFacts, ended: Terminated) -> None:
         delay = back_off(facts.restarts)
         facts.restarts += 1
         facts.last = ended
         if delay:
-            words = f"back-off {_duration(delay)} restarting failed container={facts.name} pod={self._full_name}"
-            facts.state = Waiting("CrashLoopBackOff", words)
-            self._tools.tell(self.pod, "BackOff", words[0].upper() + words[1:], warning=True)
-        self._worker.after(delay, lambda: self._again(facts))
+            message = f"back-off {_duration(delay)} restarting failed container={facts.name} pod={self._full_name}"
+            facts.state = Waiting("CrashLoopBackOff", message)
+            self._deps.record_event(self.pod, "BackOff", message[0].upper() + message[1:], warning=True)
+        self._worker.after(delay, lambda: self._retry_container(facts))
 
     @property
     def _full_name(self) -> str:
@@ -287,55 +295,57 @@ class PodLifecycle:
 
     # Its end.
 
-    def end(self, grace: float) -> None:
+    def terminate(self, grace: float) -> None:
         """Stop its containers: SIGTERM, and SIGKILL after so many seconds. A second time may only shorten that."""
-        if self._gone:
+        if self._finished:
             return
         self._worker.after(grace, self._kill)
         if self._ending:
             return
         self._ending = True
-        self._asked_at = time.time()
+        self._ending_since = time.time()
         for facts in self.facts.containers:
             run = self.runs.get(facts.name)
             if run is None:
                 continue
-            self._tools.tell(self.pod, "Killing", f"Stopping container {facts.name}")
+            self._deps.record_event(self.pod, "Killing", f"Stopping container {facts.name}")
             if run.container is None:
-                self._tools.echo.drain(echo_name(self.pod, facts.name))
-                self._worker.post(partial(self._drained, facts))
+                self._deps.echo.drain(echo_name(self.pod, facts.name))
+                self._worker.post(partial(self._drain_echo, facts))
             else:
-                self._worker.after(_sleeps(self.specs[facts.name], grace), partial(_terminate, run))
-        self._finish_if_over()
+                self._worker.after(_pre_stop_seconds(self.specs[facts.name], grace), partial(_send_sigterm, run))
+        self._finish_if_stopped()
 
-    def _drained(self, facts: ContainerFacts) -> None:
+    def _drain_echo(self, facts: ContainerFacts) -> None:
         """End the echo server's part when nobody is sent to it any more and nobody speaks with it."""
         run = self.runs.get(facts.name)
         if run is None or run.container is not None:
             return
         now = time.time()
-        sleeps = _sleeps(self.specs[facts.name], _DRAIN_SECONDS)
-        patience = now - self._asked_at < sleeps + _DRAIN_SECONDS
-        waits = now - self._asked_at < sleeps or not self._tools.released(self.key, self._wished_at())
-        if patience and (waits or self._spoken(facts)):
-            self._worker.after(_LOOK_SECONDS, lambda: self._drained(facts))
+        pre_stop = _pre_stop_seconds(self.specs[facts.name], _DRAIN_SECONDS)
+        within_limit = now - self._ending_since < pre_stop + _DRAIN_SECONDS
+        still_routed = now - self._ending_since < pre_stop or not self._deps.is_released(
+            self.key, self._deletion_requested_at()
+        )
+        if within_limit and (still_routed or self._in_use(facts)):
+            self._worker.after(_DRAIN_POLL_SECONDS, lambda: self._drain_echo(facts))
             return
-        self._tools.echo.remove(echo_name(self.pod, facts.name))
-        self._over(facts, 0)
+        self._deps.echo.remove(echo_name(self.pod, facts.name))
+        self._container_ended(facts, 0)
 
-    def _wished_at(self) -> float:
+    def _deletion_requested_at(self) -> float:
         """No later than when its end was wished; the API counts whole seconds."""
         meta = self.pod["metadata"]
         if not meta.get("deletionTimestamp"):
-            return self._asked_at - 1.0
-        end = datetime.fromisoformat(meta["deletionTimestamp"].replace("Z", "+00:00")).timestamp()
-        return end - float(meta.get("deletionGracePeriodSeconds") or 0)
+            return self._ending_since - 1.0
+        terminate = datetime.fromisoformat(meta["deletionTimestamp"].replace("Z", "+00:00")).timestamp()
+        return terminate - float(meta.get("deletionGracePeriodSeconds") or 0)
 
-    def _spoken(self, facts: ContainerFacts) -> bool:
+    def _in_use(self, facts: ContainerFacts) -> bool:
         """Somebody has come a moment ago, or has a connection that may still be used."""
         name = echo_name(self.pod, facts.name)
-        quiet = time.monotonic() - self._tools.echo.quiet_since(name)
-        return quiet < (_IDLE_SECONDS if self._tools.echo.open(name) else _QUIET_SECONDS)
+        quiet = time.monotonic() - self._deps.echo.quiet_since(name)
+        return quiet < (_IDLE_SECONDS if self._deps.echo.open(name) else _QUIET_SECONDS)
 
     def crash(self) -> None:
         """Its containers are killed by somebody."""
@@ -344,8 +354,8 @@ class PodLifecycle:
             if run is not None and run.container is not None:
                 run.container.signal(signal.SIGKILL)
             elif run is not None:
-                self._tools.echo.remove(echo_name(self.pod, facts.name))
-                self._over(facts, 128 + signal.SIGKILL, signal.SIGKILL)
+                self._deps.echo.remove(echo_name(self.pod, facts.name))
+                self._container_ended(facts, 128 + signal.SIGKILL, signal.SIGKILL)
 
     def _kill(self) -> None:
         for facts in self.facts.containers:
@@ -355,51 +365,51 @@ class PodLifecycle:
             if run.container is not None:
                 run.container.signal(signal.SIGKILL)
             else:
-                self._tools.echo.remove(echo_name(self.pod, facts.name))
-                self._over(facts, 0)
-        self._finish_if_over()
+                self._deps.echo.remove(echo_name(self.pod, facts.name))
+                self._container_ended(facts, 0)
+        self._finish_if_stopped()
 
-    def _finish_if_over(self) -> None:
-        if self.runs or self._gone:
+    def _finish_if_stopped(self) -> None:
+        if self.runs or self._finished:
             return
-        self._gone = True
+        self._finished = True
         if self.facts.networked:
             try:
-                self._tools.network.remove(self.pod)
+                self._deps.network.remove(self.pod)
             except (OSError, CniError) as error:
                 # What the plugins still hold of it they take back by themselves: its namespace is gone.
-                self._tools.tell(self.pod, "FailedKillPod", f"error killing pod: {error}", warning=True)
-        self._tools.files.remove(self.pod)
-        with contextlib.suppress(ApiFault), self._tools.ledger.held() as registry:
+                self._deps.record_event(self.pod, "FailedKillPod", f"error killing pod: {error}", warning=True)
+        self._deps.files.remove(self.pod)
+        with contextlib.suppress(ApiFault), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
             if held is not None and held["metadata"]["uid"] == self.uid:
                 registry.delete("Pod", *self.key, grace=0)
 
     @property
-    def gone(self) -> bool:
+    def finished(self) -> bool:
         """Nothing of it is left."""
-        return self._gone
+        return self._finished
 
-    def write(self) -> None:
+    def write_status(self) -> None:
         """Tell the API how it is, if that is another way than before."""
-        if self._gone:
+        if self._finished:
             return
-        with contextlib.suppress(ApiFault), self._tools.ledger.held() as registry:
+        with contextlib.suppress(ApiFault), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
             if held is None or held["metadata"]["uid"] != self.uid:
                 return
-            made = status(held, self.facts, _stamp())
+            made = status(held, self.facts, _timestamp())
             self.pod = {**self.pod, "status": made}
             if made != held.get("status"):
                 registry.update("Pod", {**held, "status": made}, subresource="status")
 
 
-def _terminate(run: ContainerRun) -> None:
+def _send_sigterm(run: ContainerRun) -> None:
     if run.container is not None:
         run.container.signal(signal.SIGTERM)
 
 
-def _sleeps(spec: Mapping[str, Any], grace: float) -> float:
+def _pre_stop_seconds(spec: Mapping[str, Any], grace: float) -> float:
     """Seconds that its preStop hook sleeps."""
     hook = (spec.get("lifecycle") or {}).get("preStop") or {}
     return min(float((hook.get("sleep") or {}).get("seconds") or 0), grace)
@@ -415,5 +425,5 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _stamp() -> str:
+def _timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -28,19 +28,19 @@ from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.status import ContainerFacts, Running
 from narthex.model.names import NamespacedName
 
-_LOOK_SECONDS = 0.1
-_SIGN_OF_LIFE_LOOKS = 5
+_POLL_SECONDS = 0.1
+_KEEPALIVE_POLLS = 5
 
 
 class PodAccess:
     """Safe from any thread."""
 
-    def __init__(self, kubelet: Kubelet, tools: PodDependencies) -> None:
+    def __init__(self, kubelet: Kubelet, deps: PodDependencies) -> None:
         self._kubelet = kubelet
-        self._files = tools.files
-        self._containers = tools.containers
-        self._echo = tools.echo
-        self._ledger = tools.ledger
+        self._files = deps.files
+        self._containers = deps.containers
+        self._echo = deps.echo
+        self._registry = deps.registry
 
     def logs(
         self,
@@ -54,41 +54,47 @@ class PodAccess:
         timestamps: bool,
     ) -> Iterator[bytes]:
         """What a container has written. Raises ApiFault."""
-        life, facts = self._find(namespace, pod, container)
+        lifecycle, facts = self._find(namespace, pod, container)
         number = facts.restarts - (1 if previous else 0)
         if previous and number < 0:
             why = f'previous terminated container "{facts.name}" in pod "{pod}" not found'
             raise ApiFault(400, "BadRequest", why)
-        run = life.runs.get(facts.name)
+        run = lifecycle.runs.get(facts.name)
         if run is not None and run.container is None and not previous:
-            return self._echoed(life, facts, run, tail, follow, since, timestamps)
-        path = self._files.log(life.pod, facts.name, number)
+            return self._echo_log(lifecycle, facts, run, tail, follow, since, timestamps)
+        path = self._files.log(lifecycle.pod, facts.name, number)
         reader = LogReader(path, timestamps=timestamps, since=_stamp(since) if since is not None else "")
-        return self._logged(life, facts, number, reader, tail, follow and not previous)
+        return self._program_log(lifecycle, facts, number, reader, tail, follow and not previous)
 
-    def _logged(
-        self, life: PodLifecycle, facts: ContainerFacts, number: int, log: LogReader, tail: int | None, follow: bool
+    def _program_log(
+        self,
+        lifecycle: PodLifecycle,
+        facts: ContainerFacts,
+        number: int,
+        log: LogReader,
+        tail: int | None,
+        follow: bool,
     ) -> Iterator[bytes]:
         with log as reader:
             yield b"".join(reader.tail(tail))
-            quiet = 0
+            idle_polls = 0
             while follow:
                 # Asked before it is read: what was said before the end is not missed.
-                over = life.gone or facts.restarts != number or not isinstance(facts.state, Running)
+                over = lifecycle.finished or facts.restarts != number or not isinstance(facts.state, Running)
                 new = b"".join(reader.more())
                 if new:
                     yield new
                 elif over:
                     return
                 else:
-                    time.sleep(_LOOK_SECONDS)
-                    quiet += 1
-                    if not quiet % _SIGN_OF_LIFE_LOOKS:
+                    time.sleep(_POLL_SECONDS)
+                    idle_polls += 1
+                    if not idle_polls % _KEEPALIVE_POLLS:
                         yield b""
 
-    def _echoed(
+    def _echo_log(
         self,
-        life: PodLifecycle,
+        lifecycle: PodLifecycle,
         facts: ContainerFacts,
         run: ContainerRun,
         tail: int | None,
@@ -97,35 +103,37 @@ class PodAccess:
         timestamps: bool,
     ) -> Iterator[bytes]:
         """The echo server's log is whom it has answered; it remembers the last ones."""
-        name = echo_name(life.pod, facts.name)
-        told = [each for each in self._echo.said(name) if since is None or each[0] >= since]
-        wanted = told if tail is None else told[-tail:] if tail else []
+        name = echo_name(lifecycle.pod, facts.name)
+        answers = [each for each in self._echo.said(name) if since is None or each[0] >= since]
+        wanted = answers if tail is None else answers[-tail:] if tail else []
         yield b"".join(_line(each, timestamps) for each in wanted)
-        last, quiet = (told[-1] if told else (0.0, "")), 0
-        while follow and life.runs.get(facts.name) is run:
+        last, idle_polls = (answers[-1] if answers else (0.0, "")), 0
+        while follow and lifecycle.runs.get(facts.name) is run:
             new = [each for each in self._echo.said(name) if each > last]
             if new:
                 last = new[-1]
                 yield b"".join(_line(each, timestamps) for each in new)
-            time.sleep(_LOOK_SECONDS)
-            quiet += 1
-            if not quiet % _SIGN_OF_LIFE_LOOKS:
+            time.sleep(_POLL_SECONDS)
+            idle_polls += 1
+            if not idle_polls % _KEEPALIVE_POLLS:
                 yield b""
 
     def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container. Raises ApiFault."""
-        life, facts = self._find(namespace, pod, container)
-        run = life.runs.get(facts.name)
+        lifecycle, facts = self._find(namespace, pod, container)
+        run = lifecycle.runs.get(facts.name)
         if run is None:
             raise ApiFault(500, "InternalError", f"container not found ({facts.name!r})")
-        known = environment_of(life.pod, life.specs[facts.name], self._ledger)
+        environment = environment_of(lifecycle.pod, lifecycle.specs[facts.name], self._registry)
         ours, theirs = _terminal() if tty else _pipes(stdin)
         try:
             if run.container is not None:
-                entry = Entry(beside=run.container.pid, argv=tuple(argv), environment=known, tty=tty)
+                entry = Entry(beside=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
                 started = self._containers.enter(entry, theirs)
             else:
-                started = self._containers.run(self._beside_echo(life, facts, argv, known, tty), theirs)
+                started = self._containers.run(
+                    self._program_in_echo_pod(lifecycle, facts, argv, environment, tty), theirs
+                )
         except (StartError, OSError) as error:
             for handle in ours:
                 os.close(handle)
@@ -135,35 +143,40 @@ class PodAccess:
                 os.close(handle)
         return PodProcess(started, ours, tty=tty)
 
-    def _beside_echo(
-        self, life: PodLifecycle, facts: ContainerFacts, argv: Sequence[str], known: dict[str, str], tty: bool
+    def _program_in_echo_pod(
+        self,
+        lifecycle: PodLifecycle,
+        facts: ContainerFacts,
+        argv: Sequence[str],
+        environment: dict[str, str],
+        tty: bool,
     ) -> Program:
         """No program runs there that it could be beside, so it has a place of its own that looks the same."""
-        spec = life.specs[facts.name]
+        spec = lifecycle.specs[facts.name]
         return Program(
             argv=tuple(argv),
-            executable=find(argv[0], known),
-            environment=known,
-            network_namespace=life.namespace,
-            hostname="" if life.pod["spec"].get("hostNetwork") else hostname(life.pod),
-            shows=tuple(self._files.shows(life.pod, spec)),
+            executable=find(argv[0], environment),
+            environment=environment,
+            network_namespace=lifecycle.namespace,
+            hostname="" if lifecycle.pod["spec"].get("hostNetwork") else hostname(lifecycle.pod),
+            shows=tuple(self._files.shows(lifecycle.pod, spec)),
             tty=tty,
         )
 
     def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
-        life = self._kubelet.life(NamespacedName(namespace, pod))
-        if life is None:
+        lifecycle = self._kubelet.pod(NamespacedName(namespace, pod))
+        if lifecycle is None:
             raise ApiFault(404, "NotFound", f'pod "{pod}" runs on no node')
-        if self._kubelet.on_dead_node(life):
-            node = life.pod["spec"].get("nodeName")
+        if self._kubelet.on_dead_node(lifecycle):
+            node = lifecycle.pod["spec"].get("nodeName")
             raise ApiFault(500, "InternalError", f"the kubelet of {node} does not answer: the node is dead")
-        for facts in life.facts.containers:
+        for facts in lifecycle.facts.containers:
             if facts.name == container or (not container and not facts.init):
                 if not facts.container_id:
                     reason = getattr(facts.state, "reason", "")
                     why = f'container "{facts.name}" in pod "{pod}" is waiting to start: {reason}'
                     raise ApiFault(400, "BadRequest", why)
-                return life, facts
+                return lifecycle, facts
         raise ApiFault(400, "BadRequest", f"container {container} is not valid for pod {pod}")
 
 

@@ -27,12 +27,12 @@ _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 class PodFiles:
     """Makes and removes them. Files of different pods may come and go side by side."""
 
-    def __init__(self, directory: StateDirectory, ledger: SharedRegistry) -> None:
+    def __init__(self, directory: StateDirectory, registry: SharedRegistry) -> None:
         self._pods = directory.path / "pods"
         self._accounts = directory.path / "account"
         self._certificate = directory.certificate
         self._token = directory.token
-        self._ledger = ledger
+        self._registry = registry
 
     def place(self, pod: Mapping[str, Any]) -> Path:
         """The pod's directory."""
@@ -119,7 +119,7 @@ class PodFiles:
         raise ContainerConfigError(f'MountVolume.SetUp failed for volume "{volume["name"]}": a lab has no such volumes')
 
     def _of_object(self, pod: Mapping[str, Any], told: Mapping[str, Any], kind: str, name: str) -> dict[str, bytes]:
-        with self._ledger.held() as registry:
+        with self._registry.held() as registry:
             held = registry.get(kind, pod["metadata"]["namespace"], name)
         if held is None:
             if told.get("optional"):

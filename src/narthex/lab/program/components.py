@@ -1,0 +1,104 @@
+"""The components of a lab process, created in the order of their dependencies."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from narthex.lab.api.api import Api
+from narthex.lab.api.registry import Registry
+from narthex.lab.api.store import Store
+from narthex.lab.containers.container import Containers
+from narthex.lab.containers.forks import Forks
+from narthex.lab.controllers.controller_manager import NODE_GRACE_SECONDS, lab_controllers
+from narthex.lab.controllers.service.admission import admission
+from narthex.lab.kubelet.program.containers import PodDependencies
+from narthex.lab.kubelet.program.echo import EchoServer
+from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
+from narthex.lab.kubelet.program.event_recorder import EventRecorder
+from narthex.lab.kubelet.program.heartbeat import NodeHeartbeats
+from narthex.lab.kubelet.program.kubelet import Kubelet
+from narthex.lab.kubelet.program.pod_access import PodAccess
+from narthex.lab.kubelet.program.prober import Prober
+from narthex.lab.kubelet.program.volumes import PodFiles
+from narthex.lab.program.api_server import LabApiServer
+from narthex.lab.program.controller_loop import ControllerLoop
+from narthex.lab.program.manifests import ManifestApplier
+from narthex.lab.program.network import PodNetwork
+from narthex.lab.program.nodes import NodeProcesses
+from narthex.lab.program.persistence import LabPersistence
+from narthex.lab.program.shared_registry import SharedRegistry
+from narthex.lab.program.state import StateDirectory
+from narthex.lab.topology import LabNode
+
+_HEARTBEATS_PER_GRACE = 4
+
+
+class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a lab process runs."""
+
+    directory: StateDirectory
+    nodes: tuple[LabNode, ...]
+    registry: SharedRegistry
+    api: Api
+    persistence: LabPersistence | None
+    """None for a lab without `--keep`."""
+    manifests: ManifestApplier
+    controllers: ControllerLoop
+    heartbeats: NodeHeartbeats
+    node_processes: NodeProcesses
+    events: EventRecorder
+    pods: PodDependencies
+    kubelet: Kubelet
+    api_server: LabApiServer
+
+
+def build_components(
+    directory: StateDirectory, source: Path, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: Forks
+) -> LabComponents:
+    """Create the components without starting any. Raises LabError if kept objects cannot be read."""
+    store = Store()
+    persistence = LabPersistence(directory) if directory.kept.is_dir() else None
+    if persistence is not None:
+        persistence.load(store)
+    registry = SharedRegistry(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
+    with registry.held() as unlocked:
+        api = Api(unlocked)
+    applied = persistence.applied if persistence is not None else None
+    node_processes = NodeProcesses(directory, nodes, mode, overlay, forks)
+    containers = Containers(forks)
+    events = EventRecorder(registry)
+    pods = PodDependencies(
+        registry=registry,
+        network=PodNetwork(directory, nodes),
+        files=PodFiles(directory, registry),
+        echo=EchoServer(),
+        containers=containers,
+        record_event=events,
+        is_released=EndpointDrain(registry, node_processes.synced),
+        prober=Prober(containers),
+    )
+    kubelet = Kubelet(nodes, registry, pods)
+    return LabComponents(
+        directory=directory,
+        nodes=nodes,
+        registry=registry,
+        api=api,
+        persistence=persistence,
+        manifests=ManifestApplier(source, registry, api, tuple(node.name for node in nodes), applied),
+        controllers=ControllerLoop(registry, lab_controllers()),
+        heartbeats=NodeHeartbeats(
+            nodes,
+            registry,
+            interval=NODE_GRACE_SECONDS / _HEARTBEATS_PER_GRACE,
+            lease_seconds=int(NODE_GRACE_SECONDS),
+        ),
+        node_processes=node_processes,
+        events=events,
+        pods=pods,
+        kubelet=kubelet,
+        api_server=LabApiServer(directory, registry, api, PodAccess(kubelet, pods)),
+    )
