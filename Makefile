@@ -26,7 +26,7 @@ SPREAD := -n 4 --maxschedchunk 24
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: system $(BIN)/.installed  ## Install system packages and the virtual environment
+setup: system $(BIN)/.installed-tests  ## Install system packages and the virtual environment for development
 
 system:
 	@missing=""; \
@@ -40,13 +40,16 @@ system:
 	  $(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	fi
 
-$(BIN)/.installed: pyproject.toml
+# What users install, and what developers need as well.
+$(BIN)/.installed: EXTRA = all
+$(BIN)/.installed-tests: EXTRA = test
+$(BIN)/.installed $(BIN)/.installed-tests: pyproject.toml
 	@echo "Installing Narthex into $(VENV)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA)]'
 	@touch $@
 
-demo: setup  ## Run the main job: a Service on a network of two nodes, answered from pods
+demo: system $(BIN)/.installed  ## Run the main job: a Service on a network of two nodes, answered from pods
 	@$(SUDO) $(BIN)/python scripts/demo.py
 
 # Many tests wait for the kernel, so there are more processes than processors. What they all need of the tests' modules is
@@ -64,11 +67,11 @@ fuzz: setup  ## Run the randomized tests with new examples; SEED=N repeats a run
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-seed=$$seed && \
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 tests/netfilter/kernel/test_drawn_rules.py
 
-lint: $(BIN)/.installed  ## Check style and types
+lint: $(BIN)/.installed-tests  ## Check style and types
 	$(BIN)/ruff check src tests scripts benchmarks
 	$(BIN)/mypy
 
-unit: $(BIN)/.installed  ## Run the tests that need no root
+unit: $(BIN)/.installed-tests  ## Run the tests that need no root
 	$(BIN)/python -m pytest -n 2 -m 'not kernel'
 
 kernel: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)

@@ -30,6 +30,16 @@ _COMMANDS = {
 }
 
 
+_EXTRAS = {
+    "dns": ("dnspython", "dns"),
+    "google": ("protobuf", "lab"),
+    "jsonpatch": ("jsonpatch", "lab"),
+    "rich": ("rich", "ui"),
+    "wsproto": ("wsproto", "lab"),
+}
+"""Modules that a plain installation lacks: the package that has each one, and the extra that installs it."""
+
+
 class _LazyGroup(click.Group):
     """Imports a command's module only when it is needed, so that `narthex --help` stays quick."""
 
@@ -41,6 +51,19 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; name the extra to install if an optional package is missing."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            missing = _EXTRAS.get((error.name or "").partition(".")[0])
+            if missing is None:
+                raise
+            package, extra = missing
+            raise click.ClickException(
+                f"this needs the Python package {package}, which is not installed: pip install 'narthex[{extra}]'"
+            ) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
