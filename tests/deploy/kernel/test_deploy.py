@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.row("19.9")]
 
 MODES = ("nftables", "iptables")
 SILENCE = 0.4
-CERTIFICATES = ROOT / "tests" / "unit" / "sources" / "kube" / "certificates"
+CERTIFICATES = ROOT / "tests" / "kube" / "certificates"
 TOKEN = "the-token-of-the-service-account"
 
 
