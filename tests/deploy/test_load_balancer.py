@@ -15,7 +15,7 @@ from narthex.kube.access import Access
 from narthex.kube.events import EventWriter
 from narthex.kube.leader_election import Leader
 from narthex.kube.origin import EventPoster
-from narthex.lab.api.reads import Abilities
+from narthex.lab.api.reads import ServerFeatures
 from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.lb.program.start import CONTROLLER
 from narthex.linux.clock import SystemClock
@@ -196,4 +196,6 @@ def test_the_rights_are_those_that_are_used_and_no_others():
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert set().union(*(_asked(abilities) for abilities in (Abilities(), Abilities(streaming=False)))) == given
+    assert (
+        set().union(*(_asked(abilities) for abilities in (ServerFeatures(), ServerFeatures(streaming=False)))) == given
+    )

@@ -17,7 +17,7 @@ from narthex.cli.proxy.command import command as proxy_command
 from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
 from narthex.kube.origin import api_origin
-from narthex.lab.api.reads import Abilities
+from narthex.lab.api.reads import ServerFeatures
 from narthex.linux import privileges
 from narthex.model import documents
 from narthex.model.net import split_port
@@ -144,7 +144,7 @@ def _right(seen):
     return match["group"] or "", match["resource"], verb
 
 
-OLD = Abilities(streaming=False, service_cidrs=(), service_fields=False)
+OLD = ServerFeatures(streaming=False, service_cidrs=(), service_fields=False)
 
 
 @pytest.mark.row("26.7")
@@ -157,8 +157,8 @@ def test_the_rights_are_those_that_are_used_and_no_others():
         for verb in rule["verbs"]
     }
     # Newer servers are asked to begin a watch with the list, others for the list and then for a watch.
-    with_list = Abilities(streaming=False)
-    assert set().union(*(_Asked(abilities).rights for abilities in (Abilities(), with_list, OLD))) == given
+    with_list = ServerFeatures(streaming=False)
+    assert set().union(*(_Asked(abilities).rights for abilities in (ServerFeatures(), with_list, OLD))) == given
 
 
 def instructions():

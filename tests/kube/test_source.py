@@ -13,7 +13,7 @@ from narthex.kube.resources import of_a_cluster, of_a_proxy
 from narthex.kube.snapshot import read_once
 from narthex.kube.source import KubeSource
 from narthex.kube.watch import Watch
-from narthex.lab.api.reads import Abilities
+from narthex.lab.api.reads import ServerFeatures
 from narthex.testing.apiserver.faults import DropConnection, Garble, Refuse, Silence
 from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
@@ -175,7 +175,7 @@ def test_a_list_that_never_comes_is_given_up(server):
 
 
 def test_old_servers_are_understood():
-    old = Abilities(streaming=False, service_cidrs=(), service_fields=False, bookmarks=False)
+    old = ServerFeatures(streaming=False, service_cidrs=(), service_fields=False, bookmarks=False)
     with FaultyApiServer(old) as server:
         server.put(node(), service("shop/web", "10.110.0.1"), service("shop/headless", "None"))
         with following(server.url) as it:
@@ -187,7 +187,7 @@ def test_old_servers_are_understood():
 
 
 def test_long_lists_come_in_pages():
-    with FaultyApiServer(Abilities(cached_lists=False)) as server:
+    with FaultyApiServer(ServerFeatures(cached_lists=False)) as server:
         for number in range(1203):
             server.put(service(f"shop/s{number}", f"10.110.{number >> 8}.{number & 255}"))
         with following(server.url, streaming=False) as it:
@@ -262,7 +262,7 @@ def trouble(dice):
 @pytest.mark.parametrize("seed", range(24))
 def test_random_sequences_end_as_a_fresh_list(seed):
     dice = random.Random(seed)
-    abilities = Abilities(streaming=dice.random() < 0.5, cached_lists=dice.random() < 0.5)
+    abilities = ServerFeatures(streaming=dice.random() < 0.5, cached_lists=dice.random() < 0.5)
     with FaultyApiServer(abilities, bookmark_seconds=0.1) as server:
         server.faults = lambda _: trouble(dice)
         backups = [server.do(lambda data: data.backup())]

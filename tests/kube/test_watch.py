@@ -6,8 +6,8 @@ import pytest
 from narthex.kube.exchange import TIMES, Body, Due, Ended, Heard, Lines, Opened, Refused, Start
 from narthex.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
 from narthex.kube.watch import Watch
-from narthex.lab.api.api import refusal
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.api import error_response
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.reads import expired
 from narthex.model.decode import objects as decode
 from narthex.model.names import NamespacedName
@@ -73,7 +73,7 @@ def bookmark(version, end=False):
 
 
 def status(code, reason, message, **details):
-    return refusal(ApiFault(code, reason, message, details)).body
+    return error_response(StatusError(code, reason, message, details)).body
 
 
 def failure(code, **more):

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.store import Change, Store
+from narthex.lab.api.store import ObjectStore, StoreChange
 from narthex.lab.faults import InjectedFault
 
 FORMAT = 1
@@ -93,7 +93,7 @@ class InvalidHistory(ValueError):
     """What was read is no history; the message says where and why."""
 
 
-def initial_entries(lab: str, store: Store, at: datetime) -> Iterator[HistoryEntry]:
+def initial_entries(lab: str, store: ObjectStore, at: datetime) -> Iterator[HistoryEntry]:
     """What a history begins with."""
     yield HistoryStart(history=FORMAT, lab=lab, at=at, version=store.version)
     for kind in sorted(store.kinds()):
@@ -101,7 +101,7 @@ def initial_entries(lab: str, store: Store, at: datetime) -> Iterator[HistoryEnt
             yield InitialObject(object=_without_secrets(kind, stored.raw), kind=kind)
 
 
-def change_entry(change: Change, at: datetime) -> ObjectChanged:
+def change_entry(change: StoreChange, at: datetime) -> ObjectChanged:
     """One change."""
     after = change.after
     return ObjectChanged(

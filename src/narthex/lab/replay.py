@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api.registry import Admit, Registry
-from narthex.lab.api.store import Raw, Store
+from narthex.lab.api.store import ObjectStore, Raw
 from narthex.lab.controllers.controller_manager import ControllerManager, lab_controllers, run_until_stable
 from narthex.lab.faults import InjectedFault
 from narthex.lab.history import (
@@ -47,7 +47,7 @@ class Replay:
         self.begin = begin
         self._ahead: list[ObjectChanged] = []
         """Changes of which is not known yet who made them."""
-        store = Store()
+        store = ObjectStore()
         first = None
         held = []
         for entry in self._entries:
@@ -115,7 +115,7 @@ class Replay:
         return objects(self.registry.store)
 
 
-def objects(store: Store) -> list[Raw]:
+def objects(store: ObjectStore) -> list[Raw]:
     """All objects, by kind, namespace and name: equal for equal clusters."""
     return [
         {"apiVersion": "", "kind": kind, **stored.raw}
@@ -127,7 +127,7 @@ def objects(store: Store) -> list[Raw]:
 class _Again(Registry):
     """A registry that gives out the uids and times of a history, and holds what is written against it."""
 
-    def __init__(self, store: Store, admit: Admit) -> None:
+    def __init__(self, store: ObjectStore, admit: Admit) -> None:
         self._moment = datetime.min
         self._bytes = b""
         self._told: dict[int, ObjectChanged] = {}

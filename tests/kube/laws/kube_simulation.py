@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from narthex.kube.exchange import Body, Due, Ended, Heard, Lines, Opened, Refused, Start
 from narthex.kube.messages import Splitter
 from narthex.kube.watch import Watch
-from narthex.lab.api.api import Api, refusal
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.reads import PRESENT, Cursor
+from narthex.lab.api.api import ApiHandler, error_response
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.reads import PRESENT, WatchCursor
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import Request
+from narthex.lab.api.requests import ApiRequest
 from narthex.model.store import Store, Synced
 
 BOOKMARK_SECONDS = 60.0
@@ -33,13 +33,13 @@ class Link:
         if what == "refuse":
             self.first = [Ended("connection refused")]
         elif what == "status":
-            self.first = [Refused(self.number, refusal(ApiFault(self.number, "", "fault")).body, 7.0)]
+            self.first = [Refused(self.number, error_response(StatusError(self.number, "", "fault")).body, 7.0)]
         else:
             self._answer(server, request, now)
 
     def _answer(self, server, request, now):
         reply = server.answer(request)
-        if isinstance(reply, Cursor):
+        if isinstance(reply, WatchCursor):
             self.cursor = reply
             self.ends_at = now + reply.timeout
             self.bookmark_at = now + BOOKMARK_SECONDS if server.abilities.bookmarks else math.inf
@@ -93,7 +93,7 @@ class Server:
     """Data, and what the server can do."""
 
     def __init__(self, abilities=PRESENT):
-        self.api = Api(Registry(lambda: datetime(2026, 1, 1, tzinfo=UTC), bytes), abilities)
+        self.api = ApiHandler(Registry(lambda: datetime(2026, 1, 1, tzinfo=UTC), bytes), abilities)
 
     @property
     def data(self):
@@ -112,7 +112,7 @@ class Server:
         self.api.abilities = abilities
 
     def answer(self, request):
-        return self.api.answer(Request("GET", request.path, dict(request.query), {}))
+        return self.api.answer(ApiRequest("GET", request.path, dict(request.query), {}))
 
 
 class Client:

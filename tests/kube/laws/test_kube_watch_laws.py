@@ -6,7 +6,7 @@ import pytest
 from tests.kube.laws.kube_simulation import Client, Server, World
 
 from narthex.kube.resources import of_a_proxy
-from narthex.lab.api.reads import Abilities
+from narthex.lab.api.reads import ServerFeatures
 from narthex.lab.encode import encode
 from narthex.model.net import IPFamily
 from narthex.proxy.plan.planner import plan_once
@@ -22,10 +22,10 @@ PAUSES, WEIGHTS = (0.0, 0.1, 2.0, 40.0, 400.0, 7200.0), (4, 4, 4, 4, 2, 1)
 """Seconds between events: at once, or an hour."""
 
 ABILITIES = (
-    Abilities(),
-    Abilities(cached_lists=False),
-    Abilities(streaming=False, service_cidrs=("v1beta1",), service_fields=False),
-    Abilities(streaming=False, service_cidrs=(), service_fields=False, bookmarks=False),
+    ServerFeatures(),
+    ServerFeatures(cached_lists=False),
+    ServerFeatures(streaming=False, service_cidrs=("v1beta1",), service_fields=False),
+    ServerFeatures(streaming=False, service_cidrs=(), service_fields=False, bookmarks=False),
 )
 
 

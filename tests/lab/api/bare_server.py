@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from narthex.lab.api.admission import admit
-from narthex.lab.api.api import Api
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.api import ApiHandler
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
 from narthex.lab.controllers.service.admission import ServiceAllocator
 from narthex.lab.program.api_server import kubeconfig
@@ -60,7 +60,7 @@ class Pods:
         try:
             return Program(argv, stdin)
         except OSError as error:
-            raise ApiFault(
+            raise StatusError(
                 500, "InternalError", f"{argv[0]} cannot be started in pod {pod}: {error.strerror}"
             ) from None
 
@@ -80,7 +80,7 @@ class Bare:
             self.registry.create("Namespace", {"metadata": {"name": name}})
         self.registry.create("ServiceCIDR", {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}})
         self.pods = Pods()
-        self.server = ApiServer(Api(self.registry), self.lock, token=TOKEN, pods=self.pods)
+        self.server = ApiServer(ApiHandler(self.registry), self.lock, token=TOKEN, pods=self.pods)
         made = certificate.make(["127.0.0.1", "localhost"])
         (folder / "certificate.pem").write_text(made.certificate)
         self.server.start()

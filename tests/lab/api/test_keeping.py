@@ -7,15 +7,15 @@ import threading
 import pytest
 
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.store import Store
-from narthex.lab.server.keeping import Keeper, Unreadable
+from narthex.lab.api.store import ObjectStore
+from narthex.lab.server.keeping import ObjectDatabase, UnreadableDatabase
 
 from .registries import World, thing
 
 
 def world(store=None):
     clock = World()
-    return Registry(clock.now, clock.entropy, store=store or Store())
+    return Registry(clock.now, clock.entropy, store=store or ObjectStore())
 
 
 def contents(registry):
@@ -23,8 +23,8 @@ def contents(registry):
 
 
 def reloaded(path):
-    store = Store()
-    keeper = Keeper(path)
+    store = ObjectStore()
+    keeper = ObjectDatabase(path)
     keeper.load(store)
     keeper.close()
     return world(store)
@@ -34,8 +34,8 @@ def test_all_is_there_again_and_versions_go_on(tmp_path):
     path = tmp_path / "lab.sqlite"
     first, lock = world(), threading.RLock()
     first.create("ConfigMap", thing("before"))
-    keeper = Keeper(path)
-    assert keeper.load(Store()) == 0
+    keeper = ObjectDatabase(path)
+    assert keeper.load(ObjectStore()) == 0
     keeper.follow(first, lock)
     dice = random.Random(1)
     for number in range(200):
@@ -63,7 +63,7 @@ def test_kinds_that_were_defined_are_known_again(tmp_path):
     spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": versions}
     registry.create("CustomResourceDefinition", thing("shops.example.com", "", spec=spec))
     registry.create("Shop.example.com", thing("a"))
-    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper = ObjectDatabase(tmp_path / "lab.sqlite")
     keeper.follow(registry, threading.RLock())
     keeper.close()
     again = reloaded(tmp_path / "lab.sqlite")
@@ -74,7 +74,7 @@ def test_kinds_that_were_defined_are_known_again(tmp_path):
 def test_what_was_compacted_meanwhile_is_written_whole(tmp_path):
     registry, lock = world(), threading.RLock()
     registry.create("ConfigMap", thing("a"))
-    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper = ObjectDatabase(tmp_path / "lab.sqlite")
     keeper.follow(registry, lock)
     with lock:
         registry.delete("ConfigMap", "shop", "a")
@@ -88,7 +88,7 @@ def test_what_was_compacted_meanwhile_is_written_whole(tmp_path):
 def test_a_crash_leaves_a_moment_that_was(tmp_path):
     """The file as another process finds it when this one is killed between two transactions."""
     registry, lock = world(), threading.RLock()
-    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper = ObjectDatabase(tmp_path / "lab.sqlite")
     keeper.follow(registry, lock)
     with lock:
         for name in ("a", "b"):
@@ -106,11 +106,11 @@ def test_a_crash_leaves_a_moment_that_was(tmp_path):
 def test_a_file_that_is_something_else_is_refused(tmp_path):
     path = tmp_path / "lab.sqlite"
     path.write_text("This is a letter, and no database at all. " * 100)
-    with pytest.raises(Unreadable, match=r"lab\.sqlite cannot be read .* Remove it to begin anew"):
-        Keeper(path)
+    with pytest.raises(UnreadableDatabase, match=r"lab\.sqlite cannot be read .* Remove it to begin anew"):
+        ObjectDatabase(path)
 
 
 def test_the_file_is_its_owners_alone(tmp_path):
-    keeper = Keeper(tmp_path / "lab.sqlite")
+    keeper = ObjectDatabase(tmp_path / "lab.sqlite")
     keeper.close()
     assert (tmp_path / "lab.sqlite").stat().st_mode & 0o777 == 0o600

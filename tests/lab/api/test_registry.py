@@ -2,14 +2,14 @@
 
 import pytest
 
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.store import Store
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.store import ObjectStore
 
 from .registries import World, registry, thing
 
 
 def fault(code, reason, do):
-    with pytest.raises(ApiFault) as caught:
+    with pytest.raises(StatusError) as caught:
         do()
     assert (caught.value.code, caught.value.reason) == (code, reason)
     return caught.value.message
@@ -197,7 +197,7 @@ def test_changes_are_told_in_order_until_they_are_forgotten():
 
 def test_the_past_does_not_grow_without_end(monkeypatch):
     monkeypatch.setattr("narthex.lab.api.store.MOST_CHANGES", 10)
-    store = Store()
+    store = ObjectStore()
     for number in range(100):
         store.put("ConfigMap", {"metadata": {"name": str(number)}})
         assert len(store.changes(store.oldest)) <= 20

@@ -6,8 +6,8 @@ from wsproto.events import BytesMessage
 
 from narthex.lab.api import patches, protobuf
 from narthex.lab.api.apply import apply
-from narthex.lab.api.columns import human, values
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.columns import human_duration, json_path_values
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.field_sets import field_set, nested, parsed
 from narthex.lab.api.kinds import KINDS, newest_first
 from narthex.lab.api.selectors import ListSelector
@@ -35,7 +35,7 @@ def test_labels_select(words, labels, selected):
 
 @pytest.mark.parametrize("words", ["a in (b", "a=b c=d", "a in", "n>x", "=b", "a,,b(", ")"])
 def test_what_is_no_selector_is_refused(words):
-    with pytest.raises(ApiFault, match="unable to parse requirement"):
+    with pytest.raises(StatusError, match="unable to parse requirement"):
         ListSelector(words, "", frozenset())
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_applied_any_more_goes_unless_others_want_it():
     applied("two", {"y": "1", "z": "2"})
     assert held.version == version
     assert applied("one", {}) == {"y": "1", "z": "2"}
-    with pytest.raises(ApiFault, match=r'Apply failed with 1 conflict: conflict with "two": \.data\.z'):
+    with pytest.raises(StatusError, match=r'Apply failed with 1 conflict: conflict with "two": \.data\.z'):
         applied("one", {"z": "3"})
     assert applied("one", {"z": "3"}, force=True)["z"] == "3"
     assert applied("two", {"y": "1"})["z"] == "3"
@@ -129,10 +129,10 @@ def test_protocol_buffers_of_kubectl_create():
     assert protobuf.decode(protobuf.MAGIC + kind + part(2, raw)) == {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"k": "v"},
     }  # fmt: skip
-    with pytest.raises(ApiFault, match="field 9 of ConfigMap is not read"):
+    with pytest.raises(StatusError, match="field 9 of ConfigMap is not read"):
         protobuf.decode(protobuf.MAGIC + kind + part(2, part(9, b"x")))
     for cut in range(1, 12):
-        with pytest.raises(ApiFault):
+        with pytest.raises(StatusError):
             protobuf.decode(protobuf.MAGIC + (kind + part(2, raw))[:cut])
 
 
@@ -170,13 +170,13 @@ def test_websockets_that_are_refused():
      (47 * 3600, "47h"), (3 * 86400, "3d"), (3 * 86400 + 3600, "3d1h"), (400 * 86400, "400d"), (800 * 86400, "2y70d")],
 )  # fmt: skip
 def test_ages(seconds, text):
-    assert human(seconds) == text
+    assert human_duration(seconds) == text
 
 
 def test_versions_and_paths_of_custom_kinds():
     assert newest_first(["v1alpha1", "v2", "v1", "v1beta2", "x"]) == ["v2", "v1", "v1beta2", "v1alpha1", "x"]
     raw = {"spec": {"l": [{"type": "A", "s": 1}, {"type": "B", "s": 2}], "a.b": 3}}
-    assert values(raw, '.spec.l[?(@.type=="B")].s') == [2]
-    assert values(raw, ".spec.l[*].s") == [1, 2]
-    assert values(raw, r".spec.a\.b") == [3]
-    assert values(raw, ".spec.l[9].s") == values(raw, "nonsense(") == []
+    assert json_path_values(raw, '.spec.l[?(@.type=="B")].s') == [2]
+    assert json_path_values(raw, ".spec.l[*].s") == [1, 2]
+    assert json_path_values(raw, r".spec.a\.b") == [3]
+    assert json_path_values(raw, ".spec.l[9].s") == json_path_values(raw, "nonsense(") == []

@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.controllers.service.allocator import address_range, port_range
 from narthex.lab.topology import SERVICE_CIDRS
 
@@ -27,7 +27,7 @@ def made(*services, world=None):
 
 
 def refusal(world, obj):
-    with pytest.raises(ApiFault) as caught:
+    with pytest.raises(StatusError) as caught:
         world.put(obj)
     return caught.value
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_had(asked, message):
 def test_addresses_stay(before, after, message):
     world = World(nodes=0)
     world.put(service(**before))
-    with pytest.raises(ApiFault, match=message):
+    with pytest.raises(StatusError, match=message):
         world.patch("Service", "web", **after)
 
 

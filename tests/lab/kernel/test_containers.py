@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from narthex.lab.containers.container import JOBS, Containers, StartError
-from narthex.lab.containers.forks import Forks
+from narthex.lab.containers.container import JOBS, Containers, ContainerStartError
+from narthex.lab.containers.forks import ForkServer
 from narthex.lab.containers.log import LogReader
-from narthex.lab.containers.program import Entry, Program, Show
+from narthex.lab.containers.program import BindMount, ExecSpec, ProgramSpec
 from narthex.linux import namespaces as netns
 from narthex.linux import processes
 from narthex.testing.load import until
@@ -23,7 +23,7 @@ ENVIRONMENT = {"PATH": os.environ["PATH"]}
 @pytest.fixture(scope="module")
 def runtime():
     namespace = f"nxt-{os.getpid()}-ctr"
-    forks = Forks(JOBS)
+    forks = ForkServer(JOBS)
     containers = Containers(forks)
     watch = threading.Thread(target=containers.watch, daemon=True)
     watch.start()
@@ -40,7 +40,7 @@ def shell(runtime, tmp_path, script, **more):
     containers, namespace, _ = runtime
     log = tmp_path / "0.log"
     told = {"environment": ENVIRONMENT, "hostname": "web-1", "log": str(log), **more}
-    program = Program(argv=("sh", "-c", script), executable="/bin/sh", network_namespace=namespace, **told)
+    program = ProgramSpec(argv=("sh", "-c", script), executable="/bin/sh", network_namespace=namespace, **told)
     return containers.run(program), log
 
 
@@ -60,7 +60,7 @@ def test_it_sees_a_machine_of_its_own(runtime, tmp_path):
         "echo $$; hostname; cat /etc/hosts; ls -A /tmp /run /dev/shm; ls /proc | grep -c '^[0-9]'; ls /sys/class/net;"
         "ls /proc/self/fd; grep -c netns /proc/self/mounts; echo $WORD; pwd; exit 7"
     )
-    shows = (Show(str(hosts), "/etc/hosts"), Show(str(tmp_path), "/run/secrets/own", True))
+    shows = (BindMount(str(hosts), "/etc/hosts"), BindMount(str(tmp_path), "/run/secrets/own", True))
     container, log = shell(
         runtime, tmp_path, script, shows=shows, environment={**ENVIRONMENT, "WORD": "$(x) '"}, directory="/usr"
     )
@@ -72,7 +72,7 @@ def test_it_sees_a_machine_of_its_own(runtime, tmp_path):
 
 
 def test_what_it_is_shown_read_only_cannot_be_written(runtime, tmp_path):
-    shows = (Show(str(tmp_path), "/run/secrets/own", True),)
+    shows = (BindMount(str(tmp_path), "/run/secrets/own", True),)
     container, log = shell(runtime, tmp_path, "touch /run/secrets/own/x", shows=shows)
     assert container.wait(60) == 1
     assert "Read-only file system" in said(log)
@@ -85,20 +85,20 @@ def test_a_program_below_tmp_is_there(runtime, tmp_path):
     program.chmod(0o755)
     (tmp_path / "words").write_text("found\n")
     log = tmp_path / "0.log"
-    order = Program(argv=("serve",), executable=str(program), environment=ENVIRONMENT, network_namespace=namespace)
-    order = Program(**{**{name: getattr(order, name) for name in order.__struct_fields__}, "log": str(log)})
+    order = ProgramSpec(argv=("serve",), executable=str(program), environment=ENVIRONMENT, network_namespace=namespace)
+    order = ProgramSpec(**{**{name: getattr(order, name) for name in order.__struct_fields__}, "log": str(log)})
     assert containers.run(order).wait(60) == 0
     assert said(log) == "found\n"
 
 
 def test_what_cannot_be_started_is_said(runtime, tmp_path):
     containers, namespace, _ = runtime
-    with pytest.raises(StartError, match="No such file or directory") as raised:
-        containers.run(Program(argv=("x",), executable=str(tmp_path / "none"), network_namespace=namespace))
+    with pytest.raises(ContainerStartError, match="No such file or directory") as raised:
+        containers.run(ProgramSpec(argv=("x",), executable=str(tmp_path / "none"), network_namespace=namespace))
     assert raised.value.missing
-    with pytest.raises(StartError, match="No such file or directory"):
-        containers.run(Program(argv=("x",), executable="/bin/true", network_namespace=f"{namespace}-none"))
-    with pytest.raises(StartError, match="/no/such/place"):
+    with pytest.raises(ContainerStartError, match="No such file or directory"):
+        containers.run(ProgramSpec(argv=("x",), executable="/bin/true", network_namespace=f"{namespace}-none"))
+    with pytest.raises(ContainerStartError, match="/no/such/place"):
         shell(runtime, tmp_path, "true", directory="/no/such/place")
 
 
@@ -125,8 +125,10 @@ def test_beside_it_runs_another_program(runtime, tmp_path):
     containers, _, _ = runtime
     container, _ = shell(runtime, tmp_path, "touch /tmp/mine; while :; do sleep 1; done")
     reader, writer = os.pipe()
-    entry = Entry(beside=container.pid, argv=("sh", "-c", "hostname; echo $$; until ls /tmp/mine; do :; done; exit 3"))
-    entry = Entry(beside=entry.beside, argv=entry.argv, environment=ENVIRONMENT)
+    entry = ExecSpec(
+        beside=container.pid, argv=("sh", "-c", "hostname; echo $$; until ls /tmp/mine; do :; done; exit 3")
+    )
+    entry = ExecSpec(beside=entry.beside, argv=entry.argv, environment=ENVIRONMENT)
     other = containers.enter(entry, (writer, writer, writer))
     os.close(writer)
     with os.fdopen(reader) as stream:
@@ -160,11 +162,11 @@ def test_with_its_maker_all_ends(tmp_path):
     namespace = f"nxt-{os.getpid()}-end"
     netns.create(namespace)
     try:
-        forks = Forks(JOBS)
+        forks = ForkServer(JOBS)
         containers = Containers(forks)
         watch = threading.Thread(target=containers.watch, daemon=True)
         watch.start()
-        program = Program(
+        program = ProgramSpec(
             argv=("sleep", "1000"),
             executable="/bin/sleep",
             network_namespace=namespace,
@@ -175,7 +177,7 @@ def test_with_its_maker_all_ends(tmp_path):
         forks.close()
         assert container.wait(60) is not None
         until(lambda: not processes.inside([namespace]), "the end of all")
-        with pytest.raises(StartError):
+        with pytest.raises(ContainerStartError):
             containers.run(program)
         containers.stop()
         watch.join()

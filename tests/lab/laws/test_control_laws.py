@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.controllers.world import World, deployment, service, template
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.controllers.controller_manager import lab_controllers
 from narthex.lab.controllers.objects import controller_of, is_terminating
 
@@ -75,7 +75,7 @@ def test_the_same_history_ends_the_same_at_rest_and_without_orphans(steps):
         for world in worlds:
             try:
                 go(world, *step)
-            except ApiFault as fault:
+            except StatusError as fault:
                 assert fault.code == 422
         assert worlds[0].registry.version == worlds[1].registry.version
     assert all_of(worlds[0]) == all_of(worlds[1])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.controllers.world import World, service
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.controllers.service.allocator import NODE_PORTS
 from narthex.lab.topology import SERVICE_CIDRS
 
@@ -52,7 +52,7 @@ def test_nothing_is_given_twice(steps):
                     world.patch("Service", name, **{field: spec[field] for field in ("type", "ports")})
             else:
                 world.put(service(name, **spec))
-        except ApiFault as fault:
+        except StatusError as fault:
             assert fault.code in (404, 422)
             assert world.list("Service") == before
         services = world.list("Service")

@@ -10,7 +10,7 @@ import pytest
 from narthex.kube.access import Access
 from narthex.kube.leader_election import Leader
 from narthex.kube.lease import Times
-from narthex.lab.api.reads import Abilities
+from narthex.lab.api.reads import ServerFeatures
 from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.lb.program.start import ControllerMetrics
 from narthex.linux.clock import SystemClock
@@ -142,7 +142,7 @@ def test_pools_from_a_file(cluster, tmp_path):
     file = tmp_path / "lb.yaml"
     head = "apiVersion: narthex/v1alpha1\nkind: LoadBalancerConfiguration\npools:\n"
     file.write_text(head + "- {name: seeds, addresses: [172.6.6.6/32]}\n")
-    cluster.server.abilities = Abilities(missing=frozenset({"IPAddressPool", "L2Advertisement"}))
+    cluster.server.abilities = ServerFeatures(missing=frozenset({"IPAddressPool", "L2Advertisement"}))
     with running(cluster, config=file):
         cluster.wait(lambda: cluster.held("shop/web") == ["172.6.6.6"])
         file.write_text(head + "- {name: seeds, addresses: nonsense}\n")
@@ -156,7 +156,7 @@ def test_pools_from_a_file(cluster, tmp_path):
 def test_without_the_custom_resources_nothing_is_taken_away(cluster):
     cluster.pool("lan", "192.168.15.0/28")
     cluster.edit("shop/web", lambda raw: raw.update(status={"loadBalancer": {"ingress": [{"ip": "192.168.15.9"}]}}))
-    cluster.server.abilities = Abilities(missing=frozenset({"IPAddressPool"}))
+    cluster.server.abilities = ServerFeatures(missing=frozenset({"IPAddressPool"}))
     with running(cluster) as controller:
         cluster.wait(lambda: any(each.trouble for each in controller.followed))
         assert cluster.held("shop/web") == ["192.168.15.9"]

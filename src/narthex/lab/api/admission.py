@@ -8,44 +8,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api.checks import object_wrongs
-from narthex.lab.api.defaults import begun, defaulted
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.kinds import Kind
+from narthex.lab.api import errors
+from narthex.lab.api.checks import field_errors_of
+from narthex.lab.api.defaults import apply_defaults, initialize
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Raw
 
 
-def admit(registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
+def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
     """The object as it will be held. Raises ApiFault."""
     if subresource == "status":
         return new
-    new = defaulted(kind.name, new)
+    new = apply_defaults(kind.name, new)
     if held is None:
         _home(registry, kind, new)
-        new = begun(kind.name, new, registry.stamp())
-    if found := object_wrongs(kind, held, new):
-        raise faults.invalid(kind.kind, kind.group, str(new["metadata"].get("name", "")), found)
+        new = initialize(kind.name, new, registry.stamp())
+    if found := field_errors_of(kind, held, new):
+        raise errors.invalid(kind.kind, kind.group, str(new["metadata"].get("name", "")), found)
     return new
 
 
-def _home(registry: Registry, kind: Kind, new: Raw) -> None:
+def _home(registry: Registry, kind: ApiResource, new: Raw) -> None:
     """Objects are made in namespaces that are there, and stay."""
     if not kind.namespaced:
         return
     name = new["metadata"].get("namespace", "")
     if not name:
-        raise faults.bad_request("an empty namespace may not be set during creation")
+        raise errors.bad_request("an empty namespace may not be set during creation")
     home = registry.get("Namespace", "", name)
     if home is None:
-        raise faults.not_found("namespaces", "", name)
+        raise errors.not_found("namespaces", "", name)
     if home["metadata"].get("deletionTimestamp"):
         why = f"unable to create new content in namespace {name} because it is being terminated"
-        fault = faults.forbidden(kind.plural, kind.group, str(new["metadata"].get("name", "")), why)
+        fault = errors.forbidden(kind.plural, kind.group, str(new["metadata"].get("name", "")), why)
         cause = {
             "reason": "NamespaceTerminating",
             "message": f"namespace {name} is being terminated",
             "field": "metadata.namespace",
         }
-        raise ApiFault(fault.code, fault.reason, fault.message, {**fault.details, "causes": [cause]})
+        raise StatusError(fault.code, fault.reason, fault.message, {**fault.details, "causes": [cause]})

@@ -7,21 +7,20 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api import reads
-from narthex.lab.api.bodies import decoded
+from narthex.lab.api import errors, reads
+from narthex.lab.api.bodies import decode_body
 from narthex.lab.api.discovery import REVIEWS, Documents
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.kinds import VIEWS, Kind
-from narthex.lab.api.paths import Paths, Place, paths, place
-from narthex.lab.api.reads import PRESENT, Abilities
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.kinds import VIEWS, ApiResource
+from narthex.lab.api.paths import ApiPath, ResourcePaths, parse_path, resource_paths
+from narthex.lab.api.reads import PRESENT, ServerFeatures
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import Answer, Request, Whole, chosen, encoded
+from narthex.lab.api.requests import ApiAnswer, ApiRequest, ApiResponse, choose_type, json_response
 from narthex.lab.api.selectors import FIELDS, ListSelector
-from narthex.lab.api.store import Stored
-from narthex.lab.api.subresources import conversation, logs, read_scale
-from narthex.lab.api.views import View, partial, plain, table
-from narthex.lab.api.writes import change
+from narthex.lab.api.store import StoredObject
+from narthex.lab.api.subresources import exec_request, log_request, read_scale
+from narthex.lab.api.views import ObjectView, partial, plain, table
+from narthex.lab.api.writes import handle_write
 
 _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 _PORT_FORWARD = (
@@ -29,45 +28,45 @@ _PORT_FORWARD = (
 )
 
 
-class Api:
+class ApiHandler:
     """What a server answers, over a Registry."""
 
-    def __init__(self, registry: Registry, abilities: Abilities = PRESENT) -> None:
+    def __init__(self, registry: Registry, abilities: ServerFeatures = PRESENT) -> None:
         self.registry = registry
         self.abilities = abilities
-        self._known: tuple[Mapping[str, Kind], Abilities, Paths, Documents] | None = None
+        self._known: tuple[Mapping[str, ApiResource], ServerFeatures, ResourcePaths, Documents] | None = None
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: ApiRequest) -> ApiAnswer:
         """The answer to a request; refusals are Status objects."""
         try:
             return self._answer(request)
-        except ApiFault as fault:
-            return refusal(fault)
+        except StatusError as fault:
+            return error_response(fault)
 
     @property
-    def paths(self) -> Paths:
+    def resource_paths(self) -> ResourcePaths:
         """Where which kinds are served."""
         return self._served()[0]
 
-    def _served(self) -> tuple[Paths, Documents]:
+    def _served(self) -> tuple[ResourcePaths, Documents]:
         kinds, abilities = self.registry.kinds, self.abilities
         if self._known is None or self._known[0] is not kinds or self._known[1] is not abilities:
             found = [_able(kind, abilities) for kind in (*kinds.values(), *VIEWS)]
-            known = paths(kind for kind in found if kind.name not in abilities.missing and kind.versions)
+            known = resource_paths(kind for kind in found if kind.name not in abilities.missing and kind.versions)
             self._known = kinds, abilities, known, Documents(known)
         return self._known[2:]
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: ApiRequest) -> ApiAnswer:
         known, documents = self._served()
-        where = place(request.path, known)
+        where = parse_path(request.path, known)
         if where is not None:
             return self._read(request, where) if request.method == "GET" else self._change(request, where)
-        found = documents.answer(request) if request.method == "GET" else review(request)
+        found = documents.answer(request) if request.method == "GET" else review_access(request)
         if found is None:
-            raise ApiFault(404, "NotFound", "the server could not find the requested resource")
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
         return found
 
-    def _read(self, request: Request, where: Place) -> Answer:
+    def _read(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
         query, store, part = request.query, self.registry.store, where.subresource
         if part in ("exec", "attach", "log", "portforward") and where.stored == "Pod":
             return self._talk(request, where)
@@ -75,41 +74,41 @@ class Api:
         if where.name:
             held = store.get(where.stored, where.key)
             if held is None or (part and part not in where.kind.subresources):
-                raise faults.not_found(where.kind.plural, where.kind.group, where.name)
+                raise errors.not_found(where.kind.plural, where.kind.group, where.name)
             if part == "scale":
-                return encoded(200, read_scale(where.kind, held.raw))
-            return Whole(200, view.one(held) + b"\n")
+                return json_response(200, read_scale(where.kind, held.raw))
+            return ApiResponse(200, view.one(held) + b"\n")
         selector = self._selector(where, query)
         if query.get("watch") in ("true", "1"):
-            return reads.watching(store, where.stored, where.namespace, selector, view, query, self.abilities)
-        return reads.listing(store, where.stored, where.namespace, selector, view, query, self.abilities)
+            return reads.watch_objects(store, where.stored, where.namespace, selector, view, query, self.abilities)
+        return reads.list_objects(store, where.stored, where.namespace, selector, view, query, self.abilities)
 
-    def _talk(self, request: Request, where: Place) -> Answer:
+    def _talk(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
         if where.subresource == "portforward":
-            raise ApiFault(501, "NotImplemented", _PORT_FORWARD)
+            raise StatusError(501, "NotImplemented", _PORT_FORWARD)
         if where.subresource == "log":
-            return logs(self.registry, where, request)
-        return conversation(self.registry, where, request)
+            return log_request(self.registry, where, request)
+        return exec_request(self.registry, where, request)
 
-    def _change(self, request: Request, where: Place) -> Answer:
+    def _change(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
         if where.subresource in ("exec", "attach", "portforward") and request.method == "POST":
             return self._talk(request, where)
-        written = change(self.registry, where, request, lambda: self._selector(where, request.query))
+        written = handle_write(self.registry, where, request, lambda: self._selector(where, request.query))
         headers = (
             {"Warning": ", ".join(f'299 - "{_quoted(each)}"' for each in written.warnings)} if written.warnings else {}
         )
         if written.raw.get("kind") != where.kind.kind or (where.name and where.subresource == "scale"):
-            return encoded(written.code, written.raw, headers)
-        return Whole(written.code, self._view(request, where).one(Stored(0, written.raw)) + b"\n", headers)
+            return json_response(written.code, written.raw, headers)
+        return ApiResponse(written.code, self._view(request, where).one(StoredObject(0, written.raw)) + b"\n", headers)
 
-    def _view(self, request: Request, where: Place) -> View:
-        offer = chosen(request.headers.get("accept", ""), "Table", *_PARTIAL)
+    def _view(self, request: ApiRequest, where: ApiPath) -> ObjectView:
+        offer = choose_type(request.headers.get("accept", ""), "Table", *_PARTIAL)
         version = offer.version if offer.version in ("v1", "v1beta1") else "v1"
         if offer.form == "Table":
             return table(where, version, request.query.get("includeObject") or "Metadata", self.registry.now)
         return partial(version) if offer.form else plain(where)
 
-    def _selector(self, where: Place, query: Mapping[str, str]) -> ListSelector:
+    def _selector(self, where: ApiPath, query: Mapping[str, str]) -> ListSelector:
         fields = FIELDS.get(where.stored, frozenset())
         if where.stored == "Service" and not self.abilities.service_fields:
             fields = frozenset()
@@ -119,17 +118,17 @@ class Api:
         return ListSelector(query.get("labelSelector", ""), words, fields)
 
 
-def refusal(fault: ApiFault) -> Whole:
+def error_response(fault: StatusError) -> ApiResponse:
     """A Status as answer."""
     retry = fault.details.get("retryAfterSeconds")
-    return encoded(fault.code, fault.status(), {"Retry-After": str(retry)} if retry else None)
+    return json_response(fault.code, fault.status(), {"Retry-After": str(retry)} if retry else None)
 
 
 def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _able(kind: Kind, abilities: Abilities) -> Kind:
+def _able(kind: ApiResource, abilities: ServerFeatures) -> ApiResource:
     if kind.name != "ServiceCIDR":
         return kind
     return msgspec.structs.replace(kind, served=abilities.service_cidrs, version=(abilities.service_cidrs or ("",))[0])
@@ -144,14 +143,14 @@ _RULES = {
 }
 
 
-def review(request: Request) -> Whole | None:
+def review_access(request: ApiRequest) -> ApiResponse | None:
     """The answer to a question, None when the request is none. Raises ApiFault."""
     kind = _PLACES.get(request.path)
     if kind is None or request.method != "POST":
         return None
     # Newer clients ask in protocol buffers, and understand JSON. The question does not matter to the answer.
-    given: dict[str, Any] = {} if request.body.startswith(b"k8s\0") else decoded(request)
+    given: dict[str, Any] = {} if request.body.startswith(b"k8s\0") else decode_body(request)
     status = (
         _RULES if kind == "SelfSubjectRulesReview" else {"allowed": True, "reason": "the lab's token may do everything"}
     )
-    return encoded(201, {**given, "kind": kind, "apiVersion": "authorization.k8s.io/v1", "status": status})
+    return json_response(201, {**given, "kind": kind, "apiVersion": "authorization.k8s.io/v1", "status": status})

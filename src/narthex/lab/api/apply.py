@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api import errors
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.field_sets import (
     FieldSet,
     Path,
@@ -25,10 +25,10 @@ from narthex.lab.api.field_sets import (
     step_of,
     without,
 )
-from narthex.lab.api.kinds import Kind
+from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Raw
-from narthex.lab.api.types import Type, field_type, object_type
+from narthex.lab.api.types import FieldType, field_type, object_type
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SERVERS = frozenset(
@@ -44,7 +44,7 @@ _SERVERS = frozenset(
 """Fields that nobody owns."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManagedFields(msgspec.Struct, frozen=True):
     """What one writer has set."""
 
     manager: str
@@ -63,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 def apply(
     registry: Registry,
-    kind: Kind,
+    kind: ApiResource,
     given: Raw,
     *,
     manager: str,
@@ -79,14 +79,14 @@ def apply(
     key = (str(meta.get("namespace") or "") if kind.namespaced else "", str(meta.get("name") or ""))
     held = registry.get(kind.name, *key)
     if held is None and subresource:
-        raise faults.not_found(kind.plural, kind.group, key[1])
+        raise errors.not_found(kind.plural, kind.group, key[1])
     mine = field_set(given, of) - _SERVERS
     now, version = registry.stamp(), kind.api_version
-    me = Entry(manager, "Apply", subresource, version, now, mine)
+    me = ManagedFields(manager, "Apply", subresource, version, now, mine)
     if held is None:
         made = {**given, "metadata": {**meta, "managedFields": _written([me])}}
         return registry.create(kind.name, made, dry_run=dry_run), True
-    entries = entries_of(held) or _before(held, of, now)
+    entries = managed_fields_of(held) or _before(held, of, now)
     others = [each for each in entries if each.writer != me.writer]
     before = next((each for each in entries if each.writer == me.writer), None)
     merged = _merged(held, given, of)
@@ -109,7 +109,9 @@ def apply(
     return registry.update(kind.name, new, subresource=subresource, dry_run=dry_run), False
 
 
-def owners(kind: Kind, held: Mapping[str, Any], new: Raw, *, manager: str, subresource: str, now: str) -> Any:
+def updated_managed_fields(
+    kind: ApiResource, held: Mapping[str, Any], new: Raw, *, manager: str, subresource: str, now: str
+) -> Any:
     """`managedFields` after somebody has written an object in another way; None when nobody's fields are noted."""
     noted, said = held["metadata"].get("managedFields"), new["metadata"].get("managedFields")
     if not noted or (said and said != noted):
@@ -122,21 +124,21 @@ def owners(kind: Kind, held: Mapping[str, Any], new: Raw, *, manager: str, subre
     if not changed and was <= is_there:
         return noted
     me = (manager, "Update", subresource)
-    entries = entries_of(held)
+    entries = managed_fields_of(held)
     before = next((each.fields for each in entries if each.writer == me), frozenset())
     others = [
         msgspec.structs.replace(each, fields=(each.fields & _with_parents(is_there)) - changed)
         for each in entries
         if each.writer != me
     ]
-    mine = Entry(*me, kind.api_version, now, (before & is_there) | changed)
+    mine = ManagedFields(*me, kind.api_version, now, (before & is_there) | changed)
     return _written([each for each in (*others, mine) if each.fields])
 
 
-def entries_of(raw: Mapping[str, Any]) -> list[Entry]:
+def managed_fields_of(raw: Mapping[str, Any]) -> list[ManagedFields]:
     """Whose fields are noted in an object."""
     return [
-        Entry(
+        ManagedFields(
             manager=str(each.get("manager", "")),
             operation=str(each.get("operation", "")),
             subresource=str(each.get("subresource", "")),
@@ -149,7 +151,7 @@ def entries_of(raw: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
-def _written(entries: list[Entry]) -> list[Raw]:
+def _written(entries: list[ManagedFields]) -> list[Raw]:
     return [
         {
             "manager": each.manager,
@@ -164,13 +166,13 @@ def _written(entries: list[Entry]) -> list[Raw]:
     ]
 
 
-def _before(held: Mapping[str, Any], of: Type, now: str) -> list[Entry]:
+def _before(held: Mapping[str, Any], of: FieldType, now: str) -> list[ManagedFields]:
     there = {name: value for name, value in held.items() if name != "status"}
     manager = "before-first-apply"
     if _LAST_APPLIED in (held["metadata"].get("annotations") or {}):
         manager = "kubectl-client-side-apply"
     at = held["metadata"].get("creationTimestamp") or now
-    return [Entry(manager, "Update", "", str(held.get("apiVersion", "")), at, field_set(there, of) - _SERVERS)]
+    return [ManagedFields(manager, "Update", "", str(held.get("apiVersion", "")), at, field_set(there, of) - _SERVERS)]
 
 
 def _with_parents(fields: FieldSet) -> FieldSet:
@@ -183,13 +185,13 @@ def _gone(before: FieldSet, mine: FieldSet, theirs: FieldSet) -> FieldSet:
     return frozenset(path for path in before if path not in wanted)
 
 
-def _differs(held: Mapping[str, Any], new: Mapping[str, Any], path: Path, of: Type) -> bool:
+def _differs(held: Mapping[str, Any], new: Mapping[str, Any], path: Path, of: FieldType) -> bool:
     if path[-1].startswith("k:"):
         return False
     return bool(at_path(held, path, of) != at_path(new, path, of))
 
 
-def _merged(held: Any, given: Any, of: Type) -> Any:
+def _merged(held: Any, given: Any, of: FieldType) -> Any:
     """What is held, with what is applied."""
     if isinstance(given, Mapping) and isinstance(held, Mapping) and not of.atomic:
         into = dict(held)
@@ -204,7 +206,7 @@ def _merged(held: Any, given: Any, of: Type) -> Any:
     return given
 
 
-def _merged_entries(held: list[Any], given: list[Any], of: Type) -> Iterator[Any]:
+def _merged_entries(held: list[Any], given: list[Any], of: FieldType) -> Iterator[Any]:
     wanted = {step_of(each, of): each for each in given}
     there = {step_of(each, of): each for each in held}
     # The configuration's order, if it names all; else new entries come last.
@@ -218,7 +220,7 @@ def _merged_entries(held: list[Any], given: list[Any], of: Type) -> Iterator[Any
             yield wanted[step]
 
 
-def _conflict(clashes: list[tuple[Entry, Path]]) -> ApiFault:
+def _conflict(clashes: list[tuple[ManagedFields, Path]]) -> StatusError:
     by: dict[str, list[str]] = {}
     for entry, path in clashes:
         by.setdefault(_named(entry), []).append(printed(path))
@@ -235,10 +237,10 @@ def _conflict(clashes: list[tuple[Entry, Path]]) -> ApiFault:
             for name, fields in sorted(by.items())
         )
         said = f"{len(clashes)} conflicts: " + "\n".join(lists)
-    return ApiFault(409, "Conflict", f"Apply failed with {said}", {"causes": causes})
+    return StatusError(409, "Conflict", f"Apply failed with {said}", {"causes": causes})
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: ManagedFields) -> str:
     name = f'"{entry.manager}"' + (f' with subresource "{entry.subresource}"' if entry.subresource else "")
     if entry.operation != "Update":
         return name

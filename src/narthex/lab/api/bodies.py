@@ -6,14 +6,13 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api import protobuf
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.requests import Request
+from narthex.lab.api import errors, protobuf
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.requests import ApiRequest
 from narthex.lab.api.store import Raw
 
 
-def decoded(request: Request) -> Raw:
+def decode_body(request: ApiRequest) -> Raw:
     """The object in a request's body. Raises ApiFault."""
     if request.body.startswith(protobuf.MAGIC):
         return protobuf.decode(request.body)
@@ -21,20 +20,20 @@ def decoded(request: Request) -> Raw:
     if content and not any(known in content for known in ("json", "yaml", "*/*")):
         known = "application/json, application/yaml"
         message = f"the body of the request was in an unknown format - accepted media types include: {known}"
-        raise ApiFault(415, "UnsupportedMediaType", message)
-    raw = body_value(request)
+        raise StatusError(415, "UnsupportedMediaType", message)
+    raw = decode_json_or_yaml(request)
     if not isinstance(raw, dict):
-        raise faults.bad_request("the body of the request is not an object")
+        raise errors.bad_request("the body of the request is not an object")
     return raw
 
 
-def body_value(request: Request) -> Any:
+def decode_json_or_yaml(request: ApiRequest) -> Any:
     """The JSON of a request's body, or its YAML where that is said. Raises ApiFault."""
     try:
         return msgspec.json.decode(request.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if "yaml" not in request.headers.get("content-type", ""):
-            raise faults.bad_request(f"error decoding the body: {error}") from None
+            raise errors.bad_request(f"error decoding the body: {error}") from None
     return _yaml(request.body)
 
 
@@ -44,4 +43,4 @@ def _yaml(body: bytes) -> Any:
     try:
         return yaml.load(body, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise faults.bad_request(f"error decoding the body: {error}") from None
+        raise errors.bad_request(f"error decoding the body: {error}") from None

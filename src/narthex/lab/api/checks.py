@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from narthex.lab.api import field_errors as wrongs
-from narthex.lab.api.errors import Wrong
-from narthex.lab.api.kinds import Kind
+from narthex.lab.api import field_errors
+from narthex.lab.api.errors import FieldError
+from narthex.lab.api.kinds import ApiResource
 
 Raw = Mapping[str, Any]
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
@@ -19,11 +19,11 @@ _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _IMMUTABLE = "field is immutable"
 
 
-def object_wrongs(kind: Kind, held: Raw | None, new: Raw) -> list[Wrong]:
+def field_errors_of(kind: ApiResource, held: Raw | None, new: Raw) -> list[FieldError]:
     """What is wrong with an object; `held` is what it replaces, None when it is made."""
     found = [] if held is not None else list(_name(kind, new["metadata"]))
-    found += wrongs.labels("metadata.labels", new["metadata"].get("labels"))
-    found += wrongs.notes("metadata.annotations", new["metadata"].get("annotations"))
+    found += field_errors.labels("metadata.labels", new["metadata"].get("labels"))
+    found += field_errors.notes("metadata.annotations", new["metadata"].get("annotations"))
     if check := _CHECKS.get(kind.name):
         found += check(new)
     if held is not None and (changed := _CHANGES.get(kind.name)):
@@ -31,118 +31,122 @@ def object_wrongs(kind: Kind, held: Raw | None, new: Raw) -> list[Wrong]:
     return found
 
 
-def _name(kind: Kind, meta: Raw) -> Iterator[Wrong]:
+def _name(kind: ApiResource, meta: Raw) -> Iterator[FieldError]:
     name = meta.get("name")
     if not name or not isinstance(name, str):
-        yield wrongs.required("metadata.name", "name or generateName is required")
+        yield field_errors.required("metadata.name", "name or generateName is required")
         return
-    check = {"Namespace": wrongs.dns_label, "Service": wrongs.old_label}.get(kind.name, wrongs.subdomain)
+    check = {"Namespace": field_errors.dns_label, "Service": field_errors.old_label}.get(
+        kind.name, field_errors.subdomain
+    )
     if kind.name != "IPAddress":
         yield from check("metadata.name", name)
 
 
-def _service(new: Raw) -> Iterator[Wrong]:
+def _service(new: Raw) -> Iterator[FieldError]:
     spec = new.get("spec") or {}
     type, ports = spec.get("type"), spec.get("ports") or []
     if type not in _TYPES:
-        yield wrongs.unsupported("spec.type", type, _TYPES)
+        yield field_errors.unsupported("spec.type", type, _TYPES)
     headless = spec.get("clusterIP") == "None"
     if not ports and not headless and type != "ExternalName":
-        yield wrongs.required("spec.ports")
+        yield field_errors.required("spec.ports")
     if type == "ExternalName":
         name = str(spec.get("externalName") or "").removesuffix(".")
-        yield from wrongs.subdomain("spec.externalName", name) if name else [wrongs.required("spec.externalName")]
+        yield from (
+            field_errors.subdomain("spec.externalName", name) if name else [field_errors.required("spec.externalName")]
+        )
     for index, each in enumerate(ports):
         yield from _service_port(f"spec.ports[{index}]", each, len(ports) > 1)
     yield from _twice(ports)
-    yield from wrongs.labels("spec.selector", spec.get("selector"))
+    yield from field_errors.labels("spec.selector", spec.get("selector"))
     if spec.get("sessionAffinity") not in ("None", "ClientIP"):
-        yield wrongs.unsupported("spec.sessionAffinity", spec.get("sessionAffinity"), ("ClientIP", "None"))
+        yield field_errors.unsupported("spec.sessionAffinity", spec.get("sessionAffinity"), ("ClientIP", "None"))
     for index, ip in enumerate(spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])):
         if ip != "None":
-            yield from wrongs.address(f"spec.clusterIPs[{index}]", ip)
+            yield from field_errors.address(f"spec.clusterIPs[{index}]", ip)
     for index, ip in enumerate(spec.get("externalIPs") or ()):
-        yield from wrongs.address(f"spec.externalIPs[{index}]", ip)
+        yield from field_errors.address(f"spec.externalIPs[{index}]", ip)
     for index, cidr in enumerate(spec.get("loadBalancerSourceRanges") or ()):
-        yield from wrongs.network(f"spec.loadBalancerSourceRanges[{index}]", cidr)
+        yield from field_errors.network(f"spec.loadBalancerSourceRanges[{index}]", cidr)
     for field in ("externalTrafficPolicy", "internalTrafficPolicy"):
         if spec.get(field) not in (None, "Cluster", "Local"):
-            yield wrongs.unsupported(f"spec.{field}", spec[field], ("Cluster", "Local"))
+            yield field_errors.unsupported(f"spec.{field}", spec[field], ("Cluster", "Local"))
     known = ("SingleStack", "PreferDualStack", "RequireDualStack")
     if spec.get("ipFamilyPolicy") not in (None, *known):
-        yield wrongs.unsupported("spec.ipFamilyPolicy", spec["ipFamilyPolicy"], known)
+        yield field_errors.unsupported("spec.ipFamilyPolicy", spec["ipFamilyPolicy"], known)
     for index, family in enumerate(spec.get("ipFamilies") or ()):
         if family not in ("IPv4", "IPv6"):
-            yield wrongs.unsupported(f"spec.ipFamilies[{index}]", family, ("IPv4", "IPv6"))
+            yield field_errors.unsupported(f"spec.ipFamilies[{index}]", family, ("IPv4", "IPv6"))
     spread = ("PreferClose", "PreferSameZone", "PreferSameNode")
     if spec.get("trafficDistribution") not in (None, *spread):
-        yield wrongs.unsupported("spec.trafficDistribution", spec["trafficDistribution"], spread)
+        yield field_errors.unsupported("spec.trafficDistribution", spec["trafficDistribution"], spread)
 
 
-def _service_port(at: str, port: Any, named: bool) -> Iterator[Wrong]:
+def _service_port(at: str, port: Any, named: bool) -> Iterator[FieldError]:
     if not isinstance(port, Mapping):
-        yield wrongs.bad(at, port, "must be an object")
+        yield field_errors.bad(at, port, "must be an object")
         return
     if named and not port.get("name"):
-        yield wrongs.required(f"{at}.name")
+        yield field_errors.required(f"{at}.name")
     elif port.get("name"):
-        yield from wrongs.dns_label(f"{at}.name", port["name"])
-    yield from wrongs.port_number(f"{at}.port", port.get("port"))
+        yield from field_errors.dns_label(f"{at}.name", port["name"])
+    yield from field_errors.port_number(f"{at}.port", port.get("port"))
     if port.get("protocol") not in _PROTOCOLS:
-        yield wrongs.unsupported(f"{at}.protocol", port.get("protocol"), _PROTOCOLS)
+        yield field_errors.unsupported(f"{at}.protocol", port.get("protocol"), _PROTOCOLS)
     target = port.get("targetPort")
     if isinstance(target, str):
-        yield from wrongs.port_name(f"{at}.targetPort", target)
+        yield from field_errors.port_name(f"{at}.targetPort", target)
     elif target != port.get("port"):
-        yield from wrongs.port_number(f"{at}.targetPort", target)
+        yield from field_errors.port_number(f"{at}.targetPort", target)
     if port.get("nodePort"):
-        yield from wrongs.port_number(f"{at}.nodePort", port["nodePort"])
+        yield from field_errors.port_number(f"{at}.nodePort", port["nodePort"])
 
 
-def _twice(ports: list[Any]) -> Iterator[Wrong]:
+def _twice(ports: list[Any]) -> Iterator[FieldError]:
     names: set[Any] = set()
     pairs: set[Any] = set()
     for index, port in enumerate(each for each in ports if isinstance(each, Mapping)):
         name, pair = port.get("name"), (port.get("protocol"), port.get("port"))
         if name and name in names:
-            yield wrongs.duplicate(f"spec.ports[{index}].name", name)
+            yield field_errors.duplicate(f"spec.ports[{index}].name", name)
         if pair in pairs:
-            yield wrongs.duplicate(f"spec.ports[{index}]", {"protocol": pair[0], "port": pair[1]})
+            yield field_errors.duplicate(f"spec.ports[{index}]", {"protocol": pair[0], "port": pair[1]})
         names.add(name)
         pairs.add(pair)
 
 
-def _slice(new: Raw) -> Iterator[Wrong]:
+def _slice(new: Raw) -> Iterator[FieldError]:
     type = new.get("addressType")
     if not type:
-        yield wrongs.required("addressType")
+        yield field_errors.required("addressType")
     elif type not in ("IPv4", "IPv6", "FQDN"):
-        yield wrongs.unsupported("addressType", type, ("FQDN", "IPv4", "IPv6"))
+        yield field_errors.unsupported("addressType", type, ("FQDN", "IPv4", "IPv6"))
     for index, each in enumerate(new.get("endpoints") or ()):
         addresses = each.get("addresses") or []
         if not addresses:
-            yield wrongs.required(f"endpoints[{index}].addresses", "must contain at least 1 address")
+            yield field_errors.required(f"endpoints[{index}].addresses", "must contain at least 1 address")
         for at, address in enumerate(addresses if type in ("IPv4", "IPv6") else ()):
-            yield from wrongs.address(f"endpoints[{index}].addresses[{at}]", address)
+            yield from field_errors.address(f"endpoints[{index}].addresses[{at}]", address)
     for index, port in enumerate(new.get("ports") or ()):
         if port.get("protocol") not in _PROTOCOLS:
-            yield wrongs.unsupported(f"ports[{index}].protocol", port.get("protocol"), _PROTOCOLS)
+            yield field_errors.unsupported(f"ports[{index}].protocol", port.get("protocol"), _PROTOCOLS)
 
 
-def _changed_slice(held: Raw, new: Raw) -> Iterator[Wrong]:
+def _changed_slice(held: Raw, new: Raw) -> Iterator[FieldError]:
     if held.get("addressType") != new.get("addressType"):
-        yield wrongs.bad("addressType", new.get("addressType"), _IMMUTABLE)
+        yield field_errors.bad("addressType", new.get("addressType"), _IMMUTABLE)
 
 
-def _cidrs(new: Raw) -> Iterator[Wrong]:
+def _cidrs(new: Raw) -> Iterator[FieldError]:
     found = (new.get("spec") or {}).get("cidrs") or []
     if not found:
-        yield wrongs.required("spec.cidrs", "at least one CIDR required")
+        yield field_errors.required("spec.cidrs", "at least one CIDR required")
     for index, each in enumerate(found):
-        yield from wrongs.network(f"spec.cidrs[{index}]", each)
+        yield from field_errors.network(f"spec.cidrs[{index}]", each)
 
 
-def _definition(new: Raw) -> Iterator[Wrong]:
+def _definition(new: Raw) -> Iterator[FieldError]:
     spec = new.get("spec") or {}
     names, group = spec.get("names") or {}, spec.get("group")
     for field, value in (
@@ -151,20 +155,20 @@ def _definition(new: Raw) -> Iterator[Wrong]:
         ("spec.names.kind", names.get("kind")),
     ):
         if not value:
-            yield wrongs.required(field)
+            yield field_errors.required(field)
     if spec.get("scope") not in ("Cluster", "Namespaced"):
-        yield wrongs.unsupported("spec.scope", spec.get("scope") or "", ("Cluster", "Namespaced"))
+        yield field_errors.unsupported("spec.scope", spec.get("scope") or "", ("Cluster", "Namespaced"))
     wanted = f"{names.get('plural')}.{group}"
     if new["metadata"].get("name") != wanted:
-        yield wrongs.bad("metadata.name", new["metadata"].get("name"), 'must be spec.names.plural+"."+spec.group')
+        yield field_errors.bad("metadata.name", new["metadata"].get("name"), 'must be spec.names.plural+"."+spec.group')
     if sum(bool(each.get("storage")) for each in spec.get("versions") or ()) != 1:
         text = "must have exactly one version marked as storage version"
-        yield wrongs.bad("spec.versions", [each.get("name") for each in spec.get("versions") or ()], text)
+        yield field_errors.bad("spec.versions", [each.get("name") for each in spec.get("versions") or ()], text)
 
 
-def _fixed_data(held: Raw, new: Raw) -> Iterator[Wrong]:
+def _fixed_data(held: Raw, new: Raw) -> Iterator[FieldError]:
     if held.get("immutable") and any(held.get(name) != new.get(name) for name in ("data", "binaryData", "immutable")):
-        yield wrongs.forbidden("data", f"{_IMMUTABLE} when `immutable` is set")
+        yield field_errors.forbidden("data", f"{_IMMUTABLE} when `immutable` is set")
 
 
 _RESTARTS = ("Always", "OnFailure", "Never")
@@ -177,15 +181,15 @@ _MAY_CHANGE = (
 )
 
 
-def pod(new: Raw) -> Iterator[Wrong]:
+def pod(new: Raw) -> Iterator[FieldError]:
     """A Pod."""
     yield from pod_spec("spec", new.get("spec") or {})
 
 
-def pod_spec(at: str, spec: Raw) -> Iterator[Wrong]:
+def pod_spec(at: str, spec: Raw) -> Iterator[FieldError]:
     """A pod's spec, or a template's."""
     if not spec.get("containers"):
-        yield wrongs.required(f"{at}.containers")
+        yield field_errors.required(f"{at}.containers")
     names: set[str] = set()
     volumes = {each.get("name") for each in spec.get("volumes") or () if isinstance(each, Mapping)}
     for field in ("initContainers", "containers"):
@@ -193,77 +197,81 @@ def pod_spec(at: str, spec: Raw) -> Iterator[Wrong]:
             here = f"{at}.{field}[{index}]"
             yield from _container(here, each, volumes)
             if each.get("name") in names:
-                yield wrongs.duplicate(f"{here}.name", each["name"])
+                yield field_errors.duplicate(f"{here}.name", each["name"])
             names.add(each.get("name", ""))
     if spec.get("restartPolicy") not in _RESTARTS:
-        yield wrongs.unsupported(f"{at}.restartPolicy", spec.get("restartPolicy"), _RESTARTS)
+        yield field_errors.unsupported(f"{at}.restartPolicy", spec.get("restartPolicy"), _RESTARTS)
     if spec.get("dnsPolicy") not in _DNS:
-        yield wrongs.unsupported(f"{at}.dnsPolicy", spec.get("dnsPolicy"), _DNS)
-    yield from wrongs.labels(f"{at}.nodeSelector", spec.get("nodeSelector"))
-    yield from wrongs.at_least_zero(f"{at}.terminationGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))
+        yield field_errors.unsupported(f"{at}.dnsPolicy", spec.get("dnsPolicy"), _DNS)
+    yield from field_errors.labels(f"{at}.nodeSelector", spec.get("nodeSelector"))
+    yield from field_errors.at_least_zero(
+        f"{at}.terminationGracePeriodSeconds", spec.get("terminationGracePeriodSeconds")
+    )
     if spec.get("nodeName"):
-        yield from wrongs.subdomain(f"{at}.nodeName", spec["nodeName"])
+        yield from field_errors.subdomain(f"{at}.nodeName", spec["nodeName"])
     for field in ("hostname", "subdomain"):
         if spec.get(field):
-            yield from wrongs.dns_label(f"{at}.{field}", spec[field])
+            yield from field_errors.dns_label(f"{at}.{field}", spec[field])
 
 
-def _container(at: str, given: Raw, volumes: set[Any]) -> Iterator[Wrong]:
+def _container(at: str, given: Raw, volumes: set[Any]) -> Iterator[FieldError]:
     if given.get("name"):
-        yield from wrongs.dns_label(f"{at}.name", given["name"])
+        yield from field_errors.dns_label(f"{at}.name", given["name"])
     else:
-        yield wrongs.required(f"{at}.name")
+        yield field_errors.required(f"{at}.name")
     if not given.get("image"):
-        yield wrongs.required(f"{at}.image")
+        yield field_errors.required(f"{at}.image")
     for index, port in enumerate(given.get("ports") or ()):
         here = f"{at}.ports[{index}]"
         if port.get("name"):
-            yield from wrongs.port_name(f"{here}.name", port["name"])
-        yield from wrongs.port_number(f"{here}.containerPort", port.get("containerPort"))
+            yield from field_errors.port_name(f"{here}.name", port["name"])
+        yield from field_errors.port_number(f"{here}.containerPort", port.get("containerPort"))
         if port.get("hostPort"):
-            yield from wrongs.port_number(f"{here}.hostPort", port["hostPort"])
+            yield from field_errors.port_number(f"{here}.hostPort", port["hostPort"])
         if port.get("protocol") not in ("TCP", "UDP", "SCTP"):
-            yield wrongs.unsupported(f"{here}.protocol", port.get("protocol"), ("TCP", "UDP", "SCTP"))
+            yield field_errors.unsupported(f"{here}.protocol", port.get("protocol"), ("TCP", "UDP", "SCTP"))
     for index, each in enumerate(given.get("env") or ()):
         if not each.get("name"):
-            yield wrongs.required(f"{at}.env[{index}].name")
+            yield field_errors.required(f"{at}.env[{index}].name")
     for index, each in enumerate(given.get("volumeMounts") or ()):
         if each.get("name") not in volumes:
-            yield Wrong(
-                f"{at}.volumeMounts[{index}].name", "FieldValueNotFound", f"Not found: {wrongs.shown(each.get('name'))}"
+            yield FieldError(
+                f"{at}.volumeMounts[{index}].name",
+                "FieldValueNotFound",
+                f"Not found: {field_errors.shown(each.get('name'))}",
             )
         if not each.get("mountPath"):
-            yield wrongs.required(f"{at}.volumeMounts[{index}].mountPath")
+            yield field_errors.required(f"{at}.volumeMounts[{index}].mountPath")
     for name in ("livenessProbe", "readinessProbe", "startupProbe"):
         if isinstance(given.get(name), Mapping):
             yield from _probe(f"{at}.{name}", given[name])
 
 
-def _probe(at: str, probe: Raw) -> Iterator[Wrong]:
+def _probe(at: str, probe: Raw) -> Iterator[FieldError]:
     handlers = [name for name in ("exec", "httpGet", "tcpSocket", "grpc") if probe.get(name) is not None]
     if not handlers:
-        yield wrongs.required(at, "must specify a handler type")
+        yield field_errors.required(at, "must specify a handler type")
     for name in handlers[1:]:
-        yield wrongs.forbidden(f"{at}.{name}", "may not specify more than 1 handler type")
+        yield field_errors.forbidden(f"{at}.{name}", "may not specify more than 1 handler type")
     for field in ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"):
-        yield from wrongs.at_least_zero(f"{at}.{field}", probe.get(field))
+        yield from field_errors.at_least_zero(f"{at}.{field}", probe.get(field))
     for name in ("httpGet", "tcpSocket", "grpc"):
         port = (probe.get(name) or {}).get("port")
         if name in handlers and isinstance(port, str):
-            yield from wrongs.port_name(f"{at}.{name}.port", port)
+            yield from field_errors.port_name(f"{at}.{name}.port", port)
         elif name in handlers:
-            yield from wrongs.port_number(f"{at}.{name}.port", port)
+            yield from field_errors.port_number(f"{at}.{name}.port", port)
     if at.endswith(("livenessProbe", "startupProbe")) and probe.get("successThreshold", 1) != 1:
-        yield wrongs.bad(f"{at}.successThreshold", probe["successThreshold"], "must be 1")
+        yield field_errors.bad(f"{at}.successThreshold", probe["successThreshold"], "must be 1")
 
 
-def changed_pod(held: Raw, new: Raw) -> Iterator[Wrong]:
+def changed_pod(held: Raw, new: Raw) -> Iterator[FieldError]:
     """What of a Pod's spec may become another. A node is given once."""
     old, spec = _fixed(held.get("spec") or {}), _fixed(new.get("spec") or {})
     if not old.get("nodeName"):
         old, spec = {**old, "nodeName": None}, {**spec, "nodeName": None}
     if old != spec:
-        yield wrongs.forbidden("spec", _MAY_CHANGE)
+        yield field_errors.forbidden("spec", _MAY_CHANGE)
 
 
 def _fixed(spec: Raw) -> dict[str, Any]:
@@ -276,66 +284,66 @@ def _fixed(spec: Raw) -> dict[str, Any]:
     return found
 
 
-def deployment(new: Raw) -> Iterator[Wrong]:
+def deployment(new: Raw) -> Iterator[FieldError]:
     """A Deployment."""
     yield from _workload(new)
     spec = new.get("spec") or {}
     strategy = spec.get("strategy") or {}
     if strategy.get("type") not in ("RollingUpdate", "Recreate"):
-        yield wrongs.unsupported("spec.strategy.type", strategy.get("type"), ("Recreate", "RollingUpdate"))
+        yield field_errors.unsupported("spec.strategy.type", strategy.get("type"), ("Recreate", "RollingUpdate"))
     rolling = strategy.get("rollingUpdate")
     if strategy.get("type") == "Recreate" and rolling:
         text = "may not be specified when strategy `type` is 'Recreate'"
-        yield wrongs.forbidden("spec.strategy.rollingUpdate", text)
+        yield field_errors.forbidden("spec.strategy.rollingUpdate", text)
     rolling = rolling if isinstance(rolling, Mapping) else {}
     for field in ("maxUnavailable", "maxSurge"):
         value = rolling.get(field)
         if isinstance(value, str) and not _PERCENT.fullmatch(value):
             text = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')"
-            yield wrongs.bad(f"spec.strategy.rollingUpdate.{field}", value, text)
-        yield from wrongs.at_least_zero(f"spec.strategy.rollingUpdate.{field}", value)
+            yield field_errors.bad(f"spec.strategy.rollingUpdate.{field}", value, text)
+        yield from field_errors.at_least_zero(f"spec.strategy.rollingUpdate.{field}", value)
     if all(rolling.get(field) in (0, "0%") for field in ("maxUnavailable", "maxSurge")):
         text = "may not be 0 when `maxSurge` is 0"
-        yield wrongs.bad("spec.strategy.rollingUpdate.maxUnavailable", rolling["maxUnavailable"], text)
+        yield field_errors.bad("spec.strategy.rollingUpdate.maxUnavailable", rolling["maxUnavailable"], text)
 
 
-def replica_set(new: Raw) -> Iterator[Wrong]:
+def replica_set(new: Raw) -> Iterator[FieldError]:
     """A ReplicaSet."""
     yield from _workload(new)
 
 
-def _workload(new: Raw) -> Iterator[Wrong]:
+def _workload(new: Raw) -> Iterator[FieldError]:
     spec = new.get("spec") or {}
     selector, template = spec.get("selector") or {}, spec.get("template") or {}
     labels = (template.get("metadata") or {}).get("labels") or {}
-    yield from wrongs.at_least_zero("spec.replicas", spec.get("replicas"))
-    yield from wrongs.at_least_zero("spec.minReadySeconds", spec.get("minReadySeconds"))
+    yield from field_errors.at_least_zero("spec.replicas", spec.get("replicas"))
+    yield from field_errors.at_least_zero("spec.minReadySeconds", spec.get("minReadySeconds"))
     if not selector:
-        yield wrongs.required("spec.selector")
+        yield field_errors.required("spec.selector")
     elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
-        yield wrongs.bad("spec.selector", selector, "empty selector is invalid for deployment")
+        yield field_errors.bad("spec.selector", selector, "empty selector is invalid for deployment")
     wanted = selector.get("matchLabels") or {}
-    yield from wrongs.labels("spec.selector.matchLabels", wanted)
+    yield from field_errors.labels("spec.selector.matchLabels", wanted)
     if any(labels.get(key) != value for key, value in wanted.items()):
-        yield wrongs.bad("spec.template.metadata.labels", labels, "`selector` does not match template `labels`")
-    yield from wrongs.labels("spec.template.labels", labels)
+        yield field_errors.bad("spec.template.metadata.labels", labels, "`selector` does not match template `labels`")
+    yield from field_errors.labels("spec.template.labels", labels)
     if not template:
-        yield wrongs.required("spec.template")
+        yield field_errors.required("spec.template")
         return
     yield from pod_spec("spec.template.spec", template.get("spec") or {})
     restart = (template.get("spec") or {}).get("restartPolicy")
     if restart in ("OnFailure", "Never"):
-        yield wrongs.unsupported("spec.template.spec.restartPolicy", restart, ("Always",))
+        yield field_errors.unsupported("spec.template.spec.restartPolicy", restart, ("Always",))
 
 
-def changed_workload(held: Raw, new: Raw) -> Iterator[Wrong]:
+def changed_workload(held: Raw, new: Raw) -> Iterator[FieldError]:
     """What of a Deployment or ReplicaSet may not become another."""
     old, now = (held.get("spec") or {}).get("selector"), (new.get("spec") or {}).get("selector")
     if old != now:
-        yield wrongs.bad("spec.selector", now, "field is immutable")
+        yield field_errors.bad("spec.selector", now, "field is immutable")
 
 
-_CHECKS: Mapping[str, Callable[[Raw], Iterator[Wrong]]] = {
+_CHECKS: Mapping[str, Callable[[Raw], Iterator[FieldError]]] = {
     "Service": _service,
     "EndpointSlice": _slice,
     "Pod": pod,
@@ -346,7 +354,7 @@ _CHECKS: Mapping[str, Callable[[Raw], Iterator[Wrong]]] = {
 }
 
 
-_CHANGES: Mapping[str, Callable[[Raw, Raw], Iterator[Wrong]]] = {
+_CHANGES: Mapping[str, Callable[[Raw, Raw], Iterator[FieldError]]] = {
     "EndpointSlice": _changed_slice,
     "Pod": changed_pod,
     "Deployment": changed_workload,

@@ -14,7 +14,7 @@ Cells = Callable[[Raw, datetime], Sequence[Any]]
 NONE, UNKNOWN = "<none>", "<unknown>"
 
 
-class Columns(msgspec.Struct, frozen=True):
+class PrinterColumns(msgspec.Struct, frozen=True):
     """The columns of a kind."""
 
     names: tuple[str, ...]
@@ -61,9 +61,9 @@ def _selector(raw: Raw) -> str:
     selector = _of(raw, "spec", "selector") or {}
     words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
     for each in selector.get("matchExpressions") or ():
-        key, values = each.get("key", ""), ",".join(sorted(each.get("values") or ()))
+        key, json_path_values = each.get("key", ""), ",".join(sorted(each.get("values") or ()))
         form = {"In": "{} in ({})", "NotIn": "{} notin ({})", "Exists": "{}", "DoesNotExist": "!{}"}
-        words.append(form.get(each.get("operator"), "{}").format(key, values))
+        words.append(form.get(each.get("operator"), "{}").format(key, json_path_values))
     return ",".join(words) or NONE
 
 
@@ -208,7 +208,7 @@ def _counted(field: str) -> Cells:
     return lambda raw, now: (_name(raw), len(raw.get(field) or ()), _age(raw, now))
 
 
-PLAIN = Columns(("Name", "Age"), lambda raw, now: (_name(raw), _age(raw, now)))
+PLAIN = PrinterColumns(("Name", "Age"), lambda raw, now: (_name(raw), _age(raw, now)))
 """Of kinds that have no columns of their own."""
 _WORKLOAD = ("*Containers", "*Images", "*Selector")
 
@@ -221,10 +221,10 @@ def age(since: str | None, now: datetime) -> str:
         then = datetime.fromisoformat(since.replace("Z", "+00:00"))
     except ValueError:
         return "<invalid>"
-    return human((now - then).total_seconds())
+    return human_duration((now - then).total_seconds())
 
 
-def human(seconds: float) -> str:
+def human_duration(seconds: float) -> str:
     """A span in the one or two units that matter."""
     if seconds < -1:
         return "<invalid>"
@@ -370,7 +370,7 @@ def _custom_definition(column: Raw) -> dict[str, Any]:
 
 
 def _cell(column: Raw, raw: Raw, now: datetime) -> Any:
-    found = values(raw, str(column.get("jsonPath", "")))
+    found = json_path_values(raw, str(column.get("jsonPath", "")))
     if not found:
         return None
     first, type = found[0], column.get("type")
@@ -385,7 +385,7 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def values(raw: Any, path: str) -> list[Any]:
+def json_path_values(raw: Any, path: str) -> list[Any]:
     """What a simple JSONPath finds: names, indexes, `[*]` and `[?(@.x=="y")]`. Nothing, when it is none of these."""
     found, at = [raw], 0
     while at < len(path):
@@ -411,59 +411,65 @@ def _filtered(found: list[Any], condition: str) -> list[Any]:
     test = _TEST.fullmatch(condition)
     if test is None:
         return []
-    return [one for each in found if isinstance(each, list) for one in each if values(one, f".{test[1]}") == [test[2]]]
+    return [
+        one
+        for each in found
+        if isinstance(each, list)
+        for one in each
+        if json_path_values(one, f".{test[1]}") == [test[2]]
+    ]
 
 
-COLUMNS: Mapping[str, Columns] = {
-    "Pod": Columns(
+COLUMNS: Mapping[str, PrinterColumns] = {
+    "Pod": PrinterColumns(
         ("Name", "Ready", "Status", "Restarts", "Age", "*IP", "*Node", "*Nominated Node", "*Readiness Gates"), pod_cells
     ),
-    "Service": Columns(("Name", "Type", "Cluster-IP", "External-IP", "Port(s)", "Age", "*Selector"), _service),
-    "Node": Columns(
+    "Service": PrinterColumns(("Name", "Type", "Cluster-IP", "External-IP", "Port(s)", "Age", "*Selector"), _service),
+    "Node": PrinterColumns(
         (
             *("Name", "Status", "Roles", "Age", "Version", "*Internal-IP", "*External-IP", "*OS-Image"),
             *("*Kernel-Version", "*Container-Runtime"),
         ),
         _node,
     ),
-    "Namespace": Columns(
+    "Namespace": PrinterColumns(
         ("Name", "Status", "Age"),
         lambda raw, now: (_name(raw), _of(raw, "status", "phase") or "Active", _age(raw, now)),
     ),
-    "Deployment": Columns(("Name", "Ready", "#Up-to-date", "#Available", "Age", *_WORKLOAD), _deployment),
-    "ReplicaSet": Columns(("Name", "#Desired", "#Current", "#Ready", "Age", *_WORKLOAD), _replica_set),
-    "Endpoints": Columns(("Name", "Endpoints", "Age"), _endpoints),
-    "EndpointSlice": Columns(("Name", "AddressType", "Ports", "Endpoints", "Age"), _slice),
-    "ConfigMap": Columns(
+    "Deployment": PrinterColumns(("Name", "Ready", "#Up-to-date", "#Available", "Age", *_WORKLOAD), _deployment),
+    "ReplicaSet": PrinterColumns(("Name", "#Desired", "#Current", "#Ready", "Age", *_WORKLOAD), _replica_set),
+    "Endpoints": PrinterColumns(("Name", "Endpoints", "Age"), _endpoints),
+    "EndpointSlice": PrinterColumns(("Name", "AddressType", "Ports", "Endpoints", "Age"), _slice),
+    "ConfigMap": PrinterColumns(
         ("Name", "#Data", "Age"),
         lambda raw, now: (_name(raw), len(raw.get("data") or ()) + len(raw.get("binaryData") or ()), _age(raw, now)),
     ),
-    "Secret": Columns(
+    "Secret": PrinterColumns(
         ("Name", "Type", "#Data", "Age"),
         lambda raw, now: (_name(raw), raw.get("type") or "Opaque", len(raw.get("data") or ()), _age(raw, now)),
     ),
-    "ServiceAccount": Columns(("Name", "#Secrets", "Age"), _counted("secrets")),
-    "Lease": Columns(
+    "ServiceAccount": PrinterColumns(("Name", "#Secrets", "Age"), _counted("secrets")),
+    "Lease": PrinterColumns(
         ("Name", "Holder", "Age"),
         lambda raw, now: (_name(raw), _of(raw, "spec", "holderIdentity") or "", _age(raw, now)),
     ),
-    "Event": Columns(
+    "Event": PrinterColumns(
         (
             *("Last Seen", "Type", "Reason", "Object", "*Subobject", "*Source", "Message", "*First Seen", "*#Count"),
             "*Name",
         ),
         _event,
     ),
-    "ServiceCIDR": Columns(
+    "ServiceCIDR": PrinterColumns(
         ("Name", "CIDRs", "Age"),
         lambda raw, now: (_name(raw), ",".join(_of(raw, "spec", "cidrs") or ()), _age(raw, now)),
     ),
-    "IPAddress": Columns(("Name", "ParentRef", "Age"), _parent),
-    "CustomResourceDefinition": Columns(
+    "IPAddress": PrinterColumns(("Name", "ParentRef", "Age"), _parent),
+    "CustomResourceDefinition": PrinterColumns(
         ("Name", "Created At"), lambda raw, _: (_name(raw), raw["metadata"].get("creationTimestamp", ""))
     ),
-    "IPAddressPool": Columns(("Name", "Auto Assign", "Avoid Buggy IPs", "Addresses"), _pool),
-    "L2Advertisement": Columns(
+    "IPAddressPool": PrinterColumns(("Name", "Auto Assign", "Avoid Buggy IPs", "Addresses"), _pool),
+    "L2Advertisement": PrinterColumns(
         ("Name", "IPAddressPools", "IPAddressPool Selectors", "Interfaces", "*Node Selectors"), _advertisement
     ),
 }

@@ -9,19 +9,19 @@ import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from narthex.lab.api.kinds import of_definition
+from narthex.lab.api.kinds import resource_of_definition
 
 Raw = dict[str, Any]
 _HOUR3 = 10800
 
 
-def defaulted(kind: str, raw: Raw) -> Raw:
+def apply_defaults(kind: str, raw: Raw) -> Raw:
     """An object of a kind, completed."""
     complete = _BY_KIND.get(kind)
     return raw if complete is None else complete(dict(raw))
 
 
-def begun(kind: str, raw: Raw, now: str) -> Raw:
+def initialize(kind: str, raw: Raw, now: str) -> Raw:
     """An object that is made for the first time: what only then is set, its status among it."""
     begin = _BEGIN.get(kind)
     return raw if begin is None else begin(dict(raw), now)
@@ -116,7 +116,7 @@ def _definition(raw: Raw) -> Raw:
 
 
 def _begin_definition(raw: Raw, now: str) -> Raw:
-    if (kind := of_definition(raw)) is None:
+    if (kind := resource_of_definition(raw)) is None:
         return raw
     made = {"status": "True", "lastTransitionTime": now}
     conditions = [

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from narthex.lab.api import discovery, openapi, openapi_proto
-from narthex.lab.api.kinds import VERSION, Kind, group_version, newest_first
-from narthex.lab.api.paths import Paths
-from narthex.lab.api.requests import JSON, Request, Whole, accepted, chosen, encoded
+from narthex.lab.api.kinds import VERSION, ApiResource, group_version, newest_first
+from narthex.lab.api.paths import ResourcePaths
+from narthex.lab.api.requests import JSON, ApiRequest, ApiResponse, accepted_types, choose_type, json_response
 
 """What the API says it is."""
 _STATUS_VERBS = ("get", "patch", "update")
@@ -49,19 +49,19 @@ def versions() -> dict[str, Any]:
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": _NOBODY}
 
 
-def groups(paths: Paths) -> dict[str, Any]:
+def groups(paths: ResourcePaths) -> dict[str, Any]:
     """What /apis says."""
     listed = [_group(name, found) for name, found in _served(paths).items() if name]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
 
 
-def group(paths: Paths, name: str) -> dict[str, Any] | None:
+def group(paths: ResourcePaths, name: str) -> dict[str, Any] | None:
     """What /apis/NAME says; None when there is no such group."""
     found = _served(paths).get(name)
     return None if found is None or not name else {"kind": "APIGroup", "apiVersion": "v1", **_group(name, found)}
 
 
-def resources(paths: Paths, group: str, version: str) -> dict[str, Any] | None:
+def resources(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] | None:
     """What /api/v1 and /apis/GROUP/VERSION say; None when there is no such version."""
     if version not in _served(paths).get(group, ()):
         return None
@@ -93,7 +93,7 @@ def resources(paths: Paths, group: str, version: str) -> dict[str, Any] | None:
     }
 
 
-def aggregated(paths: Paths, version: str, *, core: bool) -> dict[str, Any]:
+def aggregated(paths: ResourcePaths, version: str, *, core: bool) -> dict[str, Any]:
     """All of /api (`core`) or /apis in one document."""
     items = []
     for name, found in _served(paths).items():
@@ -107,7 +107,7 @@ def aggregated(paths: Paths, version: str, *, core: bool) -> dict[str, Any]:
     return {"kind": "APIGroupDiscoveryList", "apiVersion": api_version, "metadata": {}, "items": items}
 
 
-def _aggregated(paths: Paths, group: str, version: str) -> list[dict[str, Any]]:
+def _aggregated(paths: ResourcePaths, group: str, version: str) -> list[dict[str, Any]]:
     listed = []
     for kind in _of(paths, group, version):
         entry: dict[str, Any] = {
@@ -141,7 +141,7 @@ def _review(kind: str) -> dict[str, Any]:
     return {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind, "verbs": ["create"]}
 
 
-def _parts(kind: Kind, version: str) -> Iterator[tuple[str, tuple[str, str, str], tuple[str, ...]]]:
+def _parts(kind: ApiResource, version: str) -> Iterator[tuple[str, tuple[str, str, str], tuple[str, ...]]]:
     own = ((kind.group, version, kind.kind), _STATUS_VERBS)
     for part in sorted(kind.subresources):
         if part == "status" or part in SUBRESOURCES:
@@ -149,7 +149,7 @@ def _parts(kind: Kind, version: str) -> Iterator[tuple[str, tuple[str, str, str]
             yield part, of, verbs
 
 
-def _served(paths: Paths) -> dict[str, list[str]]:
+def _served(paths: ResourcePaths) -> dict[str, list[str]]:
     """Versions by group, each in the order of preference; groups by name, those of custom kinds last."""
     pairs = sorted({(group, version) for group, version, _ in paths} | {("authorization.k8s.io", "v1")})
     found = {name: newest_first(version for _, version in each) for name, each in groupby(pairs, lambda pair: pair[0])}
@@ -157,7 +157,7 @@ def _served(paths: Paths) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda entry: (entry[0] in custom, entry[0])))
 
 
-def _of(paths: Paths, group: str, version: str) -> Iterable[Kind]:
+def _of(paths: ResourcePaths, group: str, version: str) -> Iterable[ApiResource]:
     found = {plural: kind for (each, at, plural), kind in paths.items() if (each, at) == (group, version)}
     return [kind for _, kind in sorted(found.items())]
 
@@ -177,11 +177,11 @@ _AGGREGATED = "APIGroupDiscoveryList"
 class Documents:
     """Documents, each made when it is first asked for."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: ResourcePaths) -> None:
         self._paths = paths
-        self._made: dict[str, Whole | None] = {}
+        self._made: dict[str, ApiResponse | None] = {}
 
-    def answer(self, request: Request) -> Whole | None:
+    def answer(self, request: ApiRequest) -> ApiResponse | None:
         """The document at a path, None when there is none. Raises ApiFault."""
         path = request.path.rstrip("/") or "/"
         if path in ("/api", "/apis"):
@@ -190,25 +190,27 @@ class Documents:
             return self._openapi(request.headers.get("accept", ""))
         return self._once(path, lambda: self._document(path))
 
-    def _once(self, name: str, make: Callable[[], Whole | None]) -> Whole | None:
+    def _once(self, name: str, make: Callable[[], ApiResponse | None]) -> ApiResponse | None:
         if name not in self._made:
             if (made := make()) is None:
                 return None
             self._made[name] = made
         return self._made[name]
 
-    def _document(self, path: str) -> Whole | None:
+    def _document(self, path: str) -> ApiResponse | None:
         if path == "/version":
-            return encoded(200, discovery.version())
+            return json_response(200, discovery.version())
         if (health := _HEALTH.fullmatch(path)) is not None:
-            return Whole(200, f"{health[1]} check passed\n".encode() if "/" in path[1:] else b"ok", {}, "text/plain")
+            return ApiResponse(
+                200, f"{health[1]} check passed\n".encode() if "/" in path[1:] else b"ok", {}, "text/plain"
+            )
         if path == "/":
             known = sorted(openapi.version_3_index(self._paths)["paths"])
-            return encoded(
+            return json_response(
                 200, {"paths": ["/api", "/apis", *(f"/{each}" for each in known), "/openapi/v2", "/openapi/v3"]}
             )
         if path == "/openapi/v3":
-            return encoded(200, openapi.version_3_index(self._paths))
+            return json_response(200, openapi.version_3_index(self._paths))
         if (found := _OPENAPI.fullmatch(path)) is not None:
             return _maybe(openapi.version_3(self._paths, found[2] or "", found[1] or found[3]))
         if (found := _VERSION.fullmatch(path)) is not None:
@@ -217,32 +219,32 @@ class Documents:
             return _maybe(discovery.group(self._paths, found[1]))
         return None
 
-    def _roots(self, path: str, accept: str) -> Whole | None:
-        offer = chosen(accept, _AGGREGATED)
+    def _roots(self, path: str, accept: str) -> ApiResponse | None:
+        offer = choose_type(accept, _AGGREGATED)
         core = path == "/api"
         if offer.form != _AGGREGATED:
             return self._once(
-                path, lambda: encoded(200, discovery.versions() if core else discovery.groups(self._paths))
+                path, lambda: json_response(200, discovery.versions() if core else discovery.groups(self._paths))
             )
         version = offer.version if offer.version in ("v2", "v2beta1") else "v2"
         type = f"{JSON};g=apidiscovery.k8s.io;v={version};as={_AGGREGATED}"
 
-        def make() -> Whole:
-            made = encoded(200, discovery.aggregated(self._paths, version, core=core))
-            return Whole(200, made.body, {"Vary": "Accept"}, type)
+        def make() -> ApiResponse:
+            made = json_response(200, discovery.aggregated(self._paths, version, core=core))
+            return ApiResponse(200, made.body, {"Vary": "Accept"}, type)
 
         return self._once(f"{path} {version}", make)
 
-    def _openapi(self, accept: str) -> Whole | None:
-        wants_proto = next((each.type for each in accepted(accept)), JSON) in openapi_proto.ASKED
+    def _openapi(self, accept: str) -> ApiResponse | None:
+        wants_proto = next((each.type for each in accepted_types(accept)), JSON) in openapi_proto.ASKED
         if not wants_proto:
-            return self._once("/openapi/v2", lambda: encoded(200, openapi.version_2(self._paths)))
+            return self._once("/openapi/v2", lambda: json_response(200, openapi.version_2(self._paths)))
 
-        def make() -> Whole:
-            return Whole(200, openapi_proto.encode(openapi.version_2(self._paths)), {}, openapi_proto.SENT)
+        def make() -> ApiResponse:
+            return ApiResponse(200, openapi_proto.encode(openapi.version_2(self._paths)), {}, openapi_proto.SENT)
 
         return self._once("/openapi/v2 protobuf", make)
 
 
-def _maybe(document: dict[str, Any] | None) -> Whole | None:
-    return None if document is None else encoded(200, document)
+def _maybe(document: dict[str, Any] | None) -> ApiResponse | None:
+    return None if document is None else json_response(200, document)

@@ -8,7 +8,7 @@ from typing import Any
 MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
-class ApiFault(Exception):
+class StatusError(Exception):
     """A request that is not done. `code` is HTTP's, `reason` and `details` are those of `metav1.Status`."""
 
     def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
@@ -32,7 +32,7 @@ class ApiFault(Exception):
         }
 
 
-class Wrong(Exception):
+class FieldError(Exception):
     """What is wrong with one field, before it is known which object it belongs to.
 
     `kind` is one of Kubernetes' causes: FieldValueInvalid, FieldValueRequired, FieldValueNotSupported,
@@ -46,46 +46,46 @@ class Wrong(Exception):
         self.message = message
 
 
-def not_found(resource: str, group: str, name: str) -> ApiFault:
+def not_found(resource: str, group: str, name: str) -> StatusError:
     """There is no such object. `resource` is the plural, in lower case."""
-    return ApiFault(404, "NotFound", f'{qualified(resource, group)} "{name}" not found', _of(resource, group, name))
+    return StatusError(404, "NotFound", f'{qualified(resource, group)} "{name}" not found', _of(resource, group, name))
 
 
-def already_exists(resource: str, group: str, name: str) -> ApiFault:
+def already_exists(resource: str, group: str, name: str) -> StatusError:
     """The name is taken."""
     message = f'{qualified(resource, group)} "{name}" already exists'
-    return ApiFault(409, "AlreadyExists", message, _of(resource, group, name))
+    return StatusError(409, "AlreadyExists", message, _of(resource, group, name))
 
 
-def conflict(resource: str, group: str, name: str, why: str = MODIFIED) -> ApiFault:
+def conflict(resource: str, group: str, name: str, why: str = MODIFIED) -> StatusError:
     """It is not any more what the writer believes it to be."""
     message = f'Operation cannot be fulfilled on {qualified(resource, group)} "{name}": {why}'
-    return ApiFault(409, "Conflict", message, _of(resource, group, name))
+    return StatusError(409, "Conflict", message, _of(resource, group, name))
 
 
-def forbidden(resource: str, group: str, name: str, why: str) -> ApiFault:
+def forbidden(resource: str, group: str, name: str, why: str) -> StatusError:
     """It must not be done."""
     message = f'{qualified(resource, group)} "{name}" is forbidden: {why}'
-    return ApiFault(403, "Forbidden", message, _of(resource, group, name))
+    return StatusError(403, "Forbidden", message, _of(resource, group, name))
 
 
-def bad_request(message: str) -> ApiFault:
+def bad_request(message: str) -> StatusError:
     """The request cannot be understood."""
-    return ApiFault(400, "BadRequest", message)
+    return StatusError(400, "BadRequest", message)
 
 
-def invalid(kind: str, group: str, name: str, wrongs: list[Wrong]) -> ApiFault:
+def invalid(kind: str, group: str, name: str, wrongs: list[FieldError]) -> StatusError:
     """Fields that must not be so: 422, one cause for each."""
     texts = [str(wrong) for wrong in wrongs]
     said = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     causes = [{"reason": each.kind, "message": each.message, "field": each.field} for each in wrongs]
     message = f'{qualified(kind, group)} "{name}" is invalid: {said}'
-    return ApiFault(422, "Invalid", message, {**_of(kind, group, name), "causes": causes})
+    return StatusError(422, "Invalid", message, {**_of(kind, group, name), "causes": causes})
 
 
-def expired(message: str = "The resourceVersion for the provided watch is too old.") -> ApiFault:
+def expired(message: str = "The resourceVersion for the provided watch is too old.") -> StatusError:
     """The past that is asked for has been forgotten."""
-    return ApiFault(410, "Expired", message)
+    return StatusError(410, "Expired", message)
 
 
 def qualified(resource: str, group: str) -> str:

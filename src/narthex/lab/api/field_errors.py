@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.errors import Wrong
+from narthex.lab.api.errors import FieldError
 
 Raw = Mapping[str, Any]
 _LABEL, _QUALIFIED = "[a-z0-9]([-a-z0-9]*[a-z0-9])?", "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
@@ -40,30 +40,30 @@ _VALUE_TEXT = (
 _ANNOTATIONS = 256 * 1024
 
 
-def bad(field: str, value: Any, text: str) -> Wrong:
+def bad(field: str, value: Any, text: str) -> FieldError:
     """The value cannot be."""
-    return Wrong(field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {text}")
+    return FieldError(field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {text}")
 
 
-def required(field: str, text: str = "") -> Wrong:
+def required(field: str, text: str = "") -> FieldError:
     """There must be a value."""
-    return Wrong(field, "FieldValueRequired", f"Required value: {text}" if text else "Required value")
+    return FieldError(field, "FieldValueRequired", f"Required value: {text}" if text else "Required value")
 
 
-def unsupported(field: str, value: Any, known: Sequence[str]) -> Wrong:
+def unsupported(field: str, value: Any, known: Sequence[str]) -> FieldError:
     """The value is none of those that can be."""
     words = ", ".join(f'"{each}"' for each in sorted(known))
-    return Wrong(field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {words}")
+    return FieldError(field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {words}")
 
 
-def duplicate(field: str, value: Any) -> Wrong:
+def duplicate(field: str, value: Any) -> FieldError:
     """The value is there twice."""
-    return Wrong(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
+    return FieldError(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
 
 
-def forbidden(field: str, text: str) -> Wrong:
+def forbidden(field: str, text: str) -> FieldError:
     """There must be no value, or no other."""
-    return Wrong(field, "FieldValueForbidden", f"Forbidden: {text}")
+    return FieldError(field, "FieldValueForbidden", f"Forbidden: {text}")
 
 
 def shown(value: Any) -> str:
@@ -71,7 +71,7 @@ def shown(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def subdomain(field: str, value: str) -> Iterator[Wrong]:
+def subdomain(field: str, value: str) -> Iterator[FieldError]:
     """RFC 1123."""
     if len(value) > 253:
         yield bad(field, value, "must be no more than 253 characters")
@@ -79,7 +79,7 @@ def subdomain(field: str, value: str) -> Iterator[Wrong]:
         yield bad(field, value, _SUBDOMAIN_TEXT)
 
 
-def dns_label(field: str, value: str) -> Iterator[Wrong]:
+def dns_label(field: str, value: str) -> Iterator[FieldError]:
     """RFC 1123, one label."""
     if len(value) > 63:
         yield bad(field, value, "must be no more than 63 characters")
@@ -87,7 +87,7 @@ def dns_label(field: str, value: str) -> Iterator[Wrong]:
         yield bad(field, value, _LABEL_TEXT)
 
 
-def old_label(field: str, value: str) -> Iterator[Wrong]:
+def old_label(field: str, value: str) -> Iterator[FieldError]:
     """RFC 1035, one label."""
     if len(value) > 63:
         yield bad(field, value, "must be no more than 63 characters")
@@ -95,7 +95,7 @@ def old_label(field: str, value: str) -> Iterator[Wrong]:
         yield bad(field, value, _OLD_LABEL_TEXT)
 
 
-def qualified_name(field: str, key: str) -> Iterator[Wrong]:
+def qualified_name(field: str, key: str) -> Iterator[FieldError]:
     """The key of a label or annotation."""
     prefix, slash, name = key.rpartition("/")
     if slash and not prefix:
@@ -110,7 +110,7 @@ def qualified_name(field: str, key: str) -> Iterator[Wrong]:
         yield bad(field, key, _KEY_TEXT)
 
 
-def labels(field: str, found: Any) -> Iterator[Wrong]:
+def labels(field: str, found: Any) -> Iterator[FieldError]:
     """Labels, or a map of them that selects."""
     for key, value in (found or {}).items():
         yield from qualified_name(field, key)
@@ -120,23 +120,23 @@ def labels(field: str, found: Any) -> Iterator[Wrong]:
             yield bad(field, value, _VALUE_TEXT)
 
 
-def notes(field: str, found: Any) -> Iterator[Wrong]:
+def notes(field: str, found: Any) -> Iterator[FieldError]:
     """Annotations."""
     total = 0
     for key, value in (found or {}).items():
         yield from qualified_name(field, key.lower())
         total += len(key) + len(str(value))
     if total > _ANNOTATIONS:
-        yield Wrong(field, "FieldValueTooLong", f"Too long: may not be more than {_ANNOTATIONS} bytes")
+        yield FieldError(field, "FieldValueTooLong", f"Too long: may not be more than {_ANNOTATIONS} bytes")
 
 
-def port_number(field: str, value: Any) -> Iterator[Wrong]:
+def port_number(field: str, value: Any) -> Iterator[FieldError]:
     """1 to 65535."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 65535:
         yield bad(field, value if value is not None else 0, "must be between 1 and 65535, inclusive")
 
 
-def port_name(field: str, value: str) -> Iterator[Wrong]:
+def port_name(field: str, value: str) -> Iterator[FieldError]:
     """An IANA service name, as names of containers' ports are (RFC 6335)."""
     if len(value) > 15:
         yield bad(field, value, "must be no more than 15 characters")
@@ -148,7 +148,7 @@ def port_name(field: str, value: str) -> Iterator[Wrong]:
         )
 
 
-def address(field: str, value: Any) -> Iterator[Wrong]:
+def address(field: str, value: Any) -> Iterator[FieldError]:
     """An IP address."""
     try:
         ipaddress.ip_address(value if isinstance(value, str) else "")
@@ -156,7 +156,7 @@ def address(field: str, value: Any) -> Iterator[Wrong]:
         yield bad(field, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
 
 
-def network(field: str, value: Any) -> Iterator[Wrong]:
+def network(field: str, value: Any) -> Iterator[FieldError]:
     """A CIDR."""
     try:
         ipaddress.ip_network(value if isinstance(value, str) and "/" in value else "", strict=False)
@@ -164,7 +164,7 @@ def network(field: str, value: Any) -> Iterator[Wrong]:
         yield bad(field, value, "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")
 
 
-def at_least_zero(field: str, value: Any) -> Iterator[Wrong]:
+def at_least_zero(field: str, value: Any) -> Iterator[FieldError]:
     """A count."""
     if isinstance(value, int) and value < 0:
         yield bad(field, value, "must be greater than or equal to 0")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.types import Type, field_type
+from narthex.lab.api.types import FieldType, field_type
 
 Path = tuple[str, ...]
 FieldSet = frozenset[Path]
@@ -19,12 +19,12 @@ _DEFAULT_KEYS = {"protocol": "TCP"}
 """Keys of entries that have a default, so that they need not be written."""
 
 
-def field_set(value: Any, of: Type) -> FieldSet:
+def field_set(value: Any, of: FieldType) -> FieldSet:
     """The fields that a value has."""
     return frozenset(_paths(value, of, ()))
 
 
-def _paths(value: Any, of: Type, at: Path) -> Iterator[Path]:
+def _paths(value: Any, of: FieldType, at: Path) -> Iterator[Path]:
     if isinstance(value, Mapping) and value and not of.atomic:
         for name, each in value.items():
             yield from _paths(each, field_type(of, name), (*at, f"f:{name}"))
@@ -40,7 +40,7 @@ def _paths(value: Any, of: Type, at: Path) -> Iterator[Path]:
         yield at
 
 
-def step_of(entry: Any, of: Type) -> str:
+def step_of(entry: Any, of: FieldType) -> str:
     """What tells an entry of a list apart."""
     if of.keys == ("=",) or not isinstance(entry, Mapping):
         return "v:" + _json(entry)
@@ -81,7 +81,7 @@ def _parsed(node: Mapping[str, Any], at: Path) -> Iterator[Path]:
             yield from _parsed(below, (*at, step))
 
 
-def at_path(value: Any, path: Path, of: Type) -> Any:
+def at_path(value: Any, path: Path, of: FieldType) -> Any:
     """The value of a field, None when it is not there."""
     for step in path:
         sort, rest = step[:2], step[2:]
@@ -95,7 +95,7 @@ def at_path(value: Any, path: Path, of: Type) -> Any:
     return value
 
 
-def without(value: Any, fields: frozenset[Path], of: Type, at: Path = ()) -> Any:
+def without(value: Any, fields: frozenset[Path], of: FieldType, at: Path = ()) -> Any:
     """A value without some of its fields, and without what is empty then."""
     if isinstance(value, Mapping) and not of.atomic:
         kept = {}

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from narthex.lab.api.errors import bad_request
-from narthex.lab.api.kinds import Kind
+from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.store import Raw
-from narthex.lab.api.types import Type, object_type, resolve
+from narthex.lab.api.types import FieldType, object_type, resolve
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)")
 _GO = {"str": "string", "int": "int32", "num": "float64", "bool": "bool", "list": "[]", "map": "map[string]string"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
-def conformed(kind: Kind, version: str, raw: Raw, validation: str) -> tuple[Raw, tuple[str, ...]]:
+def conformed(kind: ApiResource, version: str, raw: Raw, validation: str) -> tuple[Raw, tuple[str, ...]]:
     """The object without the fields that its kind does not have, and the warnings about them.
 
     `validation`: Strict, Warn (also when empty) or Ignore. Raises ApiFault 400.
@@ -39,12 +39,12 @@ def conformed(kind: Kind, version: str, raw: Raw, validation: str) -> tuple[Raw,
 class _Reader:
     """One object's decoding."""
 
-    def __init__(self, kind: Kind, version: str, unknown: list[str]) -> None:
+    def __init__(self, kind: ApiResource, version: str, unknown: list[str]) -> None:
         self._kind = kind
         self._version = version
         self._unknown = unknown
 
-    def value(self, found: Any, of: Type, at: str) -> Any:
+    def value(self, found: Any, of: FieldType, at: str) -> Any:
         if found is None or of.sort == "any":
             return found
         match of.sort:
@@ -69,7 +69,7 @@ class _Reader:
             raise _undecodable(self._kind, self._version, text)
         return int(found) if of.sort == "int" and isinstance(found, float) else found
 
-    def _struct(self, found: Any, of: Type, at: str) -> Raw:
+    def _struct(self, found: Any, of: FieldType, at: str) -> Raw:
         if not isinstance(found, Mapping):
             raise self._mistyped(found, of, at)
         clean: Raw = {}
@@ -82,7 +82,7 @@ class _Reader:
                 clean[name] = self.value(each, resolve(field), path)
         return clean
 
-    def _mistyped(self, found: Any, of: Type, at: str) -> Exception:
+    def _mistyped(self, found: Any, of: FieldType, at: str) -> Exception:
         sort = {bool: "bool", int: "number", float: "number", str: "string", list: "array"}.get(type(found), "object")
         wanted = _GO.get(of.sort) or (of.name.replace("_", ".").rpartition(".")[2] if of.name else of.sort)
         path = re.sub(r"\[\d+\]", "", at)
@@ -107,5 +107,5 @@ def _fits(found: Any, sort: str) -> bool:
     return True
 
 
-def _undecodable(kind: Kind, version: str, why: str) -> Exception:
+def _undecodable(kind: ApiResource, version: str, why: str) -> Exception:
     return bad_request(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')

@@ -16,7 +16,7 @@ VERSION = "v1.34.0"
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class ApiResource(msgspec.Struct, frozen=True, kw_only=True):
     """One kind."""
 
     kind: str
@@ -81,18 +81,18 @@ _STATUS = frozenset({"status"})
 _ALL = ("all",)
 
 
-def _table(kinds: Iterable[Kind]) -> dict[str, Kind]:
+def _table(kinds: Iterable[ApiResource]) -> dict[str, ApiResource]:
     return {kind.name: kind for kind in kinds}
 
 
-KINDS: Mapping[str, Kind] = _table(
+KINDS: Mapping[str, ApiResource] = _table(
     [
-        Kind(kind="ConfigMap", plural="configmaps", short_names=("cm",)),
-        Kind(kind="Endpoints", plural="endpoints", short_names=("ep",)),
-        Kind(kind="Event", plural="events", short_names=("ev",)),
-        Kind(kind="Namespace", plural="namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
-        Kind(kind="Node", plural="nodes", namespaced=False, short_names=("no",), subresources=_STATUS),
-        Kind(
+        ApiResource(kind="ConfigMap", plural="configmaps", short_names=("cm",)),
+        ApiResource(kind="Endpoints", plural="endpoints", short_names=("ep",)),
+        ApiResource(kind="Event", plural="events", short_names=("ev",)),
+        ApiResource(kind="Namespace", plural="namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
+        ApiResource(kind="Node", plural="nodes", namespaced=False, short_names=("no",), subresources=_STATUS),
+        ApiResource(
             kind="Pod",
             plural="pods",
             short_names=("po",),
@@ -100,10 +100,10 @@ KINDS: Mapping[str, Kind] = _table(
             subresources=frozenset({"status", "binding", "eviction", "log", "exec", "attach", "portforward"}),
             generation=True,
         ),
-        Kind(kind="Secret", plural="secrets"),
-        Kind(kind="Service", plural="services", short_names=("svc",), categories=_ALL, subresources=_STATUS),
-        Kind(kind="ServiceAccount", plural="serviceaccounts", short_names=("sa",)),
-        Kind(
+        ApiResource(kind="Secret", plural="secrets"),
+        ApiResource(kind="Service", plural="services", short_names=("svc",), categories=_ALL, subresources=_STATUS),
+        ApiResource(kind="ServiceAccount", plural="serviceaccounts", short_names=("sa",)),
+        ApiResource(
             kind="Deployment",
             group="apps",
             plural="deployments",
@@ -112,7 +112,7 @@ KINDS: Mapping[str, Kind] = _table(
             subresources=frozenset({"status", "scale"}),
             generation=True,
         ),
-        Kind(
+        ApiResource(
             kind="ReplicaSet",
             group="apps",
             plural="replicasets",
@@ -121,23 +121,23 @@ KINDS: Mapping[str, Kind] = _table(
             subresources=frozenset({"status", "scale"}),
             generation=True,
         ),
-        Kind(kind="Lease", group="coordination.k8s.io", plural="leases", unconditional=False),
-        Kind(kind="EndpointSlice", group="discovery.k8s.io", plural="endpointslices", generation=True),
-        Kind(
+        ApiResource(kind="Lease", group="coordination.k8s.io", plural="leases", unconditional=False),
+        ApiResource(kind="EndpointSlice", group="discovery.k8s.io", plural="endpointslices", generation=True),
+        ApiResource(
             kind="ServiceCIDR",
             group="networking.k8s.io",
             plural="servicecidrs",
             namespaced=False,
             subresources=_STATUS,
         ),
-        Kind(
+        ApiResource(
             kind="IPAddress",
             group="networking.k8s.io",
             plural="ipaddresses",
             namespaced=False,
             short_names=("ip",),
         ),
-        Kind(
+        ApiResource(
             kind="CustomResourceDefinition",
             group="apiextensions.k8s.io",
             plural="customresourcedefinitions",
@@ -147,7 +147,7 @@ KINDS: Mapping[str, Kind] = _table(
             subresources=_STATUS,
             generation=True,
         ),
-        Kind(
+        ApiResource(
             kind="IPAddressPool",
             group="metallb.io",
             version="v1beta1",
@@ -156,7 +156,7 @@ KINDS: Mapping[str, Kind] = _table(
             generation=True,
             unconditional=False,
         ),
-        Kind(
+        ApiResource(
             kind="L2Advertisement",
             group="metallb.io",
             version="v1beta1",
@@ -169,11 +169,11 @@ KINDS: Mapping[str, Kind] = _table(
 """The built-in kinds, by name."""
 
 
-VIEWS = (Kind(kind="Event", group="events.k8s.io", plural="events", short_names=("ev",), stored_as="Event"),)
+VIEWS = (ApiResource(kind="Event", group="events.k8s.io", plural="events", short_names=("ev",), stored_as="Event"),)
 """Further places at which objects of a kind are served."""
 
 
-def of_definition(crd: Mapping[str, Any]) -> Kind | None:
+def resource_of_definition(crd: Mapping[str, Any]) -> ApiResource | None:
     """The kind that a CustomResourceDefinition defines, None when it serves no version or lacks what is needed."""
     spec = crd.get("spec") or {}
     names = spec.get("names") or {}
@@ -183,7 +183,7 @@ def of_definition(crd: Mapping[str, Any]) -> Kind | None:
         return None
     stored = next((each for each in spec["versions"] if each.get("storage")), versions[0])
     parts = stored.get("subresources") or {}
-    return Kind(
+    return ApiResource(
         kind=kind,
         group=group,
         version=stored["name"],
@@ -227,12 +227,12 @@ _NAMES = {
 _BACK = {old: new for new, old in _NAMES.items()}
 
 
-def to_core(raw: Mapping[str, Any]) -> dict[str, Any]:
+def event_to_v1(raw: Mapping[str, Any]) -> dict[str, Any]:
     """An Event of events.k8s.io/v1 as one of v1. What `raw` has of v1's own names stays."""
     return _renamed(raw, _NAMES, "v1")
 
 
-def to_events(raw: Mapping[str, Any]) -> dict[str, Any]:
+def event_from_v1(raw: Mapping[str, Any]) -> dict[str, Any]:
     """An Event of v1 as one of events.k8s.io/v1."""
     return _renamed(raw, _BACK, "events.k8s.io/v1")
 

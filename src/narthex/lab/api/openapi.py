@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api import types
-from narthex.lab.api.kinds import VERSION, Kind, group_version
-from narthex.lab.api.paths import Paths
-from narthex.lab.api.types import Type
+from narthex.lab.api.kinds import VERSION, ApiResource, group_version
+from narthex.lab.api.paths import ResourcePaths
+from narthex.lab.api.types import FieldType
 
 GVK = "x-kubernetes-group-version-kind"
 _SCALARS: Mapping[str, Mapping[str, str]] = {
@@ -42,7 +42,7 @@ Ref = Callable[[str, str], dict[str, Any]]
 """How a document refers to a type, with a description beside it."""
 
 
-def version_2(paths: Paths) -> dict[str, Any]:
+def version_2(paths: ResourcePaths) -> dict[str, Any]:
     """The one document of version 2."""
 
     def ref(name: str, said: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def version_2(paths: Paths) -> dict[str, Any]:
     }
 
 
-def version_3_index(paths: Paths) -> dict[str, Any]:
+def version_3_index(paths: ResourcePaths) -> dict[str, Any]:
     """Where the documents of version 3 are."""
     found = sorted({(group, version) for group, version, _ in paths})
     return {
@@ -71,7 +71,7 @@ def version_3_index(paths: Paths) -> dict[str, Any]:
     }
 
 
-def version_3(paths: Paths, group: str, version: str) -> dict[str, Any] | None:
+def version_3(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] | None:
     """The document of one group and version, None when there is none."""
     kinds = {plural: kind for (of, at, plural), kind in paths.items() if (of, at) == (group, version)}
     if not kinds:
@@ -96,7 +96,7 @@ def version_3(paths: Paths, group: str, version: str) -> dict[str, Any] | None:
     return {"openapi": "3.0.0", "info": info, "paths": operations, "components": {"schemas": schemas}}
 
 
-def _collect(name: str, into: dict[str, Any], ref: Ref, paths: Paths) -> None:
+def _collect(name: str, into: dict[str, Any], ref: Ref, paths: ResourcePaths) -> None:
     """A type's schema and those that it refers to."""
     if not name or _full(name) in into:
         return
@@ -106,7 +106,7 @@ def _collect(name: str, into: dict[str, Any], ref: Ref, paths: Paths) -> None:
         _collect(below, into, ref, paths)
 
 
-def _below(of: Type) -> Iterator[str]:
+def _below(of: FieldType) -> Iterator[str]:
     for reference in of.fields.values():
         field = types.resolve(reference)
         while field.sort in ("list", "map"):
@@ -115,7 +115,7 @@ def _below(of: Type) -> Iterator[str]:
             yield field.name
 
 
-def _schema(of: Type, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
+def _schema(of: FieldType, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
     """A struct."""
     said, fields = description(of.name)
     properties = {name: _value(types.resolve(each), ref, fields.get(name, "")) for name, each in of.fields.items()}
@@ -127,7 +127,7 @@ def _schema(of: Type, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) -> dict
     return found
 
 
-def _value(of: Type, ref: Ref, said: str = "") -> dict[str, Any]:
+def _value(of: FieldType, ref: Ref, said: str = "") -> dict[str, Any]:
     match of.sort:
         case "struct":
             if of.name:
@@ -141,7 +141,7 @@ def _value(of: Type, ref: Ref, said: str = "") -> dict[str, Any]:
     return _said(dict(_SCALARS[of.sort]), said)
 
 
-def _merging(of: Type) -> dict[str, Any]:
+def _merging(of: FieldType) -> dict[str, Any]:
     found: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
     if of.keys == ("=",):
         found = {"x-kubernetes-list-type": "set"}
@@ -153,7 +153,7 @@ def _merging(of: Type) -> dict[str, Any]:
     return found
 
 
-def _custom(kind: Kind, version: str, ref: Ref) -> dict[str, Any]:
+def _custom(kind: ApiResource, version: str, ref: Ref) -> dict[str, Any]:
     """A custom kind's schema, as its definition gives it, with what all objects have."""
     schema = dict(kind.schemas.get(version) or {"type": "object", "x-kubernetes-preserve-unknown-fields": True})
     fields = dict(schema.get("properties") or {})
@@ -161,7 +161,7 @@ def _custom(kind: Kind, version: str, ref: Ref) -> dict[str, Any]:
     return {**schema, "properties": fields, GVK: [_gvk(kind.group, version, kind.kind)]}
 
 
-def _operations(kind: Kind, at: tuple[str, str, str], typed: str) -> dict[str, Any]:
+def _operations(kind: ApiResource, at: tuple[str, str, str], typed: str) -> dict[str, Any]:
     string: dict[str, Any] = {"type": "string"} if typed == "type" else {"schema": {"type": "string"}}
     parameters = [{"name": name, "in": "query", **string} for name in _PARAMETERS]
     gvk = _gvk(at[0], at[1], kind.kind)
@@ -174,13 +174,13 @@ def _operations(kind: Kind, at: tuple[str, str, str], typed: str) -> dict[str, A
     }
 
 
-def _paths(kind: Kind, version: str) -> Iterator[str]:
+def _paths(kind: ApiResource, version: str) -> Iterator[str]:
     root = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
     scope = "/namespaces/{namespace}" if kind.namespaced else ""
     yield f"{root}{scope}/{kind.plural}/{{name}}"
 
 
-def _of_type(paths: Paths, name: str) -> list[dict[str, str]]:
+def _of_type(paths: ResourcePaths, name: str) -> list[dict[str, str]]:
     """The kinds whose objects have this type."""
     kinds = {(group, version, kind.kind) for (group, version, _), kind in paths.items() if not kind.custom}
     # The load balancer's kinds have no type in the table.
@@ -191,7 +191,7 @@ def _type_name(group: str, version: str, kind: str) -> str:
     return f"{group.partition('.')[0] or 'core'}_{version}.{kind}"
 
 
-def _custom_name(kind: Kind, version: str) -> str:
+def _custom_name(kind: ApiResource, version: str) -> str:
     return ".".join((*reversed(kind.group.split(".")), version, kind.kind))
 
 
@@ -214,7 +214,7 @@ def _place(group: str, version: str) -> str:
     return f"apis/{group_version(group, version)}" if group else f"api/{version}"
 
 
-def _url(paths: Paths, group: str, version: str) -> str:
+def _url(paths: ResourcePaths, group: str, version: str) -> str:
     """With the hash of what is there, so that clients may keep it."""
     there = [
         (kind.name, kind.schemas)

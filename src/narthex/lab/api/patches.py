@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from narthex.lab.api.types import ANY, Type, field_type
+from narthex.lab.api.types import ANY, FieldType, field_type
 
 Raw = dict[str, Any]
 
@@ -27,7 +27,7 @@ class NotAPatch(ValueError):
     """The media type is of no patch."""
 
 
-def apply(content_type: str, target: Mapping[str, Any], patch: Any, of: Type = ANY) -> Raw:
+def apply(content_type: str, target: Mapping[str, Any], patch: Any, of: FieldType = ANY) -> Raw:
     """The object after a patch. `of` is the object's type. Raises BadPatch, NotAPatch."""
     try:
         how = _KINDS[content_type.partition(";")[0].strip()]
@@ -49,14 +49,14 @@ def merge(target: Any, patch: Any) -> Any:
     return into
 
 
-def _merge(target: Raw, patch: Any, of: Type) -> Raw:
+def _merge(target: Raw, patch: Any, of: FieldType) -> Raw:
     del of
     if not isinstance(patch, Mapping):
         raise BadPatch("a merge patch is an object")
     return merge(target, patch)  # type: ignore[no-any-return]
 
 
-def strategic(target: Any, patch: Any, of: Type) -> Any:
+def strategic(target: Any, patch: Any, of: FieldType) -> Any:
     """Merge, but the lists that have a merge key entry by entry."""
     if isinstance(patch, list):
         return _merged_list(target, patch, of) if of.merge else [strategic(None, each, of.item) for each in patch]
@@ -86,7 +86,7 @@ def strategic(target: Any, patch: Any, of: Type) -> Any:
     return into
 
 
-def _merged_list(target: Any, patch: list[Any], of: Type) -> list[Any]:
+def _merged_list(target: Any, patch: list[Any], of: FieldType) -> list[Any]:
     held = list(target) if isinstance(target, list) else []
     if of.merge == "=":
         return held + [each for each in patch if each not in held]
@@ -116,13 +116,13 @@ def _ordered(entries: list[Any], order: Any, key: str) -> list[Any]:
     return [listed.pop(0) if name(each) in wanted else each for each in entries]
 
 
-def _strategic(target: Raw, patch: Any, of: Type) -> Raw:
+def _strategic(target: Raw, patch: Any, of: FieldType) -> Raw:
     if not isinstance(patch, Mapping):
         raise BadPatch("a strategic merge patch is an object")
     return strategic(target, patch, of)  # type: ignore[no-any-return]
 
 
-def _json(target: Raw, patch: Any, of: Type) -> Raw:
+def _json(target: Raw, patch: Any, of: FieldType) -> Raw:
     """Apply a JSON Patch (RFC 6902)."""
     # Few clients send one.
     import jsonpatch
@@ -148,4 +148,4 @@ def _json(target: Raw, patch: Any, of: Type) -> Raw:
     return target
 
 
-_KINDS: dict[str, Callable[[Raw, Any, Type], Raw]] = {MERGE: _merge, STRATEGIC: _strategic, JSON_PATCH: _json}
+_KINDS: dict[str, Callable[[Raw, Any, FieldType], Raw]] = {MERGE: _merge, STRATEGIC: _strategic, JSON_PATCH: _json}

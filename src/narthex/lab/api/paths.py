@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.lab.api.kinds import Kind, group_version
+from narthex.lab.api.kinds import ApiResource, group_version
 from narthex.lab.api.store import Key
 
 _PATH = re.compile(
@@ -17,14 +17,14 @@ _PATH = re.compile(
 )
 _NAMESPACE = re.compile(r"/api/v1/namespaces/([^/]+)(?:/(status|finalize))?/?")
 
-Paths = Mapping[tuple[str, str, str], Kind]
+ResourcePaths = Mapping[tuple[str, str, str], ApiResource]
 """Kinds by group, version and plural."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ApiPath(msgspec.Struct, frozen=True):
     """What a path means."""
 
-    kind: Kind
+    kind: ApiResource
     version: str
     """Of the kind's group, in which the client speaks."""
     namespace: str = ""
@@ -49,18 +49,18 @@ class Place(msgspec.Struct, frozen=True):
         return group_version(self.kind.group, self.version)
 
 
-def paths(kinds: Iterable[Kind]) -> Paths:
+def resource_paths(kinds: Iterable[ApiResource]) -> ResourcePaths:
     """Where the kinds are."""
     return {(kind.group, version, kind.plural): kind for kind in kinds for version in kind.versions}
 
 
-def place(path: str, known: Paths) -> Place | None:
+def parse_path(path: str, known: ResourcePaths) -> ApiPath | None:
     """What is there, None when nothing is."""
     # A namespace itself has a path like that of a list within one.
     found = _NAMESPACE.fullmatch(path)
     if found is not None:
         kind = known.get(("", "v1", "namespaces"))
-        return None if kind is None else Place(kind, "v1", name=found[1], subresource=found[2] or "")
+        return None if kind is None else ApiPath(kind, "v1", name=found[1], subresource=found[2] or "")
     match = _PATH.fullmatch(path)
     if match is None:
         return None
@@ -69,4 +69,4 @@ def place(path: str, known: Paths) -> Place | None:
     namespace, name = match["namespace"] or "", match["name"] or ""
     if kind is None or (namespace and not kind.namespaced) or (kind.namespaced and name and not namespace):
         return None
-    return Place(kind, version, namespace, name, match["part"] or "")
+    return ApiPath(kind, version, namespace, name, match["part"] or "")

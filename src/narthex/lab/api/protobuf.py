@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from narthex.lab.api.errors import ApiFault, bad_request
+from narthex.lab.api.errors import StatusError, bad_request
 
 MAGIC = b"k8s\0"
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
@@ -81,7 +81,7 @@ def decode(body: bytes) -> dict[str, Any]:
         named = dict(_fields(_data(parts.get(1, b""))))
         version, kind = _data(named.get(1, b"")).decode(), _data(named.get(2, b"")).decode()
         if kind not in _TYPES:
-            raise ApiFault(
+            raise StatusError(
                 415,
                 "UnsupportedMediaType",
                 f"{kind} ({version}) is not read as {MEDIA_TYPE} here: send application/json",
@@ -98,7 +98,7 @@ def _struct(data: bytes, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, value in _fields(data):
         if number not in known:
-            raise ApiFault(
+            raise StatusError(
                 415,
                 "UnsupportedMediaType",
                 f"field {number} of {name} is not read as {MEDIA_TYPE} here: send application/json",

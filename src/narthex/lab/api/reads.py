@@ -13,18 +13,18 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.requests import JSON, Whole
+from narthex.lab.api import errors
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.requests import JSON, ApiResponse
 from narthex.lab.api.selectors import ListSelector
-from narthex.lab.api.store import Key, Store
-from narthex.lab.api.views import View
+from narthex.lab.api.store import Key, ObjectStore
+from narthex.lab.api.views import ObjectView
 
 _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 _LONGEST = 1800
 
 
-class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+class ServerFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """What differs between versions of Kubernetes."""
 
     streaming: bool = True
@@ -40,21 +40,21 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds that are not installed."""
 
 
-PRESENT = Abilities()
+PRESENT = ServerFeatures()
 """Those of the newest version."""
 
 
-class Cursor:
+class WatchCursor:
     """A watch: lines, as they become available."""
 
     content_type = JSON
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         kind: str,
         selector: ListSelector,
-        view: View,
+        view: ObjectView,
         version: int,
         first: list[bytes],
         timeout: float,
@@ -97,15 +97,15 @@ class Cursor:
         return line("BOOKMARK", self._view.bookmark(_bookmark(self._store.version)))
 
 
-def listing(
-    store: Store,
+def list_objects(
+    store: ObjectStore,
     kind: str,
     namespace: str,
     selector: ListSelector,
-    view: View,
+    view: ObjectView,
     query: Mapping[str, str],
-    abilities: Abilities,
-) -> Whole:
+    abilities: ServerFeatures,
+) -> ApiResponse:
     """The answer to GET of a list. `kind` is the registry's name. Raises ApiFault."""
     limit, token, version = _whole_number(query, "limit"), query.get("continue", ""), query.get("resourceVersion", "")
     at = store.version
@@ -113,7 +113,7 @@ def listing(
         at, start = _continuation(token)
         kept = store.kept_page(at, kind)
         if kept is None:
-            raise faults.expired("The provided continue parameter is too old to display a consistent list result.")
+            raise errors.expired("The provided continue parameter is too old to display a consistent list result.")
         entries = [entry for entry in kept if entry[0] > start]
     else:
         if version.isdigit() and int(version) > at:
@@ -127,29 +127,29 @@ def listing(
         meta["remainingItemCount"] = len(entries) - limit
         entries = entries[:limit]
         meta["continue"] = base64.urlsafe_b64encode(msgspec.json.encode((at, entries[-1][0]))).decode()
-    return Whole(200, view.many(entries, meta))
+    return ApiResponse(200, view.many(entries, meta))
 
 
-def watching(
-    store: Store,
+def watch_objects(
+    store: ObjectStore,
     kind: str,
     namespace: str,
     selector: ListSelector,
-    view: View,
+    view: ObjectView,
     query: Mapping[str, str],
-    abilities: Abilities,
-) -> Cursor:
+    abilities: ServerFeatures,
+) -> WatchCursor:
     """The answer to a watch. Raises ApiFault."""
     version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
     initial = query.get("sendInitialEvents") in ("true", "1")
     if (initial or match) and not abilities.streaming:
-        raise ApiFault(
+        raise StatusError(
             422, "Invalid", 'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents is forbidden for watch'
         )
     if initial != bool(match):
-        raise ApiFault(422, "Invalid", 'ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch')
+        raise StatusError(422, "Invalid", 'ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch')
     if version and not version.isdigit():
-        raise faults.bad_request(f"Invalid value: {version!r}")
+        raise errors.bad_request(f"Invalid value: {version!r}")
     timeout = _whole_number(query, "timeoutSeconds") or _LONGEST
     at = int(version or 0)
     if initial and at > store.version:
@@ -159,20 +159,20 @@ def watching(
         first = [line("ADDED", view.one(stored)) for _, stored in entries]
         if initial:
             first.append(line("BOOKMARK", view.bookmark(_bookmark(store.version, _INITIAL_END))))
-        return Cursor(store, kind, selector, view, store.version, first, timeout)
-    return Cursor(store, kind, selector, view, at, [], timeout)
+        return WatchCursor(store, kind, selector, view, store.version, first, timeout)
+    return WatchCursor(store, kind, selector, view, at, [], timeout)
 
 
-def too_large(asked: int, there: int) -> ApiFault:
+def too_large(asked: int, there: int) -> StatusError:
     """A version that is not there yet."""
     causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
     message = f"Too large resource version: {asked}, current: {there}"
-    return ApiFault(504, "Timeout", message, {"causes": causes, "retryAfterSeconds": 1})
+    return StatusError(504, "Timeout", message, {"causes": causes, "retryAfterSeconds": 1})
 
 
-def expired(message: str = faults.expired().message) -> bytes:
+def expired(message: str = errors.expired().message) -> bytes:
     """The ERROR line of a watch from a version that is too old."""
-    return line("ERROR", msgspec.json.encode(faults.expired(message).status()))
+    return line("ERROR", msgspec.json.encode(errors.expired(message).status()))
 
 
 def line(type: str, data: bytes) -> bytes:
@@ -189,11 +189,11 @@ def _continuation(token: str) -> tuple[int, Key]:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(token), type=tuple[int, Key])
     except (msgspec.DecodeError, binascii.Error, ValueError):
-        raise faults.bad_request("continue key is not valid") from None
+        raise errors.bad_request("continue key is not valid") from None
 
 
 def _whole_number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name) or "0"
     if not text.isdigit():
-        raise faults.bad_request(f"{name}: {text!r} is not a number")
+        raise errors.bad_request(f"{name}: {text!r} is not a number")
     return int(text)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.kinds import KINDS, Kind, of_definition
-from narthex.lab.api.store import Change, Raw, Store
+from narthex.lab.api import errors
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.kinds import KINDS, ApiResource, resource_of_definition
+from narthex.lab.api.store import ObjectStore, Raw, StoreChange
 
-Admit = Callable[["Registry", Kind, Mapping[str, Any] | None, Raw, str], Raw]
+Admit = Callable[["Registry", ApiResource, Mapping[str, Any] | None, Raw, str], Raw]
 """Completes and checks what is about to be written: kind, what is held (None: it is made), what shall be, the subresource.
 Raises ApiFault."""
 
@@ -38,7 +38,7 @@ _FIXED = (
 )
 
 
-def admit_all(registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
+def admit_all(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
     """Anything may be written as it is."""
     del registry, kind, held, subresource
     return new
@@ -53,11 +53,11 @@ class Registry:
         entropy: Callable[[int], bytes],
         *,
         admit: Admit = admit_all,
-        store: Store | None = None,
+        store: ObjectStore | None = None,
     ) -> None:
         """`clock` gives the time with its zone; `entropy(n)` gives n random bytes, for uids and generated names."""
-        self.store = store if store is not None else Store()
-        self.kinds: dict[str, Kind] = dict(KINDS)
+        self.store = store if store is not None else ObjectStore()
+        self.kinds: dict[str, ApiResource] = dict(KINDS)
         """By name; a CustomResourceDefinition adds to it."""
         self._clock = clock
         self._entropy = entropy
@@ -78,10 +78,10 @@ class Registry:
         """The objects of a kind, of all namespaces or one, by namespace and name."""
         return [stored.raw for _, stored in self.store.entries(kind, namespace)]
 
-    def changes_since(self, version: int) -> Iterable[Change]:
+    def changes_since(self, version: int) -> Iterable[StoreChange]:
         """What changed after a version, in order. Raises ApiFault 410 when that has been forgotten."""
         if version < self.store.oldest:
-            raise faults.expired()
+            raise errors.expired()
         return self.store.changes(version)
 
     def now(self) -> datetime:
@@ -111,7 +111,7 @@ class Registry:
         new = self._admit(self, of, None, {"apiVersion": of.api_version, "kind": of.kind, **obj, "metadata": meta}, "")
         key = (new["metadata"].get("namespace", ""), new["metadata"].get("name", ""))
         if self.store.get(of.name, key) is not None:
-            raise faults.already_exists(of.plural, of.group, key[1])
+            raise errors.already_exists(of.plural, of.group, key[1])
         if dry_run:
             return new
         self.store.put(of.name, new)
@@ -129,7 +129,7 @@ class Registry:
         key = (str(given.get("namespace") or "") if of.namespaced else "", str(given.get("name") or ""))
         held = self.get(of.name, *key)
         if held is None:
-            raise faults.not_found(of.plural, of.group, key[1])
+            raise errors.not_found(of.plural, of.group, key[1])
         self._check(of, held, given.get("resourceVersion"), given.get("uid"))
         new = self._merged(of, held, obj, subresource)
         new = self._admit(self, of, held, new, subresource)
@@ -167,7 +167,7 @@ class Registry:
         key = (namespace if of.namespaced else "", name)
         held = self.get(of.name, *key)
         if held is None:
-            raise faults.not_found(of.plural, of.group, name)
+            raise errors.not_found(of.plural, of.group, name)
         wanted = preconditions or {}
         self._check(of, held, wanted.get("resourceVersion"), wanted.get("uid"))
         meta = held["metadata"]
@@ -201,21 +201,21 @@ class Registry:
             raise LookupError(f"{kind} {key} was written and is not there")
         return stored.raw
 
-    def _kind(self, name: str) -> Kind:
+    def _kind(self, name: str) -> ApiResource:
         try:
             return self.kinds[name]
         except KeyError:
-            raise ApiFault(404, "NotFound", f"the server has no kind {name}") from None
+            raise StatusError(404, "NotFound", f"the server has no kind {name}") from None
 
-    def _check(self, of: Kind, held: Mapping[str, Any], version: Any, uid: Any) -> None:
+    def _check(self, of: ApiResource, held: Mapping[str, Any], version: Any, uid: Any) -> None:
         meta = held["metadata"]
         if uid and uid != meta.get("uid"):
             why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {meta.get('uid', '')}"
-            raise faults.conflict(of.plural, of.group, meta["name"], why)
+            raise errors.conflict(of.plural, of.group, meta["name"], why)
         if version and version != meta["resourceVersion"]:
-            raise faults.conflict(of.plural, of.group, meta["name"])
+            raise errors.conflict(of.plural, of.group, meta["name"])
 
-    def _merged(self, of: Kind, held: Raw, obj: Mapping[str, Any], subresource: str) -> Raw:
+    def _merged(self, of: ApiResource, held: Raw, obj: Mapping[str, Any], subresource: str) -> Raw:
         """What shall be held: the part that is written out of `obj`, what cannot be changed as it was."""
         fixed = {name: held["metadata"].get(name) for name in (*_FIXED, "resourceVersion")}
         meta = {name: value for name, value in (obj.get("metadata") or {}).items() if name not in fixed}
@@ -239,7 +239,7 @@ class Registry:
                 rest["status"] = held["status"]
         return {**new, **rest, "metadata": meta}
 
-    def _remove(self, of: Kind, key: tuple[str, str]) -> None:
+    def _remove(self, of: ApiResource, key: tuple[str, str]) -> None:
         self.store.delete(of.name, *key)
         self._changed_kinds(of.name)
         home = self.get("Namespace", "", key[0]) if key[0] else None
@@ -269,7 +269,7 @@ class Registry:
     def _changed_kinds(self, changed: str = "CustomResourceDefinition") -> None:
         if changed != "CustomResourceDefinition":
             return
-        found = [of_definition(each) for each in self.list("CustomResourceDefinition")]
+        found = [resource_of_definition(each) for each in self.list("CustomResourceDefinition")]
         self.kinds = {**KINDS, **{each.name: each for each in found if each is not None}}
 
     def _uid(self) -> str:
@@ -278,7 +278,7 @@ class Registry:
         text = digits.hex()
         return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
-    def _generated(self, of: Kind, meta: Mapping[str, Any]) -> str:
+    def _generated(self, of: ApiResource, meta: Mapping[str, Any]) -> str:
         base = str(meta["generateName"])[:58]
         for _ in range(8):
             name = base + "".join(_SUFFIX[byte % len(_SUFFIX)] for byte in self._entropy(5))
@@ -310,7 +310,7 @@ def _finalizers(meta: Mapping[str, Any], propagation: str | None) -> list[str]:
     return [*others, mine] if mine else others
 
 
-def _grace(of: Kind, held: Mapping[str, Any], asked: int | None) -> int:
+def _grace(of: ApiResource, held: Mapping[str, Any], asked: int | None) -> int:
     """Seconds that are left to it: only Pods that run on a node have any."""
     if of.name != "Pod":
         return 0

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 
 JSON = "application/json"
 
 
-class Request(msgspec.Struct, frozen=True):
+class ApiRequest(msgspec.Struct, frozen=True):
     """One request."""
 
     method: str
@@ -30,7 +30,7 @@ class Request(msgspec.Struct, frozen=True):
         return [value for each, value in self.repeated if each == name]
 
 
-class Whole(msgspec.Struct, frozen=True):
+class ApiResponse(msgspec.Struct, frozen=True):
     """An answer with a body."""
 
     status: int
@@ -39,7 +39,7 @@ class Whole(msgspec.Struct, frozen=True):
     content_type: str = JSON
 
 
-class Stream(Protocol):
+class WatchStream(Protocol):
     """An answer that goes on: lines, as they become available."""
 
     content_type: str
@@ -60,7 +60,7 @@ class Stream(Protocol):
         ...
 
 
-class Logs(msgspec.Struct, frozen=True):
+class LogRequest(msgspec.Struct, frozen=True):
     """An answer that the node of a pod gives: what a container has written."""
 
     namespace: str
@@ -77,7 +77,7 @@ class Logs(msgspec.Struct, frozen=True):
     """At most so many bytes."""
 
 
-class Exec(msgspec.Struct, frozen=True):
+class ExecRequest(msgspec.Struct, frozen=True):
     """A conversation with a program in a pod: one that is started, or (no `argv`) the container's own."""
 
     namespace: str
@@ -90,15 +90,15 @@ class Exec(msgspec.Struct, frozen=True):
     tty: bool = False
 
 
-Answer = Whole | Stream | Logs | Exec
+ApiAnswer = ApiResponse | WatchStream | LogRequest | ExecRequest
 
 
-def encoded(code: int, raw: Any, headers: Mapping[str, str] | None = None) -> Whole:
+def json_response(code: int, raw: Any, headers: Mapping[str, str] | None = None) -> ApiResponse:
     """JSON as answer."""
-    return Whole(code, msgspec.json.encode(raw) + b"\n", headers or {})
+    return ApiResponse(code, msgspec.json.encode(raw) + b"\n", headers or {})
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class AcceptedType(msgspec.Struct, frozen=True):
     """One of the things that a client accepts."""
 
     type: str
@@ -108,19 +108,19 @@ class Accepted(msgspec.Struct, frozen=True):
     version: str = ""
 
 
-def accepted(header: str) -> Iterator[Accepted]:
+def accepted_types(header: str) -> Iterator[AcceptedType]:
     """What an Accept header lists, in its order (upstream takes the first that it can serve, whatever its q)."""
     for part in header.split(","):
         type, *parameters = [each.strip() for each in part.split(";")]
         named = dict(each.partition("=")[::2] for each in parameters if "=" in each)
         if type:
-            yield Accepted(type.lower(), named.get("as", ""), named.get("g", ""), named.get("v", ""))
+            yield AcceptedType(type.lower(), named.get("as", ""), named.get("g", ""), named.get("v", ""))
 
 
-def chosen(header: str, *forms: str) -> Accepted:
+def choose_type(header: str, *forms: str) -> AcceptedType:
     """The first of what is accepted that can be served: JSON, plain or in one of these forms. Raises ApiFault 406."""
-    offers = list(accepted(header)) or [Accepted(JSON)]
+    offers = list(accepted_types(header)) or [AcceptedType(JSON)]
     for offer in offers:
         if offer.type in (JSON, "*/*", "application/*") and (not offer.form or offer.form in forms):
             return offer
-    raise ApiFault(406, "NotAcceptable", f"only the following media types are accepted: {JSON}")
+    raise StatusError(406, "NotAcceptable", f"only the following media types are accepted: {JSON}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from narthex.lab.api.errors import ApiFault, bad_request
+from narthex.lab.api.errors import StatusError, bad_request
 from narthex.model.selector import (
     FieldRequirement,
     NotAnIntegerError,
@@ -64,7 +64,7 @@ def _field_requirements(text: str, known: frozenset[str]) -> Iterator[FieldRequi
     try:
         for requirement in parse_fields(text):
             if requirement.path not in known:
-                raise ApiFault(400, "BadRequest", f"field label not supported: {requirement.path}")
+                raise StatusError(400, "BadRequest", f"field label not supported: {requirement.path}")
             yield requirement
     except SelectorSyntaxError as error:
         raise bad_request(f"invalid selector: '{text}'; can't understand '{error.rest}'") from None

@@ -21,7 +21,7 @@ MOST_CHANGES = 50_000
 """So many changes are remembered at least; twice as many at most."""
 
 
-class Stored:
+class StoredObject:
     """One state of one object. Nobody changes it."""
 
     __slots__ = ("_data", "raw", "version")
@@ -41,14 +41,14 @@ class Stored:
         return self._data
 
 
-class Change(msgspec.Struct, frozen=True):
+class StoreChange(msgspec.Struct, frozen=True):
     """What happened to one object."""
 
     version: int
     kind: str
     key: Key
-    was: Stored | None
-    now: Stored | None
+    was: StoredObject | None
+    now: StoredObject | None
 
     @property
     def before(self) -> Raw | None:
@@ -61,18 +61,18 @@ class Change(msgspec.Struct, frozen=True):
         return None if self.now is None else self.now.raw
 
 
-class Store:
+class ObjectStore:
     """All objects by kind, and the changes since the last compaction."""
 
     def __init__(self, version: int = 1000) -> None:
         self.version = version
         self.oldest = version
         """Watches from before this version are refused."""
-        self._objects: dict[str, dict[Key, Stored]] = {}
+        self._objects: dict[str, dict[Key, StoredObject]] = {}
         self._order: dict[str, list[Key]] = {}
-        self._changes: list[Change] = []
-        self._by_kind: dict[str, list[Change]] = {}
-        self._pages: dict[int, dict[str, list[tuple[Key, Stored]]]] = {}
+        self._changes: list[StoreChange] = []
+        self._by_kind: dict[str, list[StoreChange]] = {}
+        self._pages: dict[int, dict[str, list[tuple[Key, StoredObject]]]] = {}
 
     def put(self, kind: str, raw: Mapping[str, Any]) -> int:
         """Make or change an object; returns its version. What is inside of `raw` must not be changed afterwards."""
@@ -82,11 +82,11 @@ class Store:
         before = held.get(key)
         self.version += 1
         meta["resourceVersion"] = str(self.version)
-        stored = Stored(self.version, {**raw, "metadata": meta})
+        stored = StoredObject(self.version, {**raw, "metadata": meta})
         held[key] = stored
         if before is None:
             bisect.insort(self._order.setdefault(kind, []), key)
-        self._remember(Change(self.version, kind, key, before, stored))
+        self._remember(StoreChange(self.version, kind, key, before, stored))
         return self.version
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
@@ -98,7 +98,7 @@ class Store:
         order = self._order[kind]
         del order[bisect.bisect_left(order, key)]
         self.version += 1
-        self._remember(Change(self.version, kind, key, before, None))
+        self._remember(StoreChange(self.version, kind, key, before, None))
         return True
 
     def load(self, version: int, entries: Iterator[tuple[str, Raw]]) -> None:
@@ -106,12 +106,12 @@ class Store:
         for kind, raw in entries:
             meta = raw["metadata"]
             key = (meta.get("namespace", ""), meta["name"])
-            self._objects.setdefault(kind, {})[key] = Stored(int(meta["resourceVersion"]), raw)
+            self._objects.setdefault(kind, {})[key] = StoredObject(int(meta["resourceVersion"]), raw)
         self._order = {kind: sorted(held) for kind, held in self._objects.items()}
         self.version = max(version, self.version)
         self.compact()
 
-    def get(self, kind: str, key: Key) -> Stored | None:
+    def get(self, kind: str, key: Key) -> StoredObject | None:
         """One object."""
         held = self._objects.get(kind)
         return None if held is None else held.get(key)
@@ -124,7 +124,7 @@ class Store:
         """Names of the objects of a kind, sorted."""
         return list(self._order.get(kind, ()))
 
-    def entries(self, kind: str, namespace: str = "") -> list[tuple[Key, Stored]]:
+    def entries(self, kind: str, namespace: str = "") -> list[tuple[Key, StoredObject]]:
         """The objects of a kind, by name; those of one namespace when one is given."""
         held, order = self._objects.get(kind, {}), self._order.get(kind, [])
         if namespace:
@@ -132,16 +132,16 @@ class Store:
             order = order[first : bisect.bisect_left(order, (namespace + "\0", ""), first)]
         return [(key, held[key]) for key in order]
 
-    def now(self, kind: str, selects: Selects, namespace: str = "") -> list[tuple[Key, Stored]]:
+    def now(self, kind: str, selects: Selects, namespace: str = "") -> list[tuple[Key, StoredObject]]:
         """The objects of a kind that are selected, by name."""
         return [(key, held) for key, held in self.entries(kind, namespace) if selects(held.raw)]
 
-    def changes(self, version: int, kind: str = "") -> list[Change]:
+    def changes(self, version: int, kind: str = "") -> list[StoreChange]:
         """What changed after a version, of all kinds or of one."""
         past = self._by_kind.get(kind, []) if kind else self._changes
         return past[bisect.bisect_right(past, version, key=lambda change: change.version) :]
 
-    def since(self, version: int, kind: str, selects: Selects) -> Iterator[tuple[str, int, Stored]]:
+    def since(self, version: int, kind: str, selects: Selects) -> Iterator[tuple[str, int, StoredObject]]:
         """Type, version and object of the events after a version, as a watch with the selector sees them.
 
         A change of its labels moves an object in or out of a selector as ADDED or DELETED.
@@ -161,17 +161,17 @@ class Store:
         self._by_kind = {kind: self.changes(self.oldest, kind) for kind in self._by_kind}
         self._pages.clear()
 
-    def keep_page(self, version: int, kind: str, rest: list[tuple[Key, Stored]]) -> None:
+    def keep_page(self, version: int, kind: str, rest: list[tuple[Key, StoredObject]]) -> None:
         """Remember what the following pages of a list will hold."""
         self._pages.setdefault(version, {})[kind] = rest
 
-    def kept_page(self, version: int, kind: str) -> list[tuple[Key, Stored]] | None:
+    def kept_page(self, version: int, kind: str) -> list[tuple[Key, StoredObject]] | None:
         """What `keep_page` got, None when it has been compacted."""
         return self._pages.get(version, {}).get(kind)
 
-    def backup(self) -> Store:
+    def backup(self) -> ObjectStore:
         """A copy, to come back to later."""
-        other = Store(self.version)
+        other = ObjectStore(self.version)
         other.oldest = self.oldest
         other._objects = {kind: dict(held) for kind, held in self._objects.items()}
         other._order = {kind: list(order) for kind, order in self._order.items()}
@@ -179,13 +179,15 @@ class Store:
         other._by_kind = {kind: list(changes) for kind, changes in self._by_kind.items()}
         return other
 
-    def _remember(self, change: Change) -> None:
+    def _remember(self, change: StoreChange) -> None:
         self._changes.append(change)
         self._by_kind.setdefault(change.kind, []).append(change)
         if len(self._changes) > 2 * MOST_CHANGES:
             self.compact(self._changes[-MOST_CHANGES].version)
 
 
-def at_version(stored: Stored, version: int) -> Stored:
+def at_version(stored: StoredObject, version: int) -> StoredObject:
     """A state under another version: the last one of a deleted object carries the version of the deletion."""
-    return Stored(version, {**stored.raw, "metadata": {**stored.raw["metadata"], "resourceVersion": str(version)}})
+    return StoredObject(
+        version, {**stored.raw, "metadata": {**stored.raw["metadata"], "resourceVersion": str(version)}}
+    )

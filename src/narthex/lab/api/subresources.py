@@ -6,32 +6,32 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api.columns import values
-from narthex.lab.api.errors import ApiFault, Wrong
-from narthex.lab.api.kinds import Kind
-from narthex.lab.api.paths import Place
+from narthex.lab.api import errors
+from narthex.lab.api.columns import json_path_values
+from narthex.lab.api.errors import FieldError, StatusError
+from narthex.lab.api.kinds import ApiResource
+from narthex.lab.api.paths import ApiPath
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import Exec, Logs, Request
+from narthex.lab.api.requests import ApiRequest, ExecRequest, LogRequest
 from narthex.lab.api.store import Raw
 
 SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
 
-def bind(registry: Registry, where: Place, given: Mapping[str, Any]) -> Raw:
+def bind(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
     """Put a pod onto a node: a Binding. Raises ApiFault."""
     pod = _pod(registry, where)
     target = given.get("target") or {}
     if target.get("kind") not in (None, "", "Node") or not target.get("name"):
-        raise faults.bad_request("target.name: Required value: a Binding names the node")
+        raise errors.bad_request("target.name: Required value: a Binding names the node")
     node, now = str(target["name"]), registry.stamp()
     if pod["metadata"].get("deletionTimestamp"):
-        raise faults.conflict(
+        raise errors.conflict(
             "pods/binding", "", where.name, f"pod {where.name} is being deleted, cannot be assigned to a host"
         )
     held = (pod.get("spec") or {}).get("nodeName")
     if held:
-        raise faults.conflict("pods/binding", "", where.name, f'pod {where.name} is already assigned to node "{held}"')
+        raise errors.conflict("pods/binding", "", where.name, f'pod {where.name} is already assigned to node "{held}"')
     bound = registry.update("Pod", {**pod, "spec": {**(pod.get("spec") or {}), "nodeName": node}})
     status = bound.get("status") or {}
     others = [each for each in status.get("conditions") or () if each.get("type") != "PodScheduled"]
@@ -40,7 +40,7 @@ def bind(registry: Registry, where: Place, given: Mapping[str, Any]) -> Raw:
     return {**SUCCESS, "code": 201}
 
 
-def evict(registry: Registry, where: Place, given: Mapping[str, Any]) -> Raw:
+def evict(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
     """Delete a pod as an Eviction asks; there are no disruption budgets. Raises ApiFault."""
     _pod(registry, where)
     options = given.get("deleteOptions") or {}
@@ -49,7 +49,7 @@ def evict(registry: Registry, where: Place, given: Mapping[str, Any]) -> Raw:
     return {**SUCCESS, "code": 201}
 
 
-def logs(registry: Registry, where: Place, request: Request) -> Logs:
+def log_request(registry: Registry, where: ApiPath, request: ApiRequest) -> LogRequest:
     """What is asked of a container's log. Raises ApiFault."""
     pod, query = _pod(registry, where), request.query
     since = None
@@ -59,8 +59,8 @@ def logs(registry: Registry, where: Place, request: Request) -> Logs:
         try:
             since = datetime.fromisoformat(query["sinceTime"].replace("Z", "+00:00")).timestamp()
         except ValueError:
-            raise faults.bad_request(f"sinceTime: {query['sinceTime']!r} is not a time") from None
-    return Logs(
+            raise errors.bad_request(f"sinceTime: {query['sinceTime']!r} is not a time") from None
+    return LogRequest(
         namespace=where.namespace,
         pod=where.name,
         container=_container(pod, query.get("container", "")),
@@ -73,15 +73,15 @@ def logs(registry: Registry, where: Place, request: Request) -> Logs:
     )
 
 
-def conversation(registry: Registry, where: Place, request: Request) -> Exec:
+def exec_request(registry: Registry, where: ApiPath, request: ApiRequest) -> ExecRequest:
     """What is to be started in a container. Raises ApiFault."""
     pod, query = _pod(registry, where), request.query
     argv = tuple(request.all("command"))
     if where.subresource == "exec" and not argv:
-        raise faults.bad_request("you must specify at least 1 command for the container")
+        raise errors.bad_request("you must specify at least 1 command for the container")
     tty = _true(query, "tty")
     wishes = {name: _true(query, name) for name in ("stdin", "stdout", "stderr")}
-    return Exec(
+    return ExecRequest(
         namespace=where.namespace,
         pod=where.name,
         container=_container(pod, query.get("container", "")),
@@ -93,10 +93,10 @@ def conversation(registry: Registry, where: Place, request: Request) -> Exec:
     )
 
 
-def _pod(registry: Registry, where: Place) -> Raw:
+def _pod(registry: Registry, where: ApiPath) -> Raw:
     pod = registry.get("Pod", where.namespace, where.name)
     if pod is None:
-        raise faults.not_found("pods", "", where.name)
+        raise errors.not_found("pods", "", where.name)
     return pod
 
 
@@ -107,18 +107,18 @@ def _container(pod: Raw, wanted: str) -> str:
     name = pod["metadata"].get("name", "")
     if wanted:
         if wanted not in names + others:
-            raise faults.bad_request(f"container {wanted} is not valid for pod {name}")
+            raise errors.bad_request(f"container {wanted} is not valid for pod {name}")
         return wanted
     if len(names) != 1:
         listed = f"[{' '.join(names)}]"
         more = f" or one of the init containers: [{' '.join(others)}]" if others else ""
-        raise faults.bad_request(f"a container name must be specified for pod {name}, choose one of: {listed}{more}")
+        raise errors.bad_request(f"a container name must be specified for pod {name}, choose one of: {listed}{more}")
     return str(names[0])
 
 
 def _number(query: Mapping[str, str], name: str) -> int:
     if not query[name].isdigit():
-        raise ApiFault(400, "BadRequest", f"{name}: {query[name]!r} is not a number")
+        raise StatusError(400, "BadRequest", f"{name}: {query[name]!r} is not a number")
     return int(query[name])
 
 
@@ -129,7 +129,7 @@ def _true(query: Mapping[str, str], name: str) -> bool:
 _SPEC, _STATUS, _SELECTOR = "specReplicasPath", "statusReplicasPath", "labelSelectorPath"
 
 
-def read_scale(kind: Kind, raw: Mapping[str, Any]) -> dict[str, Any]:
+def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
     """An object's Scale."""
     meta = {
         name: raw["metadata"].get(name) for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
@@ -150,13 +150,13 @@ def read_scale(kind: Kind, raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_scale(kind: Kind, raw: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any]:
+def write_scale(kind: ApiResource, raw: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any]:
     """The object with the replicas of a Scale. Raises ApiFault."""
     name = str(raw["metadata"].get("name", ""))
     wanted = (scale.get("spec") or {}).get("replicas", 0)
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 0:
         text = f"Invalid value: {wanted}: must be greater than or equal to 0"
-        raise faults.invalid("Scale", "autoscaling", name, [Wrong("spec.replicas", "FieldValueInvalid", text)])
+        raise errors.invalid("Scale", "autoscaling", name, [FieldError("spec.replicas", "FieldValueInvalid", text)])
     version = (scale.get("metadata") or {}).get("resourceVersion")
     meta = {key: value for key, value in raw["metadata"].items() if key != "resourceVersion"}
     new = {**raw, "metadata": {**meta, **({"resourceVersion": version} if version else {})}}
@@ -170,10 +170,10 @@ def write_scale(kind: Kind, raw: Mapping[str, Any], scale: Mapping[str, Any]) ->
 
 
 def _found(raw: Mapping[str, Any], path: str) -> Any:
-    return next(iter(values(raw, path)), None)
+    return next(iter(json_path_values(raw, path)), None)
 
 
-def _selector(kind: Kind, raw: Mapping[str, Any]) -> str:
+def _selector(kind: ApiResource, raw: Mapping[str, Any]) -> str:
     if kind.custom:
         return str(_found(raw, kind.scale.get(_SELECTOR, "")) or "") if kind.scale.get(_SELECTOR) else ""
     selector = (raw.get("spec") or {}).get("selector") or {}

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from narthex.lab.api.kinds import Kind
+from narthex.lab.api.kinds import ApiResource
 
 _SCHEMA_SCALARS = {"string": "str", "integer": "int", "number": "num", "boolean": "bool"}
 
 
-class Type:
+class FieldType:
     """What a value is."""
 
     __slots__ = ("_item", "atomic", "fields", "keys", "merge", "name", "required", "sort")
@@ -27,9 +27,9 @@ class Type:
         sort: str,
         *,
         name: str = "",
-        fields: Mapping[str, str | Type] | None = None,
+        fields: Mapping[str, str | FieldType] | None = None,
         required: tuple[str, ...] = (),
-        item: str | Type = "any",
+        item: str | FieldType = "any",
         merge: str = "",
         keys: tuple[str, ...] = (),
         atomic: bool = False,
@@ -48,23 +48,23 @@ class Type:
         self._item = item
 
     @property
-    def item(self) -> Type:
+    def item(self) -> FieldType:
         """Of a list or map: what it holds."""
         return resolve(self._item)
 
 
-ANY = Type("any")
+ANY = FieldType("any")
 """Nothing is known of it, and anything may be in it."""
 
 
-def object_type(kind: Kind, version: str = "") -> Type:
+def object_type(kind: ApiResource, version: str = "") -> FieldType:
     """The type of a kind's objects."""
     if kind.custom:
         return _custom(kind, version or kind.version)
     return named(f"{_module(kind)}.{kind.kind}")
 
 
-def named(name: str) -> Type:
+def named(name: str) -> FieldType:
     """A type by its name; ANY for one that is not in the table."""
     return _structs().get(name, ANY)
 
@@ -74,7 +74,7 @@ def names() -> list[str]:
     return list(_structs())
 
 
-def field_type(of: Type, name: str) -> Type:
+def field_type(of: FieldType, name: str) -> FieldType:
     """What a field or a map's value is; ANY when that is not known."""
     if of.sort == "map":
         return of.item
@@ -82,28 +82,28 @@ def field_type(of: Type, name: str) -> Type:
     return ANY if found is None else resolve(found)
 
 
-def resolve(reference: str | Type) -> Type:
+def resolve(reference: str | FieldType) -> FieldType:
     """What a reference stands for."""
-    return reference if isinstance(reference, Type) else _referred(reference)
+    return reference if isinstance(reference, FieldType) else _referred(reference)
 
 
 @cache
-def _referred(text: str) -> Type:
+def _referred(text: str) -> FieldType:
     text, mark, _ = text.rpartition("|atomic") if text.endswith("|atomic") else (text, "", "")
     if text.startswith("["):
         item, *rest = text[1:-1].split(";")
         merge, keys = rest or ("", "")
-        return Type("list", item=item, merge=merge, keys=tuple(keys.split(",")) if keys else ())
+        return FieldType("list", item=item, merge=merge, keys=tuple(keys.split(",")) if keys else ())
     if text.startswith("{"):
-        return Type("map", item=text[1:-1], atomic=bool(mark))
+        return FieldType("map", item=text[1:-1], atomic=bool(mark))
     if "." not in text:
-        return ANY if text == "any" else Type(text)
+        return ANY if text == "any" else FieldType(text)
     of = named(text)
-    return Type(of.sort, name=of.name, fields=of.fields, required=of.required, atomic=True) if mark else of
+    return FieldType(of.sort, name=of.name, fields=of.fields, required=of.required, atomic=True) if mark else of
 
 
 @cache
-def _structs() -> dict[str, Type]:
+def _structs() -> dict[str, FieldType]:
     from narthex.lab.api.types_table import TABLE
 
     found = {}
@@ -112,38 +112,38 @@ def _structs() -> dict[str, Type]:
         pairs = [each.partition("=") for each in fields if each]
         required = tuple(field for field, _, reference in pairs if reference.endswith("!"))
         references = {field: reference.removesuffix("!") for field, _, reference in pairs}
-        found[name] = Type("struct", name=name, fields=references, required=required)
+        found[name] = FieldType("struct", name=name, fields=references, required=required)
     return found
 
 
-def _module(kind: Kind) -> str:
+def _module(kind: ApiResource) -> str:
     group = kind.group.partition(".")[0]
     return f"{group}_{kind.version}" if group else "core_v1"
 
 
-def _custom(kind: Kind, version: str) -> Type:
+def _custom(kind: ApiResource, version: str) -> FieldType:
     of = of_schema(kind.schemas.get(version) or {})
     base = {"apiVersion": "str", "kind": "str", "metadata": "meta_v1.ObjectMeta"}
     if of.sort != "struct":
-        return Type("struct", fields={**base, "spec": ANY, "status": ANY, "data": ANY})
-    return Type("struct", fields={**of.fields, **base}, required=of.required)
+        return FieldType("struct", fields={**base, "spec": ANY, "status": ANY, "data": ANY})
+    return FieldType("struct", fields={**of.fields, **base}, required=of.required)
 
 
-def of_schema(schema: Mapping[str, Any]) -> Type:
+def of_schema(schema: Mapping[str, Any]) -> FieldType:
     """What an OpenAPI v3 schema of a CustomResourceDefinition describes."""
     sort, atomic = schema.get("type"), schema.get("x-kubernetes-map-type") == "atomic"
     if schema.get("x-kubernetes-int-or-string"):
-        return Type("intstr")
+        return FieldType("intstr")
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return ANY
     if sort == "array":
         keys = tuple(schema.get("x-kubernetes-list-map-keys") or ())
         keys = keys or (("=",) if schema.get("x-kubernetes-list-type") == "set" else ())
-        return Type("list", item=of_schema(schema.get("items") or {}), keys=keys)
+        return FieldType("list", item=of_schema(schema.get("items") or {}), keys=keys)
     if sort == "object" and schema.get("properties"):
-        fields: dict[str, str | Type] = {name: of_schema(each) for name, each in schema["properties"].items()}
-        return Type("struct", fields=fields, required=tuple(schema.get("required") or ()), atomic=atomic)
+        fields: dict[str, str | FieldType] = {name: of_schema(each) for name, each in schema["properties"].items()}
+        return FieldType("struct", fields=fields, required=tuple(schema.get("required") or ()), atomic=atomic)
     if sort == "object" and isinstance(schema.get("additionalProperties"), Mapping):
-        return Type("map", item=of_schema(schema["additionalProperties"]), atomic=atomic)
+        return FieldType("map", item=of_schema(schema["additionalProperties"]), atomic=atomic)
     scalar = _SCHEMA_SCALARS.get(str(sort))
-    return ANY if scalar is None else Type(scalar)
+    return ANY if scalar is None else FieldType(scalar)

@@ -12,20 +12,20 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api.columns import COLUMNS, PLAIN, CustomColumns
-from narthex.lab.api.kinds import to_events
-from narthex.lab.api.paths import Place
-from narthex.lab.api.store import Key, Stored
+from narthex.lab.api.kinds import event_from_v1
+from narthex.lab.api.paths import ApiPath
+from narthex.lab.api.store import Key, StoredObject
 
-Entry = tuple[Key, Stored]
+Entry = tuple[Key, StoredObject]
 
 
-class View(msgspec.Struct, frozen=True):
+class ObjectView(msgspec.Struct, frozen=True):
     """A form of objects."""
 
     kind: str
     api_version: str
     list_kind: str
-    one: Callable[[Stored], bytes]
+    one: Callable[[StoredObject], bytes]
     """One object, as a watch or a GET of it sends it."""
     many: Callable[[Sequence[Entry], Mapping[str, Any]], bytes]
     """A list: entries, and the list's metadata."""
@@ -33,12 +33,12 @@ class View(msgspec.Struct, frozen=True):
     """An object that holds only this metadata."""
 
 
-def plain(place: Place) -> View:
+def plain(place: ApiPath) -> ObjectView:
     """Whole objects."""
     kind, version = place.kind.kind, place.api_version
     head = f'{{"kind":"{kind}","apiVersion":"{version}",'.encode()
 
-    def one(stored: Stored) -> bytes:
+    def one(stored: StoredObject) -> bytes:
         return head + _inner(place, stored)[1:]
 
     def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
@@ -50,10 +50,10 @@ def plain(place: Place) -> View:
     def bookmark(meta: Mapping[str, Any]) -> bytes:
         return head + msgspec.json.encode({"metadata": meta})[1:]
 
-    return View(kind, version, f"{kind}List", one, many, bookmark)
+    return ObjectView(kind, version, f"{kind}List", one, many, bookmark)
 
 
-def partial(version: str) -> View:
+def partial(version: str) -> ObjectView:
     """Metadata alone: PartialObjectMetadata."""
     kind, api_version = "PartialObjectMetadata", f"meta.k8s.io/{version}"
     head = f'{{"kind":"{kind}","apiVersion":"{api_version}",'.encode()
@@ -61,17 +61,17 @@ def partial(version: str) -> View:
     def bookmark(meta: Mapping[str, Any]) -> bytes:
         return head + msgspec.json.encode({"metadata": meta})[1:]
 
-    def one(stored: Stored) -> bytes:
+    def one(stored: StoredObject) -> bytes:
         return bookmark(stored.raw["metadata"])
 
     def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
         top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": api_version, "metadata": meta})
         return top[:-1] + b',"items":[' + b",".join(one(stored) for _, stored in entries) + b"]}\n"
 
-    return View(kind, api_version, f"{kind}List", one, many, bookmark)
+    return ObjectView(kind, api_version, f"{kind}List", one, many, bookmark)
 
 
-def table(place: Place, version: str, objects: str, now: Callable[[], datetime]) -> View:
+def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime]) -> ObjectView:
     """Rows, as `kubectl get` prints them: metav1.Table.
 
     `objects` says what each row carries along: Object, Metadata or None (`includeObject`).
@@ -86,24 +86,24 @@ def table(place: Place, version: str, objects: str, now: Callable[[], datetime])
         start = msgspec.json.encode({**top, "metadata": meta})[:-1]
         return start + b',"columnDefinitions":' + head + b',"rows":[' + b",".join(rows) + b"]}"
 
-    def row(stored: Stored, at: datetime) -> bytes:
+    def row(stored: StoredObject, at: datetime) -> bytes:
         cells = b'{"cells":' + msgspec.json.encode(columns.cells(stored.raw, at))
         return cells + (b"}" if objects == "None" else b',"object":' + carried.one(stored) + b"}")
 
-    def one(stored: Stored) -> bytes:
+    def one(stored: StoredObject) -> bytes:
         return made({"resourceVersion": str(stored.version)}, [row(stored, now())])
 
     def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
         at = now()
         return made(meta, (row(stored, at) for _, stored in entries)) + b"\n"
 
-    return View("Table", top["apiVersion"], "Table", one, many, lambda meta: made(meta, ()))
+    return ObjectView("Table", top["apiVersion"], "Table", one, many, lambda meta: made(meta, ()))
 
 
-def _inner(place: Place, stored: Stored) -> bytes:
+def _inner(place: ApiPath, stored: StoredObject) -> bytes:
     """The object without apiVersion and kind."""
     if place.kind.stored_as != "Event":
         return stored.data
-    body = to_events(stored.raw)
+    body = event_from_v1(stored.raw)
     del body["apiVersion"], body["kind"]
     return msgspec.json.encode(body)

@@ -11,25 +11,24 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors as faults
-from narthex.lab.api import patches
-from narthex.lab.api.apply import apply, owners
-from narthex.lab.api.bodies import body_value, decoded
-from narthex.lab.api.errors import ApiFault, Wrong
+from narthex.lab.api import errors, patches
+from narthex.lab.api.apply import apply, updated_managed_fields
+from narthex.lab.api.bodies import decode_body, decode_json_or_yaml
+from narthex.lab.api.errors import FieldError, StatusError
 from narthex.lab.api.fields import conformed
-from narthex.lab.api.kinds import to_core, to_events
-from narthex.lab.api.paths import Place
+from narthex.lab.api.kinds import event_from_v1, event_to_v1
+from narthex.lab.api.paths import ApiPath
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import Request
+from narthex.lab.api.requests import ApiRequest
 from narthex.lab.api.selectors import ListSelector
 from narthex.lab.api.store import Raw
 from narthex.lab.api.subresources import bind, evict, read_scale, write_scale
-from narthex.lab.api.types import ANY, Type, object_type
+from narthex.lab.api.types import ANY, FieldType, object_type
 
 _UNVERSIONED = "metadata.resourceVersion"
 
 
-class Options(msgspec.Struct, frozen=True):
+class WriteOptions(msgspec.Struct, frozen=True):
     """How something is to be written."""
 
     manager: str
@@ -40,7 +39,7 @@ class Options(msgspec.Struct, frozen=True):
     force: bool = False
 
 
-class Written(msgspec.Struct, frozen=True):
+class WriteResult(msgspec.Struct, frozen=True):
     """What came of a write."""
 
     code: int
@@ -49,17 +48,17 @@ class Written(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def options(request: Request) -> Options:
+def write_options(request: ApiRequest) -> WriteOptions:
     """How a request wants to be done. Raises ApiFault."""
     query, agent = request.query, request.headers.get("user-agent", "")
     if query.get("dryRun") not in (None, "", "All"):
-        raise faults.bad_request(f'dryRun: Unsupported value: "{query["dryRun"]}": supported values: "All"')
+        raise errors.bad_request(f'dryRun: Unsupported value: "{query["dryRun"]}": supported values: "All"')
     validation = query.get("fieldValidation", "")
     if validation not in ("", "Strict", "Warn", "Ignore"):
-        raise faults.bad_request(
+        raise errors.bad_request(
             f'fieldValidation: Unsupported value: "{validation}": supported values: "Ignore", "Strict", "Warn"'
         )
-    return Options(
+    return WriteOptions(
         manager=query.get("fieldManager") or agent.partition("/")[0] or "unknown",
         dry_run=bool(query.get("dryRun")),
         validation=validation,
@@ -67,45 +66,45 @@ def options(request: Request) -> Options:
     )
 
 
-def create(registry: Registry, place: Place, given: Raw, how: Options) -> Written:
+def create(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
     """POST. Raises ApiFault."""
     new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
-    return Written(201, registry.create(place.stored, _stored(place, new), dry_run=how.dry_run), warnings)
+    return WriteResult(201, registry.create(place.stored, _stored(place, new), dry_run=how.dry_run), warnings)
 
 
-def replace(registry: Registry, place: Place, given: Raw, how: Options) -> Written:
+def replace(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
     """PUT. Raises ApiFault."""
     new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
     if not new["metadata"].get("resourceVersion") and not place.kind.unconditional:
-        wrong = Wrong(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
-        raise faults.invalid(place.kind.kind, place.kind.group, place.name, [wrong])
-    return Written(200, update(registry, place, _stored(place, new), how), warnings)
+        wrong = FieldError(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
+        raise errors.invalid(place.kind.kind, place.kind.group, place.name, [wrong])
+    return WriteResult(200, update(registry, place, _stored(place, new), how), warnings)
 
 
-def patch(registry: Registry, place: Place, request: Request, how: Options) -> Written:
+def patch(registry: Registry, place: ApiPath, request: ApiRequest, how: WriteOptions) -> WriteResult:
     """PATCH. Raises ApiFault."""
-    content_type, given = request.headers.get("content-type", ""), body_value(request)
+    content_type, given = request.headers.get("content-type", ""), decode_json_or_yaml(request)
     if content_type.startswith(patches.APPLY):
         return _applied(registry, place, given, how)
     held = registry.get(place.stored, *place.key)
     if held is None:
-        raise faults.not_found(place.kind.plural, place.kind.group, place.name)
-    shown = to_events(held) if place.kind.stored_as == "Event" else held
-    new = patched(content_type, shown, given, object_type(place.kind, place.version))
+        raise errors.not_found(place.kind.plural, place.kind.group, place.name)
+    shown = event_from_v1(held) if place.kind.stored_as == "Event" else held
+    new = apply_patch(content_type, shown, given, object_type(place.kind, place.version))
     new, warnings = conformed(place.kind, place.version, _placed(place, new), how.validation)
-    return Written(200, update(registry, place, _stored(place, new), how), warnings)
+    return WriteResult(200, update(registry, place, _stored(place, new), how), warnings)
 
 
-def patched(content_type: str, held: Mapping[str, Any], given: Any, of: Type = ANY) -> Raw:
+def apply_patch(content_type: str, held: Mapping[str, Any], given: Any, of: FieldType = ANY) -> Raw:
     """What a patch makes of an object of a type. Raises ApiFault."""
     try:
         return patches.apply(content_type, held, given, of)
     except patches.NotAPatch:
         known = ", ".join((patches.JSON_PATCH, patches.MERGE, patches.STRATEGIC, patches.APPLY))
         message = f"the body of the request was in an unknown format - accepted media types include: {known}"
-        raise ApiFault(415, "UnsupportedMediaType", message) from None
+        raise StatusError(415, "UnsupportedMediaType", message) from None
     except patches.BadPatch as error:
-        raise ApiFault(
+        raise StatusError(
             422, "Invalid", f"the server rejected our request due to an error in our request: {error}"
         ) from None
 
@@ -114,15 +113,15 @@ _LAST_STATE = frozenset({"Pod", "Service", "ServiceAccount"})
 """Kinds of which a deletion answers with the last state (upstream's `ReturnDeletedObject`); clients read it as one of them."""
 
 
-def delete(registry: Registry, place: Place, wishes: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
+def delete(registry: Registry, place: ApiPath, wishes: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
     """DELETE; returns what is answered: a Status, or the object that is still there. Raises ApiFault."""
     grace = wishes.get("gracePeriodSeconds")
     if grace is not None and (not isinstance(grace, int) or grace < 0):
-        raise faults.bad_request(f"gracePeriodSeconds: {grace!r} is not a number of seconds")
+        raise errors.bad_request(f"gracePeriodSeconds: {grace!r} is not a number of seconds")
     held = registry.get(place.stored, *place.key)
     wanted, way = wishes.get("preconditions"), wishes.get("propagationPolicy")
     if way not in (None, "", "Background", "Foreground", "Orphan"):
-        raise faults.bad_request(f'propagationPolicy: Unsupported value: "{way}"')
+        raise errors.bad_request(f'propagationPolicy: Unsupported value: "{way}"')
     key = place.key
     left = registry.delete(place.stored, *key, grace=grace, preconditions=wanted, propagation=way, dry_run=dry_run)
     if left is not None:
@@ -141,14 +140,14 @@ def delete(registry: Registry, place: Place, wishes: Mapping[str, Any], *, dry_r
     }
 
 
-def _applied(registry: Registry, place: Place, given: Any, how: Options) -> Written:
+def _applied(registry: Registry, place: ApiPath, given: Any, how: WriteOptions) -> WriteResult:
     kind = place.kind
     if not isinstance(given, dict):
-        raise faults.bad_request("the body of the request is not an object")
+        raise errors.bad_request("the body of the request is not an object")
     if not given.get("kind") or not given.get("apiVersion"):
-        raise faults.bad_request("Incorrect version specified in apply patch: apiVersion and kind must be set")
+        raise errors.bad_request("Incorrect version specified in apply patch: apiVersion and kind must be set")
     if (given.get("metadata") or {}).get("managedFields"):
-        raise faults.bad_request("metadata.managedFields must be nil")
+        raise errors.bad_request("metadata.managedFields must be nil")
     new, warnings = conformed(kind, place.version, _placed(place, given), how.validation)
     raw, made = apply(
         registry,
@@ -159,10 +158,10 @@ def _applied(registry: Registry, place: Place, given: Any, how: Options) -> Writ
         subresource=place.subresource,
         dry_run=how.dry_run,
     )
-    return Written(201 if made else 200, raw, warnings)
+    return WriteResult(201 if made else 200, raw, warnings)
 
 
-def update(registry: Registry, place: Place, new: Raw, how: Options) -> Raw:
+def update(registry: Registry, place: ApiPath, new: Raw, how: WriteOptions) -> Raw:
     """Write an object, and note who did it, if that is noted of this object.
 
     Who has set what is known when it is known what will be held. Raises ApiFault.
@@ -171,112 +170,118 @@ def update(registry: Registry, place: Place, new: Raw, how: Options) -> Raw:
     part = "" if place.subresource == "scale" else place.subresource
     if held is not None and held["metadata"].get("managedFields"):
         will = registry.update(place.stored, new, subresource=part, dry_run=True)
-        noted = owners(kind, held, will, manager=how.manager, subresource=place.subresource, now=registry.stamp())
+        noted = updated_managed_fields(
+            kind, held, will, manager=how.manager, subresource=place.subresource, now=registry.stamp()
+        )
         meta = {name: value for name, value in new["metadata"].items() if name != "managedFields"}
         new = {**new, "metadata": {**meta, **({"managedFields": noted} if noted else {})}}
     return registry.update(place.stored, new, subresource=part, dry_run=how.dry_run)
 
 
-def _placed(place: Place, given: Raw) -> Raw:
+def _placed(place: ApiPath, given: Raw) -> Raw:
     """What is sent, with the names of the path. Raises ApiFault when it says others."""
     kind, meta = place.kind, given.get("metadata") or {}
     if not isinstance(meta, dict):
-        raise faults.bad_request(f"{kind.kind}: metadata is not an object")
+        raise errors.bad_request(f"{kind.kind}: metadata is not an object")
     if given.get("kind") not in (None, "", kind.kind) or given.get("apiVersion") not in (None, "", *_versions(place)):
         said = f"{given.get('apiVersion', '')}, Kind={given.get('kind', '')}"
         message = f"{kind.kind} in version {place.version!r} cannot be handled as a {kind.kind}: the body says {said}"
-        raise faults.bad_request(message)
+        raise errors.bad_request(message)
     if kind.namespaced and meta.get("namespace") not in (None, "", place.namespace):
-        raise faults.bad_request(
+        raise errors.bad_request(
             "the namespace of the provided object does not match the namespace sent on the request"
         )
     if place.name and meta.get("name") not in (None, "", place.name):
         said = f"the name of the object ({meta['name']}) does not match the name on the URL ({place.name})"
-        raise faults.bad_request(said)
+        raise errors.bad_request(said)
     meta = {**meta, "namespace": place.namespace} if kind.namespaced else {**meta}
     if place.name:
         meta["name"] = place.name
     return {**given, "metadata": meta}
 
 
-def _stored(place: Place, given: Raw) -> Raw:
+def _stored(place: ApiPath, given: Raw) -> Raw:
     """What a client sends, in the version in which it is held."""
     kind = place.kind
     if kind.stored_as == "Event":
-        return to_core(given)
+        return event_to_v1(given)
     return {**given, "apiVersion": kind.api_version, "kind": kind.kind}
 
 
-def _versions(place: Place) -> set[str]:
+def _versions(place: ApiPath) -> set[str]:
     # A patch is made of what is held, in the version in which it is held.
     return {place.api_version, place.kind.api_version}
 
 
-def change(registry: Registry, where: Place, request: Request, selector: Callable[[], ListSelector]) -> Written:
+def handle_write(
+    registry: Registry, where: ApiPath, request: ApiRequest, selector: Callable[[], ListSelector]
+) -> WriteResult:
     """Do it. Raises ApiFault."""
     part, method = where.subresource, request.method
     if part and part not in where.kind.subresources and part != "finalize":
-        raise ApiFault(404, "NotFound", "the server could not find the requested resource")
+        raise StatusError(404, "NotFound", "the server could not find the requested resource")
     if method == "DELETE":
         return _delete(registry, where, request, selector)
     if part == "scale":
         return _scale(registry, where, request)
     if method == "POST" and part in ("binding", "eviction"):
         do = bind if part == "binding" else evict
-        return Written(201, do(registry, where, decoded(request)))
-    how = options(request)
+        return WriteResult(201, do(registry, where, decode_body(request)))
+    how = write_options(request)
     if method == "POST" and not where.name:
-        return create(registry, where, decoded(request), how)
+        return create(registry, where, decode_body(request), how)
     if method == "PUT" and where.name:
-        return replace(registry, where, decoded(request), how)
+        return replace(registry, where, decode_body(request), how)
     if method == "PATCH" and where.name:
         return patch(registry, where, request, how)
-    raise ApiFault(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
 
-def _scale(registry: Registry, where: Place, request: Request) -> Written:
+def _scale(registry: Registry, where: ApiPath, request: ApiRequest) -> WriteResult:
     kind, held = where.kind, registry.get(where.stored, *where.key)
     if held is None:
-        raise faults.not_found(kind.plural, kind.group, where.name)
+        raise errors.not_found(kind.plural, kind.group, where.name)
     if request.method == "PUT":
-        wanted = decoded(request)
+        wanted = decode_body(request)
     elif request.method == "PATCH":
         now, content_type = read_scale(kind, held), request.headers.get("content-type", "")
         # The patch's own version counts, not the one that was just read.
         del now["metadata"]["resourceVersion"]
         how = patches.MERGE if content_type.startswith(patches.APPLY) else content_type
-        wanted = patched(how, now, body_value(request))
+        wanted = apply_patch(how, now, decode_json_or_yaml(request))
     else:
-        raise ApiFault(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-    new = update(registry, where, write_scale(kind, held, wanted), options(request))
-    return Written(200, read_scale(kind, new))
+        raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    new = update(registry, where, write_scale(kind, held, wanted), write_options(request))
+    return WriteResult(200, read_scale(kind, new))
 
 
-def _delete(registry: Registry, where: Place, request: Request, selector: Callable[[], ListSelector]) -> Written:
-    options, dry_run = _options(request), bool(request.query.get("dryRun"))
+def _delete(
+    registry: Registry, where: ApiPath, request: ApiRequest, selector: Callable[[], ListSelector]
+) -> WriteResult:
+    write_options, dry_run = _options(request), bool(request.query.get("dryRun"))
     if where.name:
-        return Written(200, delete(registry, where, options, dry_run=dry_run))
+        return WriteResult(200, delete(registry, where, write_options, dry_run=dry_run))
     chosen = selector()
     found = [stored.raw for _, stored in registry.store.now(where.stored, chosen.selects, where.namespace)]
     for raw in found:
         meta = raw["metadata"]
-        one = Place(where.kind, where.version, meta.get("namespace", ""), meta["name"])
+        one = ApiPath(where.kind, where.version, meta.get("namespace", ""), meta["name"])
         # What went meanwhile, with its owner perhaps, is gone all the same.
         if registry.get(one.stored, *one.key) is not None:
-            delete(registry, one, {**options, "preconditions": None}, dry_run=dry_run)
+            delete(registry, one, {**write_options, "preconditions": None}, dry_run=dry_run)
     meta = {"resourceVersion": str(registry.version)}
     listed = {"kind": f"{where.kind.kind}List", "apiVersion": where.api_version, "metadata": meta, "items": found}
-    return Written(200, listed)
+    return WriteResult(200, listed)
 
 
-def _options(request: Request) -> Mapping[str, Any]:
+def _options(request: ApiRequest) -> Mapping[str, Any]:
     """DeleteOptions, of the body and the query."""
-    options: dict[str, Any] = decoded(request) if request.body.strip() else {}
+    write_options: dict[str, Any] = decode_body(request) if request.body.strip() else {}
     query = request.query
     if query.get("gracePeriodSeconds"):
-        options["gracePeriodSeconds"] = (
+        write_options["gracePeriodSeconds"] = (
             int(query["gracePeriodSeconds"]) if query["gracePeriodSeconds"].isdigit() else -1
         )
     if query.get("propagationPolicy"):
-        options["propagationPolicy"] = query["propagationPolicy"]
-    return options
+        write_options["propagationPolicy"] = query["propagationPolicy"]
+    return write_options

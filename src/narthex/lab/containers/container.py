@@ -1,4 +1,4 @@
-"""Containers of one owner: begun by `Forks`, watched by one thread, told of by calls."""
+"""Containers of one owner: begun by `ForkServer`, watched by one thread, told of by calls."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from narthex.lab.containers.forks import Forks
-from narthex.lab.containers.keeper import Asked, Told, keep_entry, keep_program
-from narthex.lab.containers.program import Entry, Program
+from narthex.lab.containers.forks import ForkServer
+from narthex.lab.containers.keeper import KeeperReport, KeeperRequest, keep_entry, keep_program
+from narthex.lab.containers.program import ExecSpec, ProgramSpec
 
 RUN, ENTER = "run", "enter"
 JOBS = {RUN: keep_program, ENTER: keep_entry}
-"""What a `Forks` must know."""
+"""What a `ForkServer` must know."""
 
 _START_SECONDS = 60.0
 
 
-class StartError(RuntimeError):
+class ContainerStartError(RuntimeError):
     """A program could not be started; the message says why."""
 
     def __init__(self, message: str, *, missing: bool) -> None:
@@ -31,25 +31,25 @@ class StartError(RuntimeError):
         """There is no such program, or it cannot be executed."""
 
 
-class Container:
+class RunningContainer:
     """A program that runs."""
 
     def __init__(self, control: socket.socket, pid: int) -> None:
         self.pid = pid
         self.control = control
         self._ended = threading.Event()
-        self.end = Told()
+        self.end = KeeperReport()
 
     def signal(self, number: int) -> None:
         """Send a signal to it; nothing happens when it has ended."""
         with contextlib.suppress(OSError):
-            self.control.sendall(msgspec.json.encode(Asked(signal=number)) + b"\n")
+            self.control.sendall(msgspec.json.encode(KeeperRequest(signal=number)) + b"\n")
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Its exit status when it has ended, None when it goes on after so many seconds."""
         return self.end.status if self._ended.wait(timeout) else None
 
-    def note_end(self, told: Told) -> None:
+    def note_end(self, told: KeeperReport) -> None:
         """For `Containers`."""
         self.end = told
         self._ended.set()
@@ -58,38 +58,45 @@ class Container:
 class Containers:
     """Starts programs and watches them. `watch` belongs to one thread, the rest is safe from any."""
 
-    def __init__(self, forks: Forks) -> None:
+    def __init__(self, forks: ForkServer) -> None:
         self._forks = forks
         self._selector = selectors.DefaultSelector()
-        self._new: deque[tuple[Container, Callable[[Container], None]]] = deque()
+        self._new: deque[tuple[RunningContainer, Callable[[RunningContainer], None]]] = deque()
         self._doorbell, self._door = socket.socketpair()
         self._door.setblocking(False)
         self._selector.register(self._door, selectors.EVENT_READ)
         self._stopping = False
 
     def run(
-        self, program: Program, files: Sequence[int] = (), ended: Callable[[Container], None] = lambda _: None
-    ) -> Container:
+        self,
+        program: ProgramSpec,
+        files: Sequence[int] = (),
+        ended: Callable[[RunningContainer], None] = lambda _: None,
+    ) -> RunningContainer:
         """Start a program in namespaces of its own; returns when it runs. `ended` is called once it has, by the thread of
         `watch`. Raises StartError."""
         return self._begin(RUN, msgspec.json.encode(program), files, ended)
 
-    def enter(self, entry: Entry, files: Sequence[int]) -> Container:
+    def enter(self, entry: ExecSpec, files: Sequence[int]) -> RunningContainer:
         """Start a program beside another one. Raises StartError."""
         return self._begin(ENTER, msgspec.json.encode(entry), files, lambda _: None)
 
-    def _begin(self, job: str, order: bytes, files: Sequence[int], ended: Callable[[Container], None]) -> Container:
+    def _begin(
+        self, job: str, order: bytes, files: Sequence[int], ended: Callable[[RunningContainer], None]
+    ) -> RunningContainer:
         try:
             control = self._forks.start(job, order, files)
             control.settimeout(_START_SECONDS)
             told = _told(control)
             control.settimeout(None)
         except OSError as error:
-            raise StartError(f"cannot be started: {error}", missing=False) from error
+            raise ContainerStartError(f"cannot be started: {error}", missing=False) from error
         if told is None or told.failed or not told.pid:
             control.close()
-            raise StartError(told.failed if told else "its keeper has ended", missing=bool(told and told.missing))
-        container = Container(control, told.pid)
+            raise ContainerStartError(
+                told.failed if told else "its keeper has ended", missing=bool(told and told.missing)
+            )
+        container = RunningContainer(control, told.pid)
         self._new.append((container, ended))
         self._doorbell.send(b"!")
         return container
@@ -112,7 +119,7 @@ class Containers:
                 if told is None or told.status is not None:
                     self._selector.unregister(container.control)
                     container.control.close()
-                    container.note_end(told or Told(status=137, signal=9))
+                    container.note_end(told or KeeperReport(status=137, signal=9))
                     ended(container)
             while self._new:
                 container, ended = self._new.popleft()
@@ -125,7 +132,7 @@ class Containers:
         self._doorbell.close()
 
 
-def _told(control: socket.socket) -> Told | None:
+def _told(control: socket.socket) -> KeeperReport | None:
     """The next line; None when the keeper is gone. Lines are short and are sent at once."""
     line = b""
     try:
@@ -136,4 +143,4 @@ def _told(control: socket.socket) -> Told | None:
             line += part
     except ConnectionError:
         return None
-    return msgspec.json.decode(line, type=Told)
+    return msgspec.json.decode(line, type=KeeperReport)

@@ -22,23 +22,23 @@ import msgspec
 
 from narthex.lab.containers import inside
 
-Job = Callable[[socket.socket, bytes, Sequence[int]], None]
+ForkJob = Callable[[socket.socket, bytes, Sequence[int]], None]
 """Gets the socket to whoever asked, what it was told, and files. Its process ends with it."""
 
 _MOST_HANDLES = 8
 
 
-class Ended(msgspec.Struct, frozen=True):
+class ProcessExit(msgspec.Struct, frozen=True):
     """What is said of a job when its process has ended, after all that it has said itself."""
 
     ended: int
     """As `os.waitpid` has it."""
 
 
-class Forks:
+class ForkServer:
     """The handle of such a process. Safe from any thread."""
 
-    def __init__(self, jobs: Mapping[str, Job], prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, jobs: Mapping[str, ForkJob], prepare: Callable[[], None] = lambda: None) -> None:
         """To be made by a process of one thread. `prepare` runs in the new one, before the first job."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -74,7 +74,7 @@ class Forks:
             os.waitpid(self.pid, 0)
 
 
-def _serve(requests: socket.socket, jobs: Mapping[str, Job], prepare: Callable[[], None]) -> NoReturn:
+def _serve(requests: socket.socket, jobs: Mapping[str, ForkJob], prepare: Callable[[], None]) -> NoReturn:
     _close_all_but(requests.fileno())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -114,7 +114,7 @@ def _serve(requests: socket.socket, jobs: Mapping[str, Job], prepare: Callable[[
             askers[child] = asker
 
 
-def _work(job: Job, asker: socket.socket, files: Sequence[int], parent: int) -> NoReturn:
+def _work(job: ForkJob, asker: socket.socket, files: Sequence[int], parent: int) -> NoReturn:
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -151,7 +151,7 @@ def _bury(askers: dict[int, socket.socket]) -> None:
         asker = askers.pop(child, None)
         if asker is not None:
             with contextlib.suppress(OSError):
-                asker.send(msgspec.json.encode(Ended(status)) + b"\n", socket.MSG_DONTWAIT)
+                asker.send(msgspec.json.encode(ProcessExit(status)) + b"\n", socket.MSG_DONTWAIT)
             asker.close()
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from narthex.lab.containers.program import Entry, Program, Show
+from narthex.lab.containers.program import BindMount, ExecSpec, ProgramSpec
 from narthex.linux import namespaces as netns
 from narthex.linux.setns import NEW_NETWORK, open_namespace, setns
 
@@ -76,14 +76,14 @@ def join(process: int) -> None:
         os.close(handle)
 
 
-def become(program: Program, files: Sequence[int]) -> NoReturn:
+def become(program: ProgramSpec, files: Sequence[int]) -> NoReturn:
     """Be the program, with these three files as its standard ones; the process is the first of its namespace of
     processes, and in its network already. Raises OSError naming what went wrong."""
     enter(program)
     _execute(program, program.executable, files)
 
 
-def enter(program: Program) -> None:
+def enter(program: ProgramSpec) -> None:
     """Go where the program is to run: host name, mounts. Raises OSError naming what went wrong."""
     unshare(NEW_MOUNTS | (NEW_HOSTNAME | NEW_IPC if program.hostname else 0))
     if program.hostname:
@@ -91,13 +91,13 @@ def enter(program: Program) -> None:
     _mount(program)
 
 
-def become_beside(entry: Program | Entry, executable: str, files: Sequence[int] = ()) -> NoReturn:
+def become_beside(entry: ProgramSpec | ExecSpec, executable: str, files: Sequence[int] = ()) -> NoReturn:
     """The same in namespaces that `join` or `enter` has led to. Without files it keeps those that it has, and its
     session."""
     _execute(entry, executable, files)
 
 
-def _mount(program: Program) -> None:
+def _mount(program: ProgramSpec) -> None:
     # What is mounted here stays here; what others take away goes here, too.
     _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "keep mounts apart")
     _libc.umount2(os.fsencode(netns.RUN_DIR), _MNT_DETACH)
@@ -115,10 +115,10 @@ def _mount(program: Program) -> None:
         _check(_libc.mount(kind, at, kind, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None), f"mount {at.decode()}")
 
 
-def _of_the_program(program: Program) -> list[Show]:
+def _of_the_program(program: ProgramSpec) -> list[BindMount]:
     """The program's own directory and the one it starts in, where they would be hidden."""
     directories = dict.fromkeys((str(Path(program.executable).resolve().parent), program.directory))
-    return [Show(each, each) for each in directories if _is_own(each) and Path(each).is_dir()]
+    return [BindMount(each, each) for each in directories if _is_own(each) and Path(each).is_dir()]
 
 
 def _is_own(path: str) -> bool:
@@ -126,7 +126,7 @@ def _is_own(path: str) -> bool:
     return str(Path(path).resolve()).startswith(tuple(f"{place}/" for place in OWN_PLACES))
 
 
-def _show(show: Show, source: int) -> None:
+def _show(show: BindMount, source: int) -> None:
     origin = f"/proc/self/fd/{source}"
     if _is_own(show.at):
         at_path = Path(show.at)
@@ -143,7 +143,7 @@ def _show(show: Show, source: int) -> None:
         )
 
 
-def _execute(told: Program | Entry, executable: str, files: Sequence[int]) -> NoReturn:
+def _execute(told: ProgramSpec | ExecSpec, executable: str, files: Sequence[int]) -> NoReturn:
     for number, handle in enumerate(_above(files)):
         os.dup2(handle, number)
     if files:

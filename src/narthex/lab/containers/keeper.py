@@ -1,6 +1,6 @@
 """The process beside a container: it starts the program, keeps its log, passes signals on and tells its end.
 
-It talks with whoever asked for the container by lines of JSON on one socket (`Told` and `Asked`). When that socket
+It talks with whoever asked for the container by lines of JSON on one socket (`KeeperReport` and `KeeperRequest`). When that socket
 closes, the container ends.
 """
 
@@ -20,12 +20,12 @@ import msgspec
 
 from narthex.lab.containers import inside
 from narthex.lab.containers.log import LogWriter
-from narthex.lab.containers.program import Entry, Program
+from narthex.lab.containers.program import ExecSpec, ProgramSpec
 
 _CHUNK = 64 * 1024
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KeeperReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a keeper says: the program runs, could not be started, or has ended."""
 
     pid: int = 0
@@ -40,7 +40,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """That has ended it."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a keeper is asked for."""
 
     signal: int = 0
@@ -49,7 +49,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
     """Run a Program (JSON) in namespaces of its own. `files`: its three, unless it has a log."""
-    program = msgspec.json.decode(order, type=Program)
+    program = msgspec.json.decode(order, type=ProgramSpec)
     log: LogWriter | None = None
     streams: dict[int, str] = {}
     try:
@@ -68,7 +68,7 @@ def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> 
 
 def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
     """Run an Entry (JSON) beside a container's program, with these three files."""
-    entry = msgspec.json.decode(order, type=Entry)
+    entry = msgspec.json.decode(order, type=ExecSpec)
     try:
         inside.join(entry.beside)
         executable = inside.find(entry.argv[0], entry.environment, entry.directory)
@@ -121,11 +121,11 @@ def _words(error: BaseException) -> str:
 
 def _fail(control: socket.socket, error: OSError) -> NoReturn:
     missing = error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR)
-    _tell(control, Told(failed=_words(error), missing=missing))
+    _tell(control, KeeperReport(failed=_words(error), missing=missing))
     os._exit(0)
 
 
-def _tell(control: socket.socket, told: Told) -> None:
+def _tell(control: socket.socket, told: KeeperReport) -> None:
     with contextlib.suppress(OSError):
         control.sendall(msgspec.json.encode(told) + b"\n")
 
@@ -135,7 +135,7 @@ def _keep(
 ) -> NoReturn:
     for handle in files:
         os.close(handle)
-    _tell(control, Told(pid=child))
+    _tell(control, KeeperReport(pid=child))
     ended = os.pidfd_open(child)
     with selectors.DefaultSelector() as selector:
         for handle in (control.fileno(), ended, *streams):
@@ -163,12 +163,12 @@ def _keep(
                         continue
                     *lines, asked = (asked + data).split(b"\n")
                     for line in lines:
-                        number = msgspec.json.decode(line, type=Asked).signal
+                        number = msgspec.json.decode(line, type=KeeperRequest).signal
                         if running and number:
                             os.kill(child, number)
     if log is not None:
         log.close()
     _, status = os.waitpid(child, 0)
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    _tell(control, Told(status=128 + number if number else os.WEXITSTATUS(status), signal=number))
+    _tell(control, KeeperReport(status=128 + number if number else os.WEXITSTATUS(status), signal=number))
     os._exit(0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Show(msgspec.Struct, frozen=True):
+class BindMount(msgspec.Struct, frozen=True):
     """A file or directory of the machine, shown to the container at a path."""
 
     source: str
@@ -15,7 +15,7 @@ class Show(msgspec.Struct, frozen=True):
     read_only: bool = False
 
 
-class Program(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A program, and what it sees of the machine: everything, but for what is named here."""
 
     argv: tuple[str, ...]
@@ -28,7 +28,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """By name. The others (mounts, host name, processes, IPC) are made for it."""
     hostname: str = ""
     """Empty: the machine's, and its namespaces of host names and of IPC, as with `hostNetwork`."""
-    shows: tuple[Show, ...] = ()
+    shows: tuple[BindMount, ...] = ()
     """What it sees at other places than the machine does. Below /tmp, /run and /dev/shm, which are empty and its own, the
     places are made; elsewhere they must be there."""
     user: int | None = None
@@ -40,7 +40,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """The files that it was given are a terminal, which is to be its own."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ExecSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A program that is to run beside another one, in the namespaces of that one."""
 
     beside: int

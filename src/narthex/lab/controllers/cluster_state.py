@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import KINDS
 from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
 from narthex.lab.controllers.objects import controller_of, key_of, labels_of, spec_of, uid_of
@@ -59,7 +59,7 @@ class ClusterState:
             change = [
                 self._apply(each.kind, ObjectKey(*each.key), each.after) for each in view.changes_since(self.version)
             ]
-        except ApiFault:
+        except StatusError:
             # The changes are no longer kept (or this is the first sync): list everything.
             change = list(self._relist(view))
         self.version = view.version

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.deployment.controller import DeploymentController
 from narthex.lab.controllers.endpoints import EndpointsController
@@ -204,7 +204,7 @@ def run_until_stable(manager: ControllerManager, registry: ObjectWriter, now: da
         for write in writes:
             try:
                 _execute(registry, write)
-            except ApiFault as fault:
+            except StatusError as fault:
                 if isinstance(write, CreateObject) and write.kind == "Event":
                     # Events are informational; drop them.
                     continue

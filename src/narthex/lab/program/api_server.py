@@ -8,12 +8,12 @@ import socket
 from pathlib import Path
 
 from narthex.lab import topology
-from narthex.lab.api.api import Api
+from narthex.lab.api.api import ApiHandler
 from narthex.lab.cluster import API_SERVICE_ADDRESS
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
 from narthex.lab.server import certificate
-from narthex.lab.server.pods import Pods
+from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.server import ApiServer
 from narthex.lab.topology import API_ADDRESS
 from narthex.linux import namespaces as netns
@@ -27,7 +27,7 @@ _LOOPBACK = "127.0.0.1"
 class LabApiServer:
     """The server, and what is needed to reach it."""
 
-    def __init__(self, directory: StateDirectory, registry: SharedRegistry, api: Api, pods: Pods) -> None:
+    def __init__(self, directory: StateDirectory, registry: SharedRegistry, api: ApiHandler, pods: PodRuntime) -> None:
         self._directory = directory
         self._token = os.urandom(24).hex()
         self._port = 0

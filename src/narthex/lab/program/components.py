@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.lab.api.api import Api
+from narthex.lab.api.api import ApiHandler
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.store import Store
+from narthex.lab.api.store import ObjectStore
 from narthex.lab.containers.container import Containers
-from narthex.lab.containers.forks import Forks
+from narthex.lab.containers.forks import ForkServer
 from narthex.lab.controllers.controller_manager import NODE_GRACE_SECONDS, lab_controllers
 from narthex.lab.controllers.service.admission import admission
 from narthex.lab.kubelet.program.containers import PodDependencies
@@ -43,7 +43,7 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
     directory: StateDirectory
     nodes: tuple[LabNode, ...]
     registry: SharedRegistry
-    api: Api
+    api: ApiHandler
     persistence: LabPersistence | None
     """None for a lab without `--keep`."""
     manifests: ManifestApplier
@@ -57,16 +57,16 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_components(
-    directory: StateDirectory, source: Path, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: Forks
+    directory: StateDirectory, source: Path, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: ForkServer
 ) -> LabComponents:
     """Create the components without starting any. Raises LabError if kept objects cannot be read."""
-    store = Store()
+    store = ObjectStore()
     persistence = LabPersistence(directory) if directory.kept.is_dir() else None
     if persistence is not None:
         persistence.load(store)
     registry = SharedRegistry(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
     with registry.held() as unlocked:
-        api = Api(unlocked)
+        api = ApiHandler(unlocked)
     applied = persistence.applied if persistence is not None else None
     node_processes = NodeProcesses(directory, nodes, mode, overlay, forks)
     containers = Containers(forks)

@@ -63,10 +63,10 @@ def create_lab_process(
     # Loaded after the fork: who only asks need not wait for it. First comes the process that will fork the nodes, which
     # has much to load itself.
     from narthex.lab.containers.container import JOBS
-    from narthex.lab.containers.forks import Forks
+    from narthex.lab.containers.forks import ForkServer
     from narthex.lab.program.node_process import NODE, preload, run_node
 
-    forks = Forks({**JOBS, NODE: run_node}, preload)
+    forks = ForkServer({**JOBS, NODE: run_node}, preload)
     from narthex.lab.program.lab_process import LabProcess
 
     return LabProcess(directory, source, nodes, mode, overlay, pools, forks)

@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 
 from narthex.lab import topology
 from narthex.lab.containers import inside
-from narthex.lab.containers.program import Entry, Program, Show
+from narthex.lab.containers.program import BindMount, ExecSpec, ProgramSpec
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 
 
@@ -53,13 +53,15 @@ def container_pid(pod: PodRecord, container: str) -> int:
     return running[container]
 
 
-def pod_file_mounts(lab: str, pod: PodRecord) -> tuple[Show, ...]:
+def pod_file_mounts(lab: str, pod: PodRecord) -> tuple[BindMount, ...]:
     """The files that a pod has of its own."""
     place = StateDirectory(lab).pods / pod.uid
     files = [("resolv.conf", "/etc/resolv.conf")]
     if pod.hostname:
         files += [("hosts", "/etc/hosts"), ("hostname", "/etc/hostname")]
-    return tuple(Show(str(place / name), at) for name, at in files if (place / name).exists() and Path(at).exists())
+    return tuple(
+        BindMount(str(place / name), at) for name, at in files if (place / name).exists() and Path(at).exists()
+    )
 
 
 def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
@@ -73,7 +75,7 @@ def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str 
         executable = inside.find(argv[0], os.environ, directory)
     except OSError as error:
         raise LabError(str(error.strerror)) from error
-    told = Program(
+    told = ProgramSpec(
         argv=tuple(argv),
         executable=executable,
         environment=dict(os.environ),
@@ -89,7 +91,7 @@ def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str 
         _run_and_wait(lambda: inside.become_beside(told, executable))
 
     def beside_the_program() -> NoReturn:
-        entry = Entry(beside=beside, argv=told.argv, environment=told.environment)
+        entry = ExecSpec(beside=beside, argv=told.argv, environment=told.environment)
         inside.become_beside(entry, executable)
 
     try:

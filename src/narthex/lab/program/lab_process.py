@@ -30,8 +30,8 @@ import msgspec
 from narthex.kube.manifests import ManifestSource
 from narthex.lab import cluster, topology
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import Request, Whole
-from narthex.lab.containers.forks import Forks
+from narthex.lab.api.requests import ApiRequest, ApiResponse
+from narthex.lab.containers.forks import ForkServer
 from narthex.lab.encode import encode
 from narthex.lab.pod_network import NONE
 from narthex.lab.program.components import LabComponents, build_components
@@ -77,7 +77,7 @@ class LabProcess:
         mode: str,
         overlay: str,
         pools: Sequence[str],
-        forks: Forks,
+        forks: ForkServer,
     ) -> None:
         """Create the lab's components.
 
@@ -211,11 +211,11 @@ class LabProcess:
 
     def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
         """Send a request to the API. Raises LabError with its error message."""
-        request = Request(method, path, {}, {"content-type": content_type}, msgspec.json.encode(body))
+        request = ApiRequest(method, path, {}, {"content-type": content_type}, msgspec.json.encode(body))
         with self.parts.registry.held():
             response = self.parts.api.answer(request)
-        content: Object = msgspec.json.decode(response.body) if isinstance(response, Whole) else {}
-        if isinstance(response, Whole) and response.status >= 300:
+        content: Object = msgspec.json.decode(response.body) if isinstance(response, ApiResponse) else {}
+        if isinstance(response, ApiResponse) and response.status >= 300:
             raise LabError(str(content.get("message") or f"{method} {path}: {response.status}"))
         return content
 
@@ -325,7 +325,7 @@ class LabProcess:
                 self._published = self.state
 
 
-def _initial_state(parts: LabComponents, source: Path, mode: str, overlay: str, forks: Forks) -> LabState:
+def _initial_state(parts: LabComponents, source: Path, mode: str, overlay: str, forks: ForkServer) -> LabState:
     own = identify(os.getpid())
     if own is None:
         raise LabError("this process cannot be found in /proc")

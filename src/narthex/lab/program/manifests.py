@@ -13,9 +13,9 @@ from typing import Any, cast
 import msgspec
 
 from narthex.kube.manifests import ManifestSource
-from narthex.lab.api.api import Api
-from narthex.lab.api.kinds import Kind
-from narthex.lab.api.requests import Request, Whole
+from narthex.lab.api.api import ApiHandler
+from narthex.lab.api.kinds import ApiResource
+from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.cluster import namespace
 from narthex.lab.kubelet.program.containers import ECHO
 from narthex.lab.program.shared_registry import SharedRegistry
@@ -91,7 +91,12 @@ class ManifestApplier:
     """Keeps the API as the files are. Used by one thread."""
 
     def __init__(
-        self, source: Path, registry: SharedRegistry, api: Api, nodes: tuple[str, ...], record_file: Path | None = None
+        self,
+        source: Path,
+        registry: SharedRegistry,
+        api: ApiHandler,
+        nodes: tuple[str, ...],
+        record_file: Path | None = None,
     ) -> None:
         """`nodes`: names of the lab's. `kept`: the file that remembers what was applied."""
         self._record_file = record_file
@@ -190,7 +195,9 @@ class ManifestApplier:
         self._object_problems.pop(identity, None)
         return True
 
-    def _handle_failure(self, identity: Identity, item: ManifestObject, kind: Kind, response: Whole) -> bool:
+    def _handle_failure(
+        self, identity: Identity, item: ManifestObject, kind: ApiResource, response: ApiResponse
+    ) -> bool:
         if item.kind == "Pod" and identity in self._applied and response.status == 422:
             # Most of a pod cannot be changed: there is to be another one of this name, when this one has gone.
             self._send("DELETE", self._path(kind, item), {})
@@ -214,7 +221,7 @@ class ManifestApplier:
         if kind is not None:
             self._send("DELETE", self._path(kind, item), {})
 
-    def _kind(self, item: ManifestObject) -> Kind | None:
+    def _kind(self, item: ManifestObject) -> ApiResource | None:
         group, _, version = item.api_version.rpartition("/")
         with self._registry.held() as registry:
             kinds = tuple(registry.kinds.values())
@@ -222,14 +229,14 @@ class ManifestApplier:
             (each for each in kinds if (each.kind, each.group) == (item.kind, group) and version in each.versions), None
         )
 
-    def _path(self, kind: Kind, item: ManifestObject) -> str:
+    def _path(self, kind: ApiResource, item: ManifestObject) -> str:
         root = f"/apis/{item.api_version}" if kind.group else f"/api/{item.api_version}"
         target_namespace = f"/namespaces/{item.namespace or 'default'}" if kind.namespaced else ""
         return f"{root}{target_namespace}/{kind.plural}/{item.name}"
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Whole:
+    def _send(self, method: str, path: str, body: Mapping[str, Any]) -> ApiResponse:
         query = {"fieldManager": MANAGER, "force": "true"} if method == "PATCH" else {}
-        request = Request(
+        request = ApiRequest(
             method,
             path,
             query,
@@ -239,7 +246,7 @@ class ManifestApplier:
         )
         with self._registry.held():
             response = self._api.answer(request)
-        if not isinstance(response, Whole):
+        if not isinstance(response, ApiResponse):
             raise TypeError(f"{method} {path} was answered by a stream")
         return response
 
@@ -279,7 +286,7 @@ class ManifestApplier:
             held = desired.raw if desired is not None else registry.get("Service", target_namespace, str(name))
         return bool(held and (held.get("spec") or {}).get("selector"))
 
-    def _ensure_namespace(self, kind: Kind, item: ManifestObject) -> None:
+    def _ensure_namespace(self, kind: ApiResource, item: ManifestObject) -> None:
         """Namespaces come with the first thing that is in them, so that a file can be tried alone."""
         target_namespace = item.namespace
         if kind.namespaced and target_namespace:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from narthex.lab.containers import inside
-from narthex.lab.containers.forks import Ended, Forks
+from narthex.lab.containers.forks import ForkServer, ProcessExit
 from narthex.linux import processes
 from narthex.linux.processes import Process, identify
 from narthex.linux.run import with_package
@@ -73,7 +73,7 @@ def preload() -> None:
 
 
 def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> None:
-    """Be `narthex node`: a job of `Forks`."""
+    """Be `narthex node`: a job of `ForkServer`."""
     del files
     request = msgspec.json.decode(message, type=NodeStartRequest)
     control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
@@ -96,7 +96,7 @@ def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> No
 class NodeProcess:
     """One of them, seen from the lab's process."""
 
-    def __init__(self, forks: Forks, message: NodeStartRequest) -> None:
+    def __init__(self, forks: ForkServer, message: NodeStartRequest) -> None:
         """Start it. Raises OSError."""
         self._control = forks.start(NODE, msgspec.json.encode(message))
         self._lock = threading.Lock()
@@ -132,4 +132,4 @@ class NodeProcess:
 
 def _status(line: bytes) -> int:
     """How it ended. Nothing is said when whoever forked it has ended with it."""
-    return os.waitstatus_to_exitcode(msgspec.json.decode(line, type=Ended).ended) if line else -9
+    return os.waitstatus_to_exitcode(msgspec.json.decode(line, type=ProcessExit).ended) if line else -9

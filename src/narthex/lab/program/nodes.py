@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from narthex.lab import cluster, pod_network, topology
-from narthex.lab.containers.forks import Forks
+from narthex.lab.containers.forks import ForkServer
 from narthex.lab.pod_network import NONE
 from narthex.lab.program.node_client import (
     HEALTH_PORT,
@@ -34,7 +34,7 @@ class NodeProcesses:
     """Starts them and waits for them. Used by one thread."""
 
     def __init__(
-        self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: Forks
+        self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: ForkServer
     ) -> None:
         self._directory = directory
         self._nodes = nodes

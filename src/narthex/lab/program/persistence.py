@@ -6,11 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.store import Store
+from narthex.lab.api.store import ObjectStore
 from narthex.lab.kubelet.node_status import LEASES
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import LabError, StateDirectory
-from narthex.lab.server.keeping import Keeper, Unreadable
+from narthex.lab.server.keeping import ObjectDatabase, UnreadableDatabase
 
 
 class LabPersistence:
@@ -21,15 +21,15 @@ class LabPersistence:
         self._hint = f"`narthex lab down --forget --name {directory.name}` begins anew"
         self.applied: Path = directory.applied
         try:
-            self._keeper = Keeper(directory.objects)
-        except (Unreadable, OSError) as error:
+            self._keeper = ObjectDatabase(directory.objects)
+        except (UnreadableDatabase, OSError) as error:
             raise LabError(f"what was kept of this lab cannot be used: {error}; {self._hint}") from error
 
-    def load(self, store: Store) -> None:
+    def load(self, store: ObjectStore) -> None:
         """Put what was kept into an empty store. Raises LabError."""
         try:
             self._keeper.load(store)
-        except Unreadable as error:
+        except UnreadableDatabase as error:
             raise LabError(f"what was kept of this lab cannot be used: {error}; {self._hint}") from error
 
     def reset_objects(self, registry: Registry, nodes: Collection[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.store import Store
+from narthex.lab.api.store import ObjectStore
 from narthex.lab.controllers.service.admission import admission
 from narthex.lab.faults import InjectedFault
 from narthex.lab.history import (
@@ -31,7 +31,7 @@ from narthex.lab.replay import Replay, ReplayMismatch
 class HistoryRecorder:
     """One history."""
 
-    def __init__(self, path: Path, lab: str, store: Store, now: datetime) -> None:
+    def __init__(self, path: Path, lab: str, store: ObjectStore, now: datetime) -> None:
         """Begins the file, which must not be there yet. Raises OSError."""
         # Objects may hold what is nobody else's business.
         path.touch(mode=0o600, exist_ok=False)

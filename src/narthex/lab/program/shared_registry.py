@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
 from narthex.model.decode.objects import KINDS, decode
 from narthex.model.names import NamespacedName
@@ -69,7 +69,7 @@ class SharedRegistry:
         now = time.time()
         try:
             affected = any(map(_affects_rules, self._registry.changes_since(self._checked_version)))
-        except ApiFault:
+        except StatusError:
             affected = True
         if affected:
             self.rules_changed_at = self._checked_at
@@ -118,14 +118,14 @@ class RegistrySnapshot:
         """All there is now. The caller holds the registry's lock. An object that cannot be read is left out."""
         try:
             if self._version < 0:
-                raise ApiFault(410, "Expired", "nothing is known yet")
+                raise StatusError(410, "Expired", "nothing is known yet")
             events = [
                 event
                 for change in registry.changes_since(self._version)
                 if change.kind in _REGISTERED
                 for event in _event(_REGISTERED[change.kind], change.key, change.after)
             ]
-        except ApiFault:
+        except StatusError:
             self._store = Store()
             events = [
                 event

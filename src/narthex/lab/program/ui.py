@@ -8,7 +8,7 @@ from functools import partial
 from narthex.lab.program import node_client as ask
 from narthex.lab.program.labs import Lab, access_of, open_lab
 from narthex.lab.program.trace import trace_lab
-from narthex.lab.ui.board import Board, Counts
+from narthex.lab.ui.board import Board, ConnectionCounts
 from narthex.lab.ui.cluster import source_of
 from narthex.lab.ui.counts import count
 from narthex.lab.ui.path import Tracer
@@ -24,7 +24,7 @@ def board_of(name: str) -> tuple[Board, Tracer]:
     return board, partial(trace_lab, name)
 
 
-def connections(lab: Lab) -> Counts | None:
+def connections(lab: Lab) -> ConnectionCounts | None:
     """New connections of all nodes together; None when no node can be asked."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pages = [page for page in pool.map(_metrics, (node.namespace for node in lab.nodes)) if page is not None]

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.requests import Exec, Request
-from narthex.lab.server.pods import Pods, Process
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.requests import ApiRequest, ExecRequest
+from narthex.lab.server.pods import PodProcess, PodRuntime
 from narthex.lab.server.threads import ThreadedReader
 from narthex.lab.server.websocket import CLOSE, ERROR, RESIZE, STDERR, STDIN, STDOUT, BadFrame, ChannelSocket
 from narthex.runtime.http.connection import HttpConnection
@@ -25,16 +25,18 @@ _PIECE = 32 * 1024
 _RECEIVE_BYTES = 64 * 1024
 
 
-async def serve_exec(connection: HttpConnection, pods: Pods | None, request: Request, asked: Exec) -> None:
+async def serve_exec(
+    connection: HttpConnection, pods: PodRuntime | None, request: ApiRequest, asked: ExecRequest
+) -> None:
     """Start a program and carry its channels until it ends. Raises ApiFault before anything is answered."""
     if not asked.argv:
-        raise ApiFault(501, "NotImplemented", "attach is not served by the lab; use exec, or logs -f")
+        raise StatusError(501, "NotImplemented", "attach is not served by the lab; use exec, or logs -f")
     if pods is None:
-        raise ApiFault(501, "NotImplemented", f"no pod runs here, so that nothing can be started in {asked.pod}")
+        raise StatusError(501, "NotImplemented", f"no pod runs here, so that nothing can be started in {asked.pod}")
     try:
         channels = _Channels(connection, ChannelSocket(request.headers))
     except BadFrame:
-        raise ApiFault(
+        raise StatusError(
             400,
             "BadRequest",
             "this client asks for exec in a protocol that is not spoken here: use a newer kubectl (1.31), "
@@ -42,7 +44,7 @@ async def serve_exec(connection: HttpConnection, pods: Pods | None, request: Req
         ) from None
     try:
         process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, asked)
-    except ApiFault as fault:
+    except StatusError as fault:
         # To a refusal before the upgrade, clients react with an older protocol.
         await channels.accept()
         await channels.send(ERROR, msgspec.json.encode(fault.status()))
@@ -55,7 +57,7 @@ async def serve_exec(connection: HttpConnection, pods: Pods | None, request: Req
         process.kill()
 
 
-def _start(pods: Pods, asked: Exec) -> Process:
+def _start(pods: PodRuntime, asked: ExecRequest) -> PodProcess:
     return pods.exec(asked.namespace, asked.pod, asked.container, asked.argv, asked.stdin, asked.tty)
 
 
@@ -92,7 +94,7 @@ class _Channels:
             data = b""
 
 
-async def _converse(channels: _Channels, process: Process) -> None:
+async def _converse(channels: _Channels, process: PodProcess) -> None:
     """Carry the channels until the program ends or the client goes, which ends the program."""
     loop = asyncio.get_running_loop()
     inputs = _Inputs(process)
@@ -171,7 +173,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 class _Inputs:
     """The program's standard input, written by a thread."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: PodProcess) -> None:
         self._process = process
         self._received: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         if process.stdin is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.store import Raw, Store
+from narthex.lab.api.store import ObjectStore, Raw
 
 _SCHEMA = 1
 _MARGIN = 10_000
@@ -29,11 +29,11 @@ _PAUSE = 0.2
 """Seconds for which changes gather."""
 
 
-class Unreadable(Exception):
+class UnreadableDatabase(Exception):
     """The file is none of ours, or damaged. Says which file and what to do."""
 
 
-class Keeper:
+class ObjectDatabase:
     """The file. Made and closed by any thread; it writes in one of its own."""
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class Keeper:
         self.trouble = ""
         """Why nothing can be written at present, empty when it can."""
 
-    def load(self, store: Store) -> int:
+    def load(self, store: ObjectStore) -> int:
         """Put what was kept into an empty store; how many objects that are. Raises Unreadable."""
         entries = list(self._entries())
         if entries or self._version:
@@ -155,5 +155,7 @@ class Keeper:
         except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
             raise self._unreadable(str(error)) from error
 
-    def _unreadable(self, why: str) -> Unreadable:
-        return Unreadable(f"{self._path} cannot be read as a lab's saved objects: {why}. Remove it to begin anew")
+    def _unreadable(self, why: str) -> UnreadableDatabase:
+        return UnreadableDatabase(
+            f"{self._path} cannot be read as a lab's saved objects: {why}. Remove it to begin anew"
+        )

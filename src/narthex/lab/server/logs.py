@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.requests import Logs
-from narthex.lab.server.pods import Pods
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.requests import LogRequest
+from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.threads import ThreadedReader
 from narthex.runtime.http.connection import HttpConnection
 
 
-async def send_logs(connection: HttpConnection, pods: Pods | None, asked: Logs) -> None:
+async def send_logs(connection: HttpConnection, pods: PodRuntime | None, asked: LogRequest) -> None:
     """Send what a container writes until it or the client ends. Raises ApiFault before anything is sent."""
     if pods is None:
-        raise ApiFault(501, "NotImplemented", f"no pod runs here, so that pod {asked.namespace}/{asked.pod} has no log")
+        raise StatusError(
+            501, "NotImplemented", f"no pod runs here, so that pod {asked.namespace}/{asked.pod} has no log"
+        )
     pieces = pods.logs(
         asked.namespace,
         asked.pod,

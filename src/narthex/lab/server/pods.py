@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Protocol
 
 
-class Process(Protocol):
+class PodProcess(Protocol):
     """A program in a pod, which has been started.
 
     With a terminal, `stdin` and `stdout` are both of the terminal's master and `stderr` is None.
@@ -40,7 +40,7 @@ class Process(Protocol):
         ...
 
 
-class Pods(Protocol):
+class PodRuntime(Protocol):
     """The pods that run, wherever they do. Both raise ApiFault for what cannot be done; both are called without the lock."""
 
     def logs(
@@ -63,6 +63,6 @@ class Pods(Protocol):
         """
         ...
 
-    def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> Process:
+    def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container."""
         ...

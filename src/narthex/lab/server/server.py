@@ -19,11 +19,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from urllib.parse import parse_qsl, unquote
 
-from narthex.lab.api.api import Api, refusal
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.requests import Exec, Logs, Request, Stream, Whole
+from narthex.lab.api.api import ApiHandler, error_response
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, WatchStream
 from narthex.lab.server.logs import send_logs
-from narthex.lab.server.pods import Pods
+from narthex.lab.server.pods import PodRuntime
 from narthex.runtime.http.connection import HttpConnection
 from narthex.runtime.http.framing import HttpLimits, MalformedRequest
 from narthex.runtime.http.messages import ConnectionSlots, HttpRequest
@@ -33,7 +33,7 @@ _MIN_GZIP_BYTES = 128 * 1024
 """Shorter responses are not compressed, as upstream."""
 _LIMITS = HttpLimits(head=1024 * 1024, body=3 * 1024 * 1024)
 _CONNECTIONS = 1 << 16
-_UNAUTHORIZED = ApiFault(401, "Unauthorized", "Unauthorized")
+_UNAUTHORIZED = StatusError(401, "Unauthorized", "Unauthorized")
 
 
 class ApiConnection(HttpConnection):
@@ -58,11 +58,11 @@ class ApiServer:
 
     def __init__(
         self,
-        api: Api,
+        api: ApiHandler,
         lock: threading.RLock,
         *,
         token: str = "",
-        pods: Pods | None = None,
+        pods: PodRuntime | None = None,
         bookmark_seconds: float = 60.0,
         changed: Callable[[], None] = lambda: None,
         gather: float = 0.0,
@@ -142,11 +142,11 @@ class ApiServer:
         """The number of open connections."""
         return len(self._http.connections)
 
-    async def answer(self, connection: ApiConnection, request: Request) -> None:
+    async def answer(self, connection: ApiConnection, request: ApiRequest) -> None:
         """Answer one request."""
         given = request.headers.get("authorization", "").encode()
         if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-            await self._send(connection, request, refusal(_UNAUTHORIZED), ("WWW-Authenticate", "Bearer"))
+            await self._send(connection, request, error_response(_UNAUTHORIZED), ("WWW-Authenticate", "Bearer"))
             return
         with self.lock:
             before = self.api.registry.version
@@ -156,12 +156,12 @@ class ApiServer:
             self._wake()
             self._changed()
         try:
-            if isinstance(reply, Whole):
+            if isinstance(reply, ApiResponse):
                 self.answered(request, reply.status)
                 await self._send(connection, request, reply)
-            elif isinstance(reply, Logs):
+            elif isinstance(reply, LogRequest):
                 await send_logs(connection, self._pods, reply)
-            elif isinstance(reply, Exec):
+            elif isinstance(reply, ExecRequest):
                 # Only exec needs WebSockets, which take 20 ms to import.
                 from narthex.lab.server.exec import serve_exec
 
@@ -171,10 +171,10 @@ class ApiServer:
                 raise ConnectionResetError
             else:
                 await self._stream(connection, reply)
-        except ApiFault as fault:
-            await self._send(connection, request, refusal(fault))
+        except StatusError as fault:
+            await self._send(connection, request, error_response(fault))
 
-    def answered(self, request: Request, code: int) -> None:
+    def answered(self, request: ApiRequest, code: int) -> None:
         """Note that a request is about to be answered with this status."""
 
     def sent(self) -> None:
@@ -200,14 +200,16 @@ class ApiServer:
                     await connection.close()
                     return
         except MalformedRequest as error:
-            await _refuse(connection, ApiFault(error.status, "BadRequest", str(error)))
+            await _refuse(connection, StatusError(error.status, "BadRequest", str(error)))
         except OSError:
             raise
         except Exception as error:
             traceback.print_exc()
-            await _refuse(connection, ApiFault(500, "InternalError", f"{type(error).__name__}: {error}"))
+            await _refuse(connection, StatusError(500, "InternalError", f"{type(error).__name__}: {error}"))
 
-    async def _send(self, connection: HttpConnection, request: Request, reply: Whole, *fields: tuple[str, str]) -> None:
+    async def _send(
+        self, connection: HttpConnection, request: ApiRequest, reply: ApiResponse, *fields: tuple[str, str]
+    ) -> None:
         packed = len(reply.body) >= _MIN_GZIP_BYTES and "gzip" in request.headers.get("accept-encoding", "")
         body = gzip.compress(reply.body, 1) if packed else reply.body
         headers = {"Content-Type": reply.content_type, **reply.headers, **dict(fields)}
@@ -215,7 +217,7 @@ class ApiServer:
             headers["Content-Encoding"] = "gzip"
         await connection.respond(reply.status, body, headers.items())
 
-    async def _stream(self, connection: ApiConnection, cursor: Stream) -> None:
+    async def _stream(self, connection: ApiConnection, cursor: WatchStream) -> None:
         """Send a watch until its time is over."""
         loop = asyncio.get_running_loop()
         end, bookmark = loop.time() + cursor.timeout, loop.time() + self._bookmark_seconds
@@ -242,13 +244,13 @@ class ApiServer:
         await connection.end()
 
 
-def _api_request(request: HttpRequest) -> Request:
+def _api_request(request: HttpRequest) -> ApiRequest:
     pairs: Sequence[tuple[str, str]] = parse_qsl(request.query, keep_blank_values=True)
-    return Request(request.method, unquote(request.path), dict(pairs), request.headers, request.body, tuple(pairs))
+    return ApiRequest(request.method, unquote(request.path), dict(pairs), request.headers, request.body, tuple(pairs))
 
 
-async def _refuse(connection: HttpConnection, fault: ApiFault) -> None:
+async def _refuse(connection: HttpConnection, fault: StatusError) -> None:
     """Send a last Status and close."""
-    reply = refusal(fault)
+    reply = error_response(fault)
     await connection.respond(reply.status, reply.body, (("Content-Type", reply.content_type), ("Connection", "close")))
     await connection.close()

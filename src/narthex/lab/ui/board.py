@@ -12,7 +12,7 @@ from narthex.lab.ui.picture import picture
 from narthex.model.problem import Problem
 from narthex.model.store import Event, Snapshot, Store
 
-Counts = dict[str, int]
+ConnectionCounts = dict[str, int]
 """New connections by Service (`shop/web`) since the nodes' proxies began."""
 
 COUNT_SECONDS = 1.0
@@ -35,7 +35,7 @@ class Source(Protocol):
 class Board:
     """What is shown now. `begin` starts its threads, `end` stops them; the rest may be called from any thread."""
 
-    def __init__(self, title: str, source: Source, count: Callable[[], Counts | None] | None = None) -> None:
+    def __init__(self, title: str, source: Source, count: Callable[[], ConnectionCounts | None] | None = None) -> None:
         """`count`: asks the nodes; None where nobody can be asked."""
         self._title = title
         self._source = source

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from narthex.lab.api.requests import Request
+from narthex.lab.api.requests import ApiRequest
 
 
 class DropConnection(msgspec.Struct, frozen=True):
@@ -37,5 +37,5 @@ class Silence(msgspec.Struct, frozen=True):
 Fault = DropConnection | Refuse | Garble | Silence
 
 
-Faults = Callable[[Request], Fault | None]
+Faults = Callable[[ApiRequest], Fault | None]
 """What goes wrong with the answer to a request; None: nothing."""

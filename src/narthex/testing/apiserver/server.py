@@ -19,12 +19,12 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
-from narthex.lab.api.api import Api, refusal
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.api.reads import PRESENT, Abilities
+from narthex.lab.api.api import ApiHandler, error_response
+from narthex.lab.api.errors import StatusError
+from narthex.lab.api.reads import PRESENT, ServerFeatures
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import Request
-from narthex.lab.api.store import Store
+from narthex.lab.api.requests import ApiRequest
+from narthex.lab.api.store import ObjectStore
 from narthex.lab.encode import encode
 from narthex.lab.server.server import ApiConnection
 from narthex.lab.server.server import ApiServer as Server
@@ -40,7 +40,7 @@ class FaultyApiServer:
 
     def __init__(
         self,
-        abilities: Abilities = PRESENT,
+        abilities: ServerFeatures = PRESENT,
         *,
         bookmark_seconds: float = 60.0,
         faults: Faults = lambda _: None,
@@ -50,23 +50,23 @@ class FaultyApiServer:
         """Create a stopped server. With a `token`, requests without it get status 401."""
         self.faults = faults
         self.port = 0
-        self.requests: list[Request] = []
-        self.writes: list[tuple[Request, int]] = []
+        self.requests: list[ApiRequest] = []
+        self.writes: list[tuple[ApiRequest, int]] = []
         """What was written or refused, with the status, in the order in which it was done."""
         self.sent_at = 0.0
         """When something was last sent to a watcher, in seconds of `time.monotonic`."""
-        self._api = Api(Registry(lambda: datetime.now(UTC), os.urandom), abilities)
+        self._api = ApiHandler(Registry(lambda: datetime.now(UTC), os.urandom), abilities)
         self._tls = tls
         self._lock = threading.RLock()
         self._server = _Faulty(self, self._api, self._lock, token=token, bookmark_seconds=bookmark_seconds)
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> ServerFeatures:
         """What it can do."""
         return self._api.abilities
 
     @abilities.setter
-    def abilities(self, abilities: Abilities) -> None:
+    def abilities(self, abilities: ServerFeatures) -> None:
         self._api.abilities = abilities
 
     @property
@@ -115,14 +115,14 @@ class FaultyApiServer:
         """Delete an object, and return whether it existed."""
         return self.do(lambda data: data.delete(type(each).__name__, each.namespace, each.name))
 
-    def do(self, what: Callable[[Store], T]) -> T:
+    def do(self, what: Callable[[ObjectStore], T]) -> T:
         """Read or change the data under the lock, then wake the watchers."""
         with self._lock:
             done = what(self._api.registry.store)
         self._server.wake()
         return done
 
-    def go_back(self, data: Store) -> None:
+    def go_back(self, data: ObjectStore) -> None:
         """Replace the data, for example by a backup. Call it while the server is stopped."""
         with self._lock:
             self._api.registry.store = data
@@ -188,12 +188,12 @@ class _Faulty(Server):
     connection_type = _FaultyConnection
 
     def __init__(
-        self, test: FaultyApiServer, api: Api, lock: threading.RLock, *, token: str, bookmark_seconds: float
+        self, test: FaultyApiServer, api: ApiHandler, lock: threading.RLock, *, token: str, bookmark_seconds: float
     ) -> None:
         super().__init__(api, lock, token=token, bookmark_seconds=bookmark_seconds)
         self._test = test
 
-    async def answer(self, connection: ApiConnection, request: Request) -> None:
+    async def answer(self, connection: ApiConnection, request: ApiRequest) -> None:
         if not isinstance(connection, _FaultyConnection):
             raise TypeError("a connection of another server")
         self._test.requests.append(request)
@@ -201,12 +201,12 @@ class _Faulty(Server):
         connection.written = 0
         if isinstance(fault, Refuse):
             headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else {}
-            said = refusal(ApiFault(fault.code, "Fault", "requested by the test"))
+            said = error_response(StatusError(fault.code, "Fault", "requested by the test"))
             await connection.respond(said.status, said.body, [("Content-Type", said.content_type), *headers.items()])
         else:
             await super().answer(connection, request)
 
-    def answered(self, request: Request, code: int) -> None:
+    def answered(self, request: ApiRequest, code: int) -> None:
         if request.method != "GET":
             self._test.writes.append((request, code))
 

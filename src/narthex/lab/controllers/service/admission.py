@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from narthex.lab.api import admission as api
-from narthex.lab.api import errors as faults
-from narthex.lab.api.errors import ApiFault, Wrong
-from narthex.lab.api.kinds import Kind
+from narthex.lab.api import errors
+from narthex.lab.api.errors import FieldError, StatusError
+from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw
 from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
@@ -65,8 +65,8 @@ class ServiceAllocator:
             self._addresses(key, spec)
             self._ports(key, spec)
             self._health_check(key, spec)
-        except Wrong as wrong:
-            raise faults.invalid("Service", "", new["metadata"].get("name") or "", [wrong]) from None
+        except FieldError as wrong:
+            raise errors.invalid("Service", "", new["metadata"].get("name") or "", [wrong]) from None
         return {**new, "spec": spec}
 
     def _addresses(self, key: ObjectKey, spec: Object) -> None:
@@ -80,7 +80,7 @@ class ServiceAllocator:
                 error = self._allocated.address_error(requested, key)
                 if error:
                     field = "spec.clusterIPs"
-                    raise Wrong(
+                    raise FieldError(
                         field,
                         "FieldValueInvalid",
                         f"Invalid value: {go_strings(requested_addresses)}: failed to allocate IP {requested}: {error}",
@@ -106,7 +106,7 @@ class ServiceAllocator:
             if not error and protocol in desired.get(requested, ()):
                 error = "provided port is already allocated"
             if error:
-                raise Wrong(
+                raise FieldError(
                     f"spec.ports[{index}].nodePort", "FieldValueInvalid", f"Invalid value: {requested}: {error}"
                 )
             desired.setdefault(requested, set()).add(protocol)
@@ -144,7 +144,7 @@ class ServiceAllocator:
             error = self._allocated.port_error("TCP", requested, key)
             if error or requested in taken:
                 message = error or "provided port is already allocated"
-                raise Wrong(
+                raise FieldError(
                     "spec.healthCheckNodePort",
                     "FieldValueInvalid",
                     f"Invalid value: {requested}: failed to allocate requested HealthCheck NodePort {requested}: {message}",
@@ -156,15 +156,15 @@ class ServiceAllocator:
         spec["healthCheckNodePort"] = allocated
 
 
-def _range_full(what: str) -> ApiFault:
-    return ApiFault(500, "InternalError", f"Internal error occurred: {what}")
+def _range_full(what: str) -> StatusError:
+    return StatusError(500, "InternalError", f"Internal error occurred: {what}")
 
 
 def admission() -> Admit:
     """Return the admission function of a lab's registry: defaults, validation, then Service allocation."""
     allocation = ServiceAllocator()
 
-    def admit(registry: Registry, kind: Kind, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
+    def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
         return allocation.admit(registry, kind, held, api.admit(registry, kind, held, new, subresource), subresource)
 
     return admit

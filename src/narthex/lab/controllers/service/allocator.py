@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
 from narthex.lab.controllers.objects import integer_or, is_terminating, key_of, spec_of
 from narthex.lab.topology import SERVICE_CIDRS
@@ -41,7 +41,7 @@ class ServiceAllocations:
             return
         try:
             changes = list(view.changes_since(self._version)) if self._version >= 0 else None
-        except ApiFault:
+        except StatusError:
             changes = None
         if changes is None:
             self._owners.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from narthex.lab.api.errors import Wrong
+from narthex.lab.api.errors import FieldError
 from narthex.lab.controllers.interfaces import Object
 
 _DUAL = ("PreferDualStack", "RequireDualStack")
@@ -58,7 +58,7 @@ def _check(policy: str | None, addresses: Sequence[str], families: Sequence[str]
                 raise _invalid("spec.ipFamilyPolicy", policy or "SingleStack", why)
     for index, family in enumerate(families):
         if family in families[:index]:
-            raise Wrong(f"spec.ipFamilies[{index}]", "FieldValueDuplicate", f'Duplicate value: "{family}"')
+            raise FieldError(f"spec.ipFamilies[{index}]", "FieldValueDuplicate", f'Duplicate value: "{family}"')
         if family not in cluster:
             raise _invalid(f"spec.ipFamilies[{index}]", family, "not configured on this cluster")
     for index, (address, family) in enumerate(zip(addresses, families, strict=False)):
@@ -67,15 +67,15 @@ def _check(policy: str | None, addresses: Sequence[str], families: Sequence[str]
             why = f"expected {a_or_an} value as indicated by `ipFamilies[{index}]`"
             raise _invalid(f"spec.clusterIPs[{index}]", address, why)
     if len({family_of(each) for each in addresses}) < len(addresses):
-        raise Wrong(
+        raise FieldError(
             "spec.clusterIPs",
             "FieldValueInvalid",
             f"Invalid value: {go_strings(addresses)}: may specify no more than one IP for each IP family",
         )
 
 
-def _invalid(field: str, value: str, why: str) -> Wrong:
-    return Wrong(field, "FieldValueInvalid", f'Invalid value: "{value}": {why}')
+def _invalid(field: str, value: str, why: str) -> FieldError:
+    return FieldError(field, "FieldValueInvalid", f'Invalid value: "{value}": {why}')
 
 
 def go_strings(values: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from narthex.lab.api.errors import Wrong
+from narthex.lab.api.errors import FieldError
 from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import integer_or
 from narthex.lab.controllers.service.ip_families import go_strings
@@ -121,20 +121,20 @@ def validate_type(spec: Spec, old: Spec | None) -> None:
         for index, port in enumerate(spec.get("ports") or ()):
             if integer_or(port.get("nodePort")):
                 why = f"Forbidden: may not be used when `type` is '{kind}'"
-                raise Wrong(f"spec.ports[{index}].nodePort", "FieldValueForbidden", why)
+                raise FieldError(f"spec.ports[{index}].nodePort", "FieldValueForbidden", why)
     addresses = spec.get("clusterIPs") or []
     if kind == "ExternalName":
         for field in ("clusterIPs", "ipFamilies", "ipFamilyPolicy"):
             if spec.get(field):
                 why = "Forbidden: may not be set for ExternalName services"
-                raise Wrong(f"spec.{field}", "FieldValueForbidden", why)
+                raise FieldError(f"spec.{field}", "FieldValueForbidden", why)
         return
     if may_have_node_ports(spec) and spec.get("clusterIP") == "None":
         why = f"Invalid value: {go_strings(addresses)}: may not be set to 'None' for {kind} services"
-        raise Wrong("spec.clusterIPs[0]", "FieldValueInvalid", why)
+        raise FieldError("spec.clusterIPs[0]", "FieldValueInvalid", why)
     if integer_or(spec.get("healthCheckNodePort")) and not needs_health_check(spec):
         why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
-        raise Wrong(
+        raise FieldError(
             "spec.healthCheckNodePort", "FieldValueInvalid", f"Invalid value: {spec['healthCheckNodePort']}: {why}"
         )
     if old is not None and old.get("type") != "ExternalName":
@@ -146,11 +146,11 @@ def _check_kept(addresses: list[str], before: list[str], spec: Spec) -> None:
         return
     if not addresses:
         words = f"Invalid value: {go_strings(addresses)}: primary clusterIP can not be unset"
-        raise Wrong("spec.clusterIPs[0]", "FieldValueInvalid", words)
+        raise FieldError("spec.clusterIPs[0]", "FieldValueInvalid", words)
     for index, (new, had) in enumerate(zip(addresses, before, strict=False)):
         if new != had:
             words = f"Invalid value: {go_strings(addresses)}: may not change once set"
-            raise Wrong(f"spec.clusterIPs[{index}]", "FieldValueInvalid", words)
+            raise FieldError(f"spec.clusterIPs[{index}]", "FieldValueInvalid", words)
     if len(addresses) < len(before) and spec.get("ipFamilyPolicy") != "SingleStack":
         words = "secondary clusterIP can only be unset when the ipFamilyPolicy is 'SingleStack'"
-        raise Wrong("spec.clusterIPs[1]", "FieldValueInvalid", f"Invalid value: {go_strings(addresses)}: {words}")
+        raise FieldError("spec.clusterIPs[1]", "FieldValueInvalid", f"Invalid value: {go_strings(addresses)}: {words}")

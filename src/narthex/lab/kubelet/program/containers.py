@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from narthex.lab.cluster import DNS_PORT
-from narthex.lab.containers.container import Container, Containers, StartError
+from narthex.lab.containers.container import Containers, ContainerStartError, RunningContainer
 from narthex.lab.containers.inside import find
-from narthex.lab.containers.program import Program
+from narthex.lab.containers.program import ProgramSpec
 from narthex.lab.kubelet.environment import command_line, environment, hostname
 from narthex.lab.kubelet.probes import ProbeState, probes_of
 from narthex.lab.kubelet.program.echo import EchoServer
@@ -57,7 +57,7 @@ class PodDependencies(NamedTuple):
 class ContainerRun:
     """One container of a pod, from start to end."""
 
-    def __init__(self, container: Container | None, spec: Object, environment: dict[str, str]) -> None:
+    def __init__(self, container: RunningContainer | None, spec: Object, environment: dict[str, str]) -> None:
         self.container = container
         """None: the echo server does its work."""
         self.environment = environment
@@ -86,7 +86,12 @@ def start_echo(pod: Object, spec: Object, deps: PodDependencies) -> ContainerRun
 
 
 def start_program(
-    pod: Object, spec: Object, image: str, restarts: int, deps: PodDependencies, ended: Callable[[Container], None]
+    pod: Object,
+    spec: Object,
+    image: str,
+    restarts: int,
+    deps: PodDependencies,
+    ended: Callable[[RunningContainer], None],
 ) -> ContainerRun:
     """Run a container's program; `image` is what stands behind its image. `ended` is called by another thread. Raises
     ConfigFault, StartError, OSError."""
@@ -96,9 +101,9 @@ def start_program(
     try:
         executable = find(argv[0], known, directory)
     except OSError as error:
-        raise StartError(str(error.strerror), missing=True) from error
+        raise ContainerStartError(str(error.strerror), missing=True) from error
     security = {**(pod["spec"].get("securityContext") or {}), **(spec.get("securityContext") or {})}
-    program = Program(
+    program = ProgramSpec(
         argv=argv,
         executable=executable,
         environment=known,

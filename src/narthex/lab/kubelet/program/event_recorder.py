@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.program.shared_registry import SharedRegistry
 
 _BATCH = 20
@@ -56,7 +56,7 @@ class EventRecorder:
                 registry.update("Event", {**held, "count": int(held.get("count") or 1) + 1, "lastTimestamp": now})
                 return
             registry.create("Event", _event(about, namespace, name, reason, message, warning, now))
-        except ApiFault:
+        except StatusError:
             # Its namespace is going, or it has been taken away at this moment: nobody misses it.
             return
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from narthex import __version__
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
 from narthex.lab.kubelet import node_status as node_objects
 from narthex.lab.program.shared_registry import SharedRegistry
@@ -88,7 +88,7 @@ class NodeHeartbeats:
     def cut_off(self, names: frozenset[str]) -> None:
         """Nothing of these nodes arrives at present. Those of which it does again say at once that they are well."""
         reconnected, self._cut_off = self._cut_off - names - self._stopped, names
-        with contextlib.suppress(ApiFault), self._registry.held() as registry:
+        with contextlib.suppress(StatusError), self._registry.held() as registry:
             for name in sorted(reconnected):
                 self._post_status(registry, self._nodes[name])
         self._renew()
@@ -101,7 +101,7 @@ class NodeHeartbeats:
 
     def _renew(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        with contextlib.suppress(ApiFault), self._registry.held() as registry:
+        with contextlib.suppress(StatusError), self._registry.held() as registry:
             for name in self._nodes.keys() - self._stopped - self._cut_off:
                 lease = node_objects.lease(name, self._lease_seconds, now)
                 held = registry.get("Lease", node_objects.LEASES, name)

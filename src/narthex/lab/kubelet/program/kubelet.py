@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from narthex.lab.api.errors import ApiFault
+from narthex.lab.api.errors import StatusError
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.program.work_queue import WorkQueue
@@ -95,7 +95,7 @@ class Kubelet:
                 try:
                     changes = registry.changes_since(self._version)
                     latest = {change.key: change.after for change in changes if change.kind == "Pod"}
-                except ApiFault:
+                except StatusError:
                     # Too much has happened to be told of: look at all there is.
                     latest = dict.fromkeys(self._pods)
                     for each in registry.list("Pod"):

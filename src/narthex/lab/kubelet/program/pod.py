@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from narthex.cni.errors import CniError
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.containers.container import Container, StartError
+from narthex.lab.api.errors import StatusError
+from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.kubelet.environment import ContainerConfigError
 from narthex.lab.kubelet.probes import ContainerProbe
 from narthex.lab.kubelet.program.containers import (
@@ -155,7 +155,7 @@ class PodLifecycle:
         except ContainerConfigError as fault:
             facts.state = Waiting("CreateContainerConfigError", str(fault))
             self._retry_container_later(facts, "Failed", f"Error: {fault}")
-        except (StartError, OSError) as error:
+        except (ContainerStartError, OSError) as error:
             self._deps.record_event(self.pod, "Failed", f"Error: {error}", warning=True)
             facts.state = Waiting("RunContainerError", str(error))
             self.problem = f"container {facts.name}: {error}" if image.program else str(error)
@@ -175,7 +175,7 @@ class PodLifecycle:
         if not program:
             return start_echo(self.pod, spec, self._deps)
 
-        def ended(container: Container) -> None:
+        def ended(container: RunningContainer) -> None:
             self._worker.post(lambda: self._ended(facts.name, container))
 
         return start_program(self.pod, spec, program, facts.restarts, self._deps, ended)
@@ -253,7 +253,7 @@ class PodLifecycle:
         if pod["metadata"].get("deletionTimestamp"):
             self.terminate(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
 
-    def _ended(self, name: str, container: Container) -> None:
+    def _ended(self, name: str, container: RunningContainer) -> None:
         run = self.runs.get(name)
         if run is None or run.container is not container:
             return
@@ -380,7 +380,7 @@ class PodLifecycle:
                 # What the plugins still hold of it they take back by themselves: its namespace is gone.
                 self._deps.record_event(self.pod, "FailedKillPod", f"error killing pod: {error}", warning=True)
         self._deps.files.remove(self.pod)
-        with contextlib.suppress(ApiFault), self._deps.registry.held() as registry:
+        with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
             if held is not None and held["metadata"]["uid"] == self.uid:
                 registry.delete("Pod", *self.key, grace=0)
@@ -394,7 +394,7 @@ class PodLifecycle:
         """Tell the API how it is, if that is another way than before."""
         if self._finished:
             return
-        with contextlib.suppress(ApiFault), self._deps.registry.held() as registry:
+        with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
             if held is None or held["metadata"]["uid"] != self.uid:
                 return

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from narthex.lab.api.errors import ApiFault
-from narthex.lab.containers.container import Container, StartError
+from narthex.lab.api.errors import StatusError
+from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.containers.inside import find
 from narthex.lab.containers.log import LogReader
-from narthex.lab.containers.program import Entry, Program
+from narthex.lab.containers.program import ExecSpec, ProgramSpec
 from narthex.lab.kubelet.environment import hostname
 from narthex.lab.kubelet.program.containers import (
     ContainerRun,
@@ -58,7 +58,7 @@ class PodAccess:
         number = facts.restarts - (1 if previous else 0)
         if previous and number < 0:
             why = f'previous terminated container "{facts.name}" in pod "{pod}" not found'
-            raise ApiFault(400, "BadRequest", why)
+            raise StatusError(400, "BadRequest", why)
         run = lifecycle.runs.get(facts.name)
         if run is not None and run.container is None and not previous:
             return self._echo_log(lifecycle, facts, run, tail, follow, since, timestamps)
@@ -123,21 +123,21 @@ class PodAccess:
         lifecycle, facts = self._find(namespace, pod, container)
         run = lifecycle.runs.get(facts.name)
         if run is None:
-            raise ApiFault(500, "InternalError", f"container not found ({facts.name!r})")
+            raise StatusError(500, "InternalError", f"container not found ({facts.name!r})")
         environment = environment_of(lifecycle.pod, lifecycle.specs[facts.name], self._registry)
         ours, theirs = _terminal() if tty else _pipes(stdin)
         try:
             if run.container is not None:
-                entry = Entry(beside=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
+                entry = ExecSpec(beside=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
                 started = self._containers.enter(entry, theirs)
             else:
                 started = self._containers.run(
                     self._program_in_echo_pod(lifecycle, facts, argv, environment, tty), theirs
                 )
-        except (StartError, OSError) as error:
+        except (ContainerStartError, OSError) as error:
             for handle in ours:
                 os.close(handle)
-            raise ApiFault(500, "InternalError", f"unable to start {' '.join(argv)!r}: {error}") from error
+            raise StatusError(500, "InternalError", f"unable to start {' '.join(argv)!r}: {error}") from error
         finally:
             for handle in set(theirs):
                 os.close(handle)
@@ -150,10 +150,10 @@ class PodAccess:
         argv: Sequence[str],
         environment: dict[str, str],
         tty: bool,
-    ) -> Program:
+    ) -> ProgramSpec:
         """No program runs there that it could be beside, so it has a place of its own that looks the same."""
         spec = lifecycle.specs[facts.name]
-        return Program(
+        return ProgramSpec(
             argv=tuple(argv),
             executable=find(argv[0], environment),
             environment=environment,
@@ -166,24 +166,24 @@ class PodAccess:
     def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
         lifecycle = self._kubelet.pod(NamespacedName(namespace, pod))
         if lifecycle is None:
-            raise ApiFault(404, "NotFound", f'pod "{pod}" runs on no node')
+            raise StatusError(404, "NotFound", f'pod "{pod}" runs on no node')
         if self._kubelet.on_dead_node(lifecycle):
             node = lifecycle.pod["spec"].get("nodeName")
-            raise ApiFault(500, "InternalError", f"the kubelet of {node} does not answer: the node is dead")
+            raise StatusError(500, "InternalError", f"the kubelet of {node} does not answer: the node is dead")
         for facts in lifecycle.facts.containers:
             if facts.name == container or (not container and not facts.init):
                 if not facts.container_id:
                     reason = getattr(facts.state, "reason", "")
                     why = f'container "{facts.name}" in pod "{pod}" is waiting to start: {reason}'
-                    raise ApiFault(400, "BadRequest", why)
+                    raise StatusError(400, "BadRequest", why)
                 return lifecycle, facts
-        raise ApiFault(400, "BadRequest", f"container {container} is not valid for pod {pod}")
+        raise StatusError(400, "BadRequest", f"container {container} is not valid for pod {pod}")
 
 
 class PodProcess:
     """A program beside a container's."""
 
-    def __init__(self, container: Container, files: Sequence[int], *, tty: bool) -> None:
+    def __init__(self, container: RunningContainer, files: Sequence[int], *, tty: bool) -> None:
         self._container = container
         self.stdin: BinaryIO | None = None
         self.stderr: BinaryIO | None = None

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from narthex.lab.containers.container import Containers, StartError
-from narthex.lab.containers.program import Entry
+from narthex.lab.containers.container import Containers, ContainerStartError
+from narthex.lab.containers.program import ExecSpec
 from narthex.lab.kubelet.probes import (
     ContainerProbe,
     ExecAction,
@@ -85,9 +85,9 @@ class Prober:
         reader, writer = os.pipe()
         try:
             with Path(os.devnull).open("rb") as null:
-                entry = Entry(beside=place.process, argv=action.command, environment=place.environment)
+                entry = ExecSpec(beside=place.process, argv=action.command, environment=place.environment)
                 program = self._containers.enter(entry, (null.fileno(), writer, writer))
-        except StartError as error:
+        except ContainerStartError as error:
             os.close(reader)
             return ProbeResult(False, str(error))
         finally:

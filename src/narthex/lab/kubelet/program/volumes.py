@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from narthex.lab.containers.program import Show
+from narthex.lab.containers.program import BindMount
 from narthex.lab.kubelet import hosts_and_dns as files
 from narthex.lab.kubelet.environment import ContainerConfigError, hostname
 from narthex.lab.program.shared_registry import SharedRegistry
@@ -72,17 +72,17 @@ class PodFiles:
                 for name, data in content.items():
                     (folder / name).write_bytes(data)
 
-    def shows(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[Show]:
+    def shows(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[BindMount]:
         """What a container sees at other places than the machine does. Raises ConfigFault."""
         place = self.place(pod)
         if self.resolver(pod).exists():
-            yield Show(str(self.resolver(pod)), "/etc/resolv.conf")
+            yield BindMount(str(self.resolver(pod)), "/etc/resolv.conf")
         if not pod["spec"].get("hostNetwork"):
-            yield Show(str(place / "hosts"), "/etc/hosts")
+            yield BindMount(str(place / "hosts"), "/etc/hosts")
             if Path("/etc/hostname").exists():
-                yield Show(str(place / "hostname"), "/etc/hostname")
+                yield BindMount(str(place / "hostname"), "/etc/hostname")
         if pod["spec"].get("automountServiceAccountToken", True):
-            yield Show(str(self._account(pod["metadata"]["namespace"])), _ACCOUNT, True)
+            yield BindMount(str(self._account(pod["metadata"]["namespace"])), _ACCOUNT, True)
         volumes = {each["name"]: each for each in pod["spec"].get("volumes") or ()}
         for mount in container.get("volumeMounts") or ():
             volume = volumes.get(mount["name"])
@@ -91,7 +91,7 @@ class PodFiles:
             source = volume["hostPath"]["path"] if "hostPath" in volume else str(place / "volumes" / volume["name"])
             if sub := mount.get("subPath"):
                 source = _below(source, str(sub))
-            yield Show(source, str(mount["mountPath"]), bool(mount.get("readOnly")))
+            yield BindMount(source, str(mount["mountPath"]), bool(mount.get("readOnly")))
 
     def remove(self, pod: Mapping[str, Any]) -> None:
         """Take all of it away."""
