@@ -117,7 +117,7 @@ def command(
 
 
 def _settings(flags: dict[str, Any]) -> Any:
-    """Raises ValueError."""
+    """Return the settings of the flags. Raises ValueError."""
     from narthex.model.net import FAMILIES
     from narthex.overlay.annotations import AnnotationKeys
     from narthex.overlay.interfaces import InterfaceSelection
@@ -152,7 +152,7 @@ def _settings(flags: dict[str, Any]) -> Any:
 
 
 def _address(option: str, text: str, family: IPFamily | None = None) -> str:
-    """Raises ValueError."""
+    """Return the canonical address of an option. Raises ValueError."""
     from narthex.model.net import address, family_of
 
     try:

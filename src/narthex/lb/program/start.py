@@ -88,7 +88,7 @@ class ControllerMetrics:
         self._clock = clock
 
     def exposition(self) -> bytes:
-        """The text of a scrape."""
+        """Return the metrics in the Prometheus text format."""
         return exposition(self)
 
     def collect(self) -> Iterable[Metric]:
