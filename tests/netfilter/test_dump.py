@@ -196,7 +196,7 @@ def test_a_loop_is_said():
         .outcomes[0]
         .note
     )
-    assert note == "the chains of table filter call each other without end: a -> b -> a"
+    assert note == "the chains of table filter call each other in a loop: a -> b -> a"
 
 
 def test_draws_that_meet_again_are_walked_once():

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from narthex.model.net import IPFamily, address, network, networks_between
 from narthex.netfilter.ast import DropPacket, Field, Goto, Return, Set, Slot, Unprintable
+from narthex.netfilter.netlink import attribute, attributes
 from narthex.netfilter.netlink.elements import (
-    attribute,
-    attributes,
     decode_list,
     encoder,
     is_config_set,

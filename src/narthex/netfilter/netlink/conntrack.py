@@ -1,16 +1,17 @@
-"""Tracked connections in the kernel's binary form: entries of a dump, and what names one to be removed.
+"""Codec for tracked connections in netlink messages: entries of a dump, and the identity of an entry to delete.
 
-Numbers are those of linux/netfilter/nfnetlink_conntrack.h. Bytes in, values out; the socket is `linux/nfnetlink.py`.
+Numbers are those of linux/netfilter/nfnetlink_conntrack.h. The socket is in `linux/nfnetlink.py`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
 from narthex.model.net import ConntrackFlow, Protocol
+from narthex.netfilter.netlink import NESTED, attribute, attributes
 
 SUBSYSTEM = 1
 GET, DELETE = 1, 2
@@ -18,13 +19,11 @@ GET, DELETE = 1, 2
 _TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
 _FILTER_ORIG = 1
 _BY_PROTOCOL_AND_PORT = 1 << 3 | 1 << 5
-_NESTED = 0x8000
 _TUPLE_IP, _TUPLE_PROTO, _TUPLE_ZONE = 1, 2, 3
 _IP_SOURCE, _IP_DESTINATION = (1, 3), (2, 4)
 """For IPv4 and IPv6."""
 _PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT = 1, 2, 3
 _KIND = 0x3FFF
-_ATTRIBUTE = struct.Struct("=HH")
 _PORT = struct.Struct(">H")
 _HEAD = struct.Struct("=HHHH")
 _PROTO = struct.Struct("=HHHHB3xHH2s2xHH2s")
@@ -33,11 +32,11 @@ _PROTOCOLS = {each.number: each for each in (Protocol.TCP, Protocol.UDP, Protoco
 
 
 class ConntrackEntry(NamedTuple):
-    """An entry of the kernel's table."""
+    """An entry of the conntrack table."""
 
     flow: ConntrackFlow
     handle: bytes
-    """Attributes that name just this entry, and no other that may take its place meanwhile."""
+    """Attributes that identify this entry, and no other one that replaces it."""
 
 
 class _Tuple(NamedTuple):
@@ -48,22 +47,22 @@ class _Tuple(NamedTuple):
 
 
 def narrowed(protocol: Protocol, port: int) -> bytes:
-    """What asks the kernel for entries that were first sent to this protocol and port. Before 5.8 it lists all."""
-    wanted = _attribute(_PROTO_NUMBER, bytes([protocol.number])) + _attribute(_PROTO_DESTINATION_PORT, _PORT.pack(port))
-    by = _attribute(_FILTER_ORIG, struct.pack("=I", _BY_PROTOCOL_AND_PORT))
-    first = _attribute(_TUPLE_ORIG | _NESTED, _attribute(_TUPLE_PROTO | _NESTED, wanted))
-    return first + _attribute(_FILTER | _NESTED, by)
+    """Return the filter for entries with this original protocol and port. Kernels before 5.8 ignore it and list all entries."""
+    wanted = attribute(_PROTO_NUMBER, bytes([protocol.number])) + attribute(_PROTO_DESTINATION_PORT, _PORT.pack(port))
+    by = attribute(_FILTER_ORIG, struct.pack("=I", _BY_PROTOCOL_AND_PORT))
+    first = attribute(_TUPLE_ORIG | NESTED, attribute(_TUPLE_PROTO | NESTED, wanted))
+    return first + attribute(_FILTER | NESTED, by)
 
 
 def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> ConntrackEntry | None:
-    """An entry from the attributes of one message of a dump.
+    """Decode an entry from the attributes of one message of a dump.
 
-    None unless it was first sent to one of these protocols and ports, and for what Services never make: entries of
-    other protocols, and those in a zone, which are the business of whoever assigned it.
+    Returns None unless the original destination is one of the given protocols and ports. Also returns None for entries that
+    Services never create: those of other protocols, and those in a conntrack zone, which belong to other software.
     """
     if _elsewhere(body, towards):
         return None
-    attributes = dict(_attributes(body, 0, len(body)))
+    attributes = _spans(body, 0, len(body))
     place = attributes.get(_TUPLE_ORIG)
     if place is None or _ZONE in attributes:
         return None
@@ -90,9 +89,9 @@ def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> ConntrackEntr
 
 
 def _elsewhere(body: bytes, towards: Container[tuple[Protocol, int]]) -> bool:
-    """Whether an entry is none of those asked for, told at a glance from where the kernel always puts it.
+    """Return True if an entry is certainly for another destination, judged from the fixed layout that kernels use.
 
-    Tables hold hundreds of thousands of entries, of which few matter. False also when it is not clear.
+    Tables have hundreds of thousands of entries, few of which are relevant.
     """
     if len(body) < _HEAD.size:
         return False
@@ -108,14 +107,14 @@ def _elsewhere(body: bytes, towards: Container[tuple[Protocol, int]]) -> bool:
 
 
 def _tuple(body: bytes, start: int, end: int) -> tuple[Protocol | None, _Tuple | None]:
-    parts = dict(_attributes(body, start, end))
+    parts = _spans(body, start, end)
     if _TUPLE_ZONE in parts or _TUPLE_IP not in parts or _TUPLE_PROTO not in parts:
         return None, None
-    numbers = {kind: body[at:to] for kind, (at, to) in _attributes(body, *parts[_TUPLE_PROTO])}
+    numbers = {kind: body[at:to] for kind, at, to in attributes(body, *parts[_TUPLE_PROTO], strict=False)}
     protocol = _PROTOCOLS.get(int.from_bytes(numbers.get(_PROTO_NUMBER, b"")))
     source_port, port = numbers.get(_PROTO_SOURCE_PORT, b""), numbers.get(_PROTO_DESTINATION_PORT, b"")
     source = destination = b""
-    for kind, (at, to) in _attributes(body, *parts[_TUPLE_IP]):
+    for kind, at, to in attributes(body, *parts[_TUPLE_IP], strict=False):
         if kind in _IP_SOURCE:
             source = body[at:to]
         elif kind in _IP_DESTINATION:
@@ -127,19 +126,10 @@ def _tuple(body: bytes, start: int, end: int) -> tuple[Protocol | None, _Tuple |
     return protocol, _Tuple(source, destination, int.from_bytes(source_port), int.from_bytes(port))
 
 
+def _spans(body: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
+    """Return start and end of the payload of each attribute."""
+    return {kind: (at, to) for kind, at, to in attributes(body, start, end, strict=False)}
+
+
 def _text(address: bytes) -> str:
     return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)
-
-
-def _attribute(kind: int, content: bytes) -> bytes:
-    return _ATTRIBUTE.pack(4 + len(content), kind) + content + bytes(-len(content) % 4)
-
-
-def _attributes(body: bytes, at: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Kind, and start and end of the content, of each attribute."""
-    while at + 4 <= end:
-        length, kind = _ATTRIBUTE.unpack_from(body, at)
-        if length < 4 or at + length > end:
-            return
-        yield kind & _KIND, (at + 4, at + length)
-        at += (length + 3) & ~3

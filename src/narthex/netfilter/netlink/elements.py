@@ -1,8 +1,8 @@
-"""Set elements to the bytes of nf_tables netlink messages; the way back is `elements_read`. Pure: no socket here.
+"""Codec for the set elements of nf_tables netlink messages.
 
-A set's key says how long each part is, so one element is laid out once per set (`layout`) and then filled for every
-element with a single `struct` call. Parts of a concatenated key are padded to four bytes; ports are big-endian, a slot
-is a 32-bit number of the host's byte order, as `numgen` leaves it in its register.
+The key of a set determines the length of each part. A layout is therefore built once per set and then filled for every
+element with a single `struct` call. Parts of a concatenated key are padded to four bytes. Ports are big-endian, a slot is a
+32-bit number in host byte order, as `numgen` leaves it in its register.
 
 Attribute numbers are those of linux/netfilter/nf_tables.h.
 """
@@ -36,9 +36,8 @@ from narthex.netfilter.ast import (
     Unprintable,
     Verdict,
 )
+from narthex.netfilter.netlink import NESTED, attribute, attributes
 
-NESTED = 0x8000
-_TYPE_MASK = 0x3FFF
 LIST_ELEM = 1
 ELEM_KEY, ELEM_DATA, ELEM_FLAGS, ELEM_EXPR, ELEM_KEY_END, ELEM_EXPRESSIONS = 1, 2, 3, 7, 10, 11
 DATA_VALUE, DATA_VERDICT = 1, 2
@@ -50,57 +49,39 @@ _CODES: dict[type, int] = {DropPacket: 0, Accept: 1, Jump: -3, Goto: -4, Return:
 PROTOCOL_NUMBERS = {protocol.lower: protocol.number for protocol in Protocol}
 
 MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
-"""What atoms of the wrong kind or size raise on their way into a layout."""
+"""Exceptions raised by atoms of the wrong type or size."""
 
 ENDPOINT: Key = (Field.DADDR, Field.DPORT)
-"""The data of a map to endpoints."""
+"""The value of a map to endpoints."""
 
 Encoder = Callable[[Iterable[tuple[ElementKey, ElementData]]], Iterator[bytes]]
 
 
-def attribute(kind: int, payload: bytes) -> bytes:
-    """One netlink attribute, padded to four bytes."""
-    length = 4 + len(payload)
-    return struct.pack("=HH", length, kind) + payload + bytes(-length % 4)
-
-
-def attributes(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
-    """The attributes between two offsets: (kind, first byte of payload, byte behind it). Raises ValueError."""
-    stop = len(data) if end is None else end
-    while start + 4 <= stop:
-        length, kind = _HEADER.unpack_from(data, start)
-        if length < 4 or start + length > stop:
-            raise ValueError("cut netlink attribute")
-        yield kind & _TYPE_MASK, start + 4, start + length
-        start += (length + 3) & ~3
-
-
-_HEADER = struct.Struct("=HH")
-
-
 def is_config_set(one: Set) -> bool:
-    """Whether the set is a plain list of networks. Those are written and read as nft text: an interval of a single
-    field has a form of its own in the kernel, and nft knows it for every version."""
+    """Return True for a plain set of networks, which is read and written as nft text.
+
+    The kernel encodes an interval of a single field in a form that depends on its version, and nft knows all of them.
+    """
     return one.interval and len(one.key) == 1
 
 
 def encoder(one: Set, family: IPFamily) -> Encoder:
-    """A function that makes NFTA_LIST_ELEM attributes of (key, data) pairs, with data when the set is a map.
+    """Return a function that encodes (key, data) pairs as NFTA_LIST_ELEM attributes, with data if the set is a map.
 
-    Raises Unprintable, from the function, for an element that does not fit the set.
+    The function raises Unprintable for an element that does not fit the set.
     """
     return _encoder(one.name, one.key, one.data, one.interval, family)
 
 
 def key_encoder(one: Set, family: IPFamily) -> Encoder:
-    """As `encoder`, but keys only: what a deletion needs."""
+    """Return a function like that of `encoder` that encodes only the keys, for deletions."""
     encode = _encoder(one.name, one.key, "", one.interval, family)
     return lambda pairs: encode((key, None) for key, _ in pairs)
 
 
 @lru_cache(maxsize=256)
 def _encoder(name: str, key: Key, data: str, interval: bool, family: IPFamily) -> Encoder:
-    """Layouts are kept: a change of one element must not pay for them."""
+    """Return an encoder. Layouts are cached, so that changing one element does not need to build one."""
     if interval:
         return _interval_encoder(name, key, data, family)
     if data == "verdict":
@@ -109,7 +90,7 @@ def _encoder(name: str, key: Key, data: str, interval: bool, family: IPFamily) -
 
 
 def plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) -> Encoder:
-    """Sets, and maps to an address and a port: one fixed layout."""
+    """Return an encoder for sets, and for maps to an address and a port, which have one fixed layout."""
     key_size, data_size = size_of(key_parts, family), size_of(data_parts, family)
     headers = list(nested_headers(key_size, data_size))
     first, second = headers[:6], headers[6:]
@@ -127,22 +108,22 @@ def plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) 
 
 
 Rows = Callable[[Sequence[tuple[ElementKey, ElementData]]], list[bytes]]
-"""Elements to attributes; raises one of MISFITS when one of them does not fit."""
+"""Encodes elements; raises one of MISFITS if one of them does not fit."""
 
 
 def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
-    """All elements, many at a time: a first load has a hundred thousand, and in columns C does nearly all the work."""
+    """Encode elements in batches. An initial load has a hundred thousand, and C code handles whole columns of them."""
     rest = iter(pairs)
-    while some := list(islice(rest, _AT_ONCE)):
+    while some := list(islice(rest, _BATCH)):
         try:
             made = rows(some)
         except MISFITS:
-            # One by one, to know which it is.
+            # One by one, to find the element that does not fit.
             made = [_encode_one(name, rows, pair) for pair in some]
         yield from made
 
 
-_AT_ONCE = 1024
+_BATCH = 1024
 
 
 def _encode_one(name: str, rows: Rows, pair: tuple[ElementKey, ElementData]) -> bytes:
@@ -153,14 +134,14 @@ def _encode_one(name: str, rows: Rows, pair: tuple[ElementKey, ElementData]) -> 
 
 
 def columns(put_of: list[Filler], rows: Sequence[Any]) -> list[Iterable[bytes | int]]:
-    """The atoms of each place in the rows, as a `struct` wants them. Raises ValueError for rows of another length."""
+    """Convert the atoms of the rows, column by column, to arguments of `struct`. Raises ValueError for a row of another length."""
     if not put_of:
         return []
     return [put(column) for put, column in zip(put_of, list(zip(*rows, strict=True)), strict=True)]
 
 
 def nested_headers(key_size: int, data_size: int) -> Iterator[int]:
-    """Lengths and kinds of the attributes around a key and its data, in the order they stand in the message."""
+    """Yield lengths and types of the attributes around a key and its data, in the order of the message."""
     total = 4 + 4 + 4 + key_size + (4 + 4 + data_size if data_size else 0)
     yield from (total, LIST_ELEM | NESTED, 8 + key_size, ELEM_KEY | NESTED, 4 + key_size, DATA_VALUE)
     if data_size:
@@ -194,7 +175,7 @@ def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
 def _verdict_attribute(verdict: ElementData) -> bytes:
     code = _CODES.get(type(verdict))
     if code is None:
-        raise Unprintable(f"{verdict!r} cannot stand in a verdict map")
+        raise Unprintable(f"{verdict!r} is not valid in a verdict map")
     payload = attribute(VERDICT_CODE, struct.pack(">i", code))
     if isinstance(verdict, Jump | Goto):
         payload += attribute(VERDICT_CHAIN, verdict.chain.encode("ascii") + b"\0")
@@ -202,11 +183,11 @@ def _verdict_attribute(verdict: ElementData) -> bytes:
 
 
 def _interval_encoder(name: str, key_parts: Key, data: str, family: IPFamily) -> Encoder:
-    """Concatenations with networks: a first and a last key, both included."""
+    """Return an encoder for concatenations with networks, which have a first and a last key, both included."""
     layout = struct.Struct("=" + layout_of(key_parts, family))
     fill = fillers(key_parts, family)
     if data or len(key_parts) == 1:
-        raise Unprintable(f"set {name}: only concatenated sets of networks have a form here")
+        raise Unprintable(f"set {name}: only concatenated sets of networks are supported")
 
     def packed(keys: Sequence[ElementKey]) -> list[bytes]:
         return list(map(layout.pack, *columns(fill, keys)))
@@ -238,11 +219,12 @@ def _part_size(part: KeyPart, family: IPFamily) -> int:
 
 
 def size_of(key: tuple[KeyPart, ...], family: IPFamily) -> int:
+    """Return the size of a key in bytes."""
     return sum(_part_size(part, family) for part in key)
 
 
 def layout_of(key: tuple[KeyPart, ...], family: IPFamily) -> str:
-    """The `struct` letters of a key; ports are given as two bytes so that one struct can hold both byte orders."""
+    """Return the `struct` format of a key. Ports are two bytes, so that one struct can contain both byte orders."""
     letters = {Field.L4PROTO: "B3x", Field.SPORT: "2s2x", Field.DPORT: "2s2x"}
     text = ""
     for part in key:
@@ -253,18 +235,18 @@ def layout_of(key: tuple[KeyPart, ...], family: IPFamily) -> str:
         elif part in letters:
             text += letters[part]
         else:
-            raise Unprintable(f"{part.value} has no element form here")
+            raise Unprintable(f"{part.value} has is not supported in elements")
     return text
 
 
 _PORT = struct.Struct(">H")
 
 Filler = Callable[[Iterable[Any]], Iterable[bytes | int]]
-"""The atoms of one place of many keys, as a `struct` wants them."""
+"""Converts the atoms of one column of keys to arguments of `struct`."""
 
 
 def fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Filler]:
-    """Nothing here is called for each atom that is not C."""
+    """Return a filler for each part of a key. Per atom, only C code runs."""
     af = AF_INET if family is IPFamily.IPV4 else AF_INET6
 
     def filler(part: KeyPart) -> Filler:
@@ -292,10 +274,10 @@ _PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}
 def decode_list(
     one: Set, family: IPFamily, data: bytes | memoryview, start: int, end: int
 ) -> Iterator[tuple[ElementKey, ElementData, int]]:
-    """The elements in the payload of NFTA_SET_ELEM_LIST_ELEMENTS: key, data and packets counted (0 without counter).
+    """Decode the payload of NFTA_SET_ELEM_LIST_ELEMENTS into key, data, and packet count (0 without a counter).
 
-    A range of addresses that is no single network comes as several elements. Raises ValueError for bytes that do not
-    fit the set.
+    A range of addresses that is not a single network yields several elements. Raises ValueError for data that does not fit the
+    set.
     """
     read_key = _reader(one.key, family)
     read_data = _reader(ENDPOINT, family)
@@ -323,7 +305,7 @@ def decode_list(
 
 
 def _value_offset(at: int, stop: int, size: int) -> int:
-    """Where the bytes begin inside an attribute that holds one NFTA_DATA_VALUE."""
+    """Return the offset of the data in an attribute that contains one NFTA_DATA_VALUE."""
     if stop - at != 4 + size:
         raise ValueError(f"element of {stop - at - 4} bytes where {size} belong")
     return at + 4
@@ -364,7 +346,7 @@ def _read_verdict(data: bytes | memoryview, start: int, end: int) -> Verdict:
 
 
 def _read_counter(data: bytes | memoryview, start: int, end: int) -> int:
-    """Packets of a counter expression, 0 for another expression."""
+    """Return the packet count of a counter expression, 0 for another expression."""
     for kind, first, behind in attributes(data, start, end):
         if kind == EXPR_DATA:
             for inner, at, stop in attributes(data, first, behind):
@@ -374,7 +356,7 @@ def _read_counter(data: bytes | memoryview, start: int, end: int) -> int:
 
 
 def _networks(low: ElementKey, high: ElementKey) -> Iterator[ElementKey]:
-    """The keys between two ends when they differ in one part, an address."""
+    """Yield the keys between two ends that differ in one part, an address."""
     apart = [index for index, (one, other) in enumerate(zip(low, high, strict=True)) if one != other]
     if len(apart) != 1 or not isinstance(low[apart[0]], str):
         raise ValueError(f"element {low!r} to {high!r} is no network")
@@ -384,7 +366,7 @@ def _networks(low: ElementKey, high: ElementKey) -> Iterator[ElementKey]:
 
 
 def _address_text(raw: bytes | int) -> str:
-    """IPv6 in the form of `narthex.model.net`, which never writes the last four bytes with dots."""
+    """Return an IPv6 address in the form of `narthex.model.net`, without dots in the last four bytes."""
     assert isinstance(raw, bytes)
     text = inet_ntop(AF_INET6, raw)
     return str(ipaddress.IPv6Address(raw)) if "." in text else text

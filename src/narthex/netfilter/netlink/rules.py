@@ -1,11 +1,11 @@
-"""Rules that send by a map, as the expressions of nf_tables netlink messages. Pure.
+"""Encoder for rules that rewrite the destination by a map, as expressions of nf_tables netlink messages.
 
-All other rules go as nft text. These cannot: nft 1.0.6 takes `dnat to … map @endpoints` only in the transaction that
-declares the map. Of a map that it has read from the kernel it forgets that `th dport` is a raw field, asks for a
-protocol in front and refuses ("conflicting protocols specified: ip vs. th"). The expressions here are those that nft
-itself makes when it takes the rule, so it lists and reads them back like its own.
+All other rules are written as nft text. These cannot be: nft 1.0.6 accepts `dnat to … map @endpoints` only in the
+transaction that declares the map. For a map read from the kernel it does not know that `th dport` is a raw field, expects a
+protocol before it, and fails ("conflicting protocols specified: ip vs. th"). The expressions here are those that nft itself
+generates, so nft lists and reads them like its own.
 
-Numbers are those of linux/netfilter/nf_tables.h; registers are the 32-bit ones.
+Numbers are those of linux/netfilter/nf_tables.h. Registers are the 32-bit ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from narthex.netfilter.ast import (
     Slot,
     Unprintable,
 )
-from narthex.netfilter.netlink.elements import LIST_ELEM, NESTED, attribute
+from narthex.netfilter.netlink import NESTED, attribute
+from narthex.netfilter.netlink.elements import LIST_ELEM
 
 _RULE_TABLE, _RULE_CHAIN, _RULE_EXPRESSIONS = 1, 2, 4
 _EXPR_NAME, _EXPR_DATA = 1, 2
@@ -46,17 +47,17 @@ _PORT_OFFSETS = {Field.SPORT: 0, Field.DPORT: 2}
 
 
 def needs_bytecode(chain: Chain) -> bool:
-    """Whether the chain's rules cannot go as nft text."""
+    """Return True if the chain has rules that cannot be written as nft text."""
     return any(isinstance(expression, DnatMap) for rule in chain.rules for expression in rule.expressions)
 
 
 def chain_payload(table: str, chain: str) -> bytes:
-    """What a DELRULE message needs to empty a chain."""
+    """Return the payload of a DELRULE message that empties a chain."""
     return attribute(_RULE_TABLE, table.encode("ascii") + b"\0") + attribute(_RULE_CHAIN, chain.encode("ascii") + b"\0")
 
 
 def rule_payload(table: str, chain: str, rule: Rule, family: IPFamily) -> bytes:
-    """A NEWRULE message. Raises Unprintable for a rule that is not of the kind of this module."""
+    """Return the payload of a NEWRULE message. Raises Unprintable for any other kind of rule."""
     expressions = b"".join(
         attribute(LIST_ELEM | NESTED, one) for expression in rule.expressions for one in _encoded(expression, family)
     )
@@ -72,16 +73,16 @@ def _encoded(one: Expression, family: IPFamily) -> Iterator[bytes]:
         case DnatMap(key, name):
             yield from _loaded(key, family)
             words = family.host_bits // 32
-            # The answer lands where the key began: address, then port.
+            # The lookup stores address and port where the key started.
             yield _expression("lookup", (1, name), (2, _REGISTER), (3, _REGISTER))
             where = (3, _REGISTER), (5, _REGISTER + words)
             yield _expression("nat", (1, _DNAT), (2, _FAMILY_NUMBERS[family]), *where)
         case _:
-            raise Unprintable(f"{type(one).__name__} beside a map to send by")
+            raise Unprintable(f"{type(one).__name__} in a rule that rewrites the destination by a map")
 
 
 def _loaded(key: Key, family: IPFamily) -> Iterator[bytes]:
-    """The key, part by part, into registers one behind the other."""
+    """Yield expressions that load the parts of a key into consecutive registers."""
     register = _REGISTER
     for part in key:
         yield _load(part, register, family)
@@ -98,7 +99,7 @@ def _load(part: KeyPart, register: int, family: IPFamily) -> bytes:
     if (family, part) in _ADDRESS_OFFSETS:
         offset = _ADDRESS_OFFSETS[family, part]
         return _expression("payload", (1, register), (2, _NETWORK_HEADER), (3, offset), (4, family.host_bits // 8))
-    raise Unprintable(f"{part.value} in a key to send by")
+    raise Unprintable(f"{part.value} in a key of a map to endpoints")
 
 
 def _expression(name: str, *values: tuple[int, int | str]) -> bytes:

@@ -1,7 +1,7 @@
-"""Elements of a map that numbers what stands under a key: key and slot lead to an address and port.
+"""Elements of a map from a key and a slot number to an address and a port.
 
-A big cluster has half a million of them, nearly all of a rule set. They are kept by key, each with its tuple of data, and
-get keys of their own only for whoever asks for one; to bytes they go in columns, without.
+A large cluster has half a million of them, most of its rule set. They are stored by key, each with its tuple of endpoints.
+Keys of single elements are built only on access. The encoder works on columns and does not need them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from narthex.netfilter.ast import ElementData, ElementKey, Key, Set
 from narthex.netfilter.netlink import elements
 
 Slots = tuple[tuple[str, int], ...]
-"""Addresses and ports by slot number; no number is free."""
+"""Addresses and ports by slot number, without gaps."""
 
-_AT_ONCE = 256
-"""Keys of which the elements are encoded together."""
+_BATCH = 256
+"""Number of keys whose elements are encoded together."""
 
 
 class SlotMap(Mapping[ElementKey, ElementData]):
-    """By key and slot. Filled through `runs`, then only read."""
+    """Map elements by key and slot number. `runs` is filled first and must not change afterwards."""
 
     __slots__ = ("runs",)
 
@@ -47,7 +47,7 @@ class SlotMap(Mapping[ElementKey, ElementData]):
         return bool(self.runs)
 
     def without(self, other: SlotMap) -> dict[ElementKey, ElementData]:
-        """The elements that the other does not have, or has with other data."""
+        """Return the elements that `other` does not have, or has with other data."""
         found: dict[ElementKey, ElementData] = {}
         for key, slots in self.runs.items():
             theirs = other.runs.get(key, ())
@@ -57,17 +57,19 @@ class SlotMap(Mapping[ElementKey, ElementData]):
         return found
 
 
-def encode(one: Set, family: IPFamily, held: SlotMap) -> Iterator[bytes]:
-    """NFTA_LIST_ELEM attributes of all elements of a map to endpoints, in their order. Raises Unprintable for an element
-    that does not fit."""
+def encode(one: Set, family: IPFamily, slots: SlotMap) -> Iterator[bytes]:
+    """Encode all elements of a map to endpoints as NFTA_LIST_ELEM attributes, in order.
+
+    Raises Unprintable for an element that does not fit.
+    """
     pack, one_by_one = _packer(one.name, one.key, family)
-    rest = iter(held.runs.items())
-    while some := list(islice(rest, _AT_ONCE)):
+    rest = iter(slots.runs.items())
+    while some := list(islice(rest, _BATCH)):
         try:
             made = pack(some)
         except elements.MISFITS:
-            # One by one, to know which it is.
-            pairs = [((*prefix, slot), one) for prefix, slots in some for slot, one in enumerate(slots)]
+            # One by one, to find the element that does not fit.
+            pairs = [((*prefix, slot), one) for prefix, run in some for slot, one in enumerate(run)]
             made = list(one_by_one(pairs))
         yield from made
 

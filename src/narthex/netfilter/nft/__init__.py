@@ -1,7 +1,7 @@
-"""nft's language: rules as text that `nft -f` reads, and rules from the text of `nft list ruleset`.
+"""The language of nft: a printer for `nft -f`, and a parser for `nft list ruleset`.
 
-Printing raises `Unprintable` rather than write a word that is not of the shape its place asks for, so nothing that a
-stranger named can become syntax. Parsing never fails on rules of others: what it does not know becomes `Unknown`.
+The printer raises `Unprintable` for a word that does not have the expected form, so no foreign name can become syntax. The
+parser never fails on foreign rules: unknown parts become `Unknown`.
 """
 
 from narthex.netfilter.nft.parse import parse

@@ -5,29 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from narthex.netfilter.ast import (
-    TCP_FLAGS,
-    AddressType,
-    AnyOf,
-    Compare,
-    ConnMarkIs,
-    CtDirection,
-    CtState,
-    CtStatus,
-    Expression,
-    Field,
-    IcmpType,
-    IsLocal,
-    MarkIs,
-    RandomMatch,
-    TcpFlags,
-    TcpReset,
-    UndecidableMatch,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax
 from narthex.netfilter.xtables.values import ICMP_TYPES
 
-Expressions = tuple[Expression, ...]
+Expressions = tuple[ast.Expression, ...]
 
 _COMPARISONS = ("==", "!=", "<", ">", "<=", ">=")
 _ENDS = frozenset(
@@ -44,7 +26,7 @@ def negation(cursor: TokenCursor) -> bool:
 
 # ---- TCP flags -----------------------------------------------------------------------------------------------------
 
-_FLAG_BITS = {**{name: 1 << bit for bit, name in enumerate(TCP_FLAGS)}, "ecn": 64}
+_FLAG_BITS = {**{name: 1 << bit for bit, name in enumerate(ast.TCP_FLAGS)}, "ecn": 64}
 _RESET = ("rst",), ("rst", "/", "rst"), ("&", "rst", "==", "rst")
 """Forms after `tcp flags` that mean a reset."""
 
@@ -55,26 +37,26 @@ def tcp_flags(cursor: TokenCursor) -> Expressions:
         following = tuple(cursor.peek(ahead) for ahead in range(len(form) + 1))
         if following[:-1] == form and following[-1] not in (",", "/", "|", "&", "==", "!="):
             cursor.position += len(form)
-            return (TcpReset(),)
+            return (ast.TcpReset(),)
     if cursor.peek() == "&":
         cursor.take()
         mask = _bits(cursor)
         negate = negation(cursor)
-        return (TcpFlags(mask, _bits(cursor), negate),)
+        return (ast.TcpFlags(mask, _bits(cursor), negate),)
     if cursor.peek() in ("==", "!="):
         negate = cursor.take() == "!="
         first = _bits(cursor)
         if cursor.peek() == "/":
             cursor.take()
-            return (TcpFlags(_bits(cursor), first, negate),)
+            return (ast.TcpFlags(_bits(cursor), first, negate),)
         # All bits are compared. The client chooses whether to set the congestion bits.
-        return (TcpFlags(0xFF, first, negate),)
+        return (ast.TcpFlags(0xFF, first, negate),)
     first = _bits(cursor)
     if cursor.peek() == "/":
         cursor.take()
-        return (TcpFlags(_bits(cursor), first),)
+        return (ast.TcpFlags(_bits(cursor), first),)
     # A list without an operator matches any of the flags.
-    return (TcpFlags(first, 0, negate=True),)
+    return (ast.TcpFlags(first, 0, negate=True),)
 
 
 def _bits(cursor: TokenCursor) -> int:
@@ -108,10 +90,10 @@ def ct(cursor: TokenCursor) -> Expressions:
     cursor.expect("ct")
     what = cursor.take()
     if what == "mark":
-        return (_mark(cursor, ConnMarkIs),)
+        return (_mark(cursor, ast.ConnMarkIs),)
     if what == "direction":
         negate = negation(cursor)
-        return (CtDirection((cursor.take() == "original") is not negate),)
+        return (ast.CtDirection((cursor.take() == "original") is not negate),)
     if what not in ("state", "status"):
         raise UnknownSyntax
     exact = cursor.peek() == "!="
@@ -124,11 +106,11 @@ def ct(cursor: TokenCursor) -> Expressions:
     if not all(value.isalpha() or value == "seen-reply" for value in values):
         raise UnknownSyntax
     if what == "state":
-        return (CtState(values, negate),)
+        return (ast.CtState(values, negate),)
     if exact:
         # The whole status is compared, not one bit.
         raise UnknownSyntax
-    return (CtStatus(values, negate),)
+    return (ast.CtStatus(values, negate),)
 
 
 def _word_list(cursor: TokenCursor) -> tuple[str, ...]:
@@ -149,10 +131,10 @@ def _word_list(cursor: TokenCursor) -> tuple[str, ...]:
 
 def mark(cursor: TokenCursor) -> Expressions:
     """Read the part after `meta mark`."""
-    return (_mark(cursor, MarkIs),)
+    return (_mark(cursor, ast.MarkIs),)
 
 
-def _mark(cursor: TokenCursor, kind: type[MarkIs] | type[ConnMarkIs]) -> Expression:
+def _mark(cursor: TokenCursor, kind: type[ast.MarkIs] | type[ast.ConnMarkIs]) -> ast.Expression:
     mask = 0xFFFFFFFF
     if cursor.peek() in ("&", "and"):
         cursor.take()
@@ -160,7 +142,7 @@ def _mark(cursor: TokenCursor, kind: type[MarkIs] | type[ConnMarkIs]) -> Express
     negate = negation(cursor)
     if cursor.peek() == "{":
         values = _word_list(cursor)
-        return AnyOf(tuple((kind(int(value, 0), mask),) for value in values), negate)
+        return ast.AnyOf(tuple((kind(int(value, 0), mask),) for value in values), negate)
     value, slash, length = cursor.take().partition("/")
     if slash:
         # nft prints a mask of leading ones as a prefix length.
@@ -180,7 +162,7 @@ def random(cursor: TokenCursor) -> Expressions:
         raise UnknownSyntax
     cursor.expect("<")
     share = cursor.number() / _RANDOM_RANGE
-    return (RandomMatch(f"{share:.11f}"),)
+    return (ast.RandomMatch(f"{share:.11f}"),)
 
 
 # ---- local addresses -----------------------------------------------------------------------------------------------
@@ -194,7 +176,7 @@ def fib(cursor: TokenCursor) -> Expressions:
     """Read `fib daddr type local` and other types. A match that depends on routes or interfaces is undecidable."""
     start = cursor.position
     cursor.expect("fib")
-    field = {"saddr": Field.SADDR, "daddr": Field.DADDR}.get(cursor.take())
+    field = {"saddr": ast.Field.SADDR, "daddr": ast.Field.DADDR}.get(cursor.take())
     qualifiers = []
     while cursor.peek() == ".":
         cursor.take()
@@ -207,17 +189,17 @@ def fib(cursor: TokenCursor) -> Expressions:
     negate = negation(cursor)
     if result != "type":
         cursor.take()
-        return (UndecidableMatch("the routes", cursor.slice(start, cursor.position)),)
+        return (ast.UndecidableMatch("the routes", cursor.slice(start, cursor.position)),)
     types = _word_list(cursor)
     if not _TYPES.issuperset(types):
         raise UnknownSyntax
-    plain = IsLocal(field, negate) if types == ("local",) else AddressType(field, types, negate)
+    plain = ast.IsLocal(field, negate) if types == ("local",) else ast.AddressType(field, types, negate)
     if not qualifiers:
         return (plain,)
     text = cursor.slice(start, cursor.position)
     if negate:
-        return (UndecidableMatch("which interface has the address", text),)
-    return plain, UndecidableMatch("which interface has the address", text)
+        return (ast.UndecidableMatch("which interface has the address", text),)
+    return plain, ast.UndecidableMatch("which interface has the address", text)
 
 
 # ---- ICMP ----------------------------------------------------------------------------------------------------------
@@ -233,7 +215,7 @@ def icmp(cursor: TokenCursor) -> Expressions:
     kinds = _NFT_ICMP_6 if six else _NFT_ICMP
     types = tuple(int(word) if word.isdigit() else kinds[word] for word in _word_list(cursor) if _named(word, kinds))
     name = "ipv6-icmp" if six else "icmp"
-    return Compare(Field.L4PROTO, (name,)), IcmpType(types, None, negate)
+    return ast.Compare(ast.Field.L4PROTO, (name,)), ast.IcmpType(types, None, negate)
 
 
 def _named(word: str, kinds: dict[str, int]) -> bool:
@@ -325,7 +307,7 @@ def undecidable(cursor: TokenCursor) -> Expressions:
     subject, forwarded, sent_locally = known
     if negate:
         forwarded = sent_locally = True
-    return (UndecidableMatch(subject, cursor.slice(start, cursor.position), forwarded, sent_locally),)
+    return (ast.UndecidableMatch(subject, cursor.slice(start, cursor.position), forwarded, sent_locally),)
 
 
 def limit(cursor: TokenCursor) -> Expressions:
@@ -341,7 +323,7 @@ def limit(cursor: TokenCursor) -> Expressions:
             or cursor.peek()[:1].isdigit()
         ):
             cursor.take()
-    return (UndecidableMatch("how many packets came before", cursor.slice(start, cursor.position)),)
+    return (ast.UndecidableMatch("how many packets came before", cursor.slice(start, cursor.position)),)
 
 
 READERS: dict[str, Callable[[TokenCursor], Expressions]] = {

@@ -1,6 +1,6 @@
-"""Typed rules to nft's text, in the words that nft 1.0.6 itself lists where it accepts them back.
+"""Printer for nft. Where possible, the text is the same as that of `nft list` of nft 1.0.6.
 
-Every name, address and number is checked for its shape on the way out: this is the last place before the kernel tool.
+The form of every name, address, and number is checked here, since this is the last step before the kernel tool.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from narthex.netfilter.ast import (
 )
 
 NAME_LIMIT = 127
-"""Longest chain name in characters (NFT_CHAIN_MAXNAMELEN less the end byte)."""
+"""Longest chain name in characters (NFT_CHAIN_MAXNAMELEN without the terminating byte)."""
 
 Family = IPFamily | None
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*", re.ASCII)
 _WORD = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
-_PLACE = re.compile(r"[0-9a-f.:]+(/\d{1,3})?", re.ASCII)
+_NETWORK = re.compile(r"[0-9a-f.:]+(/\d{1,3})?", re.ASCII)
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:@+-]{1,15}\*?", re.ASCII)
 _COMMENT = re.compile(r"[ !#-~]{0,128}", re.ASCII)
 _PRIORITIES = {"raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "security": 50, "srcnat": 100}
@@ -63,7 +63,7 @@ _ONLY_IN = {"dstnat": "prerouting", "srcnat": "postrouting"}
 
 
 def script(table: Table) -> str:
-    """A whole table, elements included, as one block that `nft -f` reads."""
+    """Return a complete table with its elements as a block for `nft -f`."""
     lines = [f"table {_family_word(table.family)} {name_text(table.name)} {{"]
     lines += [set_text(one, table.family) for one in table.sets.values()]
     lines += [chain_text(one, table.family) for one in table.chains.values()]
@@ -71,7 +71,7 @@ def script(table: Table) -> str:
 
 
 def chain_text(chain: Chain, family: Family) -> str:
-    """One chain as a block inside a table block."""
+    """Return a chain as a block inside a table block."""
     lines = [f"\tchain {name_text(chain.name)} {{"]
     if chain.hook is not None:
         lines.append(f"\t\t{_hook_text(chain.hook)}")
@@ -80,11 +80,11 @@ def chain_text(chain: Chain, family: Family) -> str:
 
 
 def set_text(one: Set, family: Family) -> str:
-    """One set or map, with its elements, as a block inside a table block."""
+    """Return a set or map with its elements as a block inside a table block."""
     datatype = {"": "", "verdict": " : verdict"}.get(one.data)
     if datatype is None:
         if one.data != "endpoint":
-            raise Unprintable(f"map {one.name}: data of kind {one.data!r}")
+            raise Unprintable(f"map {one.name}: unsupported data {one.data!r}")
         datatype = f" : {key_text((Field.DADDR, Field.DPORT), family)}"
     flags = [
         word for word, on in (("interval", one.interval), ("dynamic", one.dynamic), ("timeout", one.timeout)) if on
@@ -108,17 +108,17 @@ def set_text(one: Set, family: Family) -> str:
 
 
 def element_text(key: ElementKey, data: ElementData) -> str:
-    """One element: `10.0.0.1 . tcp . 80 : goto send-c2`."""
+    """Return an element such as `10.0.0.1 . tcp . 80 : goto send-c2`."""
     text = " . ".join(_atom_text(atom) for atom in key)
     if data is None:
         return text
     if isinstance(data, tuple):
-        return f"{text} : {_place_text(data[0])} . {data[1]:d}"
+        return f"{text} : {_address_text(data[0])} . {data[1]:d}"
     return f"{text} : {_expression_text(data, None)}"
 
 
 def rule_text(rule: Rule, family: Family) -> str:
-    """One rule on one line."""
+    """Return a rule on one line."""
     words = [_expression_text(expression, family) for expression in rule.expressions]
     if rule.comment:
         if not _COMMENT.fullmatch(rule.comment):
@@ -128,21 +128,21 @@ def rule_text(rule: Rule, family: Family) -> str:
 
 
 def key_text(key: Key, family: Family) -> str:
-    """What is read from the packet: `ip daddr . meta l4proto . th dport`."""
+    """Return a key such as `ip daddr . meta l4proto . th dport`."""
     return " . ".join(
         f"numgen random mod {part.mod:d}" if isinstance(part, Slot) else _field_text(part, family) for part in key
     )
 
 
 def name_text(name: str) -> str:
-    """The name of a table, chain or set, when nft can read it without quotes."""
+    """Return the name of a table, chain, or set if nft can read it without quotes. Raises Unprintable."""
     if len(name) > NAME_LIMIT or not _NAME.fullmatch(name):
-        raise Unprintable(f"{name!r} is not a name that nft can read")
+        raise Unprintable(f"{name!r} is not a valid nft name")
     return name
 
 
 def duration_text(seconds: int) -> str:
-    """Seconds in nft's way: `3h`, `1d10m5s`."""
+    """Return seconds as nft writes them: `3h`, `1d10m5s`."""
     text = ""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)
@@ -151,7 +151,7 @@ def duration_text(seconds: int) -> str:
 
 
 def _expression_text(one: Expression, family: Family) -> str:
-    """Matches that compare a key, then the rest by kind."""
+    """Print comparisons of a key, then other matches and statements by type."""
     match one:
         case Compare(field, values, negate):
             return f"{_compared_field(field, values, family)} {'!= ' if negate else ''}{_values_text(field, values)}"
@@ -213,7 +213,7 @@ def _statement_text(one: Expression, family: Family) -> str:
             return f"dnat to {_target_text(address, port)}"
         case Counter():
             return "counter"
-    raise Unprintable(f"{type(one).__name__} has no form in nft")
+    raise Unprintable(f"{type(one).__name__} is not supported by nft")
 
 
 def _reject_text(kind: str, family: Family) -> str:
@@ -226,10 +226,10 @@ def _reject_text(kind: str, family: Family) -> str:
 
 
 def _target_text(address: str, port: int | None) -> str:
-    place = _place_text(address)
+    target = _address_text(address)
     if port is None:
-        return place
-    return f"[{place}]:{port:d}" if ":" in place else f"{place}:{port:d}"
+        return target
+    return f"[{target}]:{port:d}" if ":" in target else f"{target}:{port:d}"
 
 
 def _hook_text(hook: Hook) -> str:
@@ -240,7 +240,7 @@ def _hook_text(hook: Hook) -> str:
 
 
 def priority_text(priority: int, hook: str) -> str:
-    """A priority as nft lists it: by name when one is within ten, and only in the hooks that have the name."""
+    """Return a priority as nft lists it: by name if one is within ten, and only in the hooks that have the name."""
     for name, value in _PRIORITIES.items():
         if _ONLY_IN.get(name, hook) != hook or abs(priority - value) > 10:
             continue
@@ -250,7 +250,7 @@ def priority_text(priority: int, hook: str) -> str:
 
 
 def priority_number(words: Sequence[str]) -> int:
-    """The inverse of `priority_text`, from its words. Raises ValueError, KeyError or IndexError."""
+    """Parse the words of a priority, the inverse of `priority_text`. Raises ValueError, KeyError, or IndexError."""
     if words[0].lstrip("-").isdigit():
         return int(words[0])
     base = _PRIORITIES[words[0]]
@@ -263,7 +263,7 @@ def _field_text(field: Field, family: Family) -> str:
             raise Unprintable("an address in an inet table needs its family")
         return f"{family.nft} {field.value}"
     if field.name.startswith("ORIG_"):
-        raise Unprintable(f"{field.value} is not written here")
+        raise Unprintable(f"{field.value} is not supported here")
     return str(field.value)
 
 
@@ -283,32 +283,32 @@ def _values_text(field: Field, values: Iterable[Atom]) -> str:
 
 
 def _atom_text(atom: Atom) -> str:
-    """A number, an address or network, or a protocol."""
+    """Print a number, an address or network, or a protocol."""
     if isinstance(atom, int):
         return f"{atom:d}"
-    if atom in _PROTOCOLS or (_PLACE.fullmatch(atom) and ("." in atom or ":" in atom)):
+    if atom in _PROTOCOLS or (_NETWORK.fullmatch(atom) and ("." in atom or ":" in atom)):
         return atom
-    raise Unprintable(f"{atom!r} is no address, network or protocol")
+    raise Unprintable(f"{atom!r} is not an address, network, or protocol")
 
 
 def _interface_text(atom: Atom) -> str:
     if not isinstance(atom, str) or not _INTERFACE.fullmatch(atom):
-        raise Unprintable(f"{atom!r} is not the name of an interface that nft can read")
+        raise Unprintable(f"{atom!r} is not a valid interface name for nft")
     return f'"{atom}"'
 
 
 _PROTOCOLS = frozenset({"tcp", "udp", "sctp", "icmp", "ipv6-icmp", "udplite", "dccp", "esp", "ah", "comp"})
 
 
-def _place_text(address: str) -> str:
-    if not _PLACE.fullmatch(address):
+def _address_text(address: str) -> str:
+    if not _NETWORK.fullmatch(address):
         raise Unprintable(f"{address!r} is not an address")
     return address
 
 
 def _word_text(word: str) -> str:
     if not _WORD.fullmatch(word):
-        raise Unprintable(f"{word!r} is not a word of nft")
+        raise Unprintable(f"{word!r} is not an nft keyword")
     return word
 
 

@@ -6,27 +6,7 @@ import re
 from collections.abc import Callable
 
 from narthex.model.net import networks_between
-from narthex.netfilter.ast import (
-    AnyOf,
-    Atom,
-    Compare,
-    CtState,
-    Expression,
-    Field,
-    Goto,
-    IgnoredStatement,
-    InlineVerdictMap,
-    InSet,
-    Key,
-    PortRange,
-    RandomGoto,
-    RandomMap,
-    Rule,
-    Slot,
-    Unknown,
-    Verdict,
-    VerdictMap,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.nft import matches as nft_matches
 from narthex.netfilter.nft import statements as nft_statements
 from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax, canonical
@@ -36,15 +16,15 @@ _RESUME = frozenset(
     {"accept", "drop", "return", "jump", "goto", "reject", "counter", "masquerade", "dnat", "comment", "log", "snat"}
 )
 """Words that start a known expression anywhere, so that parsing can continue after an unknown part."""
-_PORTS = (Field.DPORT, Field.SPORT, Field.ORIG_DPORT, Field.ORIG_SPORT)
-_ADDRESSES = (Field.SADDR, Field.DADDR, Field.ORIG_SADDR, Field.ORIG_DADDR)
+_PORTS = (ast.Field.DPORT, ast.Field.SPORT, ast.Field.ORIG_DPORT, ast.Field.ORIG_SPORT)
+_ADDRESSES = (ast.Field.SADDR, ast.Field.DADDR, ast.Field.ORIG_SADDR, ast.Field.ORIG_DADDR)
 _PORT_RANGE = re.compile(r"(\d+)-(\d+)")
 _NAT = ("dnat", "snat")
 
 
-def parse_rule(cursor: TokenCursor) -> Rule:
+def parse_rule(cursor: TokenCursor) -> ast.Rule:
     """Parse a rule. Each unknown part becomes one `Unknown`."""
-    expressions: list[Expression] = []
+    expressions: list[ast.Expression] = []
     comment = ""
     while not cursor.done:
         start = cursor.position
@@ -57,8 +37,8 @@ def parse_rule(cursor: TokenCursor) -> Rule:
         except (UnknownSyntax, ValueError):
             cursor.position = start
             _pass_over(cursor)
-            expressions.append(Unknown(cursor.slice(start, cursor.position)))
-    return Rule(tuple(expressions), comment)
+            expressions.append(ast.Unknown(cursor.slice(start, cursor.position)))
+    return ast.Rule(tuple(expressions), comment)
 
 
 def _pass_over(cursor: TokenCursor) -> None:
@@ -95,23 +75,23 @@ def _compared(cursor: TokenCursor) -> Expressions:
         raise
     negate = negation(cursor)
     if cursor.peek().startswith("@"):
-        return (InSet(key, cursor.take()[1:], negate),)
+        return (ast.InSet(key, cursor.take()[1:], negate),)
     if cursor.peek() == "vmap" and not negate:
         cursor.take()
         if cursor.peek().startswith("@"):
-            return (VerdictMap(key, cursor.take()[1:]),)
+            return (ast.VerdictMap(key, cursor.take()[1:]),)
         return (_inline_map(lambda: [_alternative(key, cursor)], cursor),)
-    if any(isinstance(part, Slot) for part in key):
+    if any(isinstance(part, ast.Slot) for part in key):
         raise UnknownSyntax
     if cursor.peek() in ("<", ">", "<=", ">="):
         return (_ordered(key, cursor),)
-    if len(key) == 1 and isinstance(key[0], Field):
+    if len(key) == 1 and isinstance(key[0], ast.Field):
         return (_compare(key[0], cursor, negate),)
     alternatives = tuple(_alternative(key, cursor) for _ in cursor.items())
-    return (AnyOf(alternatives, negate),)
+    return (ast.AnyOf(alternatives, negate),)
 
 
-def _ordered(key: Key, cursor: TokenCursor) -> Expression:
+def _ordered(key: ast.Key, cursor: TokenCursor) -> ast.Expression:
     if len(key) != 1 or key[0] not in _PORTS:
         raise UnknownSyntax
     operator, number = cursor.take(), cursor.number()
@@ -121,57 +101,57 @@ def _ordered(key: Key, cursor: TokenCursor) -> Expression:
         ">": (number + 1, 65535),
         ">=": (number, 65535),
     }[operator]
-    assert isinstance(key[0], Field)
-    return PortRange(key[0], first, last)
+    assert isinstance(key[0], ast.Field)
+    return ast.PortRange(key[0], first, last)
 
 
-def _alternative(key: Key, cursor: TokenCursor) -> Expressions:
+def _alternative(key: ast.Key, cursor: TokenCursor) -> Expressions:
     """Read one element of an anonymous set as matches that must all match."""
-    parts: list[Expression] = []
+    parts: list[ast.Expression] = []
     for number, field in enumerate(key):
         if number:
             cursor.expect(".")
-        if not isinstance(field, Field):
+        if not isinstance(field, ast.Field):
             raise UnknownSyntax
         parts.append(_comparison(field, cursor.take()))
     return tuple(parts)
 
 
-def _comparison(field: Field, text: str) -> Expression:
+def _comparison(field: ast.Field, text: str) -> ast.Expression:
     """Return the comparison of a field with one value or range."""
     ports = _PORT_RANGE.fullmatch(text)
     if ports and field in _PORTS:
-        return PortRange(field, int(ports[1]), int(ports[2]))
+        return ast.PortRange(field, int(ports[1]), int(ports[2]))
     if field in _ADDRESSES and "-" in text:
         first, _, last = text.partition("-")
-        return Compare(field, networks_between(first, last))
-    return Compare(field, (_value(field, text),))
+        return ast.Compare(field, networks_between(first, last))
+    return ast.Compare(field, (_value(field, text),))
 
 
-def _compare(field: Field, cursor: TokenCursor, negate: bool) -> Expression:
+def _compare(field: ast.Field, cursor: TokenCursor, negate: bool) -> ast.Expression:
     if cursor.peek() != "{":
         one = _comparison(field, cursor.take())
-        if isinstance(one, PortRange):
-            return PortRange(field, one.first, one.last, negate)
-        assert isinstance(one, Compare)
-        return Compare(field, one.values, negate)
+        if isinstance(one, ast.PortRange):
+            return ast.PortRange(field, one.first, one.last, negate)
+        assert isinstance(one, ast.Compare)
+        return ast.Compare(field, one.values, negate)
     found = [_comparison(field, cursor.take()) for _ in cursor.items()]
     if not found:
         raise UnknownSyntax
-    if any(isinstance(one, PortRange) for one in found):
-        return AnyOf(tuple((one,) for one in found), negate)
-    values = tuple(value for one in found if isinstance(one, Compare) for value in one.values)
-    return Compare(field, values, negate)
+    if any(isinstance(one, ast.PortRange) for one in found):
+        return ast.AnyOf(tuple((one,) for one in found), negate)
+    values = tuple(value for one in found if isinstance(one, ast.Compare) for value in one.values)
+    return ast.Compare(field, values, negate)
 
 
-def _value(field: Field, text: str) -> Atom:
+def _value(field: ast.Field, text: str) -> ast.Atom:
     if field in _PORTS:
         if not text.isdigit():
             raise UnknownSyntax
         return int(text)
-    if field in (Field.IIFNAME, Field.OIFNAME):
+    if field in (ast.Field.IIFNAME, ast.Field.OIFNAME):
         return text.strip('"')
-    if text.startswith(("@", "$", "<", ">", "&", "|", "{")) or ("-" in text and field is not Field.L4PROTO):
+    if text.startswith(("@", "$", "<", ">", "&", "|", "{")) or ("-" in text and field is not ast.Field.L4PROTO):
         raise UnknownSyntax
     return canonical(text)
 
@@ -179,9 +159,9 @@ def _value(field: Field, text: str) -> Atom:
 # ---- anonymous maps ------------------------------------------------------------------------------------------------
 
 
-def _inline_map(read_key: Callable[[], list[Expressions]], cursor: TokenCursor) -> InlineVerdictMap:
+def _inline_map(read_key: Callable[[], list[Expressions]], cursor: TokenCursor) -> ast.InlineVerdictMap:
     """Read the map of `KEY vmap { VALUE : VERDICT, … }`. `read_key` reads the alternatives of one element."""
-    arms: list[tuple[Expressions, Verdict]] = []
+    arms: list[tuple[Expressions, ast.Verdict]] = []
     for _ in cursor.items():
         alternatives = read_key()
         while cursor.peek() == "counter":
@@ -189,25 +169,25 @@ def _inline_map(read_key: Callable[[], list[Expressions]], cursor: TokenCursor) 
         cursor.expect(":")
         verdict = nft_statements.verdict(cursor)
         arms += ((alternative, verdict) for alternative in alternatives)
-    return InlineVerdictMap(tuple(arms))
+    return ast.InlineVerdictMap(tuple(arms))
 
 
-def _numgen(cursor: TokenCursor) -> Expression:
+def _numgen(cursor: TokenCursor) -> ast.Expression:
     """Read `numgen random mod N vmap { 0 : goto a, 1 : goto b }`, or the same with a named map."""
     if cursor.peek(1) == "random":
         start = cursor.position
         key = cursor.key_or_none()
         if key is not None and cursor.peek() == "vmap" and cursor.peek(1).startswith("@"):
             cursor.take()
-            return VerdictMap(key, cursor.take()[1:])
+            return ast.VerdictMap(key, cursor.take()[1:])
         cursor.position = start
     mod, offset = nft_statements.numgen(cursor)
     cursor.expect("vmap")
     arms = nft_statements.arms(cursor, mod, offset, lambda: nft_statements.verdict(cursor))
-    chains = [what.chain for _, _, what in arms if isinstance(what, Goto)]
+    chains = [what.chain for _, _, what in arms if isinstance(what, ast.Goto)]
     if len(chains) == len(arms) == mod:
-        return RandomGoto(tuple(chains))
-    return RandomMap(mod, arms)
+        return ast.RandomGoto(tuple(chains))
+    return ast.RandomMap(mod, arms)
 
 
 def _state_map(cursor: TokenCursor) -> Expressions:
@@ -221,7 +201,7 @@ def _state_map(cursor: TokenCursor) -> Expressions:
         while cursor.peek() == "," and cursor.peek(1) in _STATES and cursor.peek(2) in (",", ":"):
             cursor.take()
             states.append(cursor.take())
-        return [(CtState((state,)),) for state in states]
+        return [(ast.CtState((state,)),) for state in states]
 
     return (_inline_map(read_states, cursor),)
 
@@ -240,19 +220,19 @@ def _transport(cursor: TokenCursor) -> Expressions:
         return nft_matches.tcp_flags(cursor)
     if name == "option":
         return _option(cursor)
-    field = {"dport": Field.DPORT, "sport": Field.SPORT}.get(name)
+    field = {"dport": ast.Field.DPORT, "sport": ast.Field.SPORT}.get(name)
     if field is None or cursor.peek() in (".", "<", ">", "<=", ">=", "&"):
         raise UnknownSyntax
-    protocol_match = Compare(Field.L4PROTO, (protocol,))
+    protocol_match = ast.Compare(ast.Field.L4PROTO, (protocol,))
     if cursor.peek() == "vmap" and not cursor.peek(1).startswith("@"):
         cursor.take()
         return protocol_match, _inline_map(lambda: [_alternative((field,), cursor)], cursor)
     if cursor.peek() == "vmap":
         cursor.take()
-        return protocol_match, VerdictMap((field,), cursor.take()[1:])
+        return protocol_match, ast.VerdictMap((field,), cursor.take()[1:])
     negate = negation(cursor)
     if cursor.peek().startswith("@"):
-        return protocol_match, InSet((field,), cursor.take()[1:], negate)
+        return protocol_match, ast.InSet((field,), cursor.take()[1:], negate)
     return protocol_match, _compare(field, cursor, negate)
 
 
@@ -265,7 +245,7 @@ def _option(cursor: TokenCursor) -> Expressions:
     cursor.position += 5
     if cursor.take() == "rt":
         cursor.take()
-    return (IgnoredStatement(cursor.slice(start, cursor.position)),)
+    return (ast.IgnoredStatement(cursor.slice(start, cursor.position)),)
 
 
 def _ct(cursor: TokenCursor) -> Expressions:
@@ -279,7 +259,7 @@ def _ct(cursor: TokenCursor) -> Expressions:
     if cursor.peek(2) == "set":
         start = cursor.position
         cursor.position += 4
-        return (IgnoredStatement(cursor.slice(start, cursor.position)),)
+        return (ast.IgnoredStatement(cursor.slice(start, cursor.position)),)
     if cursor.peek(1) in ("state", "status", "mark", "direction"):
         return nft_matches.ct(cursor)
     return nft_matches.undecidable(cursor)
@@ -297,7 +277,7 @@ def _meta(cursor: TokenCursor) -> Expressions:
     if cursor.peek(2) == "set":
         start = cursor.position
         cursor.position += 4
-        return (IgnoredStatement(cursor.slice(start, min(cursor.position, cursor.length))),)
+        return (ast.IgnoredStatement(cursor.slice(start, min(cursor.position, cursor.length))),)
     return _field_match(cursor)
 
 

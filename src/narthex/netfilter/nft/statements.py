@@ -5,57 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from narthex.model.net import split_port
-from narthex.netfilter.ast import (
-    Accept,
-    CopyMark,
-    Counter,
-    Dnat,
-    DnatMap,
-    DnatRange,
-    DropPacket,
-    Expression,
-    Field,
-    Goto,
-    IgnoredStatement,
-    Jump,
-    MarkOr,
-    MarkXor,
-    Masquerade,
-    NoTrack,
-    RandomMap,
-    Redirect,
-    RedirectRange,
-    RejectPacket,
-    Return,
-    SetMark,
-    Slot,
-    Snat,
-    UpdateSet,
-    Verdict,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax
 from narthex.netfilter.xtables.values import destination_range
 
-Expressions = tuple[Expression, ...]
+Expressions = tuple[ast.Expression, ...]
 
 _ALL = 0xFFFFFFFF
 _NAT_FLAGS = ("fully-random", "random", "persistent")
-VERDICTS: dict[str, Verdict] = {"accept": Accept(), "drop": DropPacket(), "return": Return()}
+VERDICTS: dict[str, ast.Verdict] = {"accept": ast.Accept(), "drop": ast.DropPacket(), "return": ast.Return()}
 
 
-def verdict(cursor: TokenCursor) -> Verdict:
+def verdict(cursor: TokenCursor) -> ast.Verdict:
     """Read a verdict of a map. Raises UnknownSyntax."""
     word = cursor.take()
     if word == "goto":
-        return Goto(cursor.take())
+        return ast.Goto(cursor.take())
     if word == "jump":
-        return Jump(cursor.take())
+        return ast.Jump(cursor.take())
     if word not in VERDICTS:
         raise UnknownSyntax
     return VERDICTS[word]
 
 
-def _call(kind: type[Jump] | type[Goto]) -> Callable[[TokenCursor], Expressions]:
+def _call(kind: type[ast.Jump] | type[ast.Goto]) -> Callable[[TokenCursor], Expressions]:
     def read(cursor: TokenCursor) -> Expressions:
         cursor.take()
         return (kind(cursor.take()),)
@@ -63,7 +36,7 @@ def _call(kind: type[Jump] | type[Goto]) -> Callable[[TokenCursor], Expressions]
     return read
 
 
-def _constant(*expressions: Expression) -> Callable[[TokenCursor], Expressions]:
+def _constant(*expressions: ast.Expression) -> Callable[[TokenCursor], Expressions]:
     def read(cursor: TokenCursor) -> Expressions:
         cursor.take()
         return expressions
@@ -74,14 +47,14 @@ def _constant(*expressions: Expression) -> Callable[[TokenCursor], Expressions]:
 def _reject(cursor: TokenCursor) -> Expressions:
     cursor.expect("reject")
     if cursor.peek() != "with":
-        return (RejectPacket(),)
+        return (ast.RejectPacket(),)
     cursor.take()
     if cursor.take() == "tcp":
         cursor.expect("reset")
-        return (RejectPacket("tcp reset"),)
+        return (ast.RejectPacket("tcp reset"),)
     if cursor.peek() == "type":
         cursor.take()
-    return (RejectPacket(cursor.take()),)
+    return (ast.RejectPacket(cursor.take()),)
 
 
 # ---- NAT -----------------------------------------------------------------------------------------------------------
@@ -100,20 +73,20 @@ def _masquerade(cursor: TokenCursor) -> Expressions:
         cursor.take()
         if not cursor.take().startswith(":"):
             raise UnknownSyntax
-    return (Masquerade(_flags(cursor)),)
+    return (ast.Masquerade(_flags(cursor)),)
 
 
 def _redirect(cursor: TokenCursor) -> Expressions:
     cursor.expect("redirect")
     if cursor.peek() != "to":
         _flags(cursor)
-        return (RedirectRange(),)
+        return (ast.RedirectRange(),)
     cursor.take()
     first, dash, last = cursor.take().lstrip(":").partition("-")
     _flags(cursor)
     if not dash:
-        return (Redirect(int(first)),)
-    return (RedirectRange(int(first), int(last)),)
+        return (ast.Redirect(int(first)),)
+    return (ast.RedirectRange(int(first), int(last)),)
 
 
 def _snat(cursor: TokenCursor) -> Expressions:
@@ -125,7 +98,7 @@ def _snat(cursor: TokenCursor) -> Expressions:
     _flags(cursor)
     if not first:
         raise UnknownSyntax
-    return (Snat(first, last),)
+    return (ast.Snat(first, last),)
 
 
 def _dnat(cursor: TokenCursor) -> Expressions:
@@ -141,23 +114,23 @@ def _dnat(cursor: TokenCursor) -> Expressions:
         cursor.expect("map")
         if not cursor.peek().startswith("@"):
             raise UnknownSyntax
-        return (DnatMap(key, cursor.take()[1:]),)
+        return (ast.DnatMap(key, cursor.take()[1:]),)
     text = cursor.take()
     flagged = cursor.peek() in _NAT_FLAGS
     _flags(cursor)
     if not text[0].isalnum() and text[0] not in "[:":
         raise UnknownSyntax
     if "-" in text or flagged or text.startswith(":"):
-        return (DnatRange(*destination_range(text)),)
+        return (ast.DnatRange(*destination_range(text)),)
     return (_endpoint(text),)
 
 
-def _endpoint(text: str) -> Dnat:
+def _endpoint(text: str) -> ast.Dnat:
     if text.startswith("[") and text.endswith("]"):
-        return Dnat(text[1:-1])
+        return ast.Dnat(text[1:-1])
     if text.startswith("[") or text.count(":") == 1:
-        return Dnat(*split_port(text))
-    return Dnat(text)
+        return ast.Dnat(*split_port(text))
+    return ast.Dnat(text)
 
 
 # ---- random numbers ---------------------------------------------------------------------------------------------------------
@@ -190,26 +163,26 @@ def numgen(cursor: TokenCursor) -> tuple[int, int]:
     return mod, offset
 
 
-def _random_dnat(cursor: TokenCursor) -> RandomMap:
+def _random_dnat(cursor: TokenCursor) -> ast.RandomMap:
     """Read `numgen random mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 . 80 }`."""
     mod, offset = numgen(cursor)
     cursor.expect("map")
 
-    def endpoint() -> Dnat:
+    def endpoint() -> ast.Dnat:
         address = cursor.take()
         if cursor.peek() == ".":
             cursor.take()
-            return Dnat(address, cursor.number())
+            return ast.Dnat(address, cursor.number())
         return _endpoint(address)
 
-    return RandomMap(mod, arms(cursor, mod, offset, endpoint))
+    return ast.RandomMap(mod, arms(cursor, mod, offset, endpoint))
 
 
 def arms(
-    cursor: TokenCursor, mod: int, offset: int, read: Callable[[], Verdict | Dnat]
-) -> tuple[tuple[int, int, Verdict | Dnat], ...]:
+    cursor: TokenCursor, mod: int, offset: int, read: Callable[[], ast.Verdict | ast.Dnat]
+) -> tuple[tuple[int, int, ast.Verdict | ast.Dnat], ...]:
     """Read `{ 0 : …, 1-3 : … }` as (first, last, action), without the offset. Raises UnknownSyntax."""
-    found: list[tuple[int, int, Verdict | Dnat]] = []
+    found: list[tuple[int, int, ast.Verdict | ast.Dnat]] = []
     for _ in cursor.items():
         first, dash, last = cursor.take().partition("-")
         cursor.expect(":")
@@ -234,36 +207,36 @@ def set_mark(cursor: TokenCursor, connection: bool) -> Expressions:
         elif connection:
             raise UnknownSyntax
         return (_mark_change(cursor, connection, source in (own, "mark"), source == other),)
-    return (SetMark(cursor.number(), _ALL, connection),)
+    return (ast.SetMark(cursor.number(), _ALL, connection),)
 
 
-def _mark_change(cursor: TokenCursor, connection: bool, same: bool, copied: bool) -> Expression:
+def _mark_change(cursor: TokenCursor, connection: bool, same: bool, copied: bool) -> ast.Expression:
     operator = cursor.peek()
     if operator not in ("|", "or", "^", "xor", "&", "and"):
         if copied:
-            return CopyMark(connection)
+            return ast.CopyMark(connection)
         raise UnknownSyntax
     cursor.take()
     bits = cursor.number()
     further = cursor.peek()
     if copied:
         if operator in ("&", "and") and further not in ("|", "^", "or", "xor"):
-            return CopyMark(connection, bits)
+            return ast.CopyMark(connection, bits)
         raise UnknownSyntax
     if not same:
         raise UnknownSyntax
     if operator in ("|", "or"):
-        return SetMark(bits, bits, True) if connection else MarkOr(bits)
+        return ast.SetMark(bits, bits, True) if connection else ast.MarkOr(bits)
     if operator in ("^", "xor"):
-        return SetMark(bits, 0, True) if connection else MarkXor(bits)
+        return ast.SetMark(bits, 0, True) if connection else ast.MarkXor(bits)
     value = 0
     if further in ("|", "^", "or", "xor"):
         cursor.take()
         value = cursor.number()
         if further in ("|", "or"):
             # `mark & A | B`: the bits of B are cleared before they are set.
-            return SetMark(value, ~bits & _ALL | value, connection)
-    return SetMark(value, ~bits & _ALL, connection)
+            return ast.SetMark(value, ~bits & _ALL | value, connection)
+    return ast.SetMark(value, ~bits & _ALL, connection)
 
 
 # ---- sets and ignored statements ----------------------------------------------------------------------------------
@@ -277,13 +250,13 @@ def _update(cursor: TokenCursor) -> Expressions:
         raise UnknownSyntax
     cursor.expect("{")
     key = cursor.key()
-    if any(isinstance(part, Slot) for part in key) or not all(isinstance(part, Field) for part in key):
+    if any(isinstance(part, ast.Slot) for part in key) or not all(isinstance(part, ast.Field) for part in key):
         raise UnknownSyntax
     if cursor.peek() == "timeout":
         cursor.take()
         cursor.take()
     cursor.expect("}")
-    return (UpdateSet(key, name[1:]),)
+    return (ast.UpdateSet(key, name[1:]),)
 
 
 def _counter(cursor: TokenCursor) -> Expressions:
@@ -295,7 +268,7 @@ def _counter(cursor: TokenCursor) -> Expressions:
         cursor.number()
     elif cursor.peek() == "name":
         cursor.position += 2
-    return (Counter(),)
+    return (ast.Counter(),)
 
 
 _LOG_OPTIONS = ("prefix", "level", "group", "snaplen", "queue-threshold", "flags")
@@ -310,7 +283,7 @@ def _log(cursor: TokenCursor) -> Expressions:
         cursor.take()
         while cursor.peek() == ",":
             cursor.position += 2
-    return (IgnoredStatement(cursor.slice(start, cursor.position)),)
+    return (ast.IgnoredStatement(cursor.slice(start, cursor.position)),)
 
 
 def _ignored(count: int) -> Callable[[TokenCursor], Expressions]:
@@ -320,7 +293,7 @@ def _ignored(count: int) -> Callable[[TokenCursor], Expressions]:
         start = cursor.position
         for _ in range(count):
             cursor.take()
-        return (IgnoredStatement(cursor.slice(start, cursor.position)),)
+        return (ast.IgnoredStatement(cursor.slice(start, cursor.position)),)
 
     return read
 
@@ -334,25 +307,25 @@ def _xt(cursor: TokenCursor) -> Expressions:
     if kind == "match" and name == "comment":
         return ()
     if kind == "target" and name in ("LOG", "NFLOG", "TRACE", "TCPMSS"):
-        return (IgnoredStatement(cursor.slice(start, cursor.position)),)
+        return (ast.IgnoredStatement(cursor.slice(start, cursor.position)),)
     if kind == "target" and name == "MASQUERADE":
-        return (Masquerade(fully_random=False),)
+        return (ast.Masquerade(fully_random=False),)
     raise UnknownSyntax
 
 
 READERS: dict[str, Callable[[TokenCursor], Expressions]] = {
-    "jump": _call(Jump),
-    "goto": _call(Goto),
-    "accept": _constant(Accept()),
-    "drop": _constant(DropPacket()),
-    "return": _constant(Return()),
+    "jump": _call(ast.Jump),
+    "goto": _call(ast.Goto),
+    "accept": _constant(ast.Accept()),
+    "drop": _constant(ast.DropPacket()),
+    "return": _constant(ast.Return()),
     "continue": _constant(),
     "reject": _reject,
     "masquerade": _masquerade,
     "redirect": _redirect,
     "snat": _snat,
     "dnat": _dnat,
-    "notrack": _constant(NoTrack()),
+    "notrack": _constant(ast.NoTrack()),
     "update": _update,
     "add": _update,
     "counter": _counter,

@@ -1,8 +1,8 @@
-"""Chains and rules: all ways out of them, each with its exact probability.
+"""Evaluation of rules and chains: all results, each with its exact probability.
 
-What a chain does to a branch depends on the branch's state alone, so each chain is walked once for each state, however
-often it is called. A rule that asks for something that cannot be known ends its branch as UNSUPPORTED; from there two
-branches in doubt go on, one as if the rule matched and one as if not, so that it can be said where the packet may end.
+The effect of a chain on a branch depends only on the state of the branch. Each chain is therefore walked once per state,
+however often it is called. A rule that depends on unknown information ends its branch as UNSUPPORTED. From there, two
+branches in doubt continue, one as if the rule matched and one as if not, to find where the packet may end.
 """
 
 from __future__ import annotations
@@ -32,22 +32,28 @@ from narthex.netfilter.ast import (
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.state import RETURN, Branch, Continuation, HookPoint, graft, merge, merge_results
-from narthex.netfilter.walk.statements import LEAVES_BEHIND, Actor, unsupported
-
-ChainResults = list[tuple[Continuation, Branch]]
+from narthex.netfilter.walk.state import (
+    RETURN,
+    Branch,
+    ChainResults,
+    HookPoint,
+    graft,
+    merge,
+    merge_results,
+)
+from narthex.netfilter.walk.statements import SIDE_EFFECTS, StatementExecutor, unsupported
 
 _NFT_JUMPS = 16
 """NFT_JUMP_STACK_SIZE of nf_tables, for iptables-nft too."""
 _LEGACY_JUMPS = 100
-"""xt_jumpstack is as large as a table asks for; no table of a person's is deeper than this."""
+"""xt_jumpstack grows with the table. No table written by a person is deeper than this."""
 _MAX_RULES = 5_000_000
 _MAX_NEAR, _MAX_NEAR_ADDRESSES = 200, 20
 _SILENT = (Counter, IgnoredStatement)
 
 
-class At:
-    """Where in the rules a branch is."""
+class ChainPosition:
+    """The chain that is evaluated, its caller chains, and the hook."""
 
     __slots__ = ("chain", "depth", "path", "point", "table", "where")
 
@@ -57,12 +63,12 @@ class At:
 
 
 class ChainWalk:
-    """Walks chains for one packet."""
+    """Evaluates chains for one packet."""
 
-    def __init__(self, matcher: Matcher, actor: Actor, index: RulesetIndex) -> None:
+    def __init__(self, matcher: Matcher, executor: StatementExecutor, index: RulesetIndex) -> None:
         self._matcher = matcher
         self._index = index
-        self._actor = actor
+        self._executor = executor
         self._answers = matcher.answers
         self._known: dict[tuple[object, ...], ChainResults] = {}
         self._rules_left = _MAX_RULES
@@ -71,40 +77,42 @@ class ChainWalk:
 
     @property
     def near(self) -> tuple[WalkNearMiss, ...]:
-        """The rules that nearly matched so far; those for another destination come last."""
+        """The rules of which exactly one match failed so far. Those that failed at the destination come last."""
         return (*self._near.values(), *self._near_addresses.values())
 
     def base(self, point: HookPoint, table: Table, chain: Chain, branch: Branch) -> ChainResults:
-        """All ways out of a base chain. Whatever is no end is let through, as far as this chain goes."""
+        """Return the results of a base chain. A result that is not a `BranchEnd` passes this chain."""
         assert chain.hook is not None
-        ways: ChainResults = []
-        for way, out in self._chain(point, table, chain, branch, (), 0):
-            if (way is None or way == RETURN) and chain.hook.policy == "drop":
-                out.note(At(point, table, chain, (), 0).where, "policy drop")
-                ways += self._actor.verdict(DropPacket(), out)
+        results: ChainResults = []
+        for continuation, out in self._chain(point, table, chain, branch, (), 0):
+            if (continuation is None or continuation == RETURN) and chain.hook.policy == "drop":
+                out.note(ChainPosition(point, table, chain, (), 0).where, "policy drop")
+                results += self._executor.verdict(DropPacket(), out)
             else:
-                ways.append((way, out))
-        return ways
+                results.append((continuation, out))
+        return results
 
     def _chain(
         self, point: HookPoint, table: Table, chain: Chain, branch: Branch, path: tuple[str, ...], depth: int
     ) -> ChainResults:
-        """All ways out of a chain. "Return" and the chain's end both come back as None."""
+        """Return the results of a chain. RETURN and the end of the chain are both None."""
         if chain.name in path:
             loop = " -> ".join((*path[path.index(chain.name) :], chain.name))
-            return [(unsupported(f"the chains of table {table.name} call each other without end: {loop}"), branch)]
+            return [(unsupported(f"the chains of table {table.name} call each other in a loop: {loop}"), branch)]
         limit = _LEGACY_JUMPS if table.legacy else _NFT_JUMPS
         if depth > limit:
-            note = f"table {table.name}: {chain.name} is called through more than {limit} jumps, which no kernel allows"
+            note = (
+                f"table {table.name}: {chain.name} is called through more than {limit} jumps, the limit of the kernel"
+            )
             return [(unsupported(note), branch)]
         key = point, id(table), chain.name, depth, branch.state
         known = self._known.get(key)
         if known is None:
-            at = At(point, table, chain, (*path, chain.name), depth)
+            at = ChainPosition(point, table, chain, (*path, chain.name), depth)
             known = self._known[key] = merge_results(self._rules(at, branch.fresh()))
         return graft(branch, known)
 
-    def _rules(self, at: At, branch: Branch) -> ChainResults:
+    def _rules(self, at: ChainPosition, branch: Branch) -> ChainResults:
         left: ChainResults = []
         present = [branch]
         rules = at.chain.rules
@@ -112,32 +120,31 @@ class ChainWalk:
             rule = rules[number]
             self._rules_left -= 1
             if self._rules_left < 0:
-                return left + [(unsupported("too many rules on the way"), out) for out in present]
+                return left + [(unsupported("too many rules on the path"), out) for out in present]
             if len(present) == 1:
-                ways = self._rule(at, number, rule, present[0])
-                if len(ways) == 1 and ways[0][0] is None:
-                    present[0] = ways[0][1]
+                results = self._rule(at, number, rule, present[0])
+                if len(results) == 1 and results[0][0] is None:
+                    present[0] = results[0][1]
                     continue
             else:
-                ways = [way for here in present for way in self._rule(at, number, rule, here)]
+                results = [result for here in present for result in self._rule(at, number, rule, here)]
             ongoing: list[Branch] = []
-            for way, out in ways:
-                if way is None:
+            for continuation, out in results:
+                if continuation is None:
                     ongoing.append(out)
                 else:
-                    left.append((None if way == RETURN else way, out))
+                    left.append((None if continuation == RETURN else continuation, out))
             present = merge(ongoing)
             if not present:
                 return left
         return left + [(None, out) for out in present]
 
-    # ---- one rule --------------------------------------------------------------------------------------------------
+    # ---- rules -----------------------------------------------------------------------------------------------------
 
-    def _rule(self, at: At, number: int, rule: Rule, branch: Branch, start: int = 0) -> ChainResults:
-        """All ways out of one rule, from one of its expressions on."""
-        ways: ChainResults = []
-        doubt = ""
-        supposing = ""
+    def _rule(self, at: ChainPosition, number: int, rule: Rule, branch: Branch, start: int = 0) -> ChainResults:
+        """Return the results of a rule, starting at one of its expressions."""
+        results: ChainResults = []
+        doubt = omission = ""
         noted = start > 0
         expressions = rule.expressions
         for position in range(start, len(expressions)):
@@ -149,7 +156,7 @@ class ChainWalk:
                 if answer is False:
                     if not doubt:
                         self._missed(at, number, rule, position, branch)
-                    return [*ways, (None, branch)]
+                    return [*results, (None, branch)]
                 if answer is not True:
                     doubt = doubt or answer
                 continue
@@ -157,88 +164,90 @@ class ChainWalk:
                 continue
             if kind is OmittedMatch:
                 assert isinstance(expression, OmittedMatch)
-                if _is_bare(rule):
-                    doubt = doubt or expression.text
-                else:
-                    supposing = expression.text
+                bare = _is_bare(rule)
+                doubt, omission = (doubt or expression.text, omission) if bare else (doubt, expression.text)
                 continue
             if kind is RandomMatch or kind is EveryNth:
                 hit = branch.take(_probability(expression))
                 if branch.probability:
-                    ways.append((None, branch))
+                    results.append((None, branch))
                 if not hit.probability:
-                    return ways
+                    return results
                 branch = hit
                 continue
             if doubt:
-                return ways + self._in_doubt(at, number, rule, branch, position, doubt)
-            if supposing:
-                branch.suppose(supposing)
-                supposing = ""
-            if not noted and kind not in Actor.TELLS_ITSELF:
-                told = self._matcher.told(rule, branch, at.point, at.table)
-                self._note(at, number, rule, branch, told)
+                return results + self._in_doubt(at, number, rule, branch, position, doubt)
+            if omission:
+                branch.suppose(omission)
+                omission = ""
+            if not noted and kind not in StatementExecutor.DESCRIBED_BY_RESULT:
+                description = self._matcher.describe_match(rule, branch, at.point, at.table)
+                self._note(at, number, rule, branch, description)
                 noted = True
-            if kind in LEAVES_BEHIND:
-                doubt = self._actor.leave_behind(expression, branch, at.point)
-                continue
-            return ways + self._act(at, number, rule, position, branch)
+            if kind in SIDE_EFFECTS:
+                doubt = self._executor.apply_side_effect(expression, branch, at.point)
+            else:
+                return results + self._act(at, number, rule, position, branch)
         if doubt:
-            return ways + self._in_doubt(at, number, rule, branch, len(expressions), doubt)
-        return [*ways, (None, branch)]
+            return results + self._in_doubt(at, number, rule, branch, len(expressions), doubt)
+        return [*results, (None, branch)]
 
-    def _in_doubt(self, at: At, number: int, rule: Rule, branch: Branch, position: int, doubt: str) -> ChainResults:
-        """A rule of which nobody can say whether it matches, read as far as `position`."""
+    def _in_doubt(
+        self, at: ChainPosition, number: int, rule: Rule, branch: Branch, position: int, doubt: str
+    ) -> ChainResults:
+        """Return the results of a rule whose matches before `position` cannot be determined."""
         rest = rule.expressions[position:]
         if rest and all(isinstance(each, _SILENT) for each in rest):
             return [(None, branch)]
         note = f"{at.where}: {doubt}"
-        self._note(at, number, rule, branch, self._matcher.told(rule, branch, at.point, at.table))
-        ways: ChainResults = []
+        self._note(at, number, rule, branch, self._matcher.describe_match(rule, branch, at.point, at.table))
+        results: ChainResults = []
         if not branch.doubt:
-            ways.append((unsupported(note), branch.copy()))
+            results.append((unsupported(note), branch.copy()))
             branch.doubt = note
         if rest:
-            ways += self._rule(at, number, rule, branch.copy(), position)
-        return [*ways, (None, branch)]
+            results += self._rule(at, number, rule, branch.copy(), position)
+        return [*results, (None, branch)]
 
-    def _note(self, at: At, number: int, rule: Rule, branch: Branch, told: str, why: str = "") -> None:
+    def _note(
+        self, at: ChainPosition, number: int, rule: Rule, branch: Branch, description: str, why: str = ""
+    ) -> None:
         why = rule.comment or why or self._why(rule)
-        branch.note(at.where, told, why, (at.table.name, at.chain.name, number))
+        branch.note(at.where, description, why, (at.table.name, at.chain.name, number))
 
-    def _act(self, at: At, number: int, rule: Rule, position: int, branch: Branch) -> ChainResults:
-        """A statement that decides where the packet goes."""
-        ways: ChainResults = []
-        for decision in self._actor.act(rule.expressions[position], branch, at.point, at.table, at.where):
-            out = decision.branch
-            if decision.told:
-                self._note(at, number, rule, out, decision.told, decision.why)
-            what = decision.what
+    def _act(self, at: ChainPosition, number: int, rule: Rule, position: int, branch: Branch) -> ChainResults:
+        """Execute a statement that determines the path of the packet."""
+        results: ChainResults = []
+        for result in self._executor.act(rule.expressions[position], branch, at.point, at.table, at.where):
+            out = result.branch
+            if result.description:
+                self._note(at, number, rule, out, result.description, result.why)
+            what = result.verdict
             if isinstance(what, (Jump, Goto)):
-                ways += self._call(at, what, out)
+                results += self._call(at, what, out)
             elif what is not None:
-                ways += self._actor.verdict(what, out)
+                results += self._executor.verdict(what, out)
             else:
-                ways.append((decision.way, out))
-        return ways
+                results.append((result.continuation, out))
+        return results
 
-    def _call(self, at: At, verdict: Jump | Goto, branch: Branch) -> ChainResults:
+    def _call(self, at: ChainPosition, verdict: Jump | Goto, branch: Branch) -> ChainResults:
         target = at.table.chains.get(verdict.chain)
         if target is None:
-            return [(unsupported(f"the chain {verdict.chain} of table {at.table.name} is not there"), branch)]
+            return [(unsupported(f"the chain {verdict.chain} of table {at.table.name} does not exist"), branch)]
         if isinstance(verdict, Jump):
             return self._chain(at.point, at.table, target, branch, at.path, at.depth + 1)
-        ways = self._chain(at.point, at.table, target, branch, at.path, at.depth)
-        return [(RETURN if way is None else way, out) for way, out in ways]
+        results = self._chain(at.point, at.table, target, branch, at.path, at.depth)
+        return [(RETURN if continuation is None else continuation, out) for continuation, out in results]
 
     def _why(self, rule: Rule) -> str:
         addresses = (each.address for each in rule.expressions if isinstance(each, Dnat))
-        return next(filter(None, map(self._actor.name_of, addresses)), "")
+        return next(filter(None, map(self._executor.name_of, addresses)), "")
 
     # ---- near misses -----------------------------------------------------------------------------------------------
 
-    def _missed(self, at: At, number: int, rule: Rule, position: int, branch: Branch) -> None:
-        """Keep the rule if the match at `position` is the only one that failed."""
+    def _missed(self, at: ChainPosition, number: int, rule: Rule, position: int, branch: Branch) -> None:
+        """Record the rule as a near miss if the match at `position` is the only one that failed."""
         failed = rule.expressions[position]
         elsewhere = type(failed) is Compare and failed.field is Field.DADDR
         kept, limit = (self._near_addresses, _MAX_NEAR_ADDRESSES) if elsewhere else (self._near, _MAX_NEAR)
@@ -267,7 +276,7 @@ class ChainWalk:
 
 
 def _is_bare(rule: Rule) -> bool:
-    """Whether a rule that settles a packet's fate shows no match at all: most often one for an interface."""
+    """Return True for a rule with a verdict and without any visible match. Most often it has one for an interface."""
     rest = [each for each in rule.expressions if not isinstance(each, (Counter, OmittedMatch))]
     return len(rest) == 1 and isinstance(rest[0], (Accept, DropPacket, RejectPacket))
 

@@ -1,7 +1,7 @@
-"""What IPVS does to a packet on its way: find the virtual server, draw a real one, rewrite the destination.
+"""The IPVS stage of a walk: find the virtual server, select a real server, rewrite the destination.
 
-The places are those of net/netfilter/ipvs/ip_vs_core.c: behind nat in output, and in input behind the filter tables and
-before nat. So filter rules of input see the address that the client asked for, those of output the real server's.
+The hooks are those of net/netfilter/ipvs/ip_vs_core.c: after nat in output, and in input after the filter tables and before
+nat. Filter rules of input therefore see the virtual address, those of output the address of the real server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AFTER_OUTPUT: PriorityRange = (_IN_OUTPUT + 1, float("inf"))
 Ended = list[tuple[Branch, BranchEnd]]
 
 
-class Balancer:
+class IpvsStage:
     """IPVS for one packet."""
 
     def __init__(self, objects: KernelObjects, matcher: Matcher, name_of: Callable[[str], str]) -> None:
@@ -35,8 +35,7 @@ class Balancer:
         self._name_of = name_of
 
     def balance(self, hook: str, branches: list[Branch]) -> tuple[list[Branch], list[Branch], Ended]:
-        """The branches that go on here, whether or not IPVS has rewritten them, those that go to another machine, and
-        those that end."""
+        """Return the branches that stay on this host, rewritten or not, those to other hosts, and those that end."""
         ended: Ended = []
         if not self._objects.servers and not self._objects.marks:
             return branches, [], ended
@@ -45,23 +44,23 @@ class Balancer:
         for branch in branches:
             server = self._server(branch)
             if server is not None:
-                for out in self._drawn(f"{hook} IPVS", server, branch, ended):
+                for out in self._selected(f"{hook} IPVS", server, branch, ended):
                     (stay if self._matcher.local(out.daddr) else away).append(out)
             elif branch.mark and branch.mark in self._objects.marks:
-                note = f"a virtual server for the packet mark {branch.mark:#x} takes it, which is not followed"
+                note = f"a virtual server for the packet mark {branch.mark:#x} handles it, which is not supported"
                 ended.append((branch, BranchEnd(Disposition.UNSUPPORTED, note)))
             else:
                 stay.append(branch)
         return stay, away, ended
 
     def _server(self, branch: Branch) -> VirtualServer | None:
-        """The virtual server for exactly this port, else one for all ports."""
+        """Return the virtual server for this port, or else the one for all ports."""
         protocol = self._matcher.packet.protocol
         servers = self._objects.servers
         return servers.get((branch.daddr, protocol, branch.dport)) or servers.get((branch.daddr, protocol, 0))
 
-    def _drawn(self, where: str, server: VirtualServer, branch: Branch, ended: Ended) -> list[Branch]:
-        """The branch, sent to each real server that may be drawn. Without one the kernel refuses (ip_vs_leave)."""
+    def _selected(self, where: str, server: VirtualServer, branch: Branch, ended: Ended) -> list[Branch]:
+        """Return one branch per real server that may be selected. Without any, the kernel rejects (ip_vs_leave)."""
         shares = server.shares()
         title = f"virtual server {server.protocol.value} {join_port(server.address, server.port)} {server.scheduler}"
         if not shares:
@@ -70,10 +69,10 @@ class Balancer:
             return []
         seconds = server.persistence_seconds
         known = [(real, Fraction(1)) for real, _ in shares if seconds and self._remembered(server, real, branch)]
-        drawn: list[Branch] = []
+        selected: list[Branch] = []
         left = Fraction(1)
         for real, share in known[:1] or shares:
-            # `take` splits what is left of the branch, so a share of the whole has to be scaled up.
+            # `take` splits the remainder of the branch, so a share of the whole has to be scaled.
             out = branch.take(share / left)
             left -= share
             how = "the same real server again" if known else f"one of {len(shares)} real servers"
@@ -87,8 +86,8 @@ class Balancer:
                 out.remembers = (*out.remembers, (record(server.key, real), (self._matcher.packet.source,)))
             out.served = server.key
             out.daddr, out.dport = real.address, real.port or out.dport
-            drawn.append(out)
-        return drawn
+            selected.append(out)
+        return selected
 
     def _remembered(self, server: VirtualServer, real: RealServer, branch: Branch) -> bool:
         key = (self._matcher.packet.source,)
@@ -96,6 +95,6 @@ class Balancer:
 
 
 def record(key: ServerKey, real: RealServer) -> str:
-    """Name of the list that remembers the clients of one real server of one virtual server."""
+    """Return the name of the list of the persistent clients of a real server."""
     address, protocol, port = key
     return f"ipvs {protocol.value} {join_port(address, port)} {join_port(real.address, real.port)}"

@@ -1,7 +1,7 @@
-"""Whether an expression matches the packet, as far as can be known.
+"""Evaluation of matches for one packet, the first of a connection: a TCP SYN or an ICMP echo request, for instance.
 
-An answer is True, False, or a text: the reason why it cannot be known. A rule counts as not matching as soon as one of
-its matches is False, whatever could not be known before it.
+An answer is True, False, or the reason why it cannot be determined. A rule does not match as soon as one of its matches is
+False, even after matches that cannot be determined.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from typing import Any
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host, Memory, Packet
 from narthex.netfilter.ast import (
+    AddressType,
     AnyOf,
     Atom,
     Compare,
+    ConnMarkIs,
+    CtDirection,
     CtState,
     CtStatus,
     Expression,
     Field,
+    IcmpType,
     InSet,
     IpvsMatch,
     IsLocal,
@@ -32,11 +36,12 @@ from narthex.netfilter.ast import (
     Rule,
     Slot,
     Table,
+    TcpFlags,
     TcpReset,
+    UndecidableMatch,
     Unknown,
 )
 from narthex.netfilter.describe import describe, describe_rule
-from narthex.netfilter.walk.foreign import foreign_answers
 from narthex.netfilter.walk.lookup import ElementIndex, RulesetIndex, ipset_fields, ipset_index
 from narthex.netfilter.walk.state import Branch, HookPoint, KernelObjects
 from narthex.netfilter.xtables.values import TABLES
@@ -51,14 +56,18 @@ _ICMP = {IPFamily.IPV4: ("icmp", 1), IPFamily.IPV6: ("icmpv6", "ipv6-icmp", 58)}
 _OWN_STATUS = ("dnat", "snat")
 _NEVER_ON_FIRST_PACKET = {"seen-reply", "assured", "expected", "dying", "confirmed"}
 _MAX_DRAW = 100_000
+_SYN = 2
+_ECHO = {IPFamily.IPV4: 8, IPFamily.IPV6: 128}
+_MULTICAST = {IPFamily.IPV4: "224.0.0.0/4", IPFamily.IPV6: "ff00::/8"}
+_DECIDABLE_TYPES = frozenset(("local", "unicast", "broadcast", "multicast"))
 
 
 class ValueNotKnown(Exception):
-    """The value of a field cannot be known; the message says why."""
+    """The value of a field cannot be determined. The message is the reason."""
 
 
 class Matcher:
-    """Answers for one packet on one host."""
+    """Evaluates matches for one packet on one host."""
 
     def __init__(
         self,
@@ -98,12 +107,17 @@ class Matcher:
             RecentCheck: self._recent,
             Unknown: self._unknown,
             AnyOf: self._any_of,
-            **foreign_answers(packet, self.family, self.local),
+            AddressType: self._address_type,
+            TcpFlags: self._tcp_flags,
+            IcmpType: self._icmp_type,
+            ConnMarkIs: self._conn_mark_is,
+            CtDirection: self._ct_direction,
+            UndecidableMatch: self._undecidable,
         }
-        """By type of match; every other expression is a statement or a draw."""
+        """By type of match. Every other expression is a statement or a random match."""
 
     def all_of(self, matches: tuple[Expression, ...], branch: Branch, point: HookPoint, table: Table) -> Answer:
-        """Whether all of the matches match."""
+        """Return True if all of the matches match."""
         doubt = ""
         for each in matches:
             answer = self.answers[type(each)](each, branch, point, table)
@@ -114,25 +128,27 @@ class Matcher:
         return doubt or True
 
     def local(self, address: str) -> bool:
-        """Whether the address is one of the host's own, loopback included."""
+        """Return True if the address is a local address of the host, including loopback."""
         return address in self._own or address in self._objects.bound or contains(self.family.loopback, address)
 
     def own_address(self, hook: str) -> str:
-        """Where a redirected packet goes: any of the host's own addresses, since rules cannot tell which one the input
-        interface has; loopback for packets that were made here."""
+        """Return the destination of a redirected packet.
+
+        For local packets it is loopback. For others it is any address of the host, since the address of the input interface
+        is not known.
+        """
         known = (own for own in self._own_in_order if family_of(own) is self.family)
         loopback = "127.0.0.1" if self.family is IPFamily.IPV4 else "::1"
         return loopback if hook == "output" else next(known, loopback)
 
     def key(self, key: Key, branch: Branch, point: HookPoint) -> tuple[Atom, ...] | None:
-        """A key without random parts, None when the packet has no such field. Raises ValueNotKnown."""
+        """Return a key without random parts, or None if the packet lacks a field. Raises ValueNotKnown."""
         return next(self.draws(key, branch, point), (Fraction(1), None))[1]
 
     def draws(self, key: Key, branch: Branch, point: HookPoint) -> Iterator[tuple[Fraction, tuple[Atom, ...]]]:
-        """All values that a key can have, each with its probability; none when the packet lacks a field. Raises
-        ValueNotKnown."""
+        """Yield all values of a key with their probabilities, none if the packet lacks a field. Raises ValueNotKnown."""
         if not self._has_ports and Field.L4PROTO in key:
-            # What stands in the ports' point of other protocols is no element of a set that names the protocol.
+            # Other protocols have other data in place of the ports. A set that names the protocol has no such element.
             values: list[Atom | None] = [
                 None if isinstance(part, Slot) else -1 if part in _PORTS else self._value(part, branch, point)
                 for part in key
@@ -154,36 +170,36 @@ class Matcher:
                 rest //= mod
             yield Fraction(1, total), tuple(value for value in values if value is not None)
 
-    def told(self, rule: Rule, branch: Branch, point: HookPoint, table: Table) -> str:
-        """The rule in brief, with the elements of sets that the packet met. To be asked before the rule acts."""
-        texts = (self._told(expression, branch, point, table) for expression in rule.expressions)
+    def describe_match(self, rule: Rule, branch: Branch, point: HookPoint, table: Table) -> str:
+        """Describe the rule with the set elements that matched. Must be called before the statements of the rule run."""
+        texts = (self._describe(expression, branch, point, table) for expression in rule.expressions)
         return ", ".join(filter(None, texts)) or describe_rule(rule)
 
-    def _told(self, expression: Expression, branch: Branch, point: HookPoint, table: Table) -> str:
+    def _describe(self, expression: Expression, branch: Branch, point: HookPoint, table: Table) -> str:
         text = describe(expression)
         if isinstance(expression, (InSet, MatchSet)) and not expression.negate:
             with contextlib.suppress(ValueNotKnown):
-                elements, fields = self._looked_up(expression, table)
+                elements, fields = self._lookup(expression, table)
                 key = self.key(fields, branch, point)
                 met = elements.find(key) if elements is not None and key is not None else None
                 if met is not None:
                     return f"{text} {{ {' . '.join(map(str, met))} }}"
         return text
 
-    def _looked_up(self, e: InSet | MatchSet, table: Table) -> tuple[ElementIndex | None, Key]:
-        """The set that is asked, None when it is not there, and what is looked up in it. Raises ValueNotKnown."""
+    def _lookup(self, e: InSet | MatchSet, table: Table) -> tuple[ElementIndex | None, Key]:
+        """Return the set of a match, or None if it does not exist, and the key to look up. Raises ValueNotKnown."""
         if isinstance(e, InSet):
             return self._index.elements(table, e.name), e.key
-        held = self._objects.sets.get(e.name)
-        if held is None:
+        ipset = self._objects.sets.get(e.name)
+        if ipset is None:
             return None, ()
         try:
-            return ipset_index(held), ipset_fields(held, e.sides)
+            return ipset_index(ipset), ipset_fields(ipset, e.sides)
         except ValueError as error:
             raise ValueNotKnown(str(error)) from None
 
     def remembered(self, name: str, key: tuple[Atom, ...], branch: Branch, seconds: float) -> bool:
-        """Whether an earlier packet, or this one further up, left the key in a list."""
+        """Return True if an earlier packet, or this packet in an earlier rule, added the key to a list."""
         if (name, key) in branch.remembers:
             return True
         return self._memory is not None and self._memory.seen(name, key, self._now, seconds)
@@ -231,7 +247,7 @@ class Matcher:
         try:
             value = self._value(field, branch, point)
         except ValueNotKnown as error:
-            # Routing never sends a packet for elsewhere out over loopback.
+            # Routing never sends a packet for another host to loopback.
             return e.negate if field is Field.OIFNAME and e.values == ("lo",) else str(error)
         if value is None:
             return _NO_PORTS if field in _PORTS else False
@@ -243,17 +259,17 @@ class Matcher:
 
     def _address_in(self, address: str, e: Compare) -> bool:
         found = False
-        foreign = True
-        for held in e.values:
-            text = str(held)
+        other_family = True
+        for value in e.values:
+            text = str(value)
             if (":" in text) is not (":" in address):
                 continue
-            foreign = False
-            if text == address or _holds(text, address):
+            other_family = False
+            if text == address or _contains(text, address):
                 found = True
                 break
-        # In an inet table `ip saddr != …` asks for an IPv4 packet first.
-        return not foreign and found is not e.negate
+        # In an inet table `ip saddr != …` first requires an IPv4 packet.
+        return not other_family and found is not e.negate
 
     def _port_range(self, e: PortRange, branch: Branch, point: HookPoint, _table: Table) -> Answer:
         try:
@@ -270,22 +286,77 @@ class Matcher:
             return own is not e.negate
         return self.local(branch.daddr) is not e.negate
 
+    def _address_type(self, e: AddressType, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+        """Evaluate the route type of an address as far as it follows from the address alone."""
+        address = branch.daddr if e.field is Field.DADDR else branch.saddr or self.packet.source
+        if (e.field is Field.SADDR and branch.masquerade and not branch.saddr) or self.local(address):
+            kind = "local"
+        elif contains(_MULTICAST[self.family], address):
+            kind = "multicast"
+        elif address == "255.255.255.255":
+            kind = "broadcast"
+        elif self.family is IPFamily.IPV4 and address.endswith((".255", ".0")):
+            # Possibly the broadcast address of a network of the host, which is not known.
+            asked = {"unicast", "broadcast"}
+            if asked <= set(e.types):
+                return not e.negate
+            if asked.isdisjoint(e.types) and _DECIDABLE_TYPES.issuperset(e.types):
+                return e.negate
+            return f"whether {address} is a broadcast address depends on the routes"
+        else:
+            kind = "unicast"
+        if kind in e.types:
+            return not e.negate
+        unknown = [word for word in e.types if word not in _DECIDABLE_TYPES]
+        if unknown and kind == "unicast":
+            return f"whether the route to {address} is of type {unknown[0]} depends on the routes"
+        return e.negate
+
+    def _tcp_flags(self, e: TcpFlags, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+        """Evaluate the flags of a SYN packet, which may also have the congestion bits (ECE, CWR)."""
+        if self.packet.protocol.value != "TCP":
+            return False
+        if e.mask & 0xC0:
+            return "whether the first packet asks for congestion notification is the client's choice"
+        return (_SYN & e.mask == e.value) is not e.negate
+
+    def _icmp_type(self, e: IcmpType, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+        """Evaluate the type of an echo request."""
+        if self.packet.protocol.value != "ICMP":
+            return False
+        found = _ECHO[self.family] in e.types and (e.codes is None or e.codes[0] <= 0 <= e.codes[1])
+        return found is not e.negate
+
+    def _conn_mark_is(self, e: ConnMarkIs, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+        """Evaluate the connection mark. It is 0 until a rule sets it, and an untracked packet has none."""
+        return branch.tracked and (branch.connection_mark & e.mask == e.value) is not e.negate
+
+    def _ct_direction(self, e: CtDirection, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+        """Evaluate the direction. The first packet has the original one."""
+        return branch.tracked and e.original
+
+    def _undecidable(self, e: UndecidableMatch, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+        """Return False for packets that cannot have the property, else that it is not known."""
+        if not (e.sent_locally if self.packet.from_host else e.forwarded):
+            return False
+        return f"depends on {e.about}: {e.text}"
+
     def _ct_state(self, e: CtState, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return ((self._state if branch.tracked else "untracked") in e.states) is not e.negate
 
     def _ct_status(self, e: CtStatus, branch: Branch, _place: HookPoint, table: Table) -> Answer:
         if not branch.tracked:
-            # For iptables these are states, which an untracked packet does not have; nft has nothing to look at.
+            # For iptables these are states, which an untracked packet does not have. For nft the match fails.
             return e.negate and table.family is not None and table.name in TABLES
-        strange = [bit for bit in e.bits if bit not in _OWN_STATUS and bit not in _NEVER_ON_FIRST_PACKET]
-        if strange:
-            return f"connection status {strange[0]} is not known here"
+        unknown = [bit for bit in e.bits if bit not in _OWN_STATUS and bit not in _NEVER_ON_FIRST_PACKET]
+        if unknown:
+            return f"connection status {unknown[0]} is not known here"
         source = branch.masquerade and branch.saddr != self.packet.source
         found = ("dnat" in e.bits and branch.rewritten) or ("snat" in e.bits and source)
         return found is not e.negate
 
     def _tcp_reset(self, _e: TcpReset, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
-        return False  # a packet that begins a connection does not end one
+        return False  # the first packet of a connection is not a reset
 
     def _mark_is(self, e: MarkIs, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         return (branch.mark & e.mask == e.value) is not e.negate
@@ -293,7 +364,7 @@ class Matcher:
     def _in_set(self, e: InSet, branch: Branch, point: HookPoint, table: Table) -> Answer:
         elements = self._index.elements(table, e.name)
         if elements is None:
-            return f"the set {e.name} is not there"
+            return f"the set {e.name} does not exist"
         if elements.set.unsupported:
             return f"the set {e.name} is not understood: {elements.set.unsupported}"
         if any(isinstance(part, Slot) for part in e.key):
@@ -311,22 +382,22 @@ class Matcher:
 
     def _match_set(self, e: MatchSet, branch: Branch, point: HookPoint, table: Table) -> Answer:
         try:
-            elements, fields = self._looked_up(e, table)
+            elements, fields = self._lookup(e, table)
             if elements is None:
-                return f"the ipset {e.name} is not there"
+                return f"the ipset {e.name} does not exist"
             key = self.key(fields, branch, point)
         except ValueNotKnown as error:
             return str(error)
-        # The kernel's sets with ports hold no packet that has none, and such a packet is in none of them.
+        # A packet without ports is in none of the kernel's sets with ports.
         return (key is not None and elements.find(key) is not None) is not e.negate
 
     def _by_ipvs(self, e: IpvsMatch, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
         if branch.served is None:
-            # What is asked of a virtual server no other packet has; "not touched" every other packet is.
+            # A packet that IPVS has not handled has no properties of a virtual server.
             return e.negate
         address, protocol, port = branch.served
         return (
-            (e.address is None or e.address == address or _holds(e.address, address))
+            (e.address is None or e.address == address or _contains(e.address, address))
             and e.protocol in (None, protocol.lower, str(protocol.number))
             and e.port in (None, port)
         ) is not e.negate
@@ -348,11 +419,11 @@ class Matcher:
         return f"not understood: {e.text}"
 
 
-def _holds(cidr: str, address: str) -> bool:
+def _contains(cidr: str, address: str) -> bool:
     base, slash, bits = cidr.partition("/")
     if not slash:
         return False
-    # Most rules name one address; parsing 44,000 of those for each packet would be most of a walk's time.
+    # Most rules name one address. Parsing 44,000 of them for each packet would dominate a walk.
     if bits == ("128" if ":" in address else "32"):
         return base == address
     return contains(cidr, address)

@@ -1,11 +1,11 @@
-"""A packet's way through rules, as the kernel takes it: hooks, base chains by priority, jumps, address rewriting.
+"""The path of a packet through rules as in the kernel: hooks, base chains by priority, jumps, and NAT.
 
-The packet is the first of a NEW connection. Wherever the kernel would draw a random number, all draws are followed,
-each with its exact probability. What the walk cannot know ends that branch as UNSUPPORTED; it never guesses.
+The packet is the first of a NEW connection. Where the kernel draws a random number, the walk follows every outcome with its
+exact probability. A branch that depends on unknown information ends as UNSUPPORTED; the walk never guesses.
 
-The kernel facts are those of Linux 5.13 and later: nf_nat_core.c (a hook's nat chains end with the first rewriting),
-nf_tables_core.c (jump, goto, return), ip_vs_core.c (IPVS stands in input and output), and the loopback path (a packet from
-this host to itself passes output and postrouting, then prerouting and input without nat).
+The kernel's behavior is that of Linux 5.13 and later: nf_nat_core.c (the first NAT statement ends the nat chains of a hook),
+nf_tables_core.c (jump, goto, return), ip_vs_core.c (IPVS runs in input and output), and the loopback path (a packet from this
+host to itself passes output and postrouting, then prerouting and input without nat).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from narthex.model.net import family_of
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.chains import ChainWalk
-from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, Balancer
+from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, IpvsStage
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange, index_ruleset
 from narthex.netfilter.walk.matches import Matcher
 from narthex.netfilter.walk.state import Branch, BranchEnd, HookPoint, KernelObjects, merge
-from narthex.netfilter.walk.statements import Actor, NameOf
+from narthex.netfilter.walk.statements import NameOf, StatementExecutor
 
 __all__ = ["Branch", "BranchEnd", "HookPoint", "HookWalk", "NameOf", "walk"]
 
@@ -38,12 +38,15 @@ def walk(
     name_of: NameOf | None = None,
     objects: KernelObjects = KernelObjects(),  # noqa: B008  # frozen
 ) -> Trace:
-    """Follow a packet through all tables of its family. `now` is in seconds, on the clock of `memory`."""
+    """Walk a packet through all tables of its family. `now` is in seconds on the clock of `memory`."""
     return _Walk(HookWalk(ruleset, packet, host, memory, now, name_of, objects)).trace()
 
 
 class HookWalk:
-    """One packet and the rules of one network namespace, hook by hook. Who routes between the hooks is the caller."""
+    """Walks one packet through the rules of one network namespace, hook by hook. The caller routes between the hooks.
+
+    `state` is the conntrack state of the connection.
+    """
 
     def __init__(
         self,
@@ -56,28 +59,35 @@ class HookWalk:
         objects: KernelObjects = KernelObjects(),  # noqa: B008  # frozen
         state: str = "new",
     ) -> None:
-        """`state` is the connection's, in conntrack's words."""
         self.packet = packet
         self._index = index_ruleset(ruleset, family_of(packet.destination))
         name_of = name_of or (lambda _address: "")
         self._matcher = Matcher(packet, host, self._index, memory, now, objects, state)
-        self._chains = ChainWalk(self._matcher, Actor(self._matcher, self._index, name_of), self._index)
-        self._balancer = Balancer(objects, self._matcher, name_of)
+        self._chains = ChainWalk(self._matcher, StatementExecutor(self._matcher, self._index, name_of), self._index)
+        self._ipvs = IpvsStage(objects, self._matcher, name_of)
 
     def start(self) -> Branch:
-        """The packet before all rules."""
+        """Return the packet before all rules."""
         return Branch(self.packet.destination, self.packet.port)
 
     def local(self, address: str) -> bool:
-        """Whether an address is one of the host's own, loopback included."""
+        """Return True for a local address of the host, including loopback."""
         return self._matcher.local(address)
 
     def hook(
         self, point: HookPoint, branches: list[Branch], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
     ) -> tuple[list[Branch], Ended]:
-        """Walk all base chains of a hook in the kernel's order, or those with priorities in the span: which branches
-        are let through, and how the others end. `nat` False: the connection is known already, as on the way in again
-        over loopback."""
+        """Walk the base chains of a hook with priorities in `span`, in the kernel's order.
+
+        Args:
+            point: The hook.
+            branches: The branches that arrive at the hook.
+            nat: False skips the nat chains, for a packet of a known connection, such as one that arrives over loopback.
+            span: The range of priorities.
+
+        Returns:
+            The branches that pass, and those that end.
+        """
         ended: Ended = []
         for table, chain in self._index.base_chains(point.hook, span):
             if not branches:
@@ -88,31 +98,31 @@ class HookWalk:
                 if chain.hook.type == "nat" and not (nat and _may_be_rewritten(point, branch)):
                     passed.append(branch)
                     continue
-                for way, out in self._chains.base(point, table, chain, branch):
-                    if isinstance(way, BranchEnd):
-                        ended.append((out, way))
+                for continuation, out in self._chains.base(point, table, chain, branch):
+                    if isinstance(continuation, BranchEnd):
+                        ended.append((out, continuation))
                     else:
                         passed.append(out)
             branches = merge(passed)
         return branches, ended
 
     def balance(self, hook: str, branches: list[Branch]) -> tuple[list[Branch], list[Branch], Ended]:
-        """What IPVS does in input or output: who goes on here, who is sent to another machine, and whose way ends."""
-        return self._balancer.balance(hook, branches)
+        """Apply IPVS in input or output. Return the branches that stay here, those to other hosts, and those that end."""
+        return self._ipvs.balance(hook, branches)
 
     @property
     def near(self) -> tuple[WalkNearMiss, ...]:
-        """The rules that nearly matched so far, the telling ones first."""
+        """The rules of which exactly one match failed so far, the most relevant first."""
         return self._chains.near
 
 
 def _may_be_rewritten(point: HookPoint, branch: Branch) -> bool:
-    """Only what is tracked, and each address once."""
+    """Return True for a tracked packet whose address at this hook has not been translated yet."""
     return branch.tracked and not (branch.dnat if point.hook in _DESTINATION_HOOKS else branch.masquerade)
 
 
 class _Walk:
-    """All hooks, where nothing is known of routes."""
+    """Walks a packet through all hooks without knowledge of routes."""
 
     def __init__(self, hooks: HookWalk) -> None:
         self._hooks = hooks
@@ -120,7 +130,7 @@ class _Walk:
         self._may: dict[str, dict[tuple[Disposition, tuple[str, int] | None, bool], None]] = {}
 
     def trace(self) -> Trace:
-        """All ends that the packet can come to."""
+        """Return all outcomes of the packet."""
         packet = self._hooks.packet
         start = [self._hooks.start()]
         for branch in self._sent(start) if packet.from_host else self._received(start):
@@ -135,8 +145,10 @@ class _Walk:
         return Trace(packet=packet, outcomes=outcomes, near=self._hooks.near)
 
     def _received(self, branches: list[Branch]) -> list[Branch]:
-        """In from a link: prerouting, then input or forward and postrouting. What IPVS takes out of input and sends to
-        another machine goes on through output."""
+        """Walk a received packet: prerouting, then input, or forward and postrouting.
+
+        A packet that IPVS forwards from input to another host continues in output.
+        """
         iif = self._hooks.packet.iif
         here, away = self._routed(self._hook(HookPoint("prerouting", iif=iif), branches))
         here = self._hook(HookPoint("input", iif=iif), here, span=BEFORE_INPUT)
@@ -144,12 +156,14 @@ class _Walk:
         here = self._hook(HookPoint("input", iif=iif), here, span=AFTER_INPUT)
         away = self._hook(HookPoint("forward", iif=iif, oif=None), away)
         away += self._hook(HookPoint("output", oif=None), sent, nat=False)
-        # Since Linux 5.7 (commit 28f8bfd1ac94) rules of postrouting see where a forwarded packet came in.
+        # Since Linux 5.7 (commit 28f8bfd1ac94) postrouting rules see the input interface of a forwarded packet.
         return here + self._hook(HookPoint("postrouting", iif=iif, oif=None), away)
 
     def _sent(self, branches: list[Branch]) -> list[Branch]:
-        """Made on this host: output and postrouting, and once more in over loopback when it is for this host. What IPVS
-        sends to another machine begins output again, without nat."""
+        """Walk a local packet: output and postrouting, then prerouting and input if it is for this host.
+
+        A packet that IPVS forwards to another host enters output again, without nat.
+        """
         oif = "lo" if self._hooks.local(self._hooks.packet.destination) else None
         branches = self._hook(HookPoint("output", oif=oif), branches, span=BEFORE_OUTPUT)
         branches, sent = self._balance("output", branches)
@@ -207,6 +221,6 @@ class _Walk:
         )
         same = self._outcomes.get(key)
         if same is not None:
-            teller = same if same.probability >= outcome.probability else outcome
-            outcome = msgspec.structs.replace(teller, probability=same.probability + outcome.probability)
+            likelier = same if same.probability >= outcome.probability else outcome
+            outcome = msgspec.structs.replace(likelier, probability=same.probability + outcome.probability)
         self._outcomes[key] = outcome

@@ -7,32 +7,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from narthex.model.net import networks_between
-from narthex.netfilter.ast import (
-    TCP_FLAGS,
-    AddressType,
-    AnyOf,
-    Compare,
-    ConnMarkIs,
-    Counter,
-    CtDirection,
-    CtState,
-    CtStatus,
-    EveryNth,
-    Expression,
-    Field,
-    IcmpType,
-    IpvsMatch,
-    IsLocal,
-    MarkIs,
-    MatchSet,
-    PortRange,
-    RandomMatch,
-    RecentCheck,
-    RecentSet,
-    TcpFlags,
-    UndecidableMatch,
-    Unknown,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.xtables.lexer import NoEquivalentNode, Option, Options, extension_text
 from narthex.netfilter.xtables.values import (
     ICMP_TYPES,
@@ -72,7 +47,7 @@ _UNDECIDABLE: dict[str, tuple[str, bool, bool]] = {
 one that a local process sent, can match at all."""
 
 
-def read_match(name: str, options: list[Option]) -> Iterator[Expression]:
+def read_match(name: str, options: list[Option]) -> Iterator[ast.Expression]:
     """Yield the nodes for `-m name …`, then one `Unknown` for all options that are not understood."""
     if name in _UNDECIDABLE:
         yield _undecidable(name, options)
@@ -81,7 +56,7 @@ def read_match(name: str, options: list[Option]) -> Iterator[Expression]:
         with contextlib.suppress(NoEquivalentNode, ValueError, KeyError):
             yield _WHOLE_READERS[name]({option.name: option for option in options})
             return
-        yield Unknown(extension_text("-m", name, options))
+        yield ast.Unknown(extension_text("-m", name, options))
         return
     readers = _OPTION_READERS.get(name, ())
     unknown: list[Option] = []
@@ -96,140 +71,144 @@ def read_match(name: str, options: list[Option]) -> Iterator[Expression]:
         else:
             unknown.append(option)
     if unknown or not readers:
-        yield Unknown(extension_text("-m", name, unknown))
+        yield ast.Unknown(extension_text("-m", name, unknown))
 
 
-def _undecidable(name: str, options: list[Option]) -> UndecidableMatch:
+def _undecidable(name: str, options: list[Option]) -> ast.UndecidableMatch:
     subject, forwarded, sent_locally = _UNDECIDABLE[name]
     if any(option.negate for option in options):
         # A packet that cannot have the property matches the negation.
         forwarded = sent_locally = True
-    return UndecidableMatch(subject, extension_text("-m", name, options), forwarded, sent_locally)
+    return ast.UndecidableMatch(subject, extension_text("-m", name, options), forwarded, sent_locally)
 
 
 # ---- matches with independent options ------------------------------------------------------------------------------
 
 _PORT_OPTIONS = {
-    "--dport": Field.DPORT,
-    "--destination-port": Field.DPORT,
-    "--dports": Field.DPORT,
-    "--sport": Field.SPORT,
-    "--source-port": Field.SPORT,
-    "--sports": Field.SPORT,
+    "--dport": ast.Field.DPORT,
+    "--destination-port": ast.Field.DPORT,
+    "--dports": ast.Field.DPORT,
+    "--sport": ast.Field.SPORT,
+    "--source-port": ast.Field.SPORT,
+    "--sports": ast.Field.SPORT,
 }
 
 
-def _ports(option: Option) -> Iterator[Expression]:
+def _ports(option: Option) -> Iterator[ast.Expression]:
     field = _PORT_OPTIONS[option.name]
     first, colon, last = option.value.partition(":")
     if colon:
-        yield PortRange(field, int(first or 0), int(last or 65535), option.negate)
+        yield ast.PortRange(field, int(first or 0), int(last or 65535), option.negate)
     else:
-        yield Compare(field, tuple(int(port) for port in first.split(",")), option.negate)
+        yield ast.Compare(field, tuple(int(port) for port in first.split(",")), option.negate)
 
 
 _MULTIPORT_OPTIONS = {
-    "--dports": (Field.DPORT,),
-    "--destination-ports": (Field.DPORT,),
-    "--sports": (Field.SPORT,),
-    "--source-ports": (Field.SPORT,),
-    "--ports": (Field.SPORT, Field.DPORT),
+    "--dports": (ast.Field.DPORT,),
+    "--destination-ports": (ast.Field.DPORT,),
+    "--sports": (ast.Field.SPORT,),
+    "--source-ports": (ast.Field.SPORT,),
+    "--ports": (ast.Field.SPORT, ast.Field.DPORT),
 }
 
 
-def _multiport(option: Option) -> Iterator[Expression]:
-    alternatives: list[tuple[Expression, ...]] = []
+def _multiport(option: Option) -> Iterator[ast.Expression]:
+    alternatives: list[tuple[ast.Expression, ...]] = []
     for field in _MULTIPORT_OPTIONS[option.name]:
         for text in option.value.split(","):
             first, colon, last = text.partition(":")
-            alternatives.append((PortRange(field, int(first), int(last)) if colon else Compare(field, (int(first),)),))
-    yield AnyOf(tuple(alternatives), option.negate)
+            alternatives.append(
+                (ast.PortRange(field, int(first), int(last)) if colon else ast.Compare(field, (int(first),)),)
+            )
+    yield ast.AnyOf(tuple(alternatives), option.negate)
 
 
-_FLAG_BITS = {**{name.upper(): 1 << bit for bit, name in enumerate(TCP_FLAGS)}, "ALL": 63, "NONE": 0}
+_FLAG_BITS = {**{name.upper(): 1 << bit for bit, name in enumerate(ast.TCP_FLAGS)}, "ALL": 63, "NONE": 0}
 
 
 def _flag_bits(text: str) -> int:
     return sum({_FLAG_BITS[word] for word in text.split(",")})
 
 
-def _tcp_flags(option: Option) -> Iterator[Expression]:
+def _tcp_flags(option: Option) -> Iterator[ast.Expression]:
     if option.name == "--syn":
-        yield TcpFlags(0x17, 0x02, option.negate)
+        yield ast.TcpFlags(0x17, 0x02, option.negate)
     elif option.name == "--tcp-flags" and len(option.values) == 2:
         mask, value = map(_flag_bits, map(str, option.values))
-        yield TcpFlags(mask, value, option.negate)
+        yield ast.TcpFlags(mask, value, option.negate)
     else:
         raise NoEquivalentNode
 
 
-def _iprange(option: Option) -> Iterator[Expression]:
-    field = {"--src-range": Field.SADDR, "--dst-range": Field.DADDR}[option.name]
+def _iprange(option: Option) -> Iterator[ast.Expression]:
+    field = {"--src-range": ast.Field.SADDR, "--dst-range": ast.Field.DADDR}[option.name]
     first, dash, last = option.value.partition("-")
-    yield Compare(field, networks_between(first, last if dash else first), option.negate)
+    yield ast.Compare(field, networks_between(first, last if dash else first), option.negate)
 
 
-def _addrtype(option: Option) -> Iterator[Expression]:
+def _addrtype(option: Option) -> Iterator[ast.Expression]:
     if option.name in ("--limit-iface-in", "--limit-iface-out"):
-        yield UndecidableMatch("which interface has the address", f"-m addrtype {option.text()}")
+        yield ast.UndecidableMatch("which interface has the address", f"-m addrtype {option.text()}")
         return
-    field = {"--dst-type": Field.DADDR, "--src-type": Field.SADDR}[option.name]
+    field = {"--dst-type": ast.Field.DADDR, "--src-type": ast.Field.SADDR}[option.name]
     if option.value == "LOCAL":
-        yield IsLocal(field, option.negate)
+        yield ast.IsLocal(field, option.negate)
     else:
-        yield AddressType(field, tuple(option.value.lower().split(",")), option.negate)
+        yield ast.AddressType(field, tuple(option.value.lower().split(",")), option.negate)
 
 
 _STATUS_BITS = {"EXPECTED": "expected", "SEEN_REPLY": "seen-reply", "ASSURED": "assured", "CONFIRMED": "confirmed"}
 _ORIGINAL_FIELDS = {
-    "--ctorigsrc": Field.ORIG_SADDR,
-    "--ctorigdst": Field.ORIG_DADDR,
-    "--ctorigsrcport": Field.ORIG_SPORT,
-    "--ctorigdstport": Field.ORIG_DPORT,
+    "--ctorigsrc": ast.Field.ORIG_SADDR,
+    "--ctorigdst": ast.Field.ORIG_DADDR,
+    "--ctorigsrcport": ast.Field.ORIG_SPORT,
+    "--ctorigdstport": ast.Field.ORIG_DPORT,
 }
 
 
-def _conntrack(option: Option) -> Iterator[Expression]:
+def _conntrack(option: Option) -> Iterator[ast.Expression]:
     name, negate = option.name, option.negate
     if name in ("--ctstate", "--state"):
         yield from _states(option.value.lower().split(","), negate)
     elif name in _ORIGINAL_FIELDS:
         yield _original(_ORIGINAL_FIELDS[name], option)
     elif name == "--ctproto":
-        yield Compare(Field.L4PROTO, (int(option.value) if option.value.isdigit() else option.value.lower(),), negate)
+        yield ast.Compare(
+            ast.Field.L4PROTO, (int(option.value) if option.value.isdigit() else option.value.lower(),), negate
+        )
     elif name == "--ctdir":
-        yield CtDirection((option.value == "ORIGINAL") is not negate)
+        yield ast.CtDirection((option.value == "ORIGINAL") is not negate)
     elif name == "--ctstatus" and option.value != "NONE":
-        yield CtStatus(tuple(_STATUS_BITS.get(word, word.lower()) for word in option.value.split(",")), negate)
+        yield ast.CtStatus(tuple(_STATUS_BITS.get(word, word.lower()) for word in option.value.split(",")), negate)
     elif name == "--ctexpire":
-        yield UndecidableMatch("how old the connection is", f"-m conntrack {option.text()}")
+        yield ast.UndecidableMatch("how old the connection is", f"-m conntrack {option.text()}")
     else:
         raise NoEquivalentNode
 
 
-def _states(words: list[str], negate: bool) -> Iterator[Expression]:
+def _states(words: list[str], negate: bool) -> Iterator[ast.Expression]:
     """Yield the nodes of `--ctstate`. iptables counts DNAT and SNAT as states, the kernel as status bits."""
     bits = tuple(word for word in words if word in ("dnat", "snat"))
     states = tuple(word for word in words if word not in bits)
     if bits and states and not negate:
-        yield AnyOf(((CtState(states),), (CtStatus(bits),)))
+        yield ast.AnyOf(((ast.CtState(states),), (ast.CtStatus(bits),)))
         return
     if states:
-        yield CtState(states, negate)
+        yield ast.CtState(states, negate)
     if bits:
-        yield CtStatus(bits, negate)
+        yield ast.CtStatus(bits, negate)
 
 
-def _original(field: Field, option: Option) -> Expression:
-    if field in (Field.ORIG_SADDR, Field.ORIG_DADDR):
-        return Compare(field, (plain_network(option.value),), option.negate)
+def _original(field: ast.Field, option: Option) -> ast.Expression:
+    if field in (ast.Field.ORIG_SADDR, ast.Field.ORIG_DADDR):
+        return ast.Compare(field, (plain_network(option.value),), option.negate)
     first, colon, last = option.value.partition(":")
     if colon:
-        return PortRange(field, int(first), int(last), option.negate)
-    return Compare(field, (int(first),), option.negate)
+        return ast.PortRange(field, int(first), int(last), option.negate)
+    return ast.Compare(field, (int(first),), option.negate)
 
 
-def _icmp(option: Option) -> Iterator[Expression]:
+def _icmp(option: Option) -> Iterator[ast.Expression]:
     if option.name not in ("--icmp-type", "--icmpv6-type"):
         raise NoEquivalentNode
     kind, slash, code = option.value.partition("/")
@@ -237,11 +216,11 @@ def _icmp(option: Option) -> Iterator[Expression]:
     if str(number) in ("any", "255") and not slash:
         return
     codes = (int(code), int(code)) if slash else None
-    yield IcmpType((int(number),), codes, option.negate)
+    yield ast.IcmpType((int(number),), codes, option.negate)
 
 
-def _mark(node: type[MarkIs] | type[ConnMarkIs]) -> Callable[[Option], Iterator[Expression]]:
-    def read(option: Option) -> Iterator[Expression]:
+def _mark(node: type[ast.MarkIs] | type[ast.ConnMarkIs]) -> Callable[[Option], Iterator[ast.Expression]]:
+    def read(option: Option) -> Iterator[ast.Expression]:
         if option.name != "--mark":
             raise NoEquivalentNode
         value, mask = value_and_mask(option.value)
@@ -250,14 +229,14 @@ def _mark(node: type[MarkIs] | type[ConnMarkIs]) -> Callable[[Option], Iterator[
     return read
 
 
-def _nfacct(option: Option) -> Iterator[Expression]:
+def _nfacct(option: Option) -> Iterator[ast.Expression]:
     # Without a quota, an accounting object only counts.
     if option.name != "--nfacct-name":
         raise NoEquivalentNode
-    yield Counter()
+    yield ast.Counter()
 
 
-_OPTION_READERS: dict[str, tuple[Callable[[Option], Iterator[Expression]], ...]] = {
+_OPTION_READERS: dict[str, tuple[Callable[[Option], Iterator[ast.Expression]], ...]] = {
     "tcp": (_ports, _tcp_flags),
     "udp": (_ports,),
     "sctp": (_ports,),
@@ -266,8 +245,8 @@ _OPTION_READERS: dict[str, tuple[Callable[[Option], Iterator[Expression]], ...]]
     "addrtype": (_addrtype,),
     "conntrack": (_conntrack,),
     "state": (_conntrack,),
-    "mark": (_mark(MarkIs),),
-    "connmark": (_mark(ConnMarkIs),),
+    "mark": (_mark(ast.MarkIs),),
+    "connmark": (_mark(ast.ConnMarkIs),),
     "nfacct": (_nfacct,),
     "icmp": (_icmp,),
     "icmp6": (_icmp,),
@@ -280,40 +259,42 @@ _OPTION_READERS: dict[str, tuple[Callable[[Option], Iterator[Expression]], ...]]
 # ---- matches whose options belong together -------------------------------------------------------------------------
 
 
-def _statistic(options: Options) -> Expression:
+def _statistic(options: Options) -> ast.Expression:
     mode = options["--mode"].value if "--mode" in options else ""
     if mode == "nth" and options.keys() <= {"--mode", "--every", "--packet"} and not options["--every"].negate:
-        return EveryNth(int(options["--every"].value))
+        return ast.EveryNth(int(options["--every"].value))
     if mode != "random" or options.keys() != {"--mode", "--probability"}:
         raise NoEquivalentNode
     probability = kernel_probability(options["--probability"].value)
     if options["--probability"].negate:
         probability = kernel_probability(str(float(1 - Fraction(probability))))
-    return RandomMatch(probability)
+    return ast.RandomMatch(probability)
 
 
 _RECENT_MASKS = ("255.255.255.255", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
 
 
-def _recent(options: Options) -> Expression:
+def _recent(options: Options) -> ast.Expression:
     name = options["--name"].value if "--name" in options else "DEFAULT"
     if options.keys() - {"--mask", "--rsource", "--name"} == {"--set"}:
         if options["--set"].negate or ("--mask" in options and options["--mask"].value not in _RECENT_MASKS):
             raise NoEquivalentNode
-        return RecentSet(name)
+        return ast.RecentSet(name)
     # The first packet of a connection is in a list only if another rule added it. Hits are not counted.
     verbs = options.keys() & {"--rcheck", "--update"}
     options = {key: one for key, one in options.items() if key not in ("--mask", "--rsource", "--reap", "--rttl")}
     if any(one.negate for one in options.values()):
         raise NoEquivalentNode
     if verbs and "--hitcount" in options:
-        return UndecidableMatch("how often the sender came before", extension_text("-m", "recent", [*options.values()]))
+        return ast.UndecidableMatch(
+            "how often the sender came before", extension_text("-m", "recent", [*options.values()])
+        )
     if len(verbs) != 1 or options.keys() - verbs - {"--seconds", "--name"}:
         raise NoEquivalentNode
-    return RecentCheck(name, int(options["--seconds"].value) if "--seconds" in options else 2**31)
+    return ast.RecentCheck(name, int(options["--seconds"].value) if "--seconds" in options else 2**31)
 
 
-def _set(options: Options) -> Expression:
+def _set(options: Options) -> ast.Expression:
     # With other options (counters, return-nomatch) a match depends on more than the elements of the set.
     if options.keys() != {"--match-set"}:
         raise NoEquivalentNode
@@ -321,25 +302,25 @@ def _set(options: Options) -> Expression:
     name, sides = map(str, option.values)
     if not {"src", "dst"}.issuperset(sides.split(",")):
         raise NoEquivalentNode
-    return MatchSet(name, tuple(sides.split(",")), option.negate)
+    return ast.MatchSet(name, tuple(sides.split(",")), option.negate)
 
 
-def _ipvs(options: Options) -> Expression:
+def _ipvs(options: Options) -> ast.Expression:
     if options.keys() == {"--ipvs"} and not options["--ipvs"].values:
-        return IpvsMatch(negate=options["--ipvs"].negate)
+        return ast.IpvsMatch(negate=options["--ipvs"].negate)
     if not options or any(option.negate for option in options.values()):
         raise NoEquivalentNode
     if not options.keys() <= {"--ipvs", "--vaddr", "--vproto", "--vport"}:
         raise NoEquivalentNode
     values = {name: option.value for name, option in options.items() if name != "--ipvs"}
-    return IpvsMatch(
+    return ast.IpvsMatch(
         address=plain_network(values["--vaddr"]) if "--vaddr" in values else None,
         protocol=values["--vproto"].lower() if "--vproto" in values else None,
         port=int(values["--vport"]) if "--vport" in values else None,
     )
 
 
-_WHOLE_READERS: dict[str, Callable[[Options], Expression]] = {
+_WHOLE_READERS: dict[str, Callable[[Options], ast.Expression]] = {
     "statistic": _statistic,
     "recent": _recent,
     "set": _set,

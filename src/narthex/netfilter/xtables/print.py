@@ -1,7 +1,7 @@
-"""Rules in the text form of iptables-save, which iptables-restore reads.
+"""Printer for the text of iptables-save, which iptables-restore reads.
 
-Every value is checked here on its way out, wherever it came from: a chain, an interface, an address or a list name
-that could end its word raises `Unprintable`, and a comment is quoted. So no name can become syntax.
+Every value is checked here, whatever its origin. A chain, interface, address, or list name that is not a single word raises
+`Unprintable`, and comments are quoted. No name can therefore become syntax.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from narthex.netfilter.lazy import LazyRules
 from narthex.netfilter.xtables.values import TABLES, builtin_chains, reject_words
 
 MAX_COMMENT = 255
-"""Bytes of a comment that xt_comment keeps."""
+"""Longest comment of xt_comment in bytes."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,27}", re.ASCII)
 _NAMES = re.compile(rf"{_NAME.pattern}(?:\n{_NAME.pattern})*", re.ASCII)
@@ -65,28 +65,27 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _ESCAPED = re.compile(r"""(["'\\])""")
 
 _MAX_DIMENSIONS = 6
-"""Of an ipset (IPSET_DIM_MAX, less the one for its own use)."""
+"""Largest number of dimensions of an ipset (IPSET_DIM_MAX without the reserved one)."""
 _CT_STATES = {"new", "established", "related", "invalid", "untracked"}
 _CT_BITS = {"dnat", "snat"}
 
 
 def quoted(text: str) -> str:
-    """A word as iptables-save quotes it. Raises Unprintable for control characters, which end a line or a word in
-    ways that no quoting prevents."""
+    """Quote a word as iptables-save does. Raises Unprintable for control characters, which quotes do not escape."""
     if not text.isprintable():
-        raise Unprintable(f"{text!r} holds control characters")
+        raise Unprintable(f"{text!r} contains control characters")
     return text if _BARE.fullmatch(text) else '"' + _ESCAPED.sub(r"\\\1", text) + '"'
 
 
 def chain_word(name: str) -> str:
-    """A chain's name, checked: at most 28 characters, nothing that could be read as an option or a second word."""
-    return _word(_NAME, name, "a chain name")
+    """Return a chain name: at most 28 characters, without anything that reads as an option or second word. Raises Unprintable."""
+    return _word(_NAME, name, "chain name")
 
 
 def chain_words(names: Sequence[str]) -> Sequence[str]:
-    """Names of chains, all checked with one look."""
+    """Return chain names after checking them all with one regular expression. Raises Unprintable."""
     lines = "\n".join(names)
-    # Who has a line break in his name has two.
+    # A name with a line break would count as two.
     if names and (_NAMES.fullmatch(lines) is None or lines.count("\n") != len(names) - 1):
         for name in names:
             chain_word(name)
@@ -94,9 +93,9 @@ def chain_words(names: Sequence[str]) -> Sequence[str]:
 
 
 def save_text(ruleset: Ruleset) -> str:
-    """What iptables-save would print for these tables, without the figures; iptables-restore reads it.
+    """Return what iptables-save would print for these tables, without counters. iptables-restore reads it.
 
-    Raises Unprintable for what iptables has no form for, a set for instance.
+    Raises Unprintable for an expression that iptables does not support, such as a set.
     """
     lines: list[str] = []
     for table in ruleset.tables:
@@ -108,7 +107,7 @@ def _table_lines(table: Table) -> Iterator[str]:
     if table.name not in TABLES:
         raise Unprintable(f"iptables has no table {table.name!r}")
     if table.sets or table.family is None:
-        raise Unprintable(f"table {table.name} has sets or holds both families: that is nftables only")
+        raise Unprintable(f"table {table.name} has sets or contains both families, which only nftables supports")
     yield f"*{table.name}"
     for chain in table.chains.values():
         yield f":{chain_word(chain.name)} {_policy(table.name, chain)} [0:0]"
@@ -119,12 +118,12 @@ def _table_lines(table: Table) -> Iterator[str]:
 
 def _policy(table: str, chain: Chain) -> str:
     if (chain.name in builtin_chains(table)) is not (chain.hook is not None):
-        raise Unprintable(f"{chain.name} in table {table}: iptables hooks its built-in chains and no others")
+        raise Unprintable(f"{chain.name} in table {table}: only built-in chains of iptables have a hook")
     return chain.hook.policy.upper() if chain.hook else "-"
 
 
 def chain_lines(chain: str, rules: Iterable[Rule], family: IPFamily) -> list[str]:
-    """The `-A` lines of a chain."""
+    """Return the `-A` lines of a chain. Raises Unprintable."""
     word = chain_word(chain)
     if isinstance(rules, LazyRules):
         return rules.lines(word, family)
@@ -132,9 +131,9 @@ def chain_lines(chain: str, rules: Iterable[Rule], family: IPFamily) -> list[str
 
 
 def rule_text(rule: Rule, family: IPFamily) -> str:
-    """A rule behind its chain's name, with a space in front; empty for a rule that says nothing.
+    """Return the part of a rule after the chain name, with a leading space; empty for a rule without expressions.
 
-    Address, interface and protocol come first and the comment next, as in kube-proxy's rules; then all else in order.
+    Address, interface, and protocol come first, then the comment, as in kube-proxy's rules, then all others in order.
     """
     words: list[str] = []
     early = True
@@ -172,7 +171,7 @@ def _comment(comment: str) -> list[str]:
 
 def _word(shape: re.Pattern[str], text: str, what: str) -> str:
     if not shape.fullmatch(text):
-        raise Unprintable(f"{text!r} is not {what} that iptables takes")
+        raise Unprintable(f"{text!r} is not a valid {what} for iptables")
     return text
 
 
@@ -187,25 +186,25 @@ def _single(values: tuple[Atom, ...]) -> Atom:
 
 
 def comment_words(comment: str) -> str:
-    """What a comment adds to a line, with a space in front; empty for none."""
+    """Return the options for a comment with a leading space; empty for no comment. Raises Unprintable."""
     return "".join(f" {word}" for word in _comment(comment)) if comment else ""
 
 
 def network_word(value: Atom, family: IPFamily) -> str:
-    """An address or network, checked."""
-    text = _word(_NETWORK, str(value), "an address or network")
+    """Return an address or network with its prefix length. Raises Unprintable."""
+    text = _word(_NETWORK, str(value), "address or network")
     return text if "/" in text else f"{text}/{family.host_bits}"
 
 
 def _interface(value: Atom, _family: IPFamily) -> str:
     text = str(value)
     if text.endswith("*"):
-        return _word(_INTERFACE, text[:-1], "an interface prefix") + "+"
-    return _word(_INTERFACE, text, "an interface name")
+        return _word(_INTERFACE, text[:-1], "interface prefix") + "+"
+    return _word(_INTERFACE, text, "interface name")
 
 
 def _protocol(value: Atom, _family: IPFamily) -> str:
-    return _word(_PROTOCOL, str(value), "a protocol")
+    return _word(_PROTOCOL, str(value), "protocol")
 
 
 _BASIC: dict[Field, tuple[str, Callable[[Atom, IPFamily], str]]] = {
@@ -229,7 +228,7 @@ def _compare(e: Compare, family: IPFamily, protocol: str) -> str:
         option, text = _BASIC[e.field]
         return f"{_not(e.negate)}{option} {text(_single(e.values), family)}"
     if e.field not in _PORT_OPTION:
-        raise Unprintable(f"{e.field.value} is not written for iptables here")
+        raise Unprintable(f"{e.field.value} is not supported for iptables")
     option = _PORT_OPTION[e.field]
     if len(e.values) > 1:
         ports = ",".join(str(_port(value)) for value in e.values)
@@ -239,7 +238,9 @@ def _compare(e: Compare, family: IPFamily, protocol: str) -> str:
 
 def _with_ports(protocol: str) -> str:
     if protocol not in ("tcp", "udp", "sctp", "dccp", "udplite"):
-        raise Unprintable(f"protocol {protocol!r} has no ports for iptables: name one that has them first")
+        raise Unprintable(
+            f"protocol {protocol!r} has no ports in iptables; a match of a protocol with ports must come first"
+        )
     return protocol
 
 
@@ -255,7 +256,7 @@ def _is_local(e: IsLocal, _family: IPFamily, _protocol: str) -> str:
 
 def _states(words: tuple[str, ...], known: set[str]) -> str:
     if not words or not known.issuperset(words):
-        raise Unprintable(f"{', '.join(words)}: not a connection state that iptables tells")
+        raise Unprintable(f"{', '.join(words)}: not connection states of iptables")
     return ",".join(words).upper()
 
 
@@ -268,7 +269,7 @@ def _ct_status(e: CtStatus, _family: IPFamily, _protocol: str) -> str:
 
 
 def _joined_status(state: Expression, status: Expression) -> str:
-    """iptables counts DNAT and SNAT as states; "neither of these states, nor rewritten" is one list there."""
+    """Print a state and a status. iptables counts DNAT and SNAT as states, so two negations become one list."""
     assert isinstance(state, CtState) and isinstance(status, CtStatus)
     if state.negate and status.negate:
         return "," + _states(status.bits, _CT_BITS)
@@ -283,29 +284,29 @@ def _mark_is(e: MarkIs, _family: IPFamily, _protocol: str) -> str:
 def _match_set(e: MatchSet, _family: IPFamily, _protocol: str) -> str:
     if not 0 < len(e.sides) <= _MAX_DIMENSIONS or not {"src", "dst"}.issuperset(e.sides):
         raise Unprintable(f"{','.join(e.sides)!r} is not a list of src and dst")
-    return f"-m set {_not(e.negate)}--match-set {_word(_SET_NAME, e.name, 'a set name')} {','.join(e.sides)}"
+    return f"-m set {_not(e.negate)}--match-set {_word(_SET_NAME, e.name, 'set name')} {','.join(e.sides)}"
 
 
 def _by_ipvs(e: IpvsMatch, _family: IPFamily, _protocol: str) -> str:
     words = []
     if e.address is not None:
-        words.append(f"--vaddr {_word(_NETWORK, e.address, 'an address')}")
+        words.append(f"--vaddr {_word(_NETWORK, e.address, 'address')}")
     if e.protocol is not None:
-        words.append(f"--vproto {_word(_PROTOCOL, e.protocol, 'a protocol')}")
+        words.append(f"--vproto {_word(_PROTOCOL, e.protocol, 'protocol')}")
     if e.port is not None:
         words.append(f"--vport {_port(e.port)}")
     if words and e.negate:
-        raise Unprintable("what is said of a virtual server cannot be denied as a whole")
+        raise Unprintable("the properties of a virtual server cannot be negated together")
     return " ".join(("-m ipvs", *(words or [f"{_not(e.negate)}--ipvs"])))
 
 
 def _chance(e: RandomMatch, _family: IPFamily, _protocol: str) -> str:
-    return f"-m statistic --mode random --probability {_word(_PROBABILITY, e.probability, 'a probability')}"
+    return f"-m statistic --mode random --probability {_word(_PROBABILITY, e.probability, 'probability')}"
 
 
 def _source_list(name: str, family: IPFamily) -> str:
     mask = "255.255.255.255" if family is IPFamily.IPV4 else "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-    return f"--name {_word(_LIST_NAME, name, 'a list name')} --mask {mask} --rsource"
+    return f"--name {_word(_LIST_NAME, name, 'list name')} --mask {mask} --rsource"
 
 
 def _recent(e: RecentCheck, family: IPFamily, _protocol: str) -> str:
@@ -319,7 +320,7 @@ def _recent_set(e: RecentSet, family: IPFamily, _protocol: str) -> str:
 def _reject(e: RejectPacket, family: IPFamily, _protocol: str) -> str:
     words = reject_words(family)
     if e.kind not in words:
-        raise Unprintable(f"iptables has no refusal {e.kind!r} for {family.label}")
+        raise Unprintable(f"iptables has no reject type {e.kind!r} for {family.label}")
     return f"-j REJECT --reject-with {words[e.kind]}"
 
 
@@ -333,7 +334,7 @@ def _dnat(e: Dnat, _family: IPFamily, protocol: str) -> str:
 
 
 def host_words(address: str, port: int, family: IPFamily) -> tuple[str, str]:
-    """One host as a source, and with a port as a destination; checked."""
+    """Return a host as a source, and with a port as a destination. Raises Unprintable."""
     if not _NETWORK.fullmatch(address) or "/" in address or not 0 <= port <= 65535:
         return network_word(address, family), destination_word(address, port)
     to = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -341,10 +342,10 @@ def host_words(address: str, port: int, family: IPFamily) -> tuple[str, str]:
 
 
 def destination_word(address: str, port: int | None) -> str:
-    """Where a connection is sent to, checked."""
-    _word(_NETWORK, address, "an address")
+    """Return the destination of a NAT rule. Raises Unprintable."""
+    _word(_NETWORK, address, "address")
     if "/" in address:
-        raise Unprintable(f"{address}: a connection is sent to one address")
+        raise Unprintable(f"{address}: a DNAT target is a single address")
     return address if port is None else join_port(address, _port(port))
 
 
@@ -355,7 +356,7 @@ def _redirect(e: Redirect, _family: IPFamily, protocol: str) -> str:
 
 def _unknown(e: Unknown | UndecidableMatch | IgnoredStatement, _family: IPFamily, _protocol: str) -> str:
     if not e.text.isprintable():
-        raise Unprintable(f"{e.text!r} holds control characters")
+        raise Unprintable(f"{e.text!r} contains control characters")
     return e.text
 
 

@@ -6,29 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from narthex.model.net import IPFamily, split_port
-from narthex.netfilter.ast import (
-    Accept,
-    CopyMark,
-    Dnat,
-    DnatRange,
-    DropPacket,
-    Expression,
-    Goto,
-    IgnoredStatement,
-    Jump,
-    MarkOr,
-    MarkXor,
-    Masquerade,
-    NoTrack,
-    Redirect,
-    RedirectRange,
-    RejectPacket,
-    Return,
-    SetMark,
-    Snat,
-    Unknown,
-    Verdict,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.xtables.lexer import NoEquivalentNode, Option, Options, extension_text, only
 from narthex.netfilter.xtables.values import destination_range, plain_network, reject_words, value_and_mask
 
@@ -46,118 +24,118 @@ _IGNORED = frozenset((
 ))
 """Targets that never affect the path of a packet and continue with the next rule."""
 # fmt: on
-_VERDICTS: dict[str, Verdict] = {"ACCEPT": Accept(), "DROP": DropPacket(), "RETURN": Return()}
+_VERDICTS: dict[str, ast.Verdict] = {"ACCEPT": ast.Accept(), "DROP": ast.DropPacket(), "RETURN": ast.Return()}
 
 
-def read_target(flag: str, name: str, options: list[Option], family: IPFamily) -> Expression:
+def read_target(flag: str, name: str, options: list[Option], family: IPFamily) -> ast.Expression:
     """Return the node for `-j name …` or `-g name`."""
     try:
         if flag in ("-g", "--goto"):
-            return Goto(name)
+            return ast.Goto(name)
         if name in _VERDICTS:
             return _VERDICTS[name]
         if name in _IGNORED:
-            return IgnoredStatement(extension_text("-j", name, options))
+            return ast.IgnoredStatement(extension_text("-j", name, options))
         for reader in _READERS.get(name, ()):
             with contextlib.suppress(NoEquivalentNode, ValueError, KeyError):
                 return reader({each.name: each for each in options}, family)
         if name not in _EXTENSIONS and not options:
-            return Jump(name)
+            return ast.Jump(name)
     except ValueError:
         pass
-    return Unknown(extension_text("-j", name, options))
+    return ast.Unknown(extension_text("-j", name, options))
 
 
-def _reject(options: Options, family: IPFamily) -> Expression:
+def _reject(options: Options, family: IPFamily) -> ast.Expression:
     only(options, "--reject-with")
     if not options:
-        return RejectPacket()
+        return ast.RejectPacket()
     kinds = {word: kind for kind, word in reject_words(family).items()}
-    return RejectPacket(kinds[options["--reject-with"].value])
+    return ast.RejectPacket(kinds[options["--reject-with"].value])
 
 
-def _set_mark(options: Options, connection: bool = False) -> Expression:
+def _set_mark(options: Options, connection: bool = False) -> ast.Expression:
     """Read `--set-xmark VALUE/MASK` or one of its older forms."""
     only(options, "--set-xmark", "--set-mark", "--and-mark", "--or-mark", "--xor-mark")
     ((name, option),) = options.items()
     value, mask = value_and_mask(option.value)
     if name == "--and-mark":
-        return SetMark(0, ~value & 0xFFFFFFFF, connection)
+        return ast.SetMark(0, ~value & 0xFFFFFFFF, connection)
     if name == "--set-mark":
-        return SetMark(value, mask | value, connection)
+        return ast.SetMark(value, mask | value, connection)
     if name == "--or-mark":
         mask = value
     elif name == "--xor-mark":
         mask = 0
     if not connection and value == mask and name != "--xor-mark":
-        return MarkOr(value)
+        return ast.MarkOr(value)
     if not connection and mask == 0:
-        return MarkXor(value)
-    return SetMark(value, mask, connection)
+        return ast.MarkXor(value)
+    return ast.SetMark(value, mask, connection)
 
 
-def _connmark(options: Options, _family: IPFamily) -> Expression:
+def _connmark(options: Options, _family: IPFamily) -> ast.Expression:
     for verb, to_connection in (("--save-mark", True), ("--restore-mark", False)):
         if verb in options:
             only(options, verb, "--mask", "--nfmask", "--ctmask")
             both = int(options["--mask"].value, 0) if "--mask" in options else 0xFFFFFFFF
             packet = int(options["--nfmask"].value, 0) if "--nfmask" in options else both
             connection = int(options["--ctmask"].value, 0) if "--ctmask" in options else both
-            return CopyMark(True, packet, connection) if to_connection else CopyMark(False, connection, packet)
+            return ast.CopyMark(True, packet, connection) if to_connection else ast.CopyMark(False, connection, packet)
     return _set_mark(options, connection=True)
 
 
-def _ct(options: Options, _family: IPFamily) -> Expression:
+def _ct(options: Options, _family: IPFamily) -> ast.Expression:
     if "--notrack" in options:
-        return NoTrack()
+        return ast.NoTrack()
     raise NoEquivalentNode
 
 
-def _snat(options: Options, _family: IPFamily) -> Expression:
+def _snat(options: Options, _family: IPFamily) -> ast.Expression:
     only(options, "--to-source", "--random", "--random-fully", "--persistent")
     first, last, *_ = destination_range(options["--to-source"].value)
     if not first:
         raise NoEquivalentNode
-    return Snat(first, last)
+    return ast.Snat(first, last)
 
 
-def _dnat(options: Options, family: IPFamily) -> Expression:
+def _dnat(options: Options, family: IPFamily) -> ast.Expression:
     """Read `--to-destination` with one address."""
     only(options, "--to-destination")
     destination = options["--to-destination"].value
     if (family is IPFamily.IPV4 and ":" in destination) or destination.startswith("["):
-        return Dnat(*split_port(destination))
-    return Dnat(plain_network(destination))
+        return ast.Dnat(*split_port(destination))
+    return ast.Dnat(plain_network(destination))
 
 
-def _dnat_range(options: Options, _family: IPFamily) -> Expression:
+def _dnat_range(options: Options, _family: IPFamily) -> ast.Expression:
     """Read `--to-destination` with ranges, or with `--random` or `--persistent`."""
     only(options, "--to-destination", "--random", "--persistent")
-    return DnatRange(*destination_range(options["--to-destination"].value))
+    return ast.DnatRange(*destination_range(options["--to-destination"].value))
 
 
-def _redirect(options: Options, _family: IPFamily) -> Expression:
+def _redirect(options: Options, _family: IPFamily) -> ast.Expression:
     only(options, "--to-ports", "--random", "--random-fully")
     if "--to-ports" not in options:
-        return RedirectRange()
+        return ast.RedirectRange()
     ports = options["--to-ports"].value
     if ports.isdecimal() and len(options) == 1:
-        return Redirect(int(ports))
+        return ast.Redirect(int(ports))
     first, dash, last = ports.partition("-")
-    return RedirectRange(int(first), int(last if dash else first))
+    return ast.RedirectRange(int(first), int(last if dash else first))
 
 
-def _masquerade(options: Options, _family: IPFamily) -> Expression:
+def _masquerade(options: Options, _family: IPFamily) -> ast.Expression:
     only(options, "--to-ports", "--random", "--random-fully")
-    return Masquerade(fully_random="--random-fully" in options)
+    return ast.Masquerade(fully_random="--random-fully" in options)
 
 
-_READERS: dict[str, tuple[Callable[[Options, IPFamily], Expression], ...]] = {
+_READERS: dict[str, tuple[Callable[[Options, IPFamily], ast.Expression], ...]] = {
     "REJECT": (_reject,),
     "MARK": (lambda options, _family: _set_mark(options),),
     "CONNMARK": (_connmark,),
     "CT": (_ct,),
-    "NOTRACK": (lambda _options, _family: NoTrack(),),
+    "NOTRACK": (lambda _options, _family: ast.NoTrack(),),
     "SNAT": (_snat,),
     "DNAT": (_dnat, _dnat_range),
     "REDIRECT": (_redirect,),
