@@ -19,9 +19,8 @@ from narthex.netfilter.dump.read import DumpError, read_all
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.plan.ir import Plan
+from narthex.trace.causes.catalogue import CauseFinding, findings_text
 from narthex.trace.causes.find import find
-from narthex.trace.causes.finding import CauseFinding
-from narthex.trace.causes.report import text as findings_text
 from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName

@@ -5,10 +5,8 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Accept, Chain, DropPacket, Hook, Rule, Ruleset, Table
 from narthex.netfilter.walk.state import KernelObjects
-from narthex.trace.causes.catalogue import CAUSES
+from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.find import find
-from narthex.trace.causes.finding import CauseFinding
-from narthex.trace.causes.names import name_not_found
 from narthex.trace.follow.views import FdbEntry, LinkAddress, NextHop, NodeLink, NodeNeighbour, NodeRoute, NodeView
 from narthex.trace.model import (
     Fate,
@@ -20,6 +18,7 @@ from narthex.trace.model import (
     PathStep,
     Stage,
 )
+from narthex.trace.program.places import name_not_found
 
 
 def journey(*steps: PathStep, end: PathEnd) -> PacketPath:

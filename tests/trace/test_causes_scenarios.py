@@ -12,7 +12,7 @@ from narthex.testing.scenario import Scenario
 from narthex.testing.setting import families_of, host_of, node_config, packet_of, snapshot
 from narthex.trace.causes.find import find
 from narthex.trace.follow.views import LinkAddress, NodeView
-from narthex.trace.node.rules import RulesByFamily
+from narthex.trace.node.view import RulesByFamily
 from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.travel import TraceRequest, travel
 

@@ -8,7 +8,7 @@ from narthex.model.objects import EndpointPort, ServicePort
 from narthex.proxy.backends import BACKENDS
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 from narthex.trace.follow.views import LinkAddress, NodeView
-from narthex.trace.node.connections import ConntrackListing
+from narthex.trace.node.network import ConntrackListing
 from narthex.trace.node.view import view_of_files
 from narthex.trace.reports.check import DiscrepancyKind, check
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from narthex.cli.output import json_text
-from narthex.trace.causes.report import FindingRecord
+from narthex.trace.causes.catalogue import FindingRecord
 from narthex.trace.document import ProbeRecord, TraceDocument, trace_document
 from narthex.trace.model import (
     Fate,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.trace.causes.finding import Cause, CauseFinding
+from narthex.trace.causes.catalogue import Cause, CauseFinding
 from narthex.trace.model import (
     Fate,
     Header,

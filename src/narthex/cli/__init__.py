@@ -25,7 +25,7 @@ _COMMANDS = {
     "render": ("narthex.cli.render", "Print the rules that a plan becomes in a mode."),
     "scenario": ("narthex.cli.scenario", "Check packet-flow scenarios against plan, rules and kernel."),
     "top": ("narthex.cli.top", "Show new connections of Services and endpoints, as the kernel counts them."),
-    "trace": ("narthex.cli.trace.command", "Explain a packet's way through Services, step by step."),
+    "trace": ("narthex.cli.trace", "Explain a packet's way through Services, step by step."),
     "ui": ("narthex.cli.ui", "Show a cluster as a picture in a browser."),
 }
 

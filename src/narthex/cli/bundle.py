@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from narthex.cli.inputs import no_namespace
 from narthex.cli.output import json_text
-from narthex.cli.sources import no_namespace
 from narthex.proxy.plan.show import visible
 from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 
@@ -44,10 +44,10 @@ def command(
         narthex bundle -o node-1.tgz --kubeconfig ~/.kube/config
         narthex bundle --script | ssh root@node-1 sh > node-1.tgz
     """
-    from narthex.trace.program.bundle import intended, take
+    from narthex.trace.program.gather import intended, take
 
     if script:
-        from narthex.trace.node.script import script as script_text
+        from narthex.trace.node.layout import script as script_text
 
         click.echo(script_text(), nl=False)
         return
@@ -63,7 +63,7 @@ def command(
     if output == "json":
         _show(gathered.table, output)
         return
-    from narthex.trace.program import bundle_writing as bundle_file
+    from narthex.trace.program import bundle_file
 
     try:
         if output == "-":

@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from narthex.cli.by_status import AnswersByStatus
-from narthex.cli.inputs import node_options_of, options, output_option, source_options
-from narthex.cli.output import json_text
-from narthex.cli.sources import node_options, views_of
+from narthex.cli.inputs import node_options, node_options_of, options, output_option, source_options, views_of
+from narthex.cli.output import AnswersByStatus, json_text
 from narthex.proxy.plan.show import visible
 from narthex.trace.program.checking import compare, status
 from narthex.trace.program.inputs import InputError

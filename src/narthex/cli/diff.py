@@ -9,14 +9,14 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.cli.by_status import AnswersByStatus
 from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, output_option, source_options
+from narthex.cli.output import AnswersByStatus
 from narthex.cli.output import output as print_output
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import view_of_bundle, view_of_files
-from narthex.trace.program.bundle_reading import BundleError, read_bundle
+from narthex.trace.program.bundle_file import BundleError, read_bundle
 from narthex.trace.reports.difference import ViewComparison, ViewDifference, diff_document, differences, rules_in_text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import click
 import msgspec
@@ -23,3 +24,24 @@ def _plain(value: object) -> object:
     if isinstance(value, Fraction):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+CANNOT_TELL = 2
+
+
+class _CannotTell(click.ClickException):
+    exit_code = CANNOT_TELL
+
+
+class AnswersByStatus(click.Command):
+    """Ends with CANNOT_TELL where another command would end with 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As usual, but for the status of errors."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError:
+            # That is 2 already, and shows how the command is called.
+            raise
+        except click.ClickException as error:
+            raise _CannotTell(error.format_message()) from error

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from narthex.cli.inputs import cluster_of, has_source, output_option, source_options
+from narthex.cli.inputs import cluster_of, has_source, no_namespace, output_option, source_options
 from narthex.cli.output import json_text
-from narthex.cli.sources import no_namespace
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.show import visible
 from narthex.trace.names import AddressNames
-from narthex.trace.program.bundle_reading import BundleError
+from narthex.trace.program.bundle_file import BundleError
 from narthex.trace.program.counts import look, look_at_bundle, names_of
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.reports.counting import CounterReading, TopDocument, TopRow, ordered, rows
@@ -110,7 +114,7 @@ def _screen(
     """A table that stays up to date, until q or Ctrl-C."""
     from rich.live import Live
 
-    from narthex.cli.keys import Keys
+    from narthex.cli.top import Keys
 
     with Keys() as keys, Live(_rich(before, table(before, None, 0.0, sort)), screen=True, auto_refresh=False) as screen:
         now, rate_from, seconds = before, before, 0.0
@@ -159,3 +163,30 @@ def _told(counts: CounterReading, found: tuple[TopRow, ...], output: str) -> str
 
 def _address(endpoint: str) -> str:
     return endpoint.rpartition(":")[0].strip("[]")
+
+
+class Keys:
+    """Reads keys while it is open; without a terminal on the standard input there are none."""
+
+    def __init__(self) -> None:
+        self._before: list[object] | None = None
+
+    def __enter__(self) -> Keys:
+        if sys.stdin.isatty():
+            self._before = list(termios.tcgetattr(sys.stdin))
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
+
+    def wait(self, seconds: float) -> str:
+        """The next key within so many seconds, else nothing."""
+        if self._before is None:
+            time.sleep(seconds)
+            return ""
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""

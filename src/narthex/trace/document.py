@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.trace.causes.finding import CauseFinding
-from narthex.trace.causes.report import FindingRecord, records
+from narthex.trace.causes.catalogue import CauseFinding, FindingRecord, finding_records
 from narthex.trace.follow.align import Alignment
 from narthex.trace.model import PacketPath, WeightedEnd
 
@@ -38,4 +37,4 @@ def trace_document(
 ) -> TraceDocument:
     """Return the document for a path."""
     fields = {name: getattr(path, name) for name in PacketPath.__struct_fields__}
-    return TraceDocument(**fields, all_ends=path.weighted_ends(), findings=records(findings), probe=probe)
+    return TraceDocument(**fields, all_ends=path.weighted_ends(), findings=finding_records(findings), probe=probe)

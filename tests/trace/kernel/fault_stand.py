@@ -49,8 +49,8 @@ from narthex.testing.kernel.client import ADDRESS_FAMILY
 from narthex.testing.kernel.world import World
 from narthex.testing.load import ClientRoute as Call
 from narthex.testing.load import EchoEndpoints, OpenConnection
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.find import find
-from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import PacketPath
 from narthex.trace.program.known import KnownCluster, live

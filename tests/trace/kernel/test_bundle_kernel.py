@@ -9,11 +9,9 @@ import pytest
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
-from narthex.trace.node.layout import TAKEN
-from narthex.trace.node.script import script
+from narthex.trace.node.layout import TAKEN, script
 from narthex.trace.node.view import view_of_bundle
-from narthex.trace.program.bundle_reading import read_bundle
-from narthex.trace.program.bundle_writing import write_file
+from narthex.trace.program.bundle_file import read_bundle, write_file
 from narthex.trace.program.gather import gather
 
 pytestmark = pytest.mark.kernel

@@ -29,8 +29,8 @@ import narthex
 from narthex.linux.run import run
 from narthex.model.net import Protocol
 from narthex.trace.program import kernel_probe as probe
+from narthex.trace.program.kernel_probe import ProbeComparison, probe_record, probe_text, send, sender_of
 from narthex.trace.program.places import TraceError
-from narthex.trace.program.probing import ProbeComparison, record, send, sender_of, text
 
 pytestmark = pytest.mark.kernel
 
@@ -67,11 +67,11 @@ WAYS = {
 def test_the_kernel_goes_as_predicted(stand: Stand, name: str) -> None:
     way, answer = WAYS[name]
     done = tried(stand, way)
-    assert done.alignment.agrees, text(done)
+    assert done.alignment.agrees, probe_text(done)
     assert done.probed.answer == answer
     assert done.probed.trace is not None
     assert any(pair.kernel for pair in done.alignment.pairs)
-    assert record(done).agrees is True
+    assert probe_record(done).agrees is True
     assert probe.TABLE not in run(["nft", "list", "tables"], namespace=stand.world.node)
 
 
@@ -89,7 +89,7 @@ def test_where_they_part_is_named(stand: Stand) -> None:
     assert done.probed.answer == "nothing"
     assert "the kernel: ip raw PREROUTING" in done.alignment.parting
     assert "drop" in done.alignment.parting
-    assert "PART" in text(done)
+    assert "PART" in probe_text(done)
 
 
 def test_a_packet_that_never_comes_is_said(stand: Stand) -> None:
@@ -108,7 +108,7 @@ def test_legacy_rules_are_left_out_and_that_is_said(stand: Stand) -> None:
         stand.run("iptables-legacy -A FORWARD -j ACCEPT")
         undo.callback(stand.run, "iptables-legacy -D FORWARD -j ACCEPT")
         done = tried(stand, to_service("web"))
-    assert done.alignment.agrees, text(done)
+    assert done.alignment.agrees, probe_text(done)
     assert "iptables-legacy" in " ".join(done.alignment.notes)
 
 
@@ -157,11 +157,11 @@ def test_the_command_tells_it_and_its_exit_status(stand: Stand) -> None:
         stand.world.node, "--probe",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(narthex.__file__).parents[1])}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, probe_text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("prediction and kernel agree\n")
     done = subprocess.run(
-        [*words, "-o", "json"], env=environment, capture_output=True, text=True, timeout=120, check=True
+        [*words, "-o", "json"], env=environment, capture_output=True, probe_text=True, timeout=120, check=True
     )
     told = json.loads(done.stdout)["probe"]
     assert (told["answer"], told["agrees"], told["parting"]) == ("connected", True, "")

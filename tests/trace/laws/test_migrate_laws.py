@@ -15,8 +15,7 @@ from narthex.testing import strategies as some
 from narthex.testing.build import HOST
 from narthex.testing.crowds import crowds
 from narthex.trace.evaluate import evaluate, find_frontend, sender_of
-from narthex.trace.reports.compare import compare
-from narthex.trace.reports.factors import ModeSetup, factors, serving
+from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
 from narthex.trace.reports.probes import SamplePackets
 
 PAIRS = [pytest.param(*pair, id="-".join(pair)) for pair in itertools.permutations(BACKENDS, 2)]

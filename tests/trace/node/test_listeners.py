@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.trace.follow.views import ListeningSocket
-from narthex.trace.node.listeners import listeners_of
+from narthex.trace.node.network import listeners_of
 
 TEXT = """\
 udp UNCONN 0      0      127.0.0.53%lo:53    0.0.0.0:*

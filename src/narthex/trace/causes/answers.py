@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narthex.model.net import contains, family_of, network
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import NodeView

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from narthex.trace.causes.finding import Cause
+import textwrap
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from narthex.proxy.plan.show import visible
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One thing that makes a path fail. `docs/reference/causes/ID.md` tells all about it."""
+
+    id: str
+    title: str
+    """For a list: "The Service has no endpoint that is ready"."""
+
+    @property
+    def page(self) -> str:
+        """The page about it, seen from the top of the project."""
+        return f"docs/reference/causes/{self.id}.md"
+
 
 _GROUPS: dict[str, dict[str, str]] = {
     "The name and the cluster's objects": {
@@ -67,3 +86,84 @@ CAUSES: dict[str, Cause] = {name: Cause(name, title) for titles in _GROUPS.value
 
 GROUPS: dict[str, tuple[str, ...]] = {title: tuple(titles) for title, titles in _GROUPS.items()}
 """Ids by the groups' headings."""
+
+
+class CauseFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause, found."""
+
+    cause: Cause
+    certain: bool
+    """What is known leaves no other reading. False: it is likely."""
+    sentence: str
+    """What is the matter, in plain words, with the objects' names."""
+    evidence: tuple[str, ...] = ()
+    """What was seen that says so, each as its tool or object has it."""
+    advice: str = ""
+    """What to do."""
+    node: str = ""
+    explains: bool = True
+    """It makes this very path fail. False: it was met beside."""
+
+
+_WIDTH = 120
+_MOST = 8
+
+
+def findings_text(findings: Sequence[CauseFinding]) -> str:
+    """The first cause, then what else was met; ends with a newline. Empty without findings."""
+    lines: list[str] = []
+    for number, finding in enumerate(findings[:_MOST]):
+        lines += _told(finding, "Why not" if not number and finding.explains else "Also")
+    if len(findings) > _MOST:
+        lines.append(f"Also: {len(findings) - _MOST} more; -o json has them all")
+    return "".join(f"{visible(line)}\n" for line in lines)
+
+
+def _told(finding: CauseFinding, word: str) -> Iterator[str]:
+    likely = "" if finding.certain else " (likely)"
+    yield from _wrapped(f"{word}{likely}: {finding.sentence}", "", "   ")
+    for line in finding.evidence:
+        yield from _wrapped(f"seen: {line}", "   ", "         ")
+    if finding.advice:
+        yield from _wrapped(f"do: {finding.advice}", "   ", "       ")
+    yield f"   more: {finding.cause.page}"
+
+
+def _wrapped(line: str, first: str, further: str) -> list[str]:
+    return textwrap.wrap(
+        line, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
+
+
+class FindingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding in a document."""
+
+    cause: str
+    """Id of the cause."""
+    title: str
+    page: str
+    certain: bool
+    explains: bool
+    """False: it does not affect this path, but was noticed."""
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    advice: str = ""
+    node: str = ""
+
+
+def finding_records(findings: Sequence[CauseFinding]) -> tuple[FindingRecord, ...]:
+    """Return the findings as parts of a document."""
+    return tuple(
+        FindingRecord(
+            cause=each.cause.id,
+            title=each.cause.title,
+            page=each.cause.page,
+            certain=each.certain,
+            explains=each.explains,
+            sentence=each.sentence,
+            evidence=each.evidence,
+            advice=each.advice,
+            node=each.node,
+        )
+        for each in findings
+    )

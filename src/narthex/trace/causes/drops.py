@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from narthex.model.net import family_of
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.walk.walk import walk
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys
 from narthex.trace.causes.scene import BALANCER, DiagnosisContext, finding, rule_text
 from narthex.trace.model import (

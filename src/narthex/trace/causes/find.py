@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from narthex.model.store import Snapshot
 from narthex.trace.causes.answers import of_answers
-from narthex.trace.causes.catalogue import CAUSES
+from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.drops import of_drops
-from narthex.trace.causes.finding import CauseFinding
 from narthex.trace.causes.memory import of_memory
 from narthex.trace.causes.objects import of_objects
 from narthex.trace.causes.proxies import of_proxies

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 from narthex.model.net import contains, in_any, join_port
 from narthex.model.objects import Pod, Service
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, ServiceEndpoint, TargetService, finding
 from narthex.trace.model import PathLeaf
 

@@ -10,7 +10,7 @@ from narthex.model.net import contains, join_port
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, DiagnosisContext, finding, rule_text
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf, Stage

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, contains, family_of, network
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding
-from narthex.trace.follow.cluster_map import ClusterMap
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, forwards, look_up
-from narthex.trace.follow.views import NextHop, NodeLink, NodeView
+from narthex.trace.follow.views import ClusterMap, NextHop, NodeLink, NodeView
 from narthex.trace.model import (
     Fate,
     PathLeaf,

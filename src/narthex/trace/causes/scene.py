@@ -13,8 +13,7 @@ from narthex.model.objects import EndpointPort, Service, ServicePort, SliceEndpo
 from narthex.model.store import Snapshot
 from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
-from narthex.trace.causes.catalogue import CAUSES
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.follow.views import NodeRules, NodeView, TrackedConnection
 from narthex.trace.model import (
     Fate,

@@ -8,11 +8,10 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.net import family_of, join_port
-from narthex.trace.follow.cluster_map import ClusterMap, bridge_calls_rules
 from narthex.trace.follow.hooks import PartialPath, Steps
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.traversal import NatBinding, NodeTraversal, TraversalExit
-from narthex.trace.follow.views import NextHop, NodeLink, NodeView
+from narthex.trace.follow.views import ClusterMap, NextHop, NodeLink, NodeView, bridge_calls_rules
 from narthex.trace.model import (
     Alternative,
     Fate,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from narthex.model.store import Snapshot
-from narthex.trace.node.connections import ConntrackListing
 from narthex.trace.node.layout import CNI_FILE, PARTS
-from narthex.trace.program.bundle_reading import read_bundle
+from narthex.trace.node.network import ConntrackListing
+from narthex.trace.program.bundle_file import read_bundle
 from narthex.trace.program.gather import gather
 from narthex.trace.reports.counting import ConnectionLike, CounterReading, Names, count
 

@@ -11,12 +11,11 @@ from narthex.model.decode.objects import load
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced, Upsert
-from narthex.trace.follow.cluster_map import ClusterMap
-from narthex.trace.follow.views import NodeView
+from narthex.trace.follow.views import ClusterMap, NodeView
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import OBJECTS
 from narthex.trace.node.view import view_of_bundle, view_of_files
-from narthex.trace.program.bundle_reading import read_bundle
+from narthex.trace.program.bundle_file import read_bundle
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex
 

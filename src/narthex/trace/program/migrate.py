@@ -15,8 +15,7 @@ from narthex.trace.program.inputs import (
     NodeOptions,
     node_inputs,
 )
-from narthex.trace.reports.compare import compare
-from narthex.trace.reports.factors import ModeSetup, factors, serving
+from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
 from narthex.trace.reports.migration import MigrationReport, NodeChange, differences, grouped
 
 

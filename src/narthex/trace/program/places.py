@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 import msgspec
 
+from narthex.dns.search import Asked, NameWay, look_up, pod_search
 from narthex.model.names import NamespacedName
 from narthex.model.net import Protocol, address
 from narthex.model.objects import Service
 from narthex.model.store import Snapshot
+from narthex.trace.causes.catalogue import CauseFinding
+from narthex.trace.causes.scene import finding
 from narthex.trace.model import NameLookup
 
 OUTSIDE = ("198.51.100.7", "2001:db8:c::7")
@@ -173,3 +177,77 @@ def _targets(snapshot: Snapshot) -> dict[str, AddressOwner]:
                     ips = tuple(dict.fromkeys((*before, endpoint.address)))
                     found[name] = AddressOwner(kind="pod", name=name, addresses=ips, node=endpoint.node_name)
     return found
+
+
+def by_name(places: OwnerIndex, source: AddressOwner, name: str, domain: str) -> AddressOwner:
+    """The place that a pod reaches by a name. Raises TraceError, with all that was asked, when it reaches none."""
+    pod = source if source.kind == "pod" else places.at(source.addresses[0])
+    if pod is None or pod.kind != "pod":
+        raise TraceError(
+            f"{name!r} is a name for the cluster's DNS, which pods ask, and {source.name} is no pod that is known; "
+            "name a Service as NAMESPACE/NAME, or give an address"
+        )
+    namespace = pod.name.partition("/")[0]
+    try:
+        way = look_up(name, pod_search(namespace, domain), places.snapshot, domain)
+    except ValueError as error:
+        raise TraceError(f"the name {name!r} or the domain {domain!r} {error}") from error
+    told = tuple(NameLookup(question=each.name, answer=_answer(each)) for each in way.asked)
+    if not way.addresses:
+        questions = [f"{each.question}: {each.answer}" for each in told]
+        services = map(str, sorted(places.snapshot.services))
+        found = name_not_found(name, f"pod {pod.name}", questions, services, _advice(way))
+        asked = "".join(f"\n  {question}" for question in questions)
+        raise TraceError(f"{found.sentence}; it asks for{asked}\n{found.advice}\nMore in {found.cause.page}.")
+    if way.musl_stops:
+        told += (
+            NameLookup(
+                question="note",
+                answer=f"a resolver of musl (Alpine) stops at {way.musl_stops}, which exists but is empty",
+            ),
+        )
+    service = places.of(way.addresses[0])
+    first = places.at(way.addresses[0])
+    return AddressOwner(
+        kind="Service" if service else first.kind if first else "address",
+        name=name,
+        addresses=way.addresses,
+        node=first.node if first and not service else "",
+        service=service,
+        lookup=told,
+    )
+
+
+def _answer(asked: Asked) -> str:
+    if asked.alias:
+        return f"an alias of {asked.alias}, which is not the cluster's"
+    return ", ".join(asked.addresses) or {
+        "nothing": "exists, without an address",
+        "elsewhere": "not the cluster's; the servers behind its DNS are asked",
+    }.get(asked.answer, asked.answer)
+
+
+def _advice(way: NameWay) -> str:
+    last = way.asked[-1]
+    if last.alias:
+        return f"Trace to the address that {last.alias} has."
+    if any(each.answer == "nothing" for each in way.asked):
+        return "A name that exists has no address: a namespace alone, or a Service of another IP family."
+    return (
+        "No Service goes by this name, or it is headless and nothing is ready. A Service is NAME, NAME.NAMESPACE or "
+        "NAME.NAMESPACE.svc."
+    )
+
+
+def name_not_found(name: str, asker: str, asked: Iterable[str], services: Iterable[str], advice: str) -> CauseFinding:
+    """`asker` is the pod that asks, `asked` are its questions with their answers, `services` are `NAMESPACE/NAME`."""
+    wanted = name.rstrip(".").split(".")
+    known = {f"{service}.{namespace}": f"{namespace}/{service}"
+             for namespace, _, service in (each.partition("/") for each in services)}  # fmt: skip
+    namespace = asker.removeprefix("pod ").partition("/")[0]
+    full = ".".join(wanted[:2]) if len(wanted) > 1 else f"{wanted[0]}.{namespace}"
+    near = get_close_matches(full, known, n=3, cutoff=0.75)
+    near += [each for each in known if each.partition(".")[0] == wanted[0] and each not in near][:3]
+    if near:
+        advice += f" Names that are close: {', '.join(near)}."
+    return finding("dns-name", f"{asker} finds no address for {name!r}", evidence=tuple(asked), advice=advice)

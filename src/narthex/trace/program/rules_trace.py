@@ -22,9 +22,9 @@ from narthex.trace.program.places import (
     OwnerIndex,
     TraceError,
     as_address,
+    by_name,
     split_destination,
 )
-from narthex.trace.program.resolve_names import by_name
 
 if TYPE_CHECKING:
     from narthex.lb.announce import NodeAnnouncerState

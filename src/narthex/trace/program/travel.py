@@ -7,10 +7,9 @@ import re
 import msgspec
 
 from narthex.model.net import contains, family_of
-from narthex.trace.follow.cluster_map import ClusterMap
 from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
-from narthex.trace.follow.views import NodeView
+from narthex.trace.follow.views import ClusterMap, NodeView
 from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
 from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.places import (
@@ -19,9 +18,9 @@ from narthex.trace.program.places import (
     OwnerIndex,
     TraceError,
     as_address,
+    by_name,
     split_destination,
 )
-from narthex.trace.program.resolve_names import by_name
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, port_of
 
 _BRIDGE, _UPLINK = "cni0", "eth0"

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from narthex.proxy.plan.show import visible
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import PacketPath, PathLeaf, PathStep
 from narthex.trace.render import svg as render_svg
 from narthex.trace.render.drawing import Drawing, draw, percent, verdict

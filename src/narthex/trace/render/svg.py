@@ -9,7 +9,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from narthex.trace.causes.finding import CauseFinding
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import Fate
 from narthex.trace.render.drawing import GOOD, BoxRow, BranchLane, Drawing, NamespaceArea, StageBox, clean, verdict
 

@@ -28,9 +28,8 @@ from narthex.proxy.plan.ir import (
     Sender,
     ServicePlan,
 )
-from narthex.trace.follow.meeting import FrontendOutcome, meet
+from narthex.trace.follow.meeting import FrontendOrigin, FrontendOutcome, frontends, meet
 from narthex.trace.follow.views import NodeView
-from narthex.trace.reports.frontends import FrontendOrigin, frontends
 
 _TOLERANCE = Fraction(1, 2000)
 """kube-proxy once wrote probabilities with five digits."""

@@ -11,10 +11,9 @@ import msgspec
 from narthex.model.net import FAMILIES, IPFamily, contains, family_of, join_port
 from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import Match
-from narthex.trace.follow.meeting import FrontendOutcome, meet
+from narthex.trace.follow.meeting import FrontendOutcome, frontends, meet
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import fraction_text
-from narthex.trace.reports.frontends import frontends
 
 _OUTSIDE = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
 _COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+|^#.*$|\bexpires \w+|# handle \d+", re.MULTILINE)

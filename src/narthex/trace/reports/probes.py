@@ -8,16 +8,17 @@ plan in question are sent once.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily, Protocol, contains, family_of, host_network, in_any, parsed_network
 from narthex.model.packet import Host, Packet
-from narthex.proxy.plan.ir import Forward, Frontend, Match, Plan, Sender, ServicePlan
+from narthex.proxy.plan.ir import Endpoint, Forward, Frontend, Match, Plan, Sender, ServicePlan
 from narthex.trace.evaluate import answers_node_ports, sender_of
-from narthex.trace.reports.shapes import Shape, shape
 
 STRANGERS = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
 """An address outside, of those kept for documentation (RFC 5737, RFC 3849)."""
@@ -360,3 +361,55 @@ def _ranges(services: Iterable[ServicePlan], frontend: Frontend) -> Iterator[tup
         for each in service.frontends:
             if each.match == frontend.match:
                 yield each.allow_from
+
+
+Shape = tuple[object, ...]
+K = TypeVar("K")
+
+_ENOUGH = 2
+"""One endpoint of a kind, or several: more than several make no difference that words could tell."""
+
+
+def shape(
+    services: Sequence[ServicePlan], plans: Sequence[Plan], own: Collection[str], clash: Callable[[Frontend], K]
+) -> Shape:
+    """What a Service port has in several plans, without names and numbers.
+
+    `own` are the node's addresses; `clash` says on which of them somebody else has a node port's number.
+    """
+    ranges = [cidrs for service in services for frontend in service.frontends if (cidrs := frontend.allow_from)]
+    ranges += [plan.pods.cidrs for plan in plans]
+    return tuple(
+        (
+            service.name.protocol,
+            service.affinity_seconds,
+            tuple(_way_in(frontend, own, clash) for frontend in service.frontends),
+            _endpoint_kinds(service, ranges, own),
+        )
+        for service in services
+    )
+
+
+def _way_in(frontend: Frontend, own: Collection[str], clash: Callable[[Frontend], K]) -> Shape:
+    where = clash(frontend) if frontend.address is None else frontend.address in own
+    return frontend.kind, where, frontend.allow_from, frontend.pod, frontend.node, frontend.other
+
+
+def _endpoint_kinds(service: ServicePlan, ranges: Sequence[tuple[str, ...]], own: Collection[str]) -> Shape:
+    """How many endpoints there are of each kind: one that differs in nothing that a plan can ask."""
+    held: dict[str, list[tuple[str, bool]]] = {}
+    for place, endpoints in _places(service):
+        for endpoint in endpoints:
+            held.setdefault(endpoint.address, []).append((place, endpoint.local))
+    kinds = Counter(
+        (tuple(sorted(places)), address in own, tuple(in_any(cidrs, address) for cidrs in ranges))
+        for address, places in held.items()
+    )
+    return tuple(sorted((kind, min(count, _ENOUGH)) for kind, count in kinds.items()))
+
+
+def _places(service: ServicePlan) -> Iterable[tuple[str, tuple[Endpoint, ...]]]:
+    yield "cluster", service.cluster.endpoints if service.cluster else ()
+    yield "local", service.local.endpoints if service.local else ()
+    yield "serving", service.serving
+    yield "resting", service.resting

@@ -9,12 +9,13 @@ import os
 import stat
 import tarfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from narthex.trace.node.layout import ROOT, TABLE_FILE, BundleManifest, read_table
+from narthex.trace.node.layout import ROOT, TABLE_FILE, BundleManifest, read_table, table_text
 
 MAX_BYTES = 512 << 20
 """Of all files together, unpacked."""
@@ -141,3 +142,19 @@ def _directory(path: Path, limit: int) -> dict[str, bytes]:
                 raise BundleError(f"holds more than {limit >> 20} MiB")
             files[file.relative_to(root).as_posix()] = file.read_bytes()
     return files
+
+
+def write(stream: BinaryIO, table: BundleManifest, parts: Mapping[str, str]) -> None:
+    """Write a bundle. Raises OSError."""
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for path, text in ((TABLE_FILE, table_text(table)), *parts.items()):
+            data = text.encode(errors="replace")
+            member = tarfile.TarInfo(f"{ROOT}/{path}")
+            member.size, member.mode = len(data), 0o600
+            tar.addfile(member, io.BytesIO(data))
+
+
+def write_file(path: Path, table: BundleManifest, parts: Mapping[str, str]) -> None:
+    """Write a bundle to a file of its own. Raises OSError, FileExistsError when the file is there already."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        write(stream, table, parts)

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from narthex.cli.inputs import cluster_of, has_source, node_options_of, options, source_options, viewed
-from narthex.cli.sources import node_options, views_of
-from narthex.cli.trace.output import TraceResult, findings_of, findings_of_objects, output_option, show
+from narthex.cli.inputs import (
+    cluster_of,
+    has_source,
+    node_options,
+    node_options_of,
+    options,
+    source_options,
+    viewed,
+    views_of,
+)
+from narthex.cli.output import output as print_output
 from narthex.model.net import address
 from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, read_all
+from narthex.trace.causes.catalogue import CauseFinding, findings_text
+from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName
-from narthex.trace.program.bundle_reading import BundleError
+from narthex.trace.program.bundle_file import BundleError
 from narthex.trace.program.inputs import InputError, NodeInputs
 from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
 from narthex.trace.program.travel import TraceRequest, travel
+from narthex.trace.render.text import text
+
+if TYPE_CHECKING:
+    from narthex.trace.program.kernel_probe import ProbeComparison
 
 _OUTSIDE = {ip: AddressName("outside", "") for ip in OUTSIDE}
+
+
+PICTURES = ("dot", "mermaid", "html", "svg")
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", *PICTURES]),
+    default="text",
+    show_default=True,
+    help="html and svg are self-contained files, for tickets; dot and mermaid are graphs for other tools.",
+)
 
 
 @click.command()
@@ -137,7 +164,7 @@ def _over_nodes(options: dict[str, Any], wish: TraceRequest, *, probe: bool) -> 
     path = travel(known, wish)
     tried = None
     if probe:
-        from narthex.trace.program.probing import send, sender_of
+        from narthex.trace.program.kernel_probe import send, sender_of
 
         namespace = options["netns"]
         tried = send(path, sender=sender_of(path.packet.source, namespace), node=namespace)
@@ -147,7 +174,7 @@ def _over_nodes(options: dict[str, Any], wish: TraceRequest, *, probe: bool) -> 
 def _in_lab(name: str, wish: TraceRequest, *, probe: bool) -> TraceResult:
     """Follow the packet over the lab's nodes, and compare the live rules with the plan."""
     from narthex.lab.program.trace import known_of, look_into_pods, namespace_of, trace_lab
-    from narthex.trace.program.probing import send
+    from narthex.trace.program.kernel_probe import send
 
     followed: list[tuple[KnownCluster, str]] = []
 
@@ -185,3 +212,65 @@ def _by_objects(wish: TraceRequest, iif: str | None, options: dict[str, Any]) ->
         dump=(lambda family: read_all(texts, family).for_family(family)) if texts else None,
     )
     return TraceResult(path=path, findings=findings_of_objects(path, cluster.snapshot))
+
+
+class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A path, the causes of its failure, and the result of a probe."""
+
+    path: PacketPath
+    findings: list[CauseFinding] = []
+    tried: ProbeComparison | None = None
+
+    @property
+    def parts(self) -> bool:
+        """True if the kernel treated the probe in another way than predicted."""
+        return self.tried is not None and not self.tried.alignment.agrees
+
+
+def findings_of(path: PacketPath, known: KnownCluster) -> list[CauseFinding]:
+    """Return the causes of a failure, by everything that is known of nodes and objects."""
+    from narthex.trace.causes.find import find
+
+    return find(path, {view.name: view for view in known.views}, known.snapshot if known.has_objects else None)
+
+
+def findings_of_objects(path: PacketPath, snapshot: Snapshot) -> list[CauseFinding]:
+    """Return the causes of a failure, by objects alone."""
+    from narthex.trace.causes.find import find
+
+    return find(path, {}, snapshot)
+
+
+def show(result: TraceResult, format: str, *, every: bool = False) -> None:
+    """Print a result; `every` adds details to the text."""
+    from narthex.trace.program.kernel_probe import probe_record
+
+    if format in PICTURES:
+        click.echo(_picture(format)(result.path, result.findings), nl=False)
+        return
+    probe = probe_record(result.tried) if result.tried is not None else None
+    print_output(trace_document(result.path, result.findings, probe), format, lambda: _text(result, every))
+
+
+def _text(result: TraceResult, every: bool) -> str:
+    from narthex.trace.program.kernel_probe import probe_text
+
+    probed = probe_text(result.tried) if result.tried is not None else ""
+    return text(result.path, every=every) + findings_text(result.findings) + probed
+
+
+def _picture(format: str) -> Callable[[PacketPath, list[CauseFinding]], str]:
+    from narthex.trace.render.drawing import draw
+
+    if format == "html":
+        from narthex.trace.render.html import page
+
+        return page
+    if format == "svg":
+        from narthex.trace.render.svg import svg
+
+        return lambda path, findings: svg(draw(path), findings)
+    from narthex.trace.render import graph
+
+    made = graph.dot if format == "dot" else graph.mermaid
+    return lambda path, _: made(draw(path))

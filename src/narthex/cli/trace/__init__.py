@@ -1,1 +1,0 @@
-"""`narthex trace` and the text that it prints."""
