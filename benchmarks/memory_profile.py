@@ -96,9 +96,7 @@ def held(services: int, endpoints: int) -> dict[str, float]:
     def rendered(mode: str) -> Callable[[], None]:
         def render() -> None:
             backend = BACKENDS[mode]
-            rules = backend.render(kept[0])
-            # As after a first sync: what only the first load needs is gone.
-            backend.diff(None, rules)
+            rules, _ = backend.advance(None, kept[0])
             kept.append(rules)
 
         return render

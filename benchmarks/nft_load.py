@@ -127,8 +127,7 @@ def one_endpoint_changes(plan: Plan, endpoints: int, changes: int) -> tuple[list
                 lineage=Lineage(plan.lineage, frozenset({changed.name})),
             )
             start = time.perf_counter()
-            want = backend.render(plan, have)
-            difference = backend.diff(have, want)
+            want, difference = backend.advance(have, plan)
             target.apply(difference)
             latencies.append(seconds(start))
             written = max(written, difference.element_count())

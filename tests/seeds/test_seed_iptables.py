@@ -211,7 +211,7 @@ def test_the_scale_from_two_to_three():
         )
 
     two = BACKEND.render(scaled("10.3.34.219", "10.3.57.124"))
-    three = BACKEND.render(scaled("10.3.34.219", "10.3.41.7", "10.3.57.124"), two)
+    three, changes = BACKEND.advance(two, scaled("10.3.34.219", "10.3.41.7", "10.3.57.124"))
     port_of = ServicePortName(port_name(name).service, "", Protocol.TCP)
     chances = [
         [
@@ -223,7 +223,6 @@ def test_the_scale_from_two_to_three():
         for rules in (two, three)
     ]
     assert chances == [["0.50000000000"], ["0.33333333349", "0.50000000000"]]
-    changes = BACKEND.diff(two, three)
     assert set(changes.written) == {"nat"}
     assert set(changes.written["nat"]) == {svc(port_of), sep(port_of, Endpoint("10.3.41.7", 3001))}
     assert BACKEND.patch(two, changes) == three

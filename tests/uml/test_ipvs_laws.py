@@ -36,8 +36,8 @@ def test_read_after_apply_is_what_was_meant(family, space):
         assert target.read() is None
         have = None
         for plan in plans(config, family, turns):
-            want = backend.render(plan, have)
-            target.apply(backend.diff(have, want))
+            want, changes = backend.advance(have, plan)
+            target.apply(changes)
             assert not backend.diff(target.read(), want)
             have = want
 

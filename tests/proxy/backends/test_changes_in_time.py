@@ -29,8 +29,9 @@ class Running:
         """One sync. Answers how packets to some destinations end, by destination."""
         for event in events:
             self._store.apply(event)
-        want = self._backend.render(self._planner.plan(self._store.snapshot, self._store.take_changed()), self._rules)
-        changes = self._backend.diff(self._rules, want)
+        want, changes = self._backend.advance(
+            self._rules, self._planner.plan(self._store.snapshot, self._store.take_changed())
+        )
         held = self._rules and self._backend.patch(self._rules, changes)
         assert held is None or held == want
         self._rules = want

@@ -111,7 +111,7 @@ def test_the_ladder_and_a_change_from_two_to_three():
     steps = [line.partition("--probability ")[2].split()[:1] for line in lines(three, f"KUBE-SVC-{HASH}")[1:]]
     assert steps == [["0.33333333349"], ["0.50000000000"], []]
     before = BACKEND.render(two)
-    changes = BACKEND.diff(before, BACKEND.render(three, before))
+    changes = BACKEND.advance(before, three)[1]
     assert set(changes.written["nat"]) == {f"KUBE-SVC-{HASH}", sep(WEB, Endpoint("10.64.1.7", 8080))}
     assert (changes.written.keys(), changes.removed, changes.jumps) == ({"nat"}, {}, None)
 
@@ -387,12 +387,12 @@ def test_large_clusters_have_no_comments_on_endpoint_rules():
     small, large = (Plan(family=IPFamily.IPV4, services={WEB: of(count)}) for count in (LARGE, LARGE + 1))
     assert "->" in BACKEND.text(BACKEND.render(small))
     assert "->" not in BACKEND.text(BACKEND.render(large))
-    grown = BACKEND.render(large, BACKEND.render(small))
+    grown, _ = BACKEND.advance(BACKEND.render(small), large)
     assert grown == BACKEND.render(large)
     # One endpoint less is no reason to write all chains of all endpoints again.
-    assert "->" not in BACKEND.text(BACKEND.render(small, grown))
+    assert "->" not in BACKEND.text(BACKEND.advance(grown, small)[0])
     smaller = Plan(family=IPFamily.IPV4, services={WEB: of(SMALL_AGAIN)})
-    assert BACKEND.render(smaller, grown) == BACKEND.render(smaller)
+    assert BACKEND.advance(grown, smaller)[0] == BACKEND.render(smaller)
 
 
 CELLS = [Forward(C, False), Forward(C, True), Forward(L, False), Forward(L, True), Drop(), Reject()]

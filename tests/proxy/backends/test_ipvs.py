@@ -226,8 +226,8 @@ class Running:
         for event in events:
             self.store.apply(event)
         before = self.rules
-        self.rules = BACKEND.render(self.planner.plan(self.store.snapshot, self.store.take_changed()), before)
-        changes = BACKEND.diff(before, self.rules)
+        plan = self.planner.plan(self.store.snapshot, self.store.take_changed())
+        self.rules, changes = BACKEND.advance(before, plan)
         if before is not None:
             assert BACKEND.patch(before, changes) == self.rules
         return changes

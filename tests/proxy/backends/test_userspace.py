@@ -92,8 +92,7 @@ def test_a_listener_for_each_endpoint_set_that_somebody_may_have():
 
 def test_endpoints_come_and_go_without_a_rule():
     before = BACKEND.render(plan(*web("10.64.1.10")))
-    after = BACKEND.render(plan(*web("10.64.1.10", "10.64.2.10")), before)
-    changes = BACKEND.diff(before, after)
+    after, changes = BACKEND.advance(before, plan(*web("10.64.1.10", "10.64.2.10")))
     assert not changes.tables
     assert not changes.close
     assert [listener.endpoints for listener in changes.listen] == [(("10.64.1.10", 8080), ("10.64.2.10", 8080))]
@@ -103,8 +102,7 @@ def test_endpoints_come_and_go_without_a_rule():
 
 def test_a_service_that_goes_closes_its_port():
     before = BACKEND.render(plan(*web("10.64.1.10")))
-    after = BACKEND.render(plan(), before)
-    changes = BACKEND.diff(before, after)
+    after, changes = BACKEND.advance(before, plan())
     assert changes.close == (one(before).key,)
     assert not changes.listen
     assert BACKEND.patch(before, changes) == after
@@ -115,9 +113,9 @@ def test_ports_of_others_are_left_alone_from_one_rendering_to_the_next():
     first = BACKEND.render(plan(*web("10.64.1.10")))
     key = one(first).key
     known = msgspec.structs.replace(first, taken=frozenset({key}))
-    second = BACKEND.render(plan(*web("10.64.1.10")), known)
+    second, _ = BACKEND.advance(known, plan(*web("10.64.1.10")))
     assert one(second).key != key
-    third = BACKEND.render(plan(*web("10.64.1.10")), second)
+    third, _ = BACKEND.advance(second, plan(*web("10.64.1.10")))
     assert one(third) == one(second)
     assert third.taken == {key}
 

@@ -52,8 +52,8 @@ def test_read_after_apply_is_what_was_meant(mode, family, namespace):
         assert target.read() is None
         have = None
         for plan in plans(config, family, turns):
-            want = backend.render(plan, have)
-            target.apply(backend.diff(have, want))
+            want, changes = backend.advance(have, plan)
+            target.apply(changes)
             in_kernel = target.read()
             assert in_kernel is not None
             assert not backend.diff(in_kernel, want)

@@ -95,8 +95,8 @@ def put(target, *plans):
     """Apply plan after plan, each rendered from the one before, and compare what is in the kernel each time."""
     have = None
     for one in plans:
-        want = BACKEND.render(one, have)
-        target.apply(BACKEND.diff(have, want))
+        want, changes = BACKEND.advance(have, one)
+        target.apply(changes)
         assert target.read() == want
         have = want
     return have
@@ -188,7 +188,7 @@ def test_settings_change_in_place(target):
         node_ports=msgspec.structs.replace(first.node_ports, cidrs=None),
     )
     rules = BACKEND.render(first)
-    assert not BACKEND.diff(rules, BACKEND.render(other, rules)).replace
+    assert not BACKEND.advance(rules, other)[1].replace
     put(target, first, other, first)
 
 
@@ -210,8 +210,8 @@ def test_it_knows_whether_somebody_else_wrote(target, namespace):
     sticky = service("web", frontend("10.96.0.1", 80, INTERNAL), cluster=pool(12, 13, 14), affinity=60)
     have = None
     for one in (first, after(first, more), after(first, sticky), first):
-        want = BACKEND.render(one, have)
-        target.apply(BACKEND.diff(have, want))
+        want, changes = BACKEND.advance(have, one)
+        target.apply(changes)
         have = want
         assert target.unchanged()
     run(["nft", "add", "table", "ip", "stranger"], namespace=namespace)
@@ -219,7 +219,7 @@ def test_it_knows_whether_somebody_else_wrote(target, namespace):
     assert target.read() == have
     assert target.unchanged()
     run(["nft", "delete", "chain", "ip", "narthex", "nat-output"], namespace=namespace)
-    target.apply(BACKEND.diff(have, BACKEND.render(after(first, more), have)))
+    target.apply(BACKEND.advance(have, after(first, more))[1])
     assert not target.unchanged()
 
 
@@ -272,12 +272,12 @@ def test_an_element_that_does_not_fit_is_refused_before_anything_is_sent(target)
 
 def test_changes_for_a_table_that_is_gone_fail(target, namespace):
     have = put(target, whole())
-    want = BACKEND.render(
-        after(whole(), service("new", frontend("10.96.0.7", 80, INTERNAL), cluster=pool(1, 2, 3))), have
+    want, changes = BACKEND.advance(
+        have, after(whole(), service("new", frontend("10.96.0.7", 80, INTERNAL), cluster=pool(1, 2, 3)))
     )
     run(["nft", "flush", "ruleset"], namespace=namespace)
     with pytest.raises(ApplyError):
-        target.apply(BACKEND.diff(have, want))
+        target.apply(changes)
     assert target.read() is None
     target.apply(BACKEND.diff(None, want))
     assert target.read() == want
@@ -334,7 +334,7 @@ def test_clients_of_an_endpoint_that_left_are_forgotten(target, namespace):
     listed = run(["nft", "list", "ruleset"], namespace=namespace)
     assert listed.count("expires") == 1
     for kept in ("127.0.0.1", "127.0.0.2"):
-        want = BACKEND.render(after(first, sticky(kept)), have)
+        want, _ = BACKEND.advance(have, after(first, sticky(kept)))
         target.apply(BACKEND.diff(target.read(), want))
         assert target.read() == want
         have = want

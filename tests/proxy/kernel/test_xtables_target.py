@@ -152,13 +152,12 @@ def test_a_change_writes_only_what_it_must(namespace, legacy):
     target = IptablesTarget(IPFamily.IPV4, namespace, legacy)
     first = BACKEND.render(cluster())
     target.apply(BACKEND.diff(None, first))
-    second = BACKEND.render(cluster(backends=4), first)
-    changes = BACKEND.diff(first, second)
+    second, changes = BACKEND.advance(first, cluster(backends=4))
     target.apply(changes)
     assert target.read() == second
     # And back: chains of endpoints that are gone are removed.
-    third = BACKEND.render(cluster(), second)
-    target.apply(BACKEND.diff(second, third))
+    _, changes = BACKEND.advance(second, cluster())
+    target.apply(changes)
     assert target.read() == first
 
 
@@ -173,7 +172,7 @@ def test_foreign_rules_stay_byte_for_byte(namespace, legacy):
     after = saved(namespace, legacy=legacy)
     assert [line for line in after if line in before] == before
     assert target.read() == rules
-    target.apply(BACKEND.diff(rules, BACKEND.render(cluster(backends=1, localhost_node_ports=False), rules)))
+    target.apply(BACKEND.advance(rules, cluster(backends=1, localhost_node_ports=False))[1])
     assert [line for line in saved(namespace, legacy=legacy) if line in before] == before
     target.clean()
     assert saved(namespace, legacy=legacy) == before

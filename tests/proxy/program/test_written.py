@@ -13,7 +13,7 @@ TWO = plan(service("shop/web", "10.110.0.1"), endpoint_slice("shop/web", endpoin
 def words(mode, have, want):
     backend = BACKENDS[mode]
     held = None if have is None else backend.render(have)
-    return written(backend.diff(held, backend.render(want, held)))
+    return written(backend.advance(held, want)[1])
 
 
 def test_a_first_sync_writes_everything():

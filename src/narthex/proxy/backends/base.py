@@ -25,17 +25,27 @@ class Backend(Protocol[R, C]):
     traits: Mapping[Trait, str]
     """An answer to each question that no single packet answers."""
 
-    def render(self, plan: Plan, previous: R | None = None) -> R:
-        """The rules for a plan. `previous` lets unchanged parts be taken over and slots stay where they are;
-        it never changes what the rules mean."""
+    def advance(self, previous: R | None, plan: Plan) -> tuple[R, C]:
+        """Return the rules for a plan, and the changes that lead from the previous rules to them.
+
+        Both are computed together, so a plan that differs in one Service costs what that Service costs. `previous` lets
+        unchanged parts be taken over and slots stay where they are; it never changes what the rules mean. Without it the
+        state of the kernel is unknown or empty, and the changes replace everything.
+
+        The law is `patch(previous, changes) == rules`.
+        """
         ...
 
+    def render(self, plan: Plan) -> R:
+        """Return the rules for a plan, from scratch."""
+        return self.advance(None, plan)[0]
+
     def diff(self, have: R | None, want: R) -> C:
-        """What to change. None: the kernel's state is unknown or empty; the changes then replace everything."""
+        """Return the changes between any two rules, such as rules that were read from a kernel. Compares everything."""
         ...
 
     def patch(self, have: R, changes: C) -> R:
-        """What the rules are after the changes: the law is `patch(a, diff(a, b)) == b`."""
+        """Return the rules after the changes: `patch(a, diff(a, b)) == b`."""
         ...
 
     def walk(self, rules: R, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0) -> Trace:

@@ -1,4 +1,4 @@
-"""One IP family from snapshot to kernel: plan, render, diff, apply, and what is known of the kernel meanwhile."""
+"""One IP family from snapshot to kernel: plan, advance, apply, and what is known of the kernel meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from narthex.proxy.plan.ir import Plan
 R = TypeVar("R")
 C = TypeVar("C")
 
-PHASES = ("read", "plan", "render", "diff", "apply")
+PHASES = ("read", "plan", "render", "apply")
 
 Changed = frozenset[NamespacedName] | None
 """Services that may differ since the last call; None: any may."""
@@ -123,9 +123,7 @@ class FamilySync(Generic[R, C]):
             return self._done(plan, last)
         have = self._rules
         with self._timed("render"):
-            want = self.backend.render(plan, have)
-        with self._timed("diff"):
-            changes = self.backend.diff(have, want)
+            want, changes = self.backend.advance(have, plan)
         if changes:
             with self._timed("apply"):
                 self._target.apply(changes)

@@ -19,11 +19,12 @@ from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.netfilter.ast import Accept, Compare, Field, Jump, Rule
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
+from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.chains import Fragment, count_endpoints, fragment
 from narthex.proxy.backends.iptables.frame import Frame, rule
 from narthex.proxy.backends.iptables.refusals import comment_text, firewall_lines, leaks_to, unless_sent
-from narthex.proxy.backends.iptables.rules import Descent, Rules, XtablesChanges, XtablesRules, diff, patch
+from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules, diff, patch
 from narthex.proxy.backends.traits import IPTABLES
 from narthex.proxy.plan.ir import Deviation, HealthCheck, Plan
 
@@ -48,22 +49,24 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     health_checks: Mapping[NamespacedName, HealthCheck]
 
 
-class IptablesBackend:
+class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
     """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
 
     name = "iptables"
     deviations = frozenset({Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES})
     traits = IPTABLES
 
-    def render(self, plan: Plan, previous: XtablesRules | None = None) -> XtablesRules:
-        """The rules for a plan. Fragments of unchanged Service ports are taken over from `previous`."""
+    def advance(self, previous: XtablesRules | None, plan: Plan) -> tuple[XtablesRules, XtablesChanges]:
+        """Return the rules for a plan and the changes. Fragments of unchanged Service ports are taken over."""
         last = cast("_Rendering | None", previous.rendering) if previous else None
         endpoints = _count(plan, last)
         large = last is not None and not last.frame.commented
         frame = Frame(plan, commented=endpoints <= (SMALL_AGAIN if large else LARGE))
         if previous is None or last is None or last.frame != frame:
-            return _render_all(plan, frame, endpoints)
-        return _render_changes(plan, previous, last, endpoints)
+            rules = _render_all(plan, frame, endpoints)
+            return rules, diff(previous, rules)
+        rules, touched = _render_changes(plan, previous, last, endpoints)
+        return rules, diff(previous, rules, touched)
 
     def diff(self, have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
         """Only chains whose rules differ are written."""
@@ -122,7 +125,10 @@ def _rendering(plan: Plan, frame: Frame, fragments: Fragments, endpoints: int) -
     )
 
 
-def _render_changes(plan: Plan, previous: XtablesRules, last: _Rendering, endpoints: int) -> XtablesRules:
+def _render_changes(
+    plan: Plan, previous: XtablesRules, last: _Rendering, endpoints: int
+) -> tuple[XtablesRules, set[tuple[str, str]]]:
+    """Return the next rules, and the chains (table and name) that may differ."""
     touched: set[tuple[str, str]] = set()
     shared_differ = False
     fragments = last.fragments
@@ -149,14 +155,8 @@ def _render_changes(plan: Plan, previous: XtablesRules, last: _Rendering, endpoi
         if ports[names.NODE_PORTS] != chains["filter"][names.NODE_PORTS]:
             chains["filter"] = chains["filter"].update(ports)
             touched.add(("filter", names.NODE_PORTS))
-    return XtablesRules(
-        plan.family,
-        chains,
-        previous.jumps,
-        previous.sysctls,
-        Descent(previous.number, frozenset(touched)),
-        _rendering(plan, last.frame, fragments, endpoints),
-    )
+    rendering = _rendering(plan, last.frame, fragments, endpoints)
+    return XtablesRules(plan.family, chains, previous.jumps, previous.sysctls, rendering), touched
 
 
 def _shared(each: Fragment | None) -> tuple[object, ...]:

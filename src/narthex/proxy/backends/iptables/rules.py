@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 
 import msgspec
@@ -23,15 +22,6 @@ Jumps = Mapping[tuple[str, str], Rules]
 Sysctl = tuple[str, str]
 """Path below /proc/sys and value."""
 
-_numbers = itertools.count(1)
-
-
-class Descent(msgspec.Struct, frozen=True):
-    """Which rules these were made from and the (table, chain)s that may differ, so that `diff` skips the rest."""
-
-    parent: int = 0
-    touched: frozenset[tuple[str, str]] = frozenset()
-
 
 class XtablesRules:
     """All rules of ours for one family. Immutable; equal when the chains and jumps are, whatever they came from.
@@ -45,17 +35,14 @@ class XtablesRules:
         chains: Mapping[str, Map[str, Rules]],
         jumps: Map[tuple[str, str], Rules],
         sysctls: tuple[Sysctl, ...] = (),
-        descent: Descent | None = None,
         rendering: object = None,
     ) -> None:
         self.family = family
         self.chains = {table: chains.get(table) or Map() for table in OWN_TABLES}
         self.jumps = jumps
         self.sysctls = sysctls
-        self.descent = descent or Descent()
         self.rendering = rendering
         """The renderer's notes for the next time; None for rules read from a kernel."""
-        self.number = next(_numbers)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, XtablesRules):
@@ -117,8 +104,11 @@ class XtablesChanges(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(rules) for chains in self.written.values() for rules in chains.values())
 
 
-def diff(have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
-    """The changes from one to the other."""
+def diff(have: XtablesRules | None, want: XtablesRules, touched: Set[tuple[str, str]] | None = None) -> XtablesChanges:
+    """Return the changes from one to the other; None as `have` means that everything is replaced.
+
+    `touched` names the chains (table and name) that may differ; None: any may.
+    """
     if have is None:
         return XtablesChanges(
             family=want.family, replace=True, written=want.chains, jumps=want.jumps, sysctls=want.sysctls
@@ -127,7 +117,7 @@ def diff(have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
     removed: dict[str, tuple[str, ...]] = dict.fromkeys(OWN_TABLES, ())
     for table in OWN_TABLES:
         old, new = have.chains[table], want.chains[table]
-        for chain in sorted(_candidates(table, have, want)):
+        for chain in sorted(_differing(old, new) if touched is None else {name for at, name in touched if at == table}):
             rules = new.get(chain)
             if rules is None:
                 removed[table] += (chain,) if chain in old else ()
@@ -142,11 +132,8 @@ def diff(have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
     )
 
 
-def _candidates(table: str, have: XtablesRules, want: XtablesRules) -> set[str]:
-    """Chains of which one may differ."""
-    if want.descent.parent == have.number:
-        return {chain for where, chain in want.descent.touched if where == table}
-    old, new = have.chains[table], want.chains[table]
+def _differing(old: Chains, new: Chains) -> set[str]:
+    """Return the chains that are not the identical object on both sides."""
     gone = {chain for chain in old if chain not in new}
     return gone | {chain for chain, rules in new.items() if old.get(chain) is not rules}
 

@@ -22,9 +22,10 @@ from narthex.netfilter.ipvs import ServerKey, VirtualServer
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
+from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import NOBODY, IpvsFrame, Mask
-from narthex.proxy.backends.ipvs.rules import Descent, IpvsChanges, IpvsRules, diff, patch
+from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, diff, patch
 from narthex.proxy.backends.ipvs.service import Entry, Fragment, Settings, Way, fragment, settings_of
 from narthex.proxy.backends.traits import IPVS
 from narthex.proxy.plan.ir import Deviation, HealthCheck, Plan
@@ -51,7 +52,7 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     health_checks: Mapping[NamespacedName, HealthCheck]
 
 
-class IpvsBackend:
+class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
     """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
 
     name = "ipvs"
@@ -70,8 +71,8 @@ class IpvsBackend:
         """`scheduler`: a kernel module's name without `ip_vs_`; mh takes clients' ports into account (row 24.6)."""
         self._scheduler = scheduler or "rr"
 
-    def render(self, plan: Plan, previous: IpvsRules | None = None) -> IpvsRules:
-        """The rules for a plan. Fragments of unchanged Service ports are taken over from `previous`."""
+    def advance(self, previous: IpvsRules | None, plan: Plan) -> tuple[IpvsRules, IpvsChanges]:
+        """Return the rules for a plan and the changes. Fragments of unchanged Service ports are taken over."""
         last = cast("_Rendering | None", previous.rendering) if previous else None
         frame, settings = IpvsFrame(plan), settings_of(plan, self._scheduler)
         if previous is None or last is None or last.frame != frame or last.settings != settings:
@@ -86,8 +87,10 @@ class IpvsBackend:
                 masks=Map(),
                 health_checks={},
             )
-            return _Turn(plan, empty, None).rules()
-        return _Turn(plan, last, previous).rules()
+            rules, _ = _Turn(plan, empty, None).rules()
+            return rules, diff(previous, rules)
+        rules, touched = _Turn(plan, last, previous).rules()
+        return rules, diff(previous, rules, touched)
 
     def diff(self, have: IpvsRules | None, want: IpvsRules) -> IpvsChanges:
         """Only what differs is written."""
@@ -123,7 +126,8 @@ class _Turn:
         self._counted: dict[Entry, int] = {}
         self._masks: dict[Mask, int] = {}
 
-    def rules(self) -> IpvsRules:
+    def rules(self) -> tuple[IpvsRules, set[ServerKey]]:
+        """Return the next rules, and the virtual servers that may differ."""
         last = self._last
         fragments = last.fragments.mutate()
         exact, node = last.exact.mutate(), last.node.mutate()
@@ -148,7 +152,7 @@ class _Turn:
         )
         servers = self._servers(now)
         counts = _added(last.counts, self._counted)
-        return self._assemble(msgspec.structs.replace(now, counts=counts), servers)
+        return self._assemble(msgspec.structs.replace(now, counts=counts), servers), self._touched
 
     def _assemble(self, now: _Rendering, servers: Map[ServerKey, VirtualServer]) -> IpvsRules:
         previous = self._previous
@@ -165,7 +169,6 @@ class _Turn:
             sets[self._name(names.IPVS_IPS)].entries,
             sets,
             tables,
-            Descent(previous.number, frozenset(self._touched)) if previous else None,
             now,
         )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import msgspec
 from immutables import Map
@@ -27,15 +26,6 @@ __all__ = [
     "patch",
 ]
 
-_numbers = itertools.count(1)
-
-
-class Descent(msgspec.Struct, frozen=True):
-    """Which rules these were made from and the virtual servers that may differ, so that `diff` skips the rest."""
-
-    parent: int = 0
-    touched: frozenset[ServerKey] = frozenset()
-
 
 class IpvsRules:
     """All of ours for one family. Immutable; equal when the parts are, whatever they came from.
@@ -51,7 +41,6 @@ class IpvsRules:
         bound: frozenset[str],
         sets: Mapping[str, IpSet],
         tables: XtablesRules,
-        descent: Descent | None = None,
         rendering: object = None,
     ) -> None:
         self.family = family
@@ -62,10 +51,8 @@ class IpvsRules:
         """By name."""
         self.tables = tables
         """The fixed iptables part. Its rules name sets, so the sets must be there first and go last."""
-        self.descent = descent or Descent()
         self.rendering = rendering
         """The renderer's notes for the next time; None for rules read from a kernel."""
-        self.number = next(_numbers)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, IpvsRules):
@@ -138,8 +125,11 @@ class IpvsChanges(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def diff(have: IpvsRules | None, want: IpvsRules) -> IpvsChanges:
-    """The changes from one to the other; None: everything is written."""
+def diff(have: IpvsRules | None, want: IpvsRules, touched: Set[ServerKey] | None = None) -> IpvsChanges:
+    """Return the changes from one to the other; None as `have` means that everything is written.
+
+    `touched` names the virtual servers that may differ; None: any may.
+    """
     if have is None:
         return IpvsChanges(
             family=want.family,
@@ -153,7 +143,7 @@ def diff(have: IpvsRules | None, want: IpvsRules) -> IpvsChanges:
     edited: list[VirtualServer] = []
     removed: list[ServerKey] = []
     reals: dict[ServerKey, RealChanges] = {}
-    for key in _candidates(have, want):
+    for key in _differing(have, want) if touched is None else touched:
         old, new = have.servers.get(key), want.servers.get(key)
         if old is new or old == new:
             continue
@@ -211,10 +201,8 @@ def patch(have: IpvsRules, changes: IpvsChanges) -> IpvsRules:
     )
 
 
-def _candidates(have: IpvsRules, want: IpvsRules) -> frozenset[ServerKey] | set[ServerKey]:
-    """Virtual servers that may differ."""
-    if want.descent.parent == have.number:
-        return want.descent.touched
+def _differing(have: IpvsRules, want: IpvsRules) -> set[ServerKey]:
+    """Return the virtual servers that are not the identical object on both sides."""
     gone = {key for key in have.servers if key not in want.servers}
     return gone | {key for key, server in want.servers.items() if have.servers.get(key) is not server}
 

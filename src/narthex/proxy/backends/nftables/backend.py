@@ -10,30 +10,31 @@ from __future__ import annotations
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.netfilter import nft
 from narthex.netfilter.walk.walk import walk
+from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.nftables.changes import NftChanges, between, patched, replacement
-from narthex.proxy.backends.nftables.rules import NftRules, from_table, render
+from narthex.proxy.backends.nftables.rules import NftRules, advance, from_table, render
 from narthex.proxy.backends.traits import NFTABLES
 from narthex.proxy.plan.ir import Deviation, Plan
 
 
-class NftablesBackend:
+class NftablesBackend(Backend[NftRules, NftChanges]):
     """Table `ip narthex` or `ip6 narthex`; nothing outside it is touched."""
 
     name = "nftables"
     deviations = frozenset({Deviation.HAIRPIN_LOCAL_ONLY})
     traits = NFTABLES
 
-    def render(self, plan: Plan, previous: NftRules | None = None) -> NftRules:
-        """The rules for a plan; with `previous`, endpoints keep their slots and unchanged Services cost nothing."""
-        return render(plan, previous)
+    def advance(self, previous: NftRules | None, plan: Plan) -> tuple[NftRules, NftChanges]:
+        """Return the rules for a plan and the changes. Endpoints keep their slots, unchanged Services cost nothing."""
+        return advance(previous, plan)
+
+    def render(self, plan: Plan) -> NftRules:
+        """Return the rules for a plan, from scratch."""
+        return render(plan)
 
     def diff(self, have: NftRules | None, want: NftRules) -> NftChanges:
-        """What to change. Costs as much as changed when `want` was rendered from `have`, else a comparison of all."""
-        if have is None:
-            return replacement(want.spell_out())
-        if want.step is not None and want.step[0] is have.identity:
-            return want.step[1]
-        return between(have.spell_out(), want.spell_out())
+        """Return the changes between any two rules; compares the whole tables."""
+        return replacement(want.spell_out()) if have is None else between(have.spell_out(), want.spell_out())
 
     def patch(self, have: NftRules, changes: NftChanges) -> NftRules:
         """The rules after the changes."""

@@ -16,7 +16,7 @@ from immutables import Map
 from narthex.model.names import ServicePortName
 from narthex.netfilter.ast import Ruleset, Set, Table
 from narthex.netfilter.netlink.slot_map import SlotMap
-from narthex.proxy.backends.nftables.changes import NftChanges, between, with_elements
+from narthex.proxy.backends.nftables.changes import NftChanges, between, replacement, with_elements
 from narthex.proxy.backends.nftables.frame import TABLE, Settings, frame_chains, shared_sets
 from narthex.proxy.backends.nftables.rows import Count, Row, count_sets, draw_chains, row_chains
 from narthex.proxy.backends.nftables.service import SHARED, Fragment, Part, add, fragment
@@ -38,9 +38,6 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Numbers of endpoints, kept as rows are."""
     lineage: int = 0
     """Number of the plan's lineage."""
-    identity: object = msgspec.field(default_factory=object)
-    step: tuple[object, NftChanges] | None = None
-    """Identity of the rules that these were rendered from, and the changes that lead here."""
     spelled: list[Table] = msgspec.field(default_factory=list)
     """The table, once somebody asked for it."""
 
@@ -80,36 +77,49 @@ def from_table(table: Table) -> NftRules:
     return NftRules(spelled=[table])
 
 
-def render(plan: Plan, previous: NftRules | None) -> NftRules:
-    """The rules of a plan. Costs as much as Service ports changed since `previous`; all of them without it, when a
-    setting changed, or when `previous` was read from a kernel."""
+def render(plan: Plan) -> NftRules:
+    """Return the rules of a plan, from scratch, with the table already spelled out."""
+    rules, table = _rendered(Settings.of(plan), plan, Map())
+    rules.spelled.append(table)
+    return rules
+
+
+def advance(previous: NftRules | None, plan: Plan) -> tuple[NftRules, NftChanges]:
+    """Return the rules of a plan and the changes that lead to them.
+
+    Costs as much as Service ports changed since `previous`; all of them without it, when a setting changed, or when
+    `previous` was read from a kernel.
+    """
     settings = Settings.of(plan)
-    if previous is None or previous.settings is None or previous.settings.family is not settings.family:
-        return _rendered(settings, plan, Map())
-    if previous.settings != settings:
-        return _rendered(settings, plan, previous.fragments)
-    return _advanced(previous, settings, plan)
+    if previous is None:
+        rules, table = _rendered(settings, plan, Map())
+        return rules, replacement(table)
+    if previous.settings == settings:
+        return _advanced(previous, settings, plan)
+    same_family = previous.settings is not None and previous.settings.family is settings.family
+    rules, table = _rendered(settings, plan, previous.fragments if same_family else Map())
+    return rules, between(previous.spell_out(), table)
 
 
-def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragment]) -> NftRules:
-    """All Service ports anew, with the slots that they had."""
+def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragment]) -> tuple[NftRules, Table]:
+    """Render all Service ports, with the slots that they had. Returns the table, too, which the rules do not keep."""
     fragments: Map[ServicePortName, Fragment] = Map(
         {name: fragment(service, before.get(name)) for name, service in plan.services.items()}
     )
     part = add(Part(settings), fragments.values())
     rows, counts = frozenset(part.rows), frozenset(part.counts)
-    return NftRules(
+    rules = NftRules(
         settings=settings,
         fragments=fragments,
         shared={name: Map(counts) for name, counts in part.shared.items()},
         rows=rows,
         counts=counts,
         lineage=plan.lineage.number,
-        spelled=[_spelled(settings, part, rows, counts)],
     )
+    return rules, _spelled(settings, part, rows, counts)
 
 
-def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
+def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> tuple[NftRules, NftChanges]:
     """The next rules from the previous ones, looking only at what changed."""
     leaving: list[Fragment] = []
     coming: list[Fragment] = []
@@ -143,15 +153,15 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> NftRules:
     grown = rows != previous.rows or counts != previous.counts
     have = _partial(settings, old, previous.rows, previous.counts, with_shared=grown)
     want = _partial(settings, new, rows, counts, with_shared=grown)
-    return NftRules(
+    rules = NftRules(
         settings=settings,
         fragments=fragments,
         shared=shared,
         rows=rows,
         counts=counts,
         lineage=plan.lineage.number,
-        step=(previous.identity, between(have, want)),
     )
+    return rules, between(have, want)
 
 
 def _counted(before: Mapping[str, Map[str, int]], old: Part, new: Part) -> Mapping[str, Map[str, int]]:

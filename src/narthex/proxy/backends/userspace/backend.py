@@ -20,6 +20,7 @@ from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Tra
 from narthex.netfilter.ast import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
+from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import NEW, SENT_ON, Frame, Rules, rule
 from narthex.proxy.backends.iptables.refusals import (
     PROTOCOLS,
@@ -57,7 +58,7 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     fragments: Mapping[ServicePortName, Fragment]
 
 
-class UserspaceBackend:
+class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
     """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
 
     name = "userspace"
@@ -75,8 +76,8 @@ class UserspaceBackend:
         """`ports`: the relay listens on ports between these two, both included (`portRange`)."""
         self._first, self._last = ports
 
-    def render(self, plan: Plan, previous: UserspaceRules | None = None) -> UserspaceRules:
-        """The rules for a plan. Listeners keep the ports that they have in `previous`."""
+    def advance(self, previous: UserspaceRules | None, plan: Plan) -> tuple[UserspaceRules, UserspaceChanges]:
+        """Return the rules for a plan and the changes. Listeners keep the ports that they have in `previous`."""
         frame = Frame(plan, commented=True)
         last = cast("_Rendering | None", previous.rendering) if previous else None
         known = last.fragments if last is not None and last.frame == frame else {}
@@ -85,7 +86,7 @@ class UserspaceBackend:
             name: _fragment(service, frame, ports.get(name, {}), known.get(name))
             for name, service in sorted(plan.services.items(), key=lambda item: item[0].sort_key)
         }
-        return UserspaceRules(
+        rules = UserspaceRules(
             tables=_tables(plan, frame, list(fragments.values()), previous.tables if previous else None),
             listeners=_listeners(plan, ports, previous.listeners if previous else Map()),
             mark=frame.mark,
@@ -93,6 +94,7 @@ class UserspaceBackend:
             unserved=_unserved(plan, ports, self._last - self._first + 1),
             rendering=_Rendering(frame=frame, fragments=fragments),
         )
+        return rules, diff(previous, rules)
 
     def _ports(self, plan: Plan, previous: UserspaceRules | None) -> dict[ServicePortName, dict[Scope, int]]:
         held = {(one.name, one.scope): one.port for one in previous.listeners.values()} if previous else {}
