@@ -18,8 +18,7 @@ from frame.report import Report, Table, parser
 from narthex.linux.clock import SystemClock
 from narthex.model.store import Upsert
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.kernel.counters import reader_for
-from narthex.proxy.kernel.targets import target_for
+from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.connections import Connections
 from narthex.proxy.program.metrics import Metrics
@@ -49,8 +48,8 @@ def main() -> int:
 
 def _measure(table: Table, mode: str, made: Plan, namespace: str) -> None:
     backend: Any = BACKENDS[mode]
-    target_for(mode, FAMILY, namespace).apply(backend.diff(None, backend.render(made)))
-    reader = reader_for(mode, FAMILY, namespace)
+    dataplane(mode).target(FAMILY, namespace).apply(backend.diff(None, backend.render(made)))
+    reader = dataplane(mode).counter_reader(FAMILY, namespace)
     assert reader is not None
     for endpoints, what in ((False, "Service ports"), (True, "Service ports and endpoints")):
         count = len(list(reader(made, endpoints)))

@@ -18,7 +18,7 @@ from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel.ipvs import link as ipvs_link
 from narthex.proxy.kernel.ipvs.target import IpvsTarget
-from narthex.proxy.plan.kernel_settings import for_mode
+from narthex.proxy.plan.kernel_settings import ipvs_settings
 from narthex.testing import build
 from narthex.testing.load import ClientRoute, EchoEndpoints, OpenConnection, until
 
@@ -34,7 +34,7 @@ def space():
     links.batch(name, ["link add name pods type dummy", "link set dev pods up"])
     links.batch(name, [f"address add {each} dev pods" for each in (*(f"{a}/32" for a in ENDPOINTS), "10.20.0.11/32")])
     with netns.entered(name):
-        outcomes = sysctls.apply([*for_mode("ipvs", kernel_release())])
+        outcomes = sysctls.apply([*ipvs_settings(kernel_release())])
     assert not [each for each in outcomes if each.error]
     yield name
     netns.delete(name)

@@ -75,9 +75,11 @@ def _overlay(given: Given) -> Part:
 
 def _dns(given: Given) -> Part:
     from narthex.dns.program.node_local import made
+    from narthex.proxy.kernel.dataplanes import DATAPLANES
 
     own = given.settings.own
-    return made(own.dns, given.origin(), ipvs=own.parts.proxy and given.settings.mode == "ipvs")
+    ipvs = own.parts.proxy and DATAPLANES[given.settings.mode].binds_addresses
+    return made(own.dns, given.origin(), ipvs=ipvs)
 
 
 def _announcer(given: Given) -> Part:

@@ -12,7 +12,7 @@ from narthex.model.net import join_port
 from narthex.model.objects import AnyObject
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
 from narthex.model.store import Delete, Event, Synced, Upsert
-from narthex.proxy.backends.base import Backend
+from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.plan.ir import Deviation, Forward, Plan
 from narthex.proxy.plan.traits import Trait
 
@@ -63,7 +63,7 @@ class FakeClock:
         return woken
 
 
-class FakeTarget(Generic[R, C]):
+class FakeTarget(Target[R, C], Generic[R, C]):
     """A kernel in memory: `apply` does what the backend's `patch` computes.
 
     Tests may change these attributes at any time: `rules` (the content of the kernel; assign to it to simulate a foreign change),
@@ -117,14 +117,19 @@ class FakeChanges(msgspec.Struct, frozen=True):
         return bool(self.reset or self.put or self.remove)
 
 
-class FakeBackend:
+class FakeBackend(Backend[FakeRules, FakeChanges]):
     """The smallest backend that fulfils the protocol."""
 
     name = "fake"
     deviations: frozenset[Deviation] = frozenset()
     traits: Mapping[Trait, str] = {}
 
-    def render(self, plan: Plan, previous: FakeRules | None = None) -> FakeRules:  # noqa: ARG002
+    def advance(self, previous: FakeRules | None, plan: Plan) -> tuple[FakeRules, FakeChanges]:
+        """Return the rules for a plan and the changes."""
+        rules = self.render(plan)
+        return rules, self.diff(previous, rules)
+
+    def render(self, plan: Plan) -> FakeRules:
         """Return the rules for a plan."""
         lines = []
         for service in plan.services.values():

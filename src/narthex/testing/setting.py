@@ -8,8 +8,8 @@ from narthex.model.net import IPFamily, contains, family_of, in_any
 from narthex.model.objects import AnyObject, EndpointSlice, Node, Service, ServiceCIDR
 from narthex.model.packet import Host, Packet
 from narthex.model.store import Snapshot, Store, Synced, Upsert
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.planner import NodeConfig
-from narthex.proxy.program.settings import LOCALHOST_MODES
 from narthex.testing.scenario import Scenario, ScenarioConnection
 
 
@@ -17,7 +17,7 @@ def node_config(scenario: Scenario, mode: str) -> NodeConfig:
     """Return the node's configuration with the defaults of the mode (rows 9.1, 9.9)."""
     config = scenario.config
     words = config.node_port_addresses
-    if words is None and mode == "nftables":
+    if words is None and DATAPLANES[mode].primary_node_ports:
         words = ("primary",)
     localhost = config.localhost_node_ports if config.localhost_node_ports is not None else True
     return NodeConfig(
@@ -29,7 +29,7 @@ def node_config(scenario: Scenario, mode: str) -> NodeConfig:
         masquerade_all=config.masquerade_all,
         node_port_addresses=words,
         node_addresses=scenario.node_ips,
-        localhost_node_ports=localhost and mode in LOCALHOST_MODES,
+        localhost_node_ports=localhost and DATAPLANES[mode].localhost_node_ports,
         allow_service_external_ips=config.gate("AllowServiceExternalIPs") is not False,
         strict_source_ranges=config.gate("NarthexStrictSourceRanges") is True,
     )

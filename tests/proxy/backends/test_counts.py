@@ -4,7 +4,7 @@ import pytest
 
 from narthex.netfilter.ast import Set
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.counts import Counted
+from narthex.proxy.backends.counts import ConnectionCounter
 from narthex.proxy.backends.iptables import counts as iptables_counts
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.nftables import counts as nftables_counts
@@ -23,7 +23,7 @@ def test_every_element_that_sends_counts_for_its_owner():
     declared = nftables_counts.counted_sets(made, True)
     assert all(one.counter for one in declared.values())
     elements = [(name, key, data, 7) for name in declared for key, data in table.sets[name].elements.items()]
-    found = list(nftables_counts.Attribution(made).counted(elements))
+    found = list(nftables_counts.NftCounterOwners(made).counted(elements))
     assert {(each.name, each.endpoint) for each in found} == {
         (NAME, None),
         (NAME, ("10.64.1.5", 8080)),
@@ -36,7 +36,7 @@ def test_every_element_that_sends_counts_for_its_owner():
 def test_elements_that_only_refuse_do_not_count():
     made = plan(EMPTY)
     elements = [("services", ("10.110.0.9", "tcp", 80), None, 3), ("endpoints", ("10.110.0.9", "tcp", 80, 0), None, 3)]
-    assert list(nftables_counts.Attribution(made).counted(elements)) == []
+    assert list(nftables_counts.NftCounterOwners(made).counted(elements)) == []
 
 
 def test_all_maps_with_counters_are_asked():
@@ -62,12 +62,12 @@ def test_the_rule_that_sends_counts_in_iptables_mode():
         "[8:480] -A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -m tcp -j DNAT --to-destination 10.64.9.9:80",
         "[5:300] -A CNI-DN-1 -p tcp -j DNAT --to-destination 10.64.9.9:80",
     )
-    found = set(iptables_counts.Attribution(made).counted(text))
+    found = set(iptables_counts.XtablesCounterOwners(made).counted(text))
     assert found == {
-        Counted((one, "endpoint"), NAME, ("10.64.1.5", 8080), 3),
-        Counted((one, "service"), NAME, None, 3),
-        Counted((two, "endpoint"), NAME, ("10.64.2.5", 8080), 2),
-        Counted((two, "service"), NAME, None, 2),
+        ConnectionCounter((one, "endpoint"), NAME, ("10.64.1.5", 8080), 3),
+        ConnectionCounter((one, "service"), NAME, None, 3),
+        ConnectionCounter((two, "endpoint"), NAME, ("10.64.2.5", 8080), 2),
+        ConnectionCounter((two, "service"), NAME, None, 2),
     }
 
 
@@ -85,4 +85,4 @@ def test_the_rule_against_invalid_packets_counts_what_it_drops():
 def test_a_comment_of_a_stranger_is_no_rule(comment):
     made = plan(WEB, SLICE)
     text = save(f'[5:300] -A FOREIGN -m comment --comment "{comment}" -j ACCEPT')
-    assert list(iptables_counts.Attribution(made).counted(text)) == []
+    assert list(iptables_counts.XtablesCounterOwners(made).counted(text)) == []

@@ -187,7 +187,7 @@ def test_all_chains_are_ours_by_name():
     for table, chains in rules.tables.chains.items():
         assert all(names.is_ours(table, chain) for chain in chains)
     for (table, _), jumps in rules.tables.jumps.items():
-        assert {jump.expressions[-1].chain for jump in jumps} <= names.IPVS.entries[table]
+        assert {jump.expressions[-1].chain for jump in jumps} <= names.IPVS_CHAINS.entries[table]
 
 
 def test_golden_text(golden):

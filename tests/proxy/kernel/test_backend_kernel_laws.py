@@ -12,7 +12,7 @@ from narthex.linux.run import run
 from narthex.model.net import IPFamily
 from narthex.model.store import Store
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.kernel.targets import target_for
+from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.planner import NodeConfig, Planner
 from narthex.testing import strategies as some
 from narthex.testing.build import CONFIG
@@ -43,7 +43,7 @@ def plans(config: NodeConfig, family: IPFamily, turns):
 @pytest.mark.parametrize("family", list(IPFamily), ids=lambda family: family.label)
 @pytest.mark.parametrize("mode", MODES_HERE)
 def test_read_after_apply_is_what_was_meant(mode, family, namespace):
-    backend, target = BACKENDS[mode], target_for(mode, family, namespace)
+    backend, target = BACKENDS[mode], dataplane(mode).target(family, namespace)
 
     @settings(max_examples=20)
     @given(some.configs, TURNS)
@@ -66,7 +66,7 @@ def test_read_after_apply_is_what_was_meant(mode, family, namespace):
 @pytest.mark.parametrize("mode", MODES_HERE)
 def test_from_any_state_to_any_other_by_what_is_read(mode, family, namespace):
     """A new process knows nothing of the old one's plan: it reads the kernel and writes the difference."""
-    backend, target = BACKENDS[mode], target_for(mode, family, namespace)
+    backend, target = BACKENDS[mode], dataplane(mode).target(family, namespace)
 
     @settings(max_examples=15)
     @given(TURNS, TURNS)
@@ -84,7 +84,7 @@ def test_from_any_state_to_any_other_by_what_is_read(mode, family, namespace):
 @pytest.mark.parametrize("family", list(IPFamily), ids=lambda family: family.label)
 def test_nft_lists_what_nft_can_read(family, namespace):
     """`nft list ruleset` of our tables parses back in an empty namespace, whatever the cluster looks like."""
-    backend, target = BACKENDS["nftables"], target_for("nftables", family, namespace)
+    backend, target = BACKENDS["nftables"], dataplane("nftables").target(family, namespace)
     empty = f"{namespace}-e"
     netns.create(empty)
 
@@ -121,7 +121,7 @@ def test_foreign_rules_stay_to_the_byte(mode, namespace):
 
     before = foreign()
     assert len(before[0]) == 2
-    backend, target = BACKENDS[mode], target_for(mode, IPFamily.IPV4, namespace)
+    backend, target = BACKENDS[mode], dataplane(mode).target(IPFamily.IPV4, namespace)
     from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
     the_plan = plan(

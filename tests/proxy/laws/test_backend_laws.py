@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from narthex.model.packet import agree
 from narthex.model.store import Store, Upsert
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.planner import Planner
-from narthex.proxy.program.settings import LOCALHOST_MODES
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
 from narthex.trace.evaluate import evaluate
@@ -19,7 +19,7 @@ each_backend = pytest.mark.parametrize("mode", sorted(BACKENDS))
 
 def mode_config(config, mode):
     """Row 9.9: node ports on localhost exist in iptables mode alone."""
-    return msgspec.structs.replace(config, localhost_node_ports=mode in LOCALHOST_MODES)
+    return msgspec.structs.replace(config, localhost_node_ports=DATAPLANES[mode].localhost_node_ports)
 
 
 def fill(objects):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from narthex.model.packet import Disposition, agree
 from narthex.model.store import Delete, Store, Upsert
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.planner import Planner, plan_once
-from narthex.proxy.program.settings import LOCALHOST_MODES
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
 from narthex.testing.crowds import crowds
@@ -22,7 +22,7 @@ drawn = [Phase.explicit, Phase.reuse, Phase.generate]
 
 def mode_config(config, mode):
     """Row 9.9: node ports on localhost exist in iptables mode alone."""
-    return msgspec.structs.replace(config, localhost_node_ports=mode in LOCALHOST_MODES)
+    return msgspec.structs.replace(config, localhost_node_ports=DATAPLANES[mode].localhost_node_ports)
 
 
 def filled(objects):

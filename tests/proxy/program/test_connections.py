@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.linux.errors import ApplyError
 from narthex.model.net import IPFamily
-from narthex.proxy.backends.counts import Counted
+from narthex.proxy.backends.counts import ConnectionCounter
 from narthex.proxy.program.connections import REST, Connections
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import endpoint, endpoint_slice, plan, port_name, service
@@ -42,7 +42,7 @@ class Kernel:
         self.clock.advance(self.seconds)
         if self.error:
             raise ApplyError(self.error)
-        return [Counted(key, *value) for key, value in self.counters.items()]
+        return [ConnectionCounter(key, *value) for key, value in self.counters.items()]
 
     def set(self, key, name, endpoint, number):
         self.counters[key] = name, endpoint, number

@@ -6,10 +6,10 @@ from narthex.linux.privileges import missing_tools
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
+from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.kernel.userspace import UserspaceTarget
 from narthex.proxy.plan.ir import Deviation
-from narthex.proxy.program.dataplane import Dataplane, backend_of
-from narthex.proxy.program.foreign import transactions
+from narthex.proxy.program.dataplane import RunningDataplane, dataplane_of
 from narthex.proxy.program.reload import in_place
 from narthex.proxy.program.settings import SettingsError, settings
 from narthex.proxy.program.written import written
@@ -45,21 +45,21 @@ def test_what_is_no_range_is_an_error_where_it_counts(text):
 
 def test_the_relay_listens_in_the_range():
     made = plan(service("shop/web", "10.110.0.5"), endpoint_slice("shop/web", endpoint("10.64.1.10")))
-    rules = backend_of(told(mode="userspace", portRange="7000-7000")).render(made)
+    rules = dataplane_of(told(mode="userspace", portRange="7000-7000")).backend.render(made)
     assert [one.port for one in rules.listeners.values()] == [7000]
-    assert backend_of(told(mode="userspace")) is BACKENDS["userspace"]
-    assert backend_of(told(mode="iptables")) is BACKENDS["iptables"]
+    assert dataplane_of(told(mode="userspace")).backend is BACKENDS["userspace"]
+    assert dataplane_of(told(mode="iptables")).backend is BACKENDS["iptables"]
 
 
 def test_each_family_has_a_target_that_ends_with_the_proxy(monkeypatch):
     ended = []
     monkeypatch.setattr(UserspaceTarget, "close", lambda self: ended.append(self._family))
-    plane = Dataplane(told(mode="userspace"), FAMILIES)
+    plane = RunningDataplane(told(mode="userspace"), FAMILIES)
     assert set(plane.targets) == set(FAMILIES)
     assert Deviation.RELAYED in plane.backend.deviations
     plane.close()
     assert ended == list(FAMILIES)
-    Dataplane(told(mode="iptables"), FAMILIES).close()
+    RunningDataplane(told(mode="iptables"), FAMILIES).close()
     assert ended == list(FAMILIES)
 
 
@@ -76,10 +76,10 @@ def test_what_was_written_is_told():
     more = endpoint_slice("shop/web", endpoint("10.64.1.10"), endpoint("10.64.1.11"))
     changes = backend.advance(before, plan(web, more))[1]
     assert written(changes) == "1 listener"
-    assert transactions("userspace")(changes) == 0, "no rule differs, so nothing needs an announcement"
+    assert dataplane("userspace").transactions(changes) == 0, "no rule differs, so nothing needs an announcement"
     gone = backend.advance(before, plan())[1]
     assert written(gone).startswith("1 listener closed; wrote ")
-    assert transactions("userspace")(gone) > 0
+    assert dataplane("userspace").transactions(gone) > 0
 
 
 def test_the_mode_needs_what_iptables_needs(monkeypatch):

@@ -6,10 +6,18 @@ import pytest
 
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.kernel import dataplanes
+from narthex.proxy.kernel.ipvs import kernel
 from narthex.proxy.kernel.ipvs.kernel import NoIpvsError
 from narthex.proxy.program import machine as checks
 from narthex.proxy.program.machine import check_machine, working_modes
 from narthex.runtime.process import StartError
+
+
+def take_tools(monkeypatch, missing):
+    """Let `missing(mode, family)` say which tools are not there."""
+    monkeypatch.setattr(checks, "missing_tools", missing)
+    monkeypatch.setattr(dataplanes, "missing_tools", missing)
 
 
 @pytest.fixture
@@ -17,8 +25,8 @@ def machine(monkeypatch, caplog):
     """A machine that has everything; tests take things away."""
     monkeypatch.setattr(checks, "may_change_network", lambda: True)
     monkeypatch.setattr(checks, "usable_families", lambda: FAMILIES)
-    monkeypatch.setattr(checks, "missing_tools", lambda *_: ())
-    monkeypatch.setattr(checks, "nft_release", lambda: (1, 0, 6))
+    take_tools(monkeypatch, lambda *_: ())
+    monkeypatch.setattr(dataplanes, "nft_release", lambda: (1, 0, 6))
     monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     caplog.set_level(logging.INFO, "narthex")
     return monkeypatch
@@ -44,7 +52,7 @@ def test_without_ipv6_only_ipv4_is_served(machine, caplog):
 
 @pytest.mark.row("15.3")
 def test_without_the_tool_of_the_mode_it_says_what_to_install(machine):
-    machine.setattr(checks, "missing_tools", lambda *_: ("nft",))
+    take_tools(machine, lambda *_: ("nft",))
     with pytest.raises(
         StartError, match="mode nftables needs nft, not found on the PATH: install the package nftables"
     ):
@@ -53,7 +61,7 @@ def test_without_the_tool_of_the_mode_it_says_what_to_install(machine):
 
 @pytest.mark.row("15.3")
 def test_a_family_whose_tool_is_missing_is_left_alone(machine, caplog):
-    machine.setattr(checks, "missing_tools", lambda _, family: ("ip6tables-save",) if family is IPFamily.IPV6 else ())
+    take_tools(machine, lambda _, family: ("ip6tables-save",) if family is IPFamily.IPV6 else ())
     assert check_machine("iptables") == (IPFamily.IPV4,)
     assert "ip6tables-save is not found on the PATH: IPv6 is left alone" in caplog.text
 
@@ -62,8 +70,8 @@ def test_a_family_whose_tool_is_missing_is_left_alone(machine, caplog):
 @pytest.mark.row("23.1")
 def test_nftables_mode_needs_a_kernel_that_can(machine, release, skip, starts):
     """Row 23.1."""
-    machine.setattr(checks, "kernel_release", lambda: release)
-    machine.setenv(checks.SKIP_KERNEL_CHECK, skip)
+    machine.setattr(dataplanes, "kernel_release", lambda: release)
+    machine.setenv(dataplanes.SKIP_KERNEL_CHECK, skip)
     if starts:
         assert check_machine("nftables") == FAMILIES
     else:
@@ -74,7 +82,7 @@ def test_nftables_mode_needs_a_kernel_that_can(machine, release, skip, starts):
 @pytest.mark.parametrize("release, starts", [((0, 9, 8), False), ((1, 0, 0), False), ((1, 0, 1), True), ((), True)])
 @pytest.mark.row("23.1")
 def test_nftables_mode_needs_an_nft_that_can(machine, release, starts):
-    machine.setattr(checks, "nft_release", lambda: release)
+    machine.setattr(dataplanes, "nft_release", lambda: release)
     assert check_machine("iptables") == FAMILIES
     if starts:
         assert check_machine("nftables") == FAMILIES
@@ -90,8 +98,8 @@ def test_without_ip_vs_it_says_which_modes_work_here(machine):
     def refuse():
         raise NoIpvsError("this kernel has no IP_VS (module ip_vs)")
 
-    machine.setattr(checks, "connect", refuse)
-    machine.setattr(checks, "nft_release", lambda: (0, 9, 0))
+    machine.setattr(kernel, "connect", refuse)
+    machine.setattr(dataplanes, "nft_release", lambda: (0, 9, 0))
     others = [mode for mode in BACKENDS if mode not in ("ipvs", "nftables")]
     with pytest.raises(StartError) as told:
         check_machine("ipvs")
@@ -103,7 +111,7 @@ def test_without_ip_vs_it_says_which_modes_work_here(machine):
 
 @pytest.mark.row("24.1")
 def test_ipvs_needs_ipset(machine):
-    machine.setattr(checks, "missing_tools", lambda mode, _: ("iptables-save", "ipset") if mode == "ipvs" else ())
+    take_tools(machine, lambda mode, _: ("iptables-save", "ipset") if mode == "ipvs" else ())
     with pytest.raises(
         StartError, match=r"mode ipvs needs iptables-save and ipset, .*: install the package iptables and ipset"
     ):

@@ -19,6 +19,7 @@ from narthex.model.store import Synced, Upsert
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.netfilter.netlink.elements import encoder, key_encoder
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.script import restore_inputs
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.flows import Flows
@@ -48,7 +49,7 @@ class Inbox:
         return events
 
 
-class Written:
+class Written(Target):
     """A Target that writes down what a kernel would be sent."""
 
     def __init__(self, mode):

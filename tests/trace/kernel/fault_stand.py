@@ -42,8 +42,7 @@ from narthex.model.objects import (
 )
 from narthex.model.store import Delete, Snapshot, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.kernel.targets import target_for
-from narthex.proxy.plan.kernel_settings import for_mode
+from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.testing.kernel.client import ADDRESS_FAMILY
 from narthex.testing.kernel.world import World
@@ -197,13 +196,13 @@ class Stand:
         self.world = World(layout())
         self.answers = EchoEndpoints()
         self._sockets: list[socket.socket] = []
-        self._targets = {family: target_for(mode, family, self.world.node) for family in IPFamily}
+        self._targets = {family: dataplane(mode).target(family, self.world.node) for family in IPFamily}
 
     def __enter__(self) -> Stand:
         self.world.__enter__()
         self.answers.__enter__()
         with netns.entered(self.world.node):
-            set_settings(for_mode(self.mode, kernel_release()))
+            set_settings(dataplane(self.mode).kernel_settings(kernel_release()))
         for version in (4, 6):
             for number in (0, 2, 3):
                 self.serve(SERVERS, HERE[version][number])
@@ -259,13 +258,13 @@ class Stand:
         """Put the rules in, instead of those that are there."""
         backend = BACKENDS[mode or self.mode]
         for family, rules in self.rules(cluster, mode).items():
-            target = target_for(mode, family, self.world.node) if mode else self._targets[family]
+            target = dataplane(mode).target(family, self.world.node) if mode else self._targets[family]
             target.clean()
             target.apply(backend.diff(None, rules))
 
     def clean(self, mode: str = "") -> None:
         for family in IPFamily:
-            (target_for(mode, family, self.world.node) if mode else self._targets[family]).clean()
+            (dataplane(mode).target(family, self.world.node) if mode else self._targets[family]).clean()
 
     def run(self, *commands: str, site: int | None = None) -> None:
         for command in commands:

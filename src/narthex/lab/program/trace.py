@@ -95,9 +95,9 @@ def _announcing(lab: Lab, snapshot: Snapshot, target: AddressOwner) -> _Announci
 
 
 def _rules(mode: str, family: IPFamily, namespace: str) -> Any:
-    from narthex.proxy.kernel.targets import rules_in_force
+    from narthex.proxy.kernel.dataplanes import dataplane
 
-    return rules_in_force(mode, family, namespace)
+    return dataplane(mode).rules_in_force(family, namespace)
 
 
 def _node(lab: Lab, name: str) -> LabNode:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
+from narthex.model.names import ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.proxy.plan.ir import Deviation, Plan
 from narthex.proxy.plan.traits import Trait
@@ -53,32 +54,44 @@ class Backend(Protocol[R, C]):
         ...
 
     def text(self, rules: R) -> str:
-        """The rules as their kernel tool reads them."""
+        """Return the rules in the format that their kernel tool reads."""
         ...
+
+    def unserved(self, rules: R) -> Mapping[ServicePortName, str]:
+        """Return the Service ports that the rules refuse although they have endpoints, with the reason."""
+        del rules
+        return {}
 
 
 class Target(Protocol[R, C]):  # type: ignore[misc]  # R and C are exactly the backend's own, neither wider
-    """Effects: one kernel (one network namespace), one backend, one IP family."""
+    """Carries changes to one kernel: one network namespace, one backend, one IP family."""
 
     def read(self) -> R | None:
-        """The rules that are ours in the kernel now; None when there are none."""
+        """Return our rules in the kernel; None when there are none. Raises ApplyError."""
         ...
 
     def apply(self, changes: C) -> None:
-        """Make the changes, all or nothing per kernel transaction. Raises `ApplyError` with the tool's own words and,
-        where it can be known, the object; the kernel's state then counts as unknown."""
+        """Make the changes, all or nothing per kernel transaction.
+
+        Raises ApplyError with the message of the tool and, if known, the object; the state of the kernel is then unknown.
+        """
         ...
 
     def clean(self) -> None:
         """Remove everything that is ours."""
         ...
 
-
-@runtime_checkable
-class Witness(Protocol):
-    """A Target whose kernel tells cheaply whether anybody has written."""
-
     def unchanged(self) -> bool:
-        """True: nobody has changed anything that `read` would see since this Target last read or applied. False: it
-        may be, or it cannot be known."""
-        ...
+        """Return True if nothing that `read` would see has changed since this Target last read or applied.
+
+        False: something may have changed, or it cannot be known.
+        """
+        return False
+
+    def tend(self) -> float | None:
+        """Do the work that is due between syncs. Returns the seconds until the next call, None when there is no work."""
+        return None
+
+    def close(self) -> None:
+        """Release sockets and end processes of this Target; the rules stay."""
+        return

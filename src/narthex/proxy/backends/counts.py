@@ -11,7 +11,7 @@ from typing import NamedTuple
 from narthex.model.names import ServicePortName
 
 
-class Counted(NamedTuple):
+class ConnectionCounter(NamedTuple):
     """One counter."""
 
     key: Hashable

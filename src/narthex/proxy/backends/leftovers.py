@@ -21,7 +21,7 @@ from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import guard_rule
 from narthex.proxy.backends.nftables.frame import TABLE
-from narthex.proxy.backends.userspace.names import USERSPACE
+from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 
 KUBE_PROXY_TABLE = "kube-proxy"
 _IPSET = re.compile(
@@ -54,7 +54,7 @@ _ENTRIES = {
     "nat": {
         names.SERVICES,
         names.POSTROUTING,
-        *USERSPACE.entries["nat"],
+        *USERSPACE_CHAINS.entries["nat"],
     },
     "filter": {
         names.SERVICES,
@@ -63,7 +63,7 @@ _ENTRIES = {
         names.FORWARD,
         names.PROXY_FIREWALL,
         names.FIREWALL,
-        *USERSPACE.entries["filter"],
+        *USERSPACE_CHAINS.entries["filter"],
         "KUBE-NODE-PORT",
         "KUBE-IPVS-FILTER",
         "KUBE-IPVS-OUT-FILTER",
@@ -97,7 +97,7 @@ def is_leftover_chain(table: str, chain: str) -> bool:
 
 def is_older_chain(table: str, chain: str) -> bool:
     """A chain of other modes or ages than today's mode iptables."""
-    return chain in _OLD_CHAINS.get(table, ()) or USERSPACE.is_ours(table, chain)
+    return chain in _OLD_CHAINS.get(table, ()) or USERSPACE_CHAINS.is_ours(table, chain)
 
 
 def is_leftover_set(name: str) -> bool:

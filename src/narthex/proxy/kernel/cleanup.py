@@ -22,7 +22,7 @@ from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.xtables import SaveTextError
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.names import OWN_TABLES
-from narthex.proxy.backends.ipvs.names import IPVS, LINK
+from narthex.proxy.backends.ipvs.names import LINK
 from narthex.proxy.backends.leftovers import (
     Leftovers,
     Owned,
@@ -31,18 +31,15 @@ from narthex.proxy.backends.leftovers import (
     is_leftover_chain,
     is_leftover_set,
     is_leftover_table,
-    is_older_chain,
     is_virtual_server,
     save_chains,
     set_family,
 )
-from narthex.proxy.backends.nftables.frame import TABLE
-from narthex.proxy.backends.userspace.names import USERSPACE
+from narthex.proxy.kernel.dataplanes import DATAPLANES, OwnedObjects
 from narthex.proxy.kernel.ipvs import link as ipvs_link
 from narthex.proxy.kernel.ipvs.servers import IpvsServers
 
 _LOCK_SECONDS = "5"
-_OWNERS = {"ipvs": IPVS, "userspace": USERSPACE}
 _PROC_NET = Path("/proc/thread-self/net")
 _LEGACY_NAMES = {IPFamily.IPV4: "ip_tables_names", IPFamily.IPV6: "ip6_tables_names"}
 
@@ -80,6 +77,7 @@ class Cleanup:
     def __init__(self, namespace: str | None = None, keep: str | None = None, keep_localnet: bool = False) -> None:
         self._namespace = namespace
         self._keep = keep
+        self._kept = DATAPLANES[keep]().owned if keep is not None else OwnedObjects()
         self._keep_localnet = keep_localnet
         self._removed: dict[str, tuple[str, ...]] = {}
         self._left: list[Left] = []
@@ -93,9 +91,9 @@ class Cleanup:
         for variant in VARIANTS:
             found |= self._clean_iptables(family, variant, chains)
         for table in tables:
-            if is_leftover_table(table) and not (self._keep == "nftables" and table == TABLE):
+            if is_leftover_table(table) and table not in self._kept.tables:
                 self._delete_table(family, table)
-        if self._keep != "ipvs" and (found or self._keep is None or ipvs_link.exists(self._namespace)):
+        if not self._kept.virtual_servers and (found or self._keep is None or ipvs_link.exists(self._namespace)):
             self._clean_ipvs(family)
         removed = (Removed(kind, family, names) for kind, names in self._removed.items())
         return Outcome(tuple(removed), tuple(self._left), self._transactions)
@@ -130,10 +128,10 @@ class Cleanup:
         """Chains of the mode that stays are its Target's own business, in the variant that it uses."""
         if variant != default_variant(family):
             return is_leftover_chain
-        kept = _OWNERS.get(self._keep or "")
-        if kept is not None:
-            return lambda table, chain: is_leftover_chain(table, chain) and not kept.is_ours(table, chain)
-        return is_older_chain if self._keep == "iptables" else is_leftover_chain
+        kept = self._kept.chains
+        if kept is None:
+            return is_leftover_chain
+        return lambda table, chain: is_leftover_chain(table, chain) and not kept.is_ours(table, chain)
 
     # ---- iptables --------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from narthex.linux.run import CommandError, TimeoutExpired, feed, run
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Unprintable
 from narthex.netfilter.xtables import SaveTextError
+from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.rules import Sysctl, XtablesChanges, XtablesRules
@@ -30,7 +31,7 @@ _LINE = re.compile(r"\bline:?\s+(\d+)", re.IGNORECASE)
 PROC_SYS = Path("/proc/sys")
 
 
-class IptablesTarget:
+class IptablesTarget(Target[XtablesRules, XtablesChanges]):
     """The tables nat, filter and mangle of one namespace. See `narthex.proxy.backends.base.Target`.
 
     By default the system's own choice of iptables is used (nf_tables or legacy), `legacy` asks for the old one. The
@@ -43,7 +44,7 @@ class IptablesTarget:
         family: IPFamily,
         namespace: str | None = None,
         legacy: bool = False,
-        owner: names.Ownership = names.IPTABLES,
+        owner: names.ChainOwnership = names.IPTABLES_CHAINS,
     ) -> None:
         self._family = family
         self._owner = owner

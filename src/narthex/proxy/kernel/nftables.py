@@ -35,6 +35,7 @@ from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_s
 from narthex.netfilter.netlink.rules import chain_payload, rule_payload
 from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.netfilter.nft.print import element_text
+from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.nftables.frame import TABLE
 from narthex.proxy.backends.nftables.rules import NftRules, from_table
@@ -56,7 +57,7 @@ class _Message(NamedTuple):
     """The place of its first element among all of the set's that are sent."""
 
 
-class NftablesTarget:
+class NftablesTarget(Target[NftRules, NftChanges]):
     """Table `ip narthex` or `ip6 narthex` of one namespace (None: the present one). Not for several threads at once."""
 
     def __init__(self, family: IPFamily, namespace: str | None = None) -> None:

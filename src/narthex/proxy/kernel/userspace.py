@@ -8,8 +8,9 @@ from immutables import Map
 
 from narthex.linux.errors import ApplyError
 from narthex.model.net import IPFamily, Protocol
+from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
-from narthex.proxy.backends.userspace.names import USERSPACE
+from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 from narthex.proxy.backends.userspace.rules import (
     Listener,
     Listeners,
@@ -29,7 +30,7 @@ TEND_SECONDS = 2.0
 _LOGGER = logging.getLogger("narthex")
 
 
-class UserspaceTarget:
+class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
     """See `narthex.proxy.backends.base.Target`. The relay is started with the first rules and ends with this process.
 
     Where rules and listeners both change, ports are opened first, then rules written, then ports closed: at no moment
@@ -42,7 +43,7 @@ class UserspaceTarget:
         self._family = family
         self._namespace = namespace
         self._udp_idle_seconds = udp_idle_seconds
-        self._tables = IptablesTarget(family, namespace, owner=USERSPACE)
+        self._tables = IptablesTarget(family, namespace, owner=USERSPACE_CHAINS)
         self._relay: RelayProcess | None = None
         self._listeners: Listeners = Map()
         """What the relay serves."""

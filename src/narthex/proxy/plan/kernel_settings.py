@@ -15,7 +15,7 @@ _CONNTRACK = "net/netfilter/nf_conntrack_"
 TCP_BE_LIBERAL = _CONNTRACK + "tcp_be_liberal"
 
 
-class Conntrack(Protocol):
+class ConntrackOptions(Protocol):
     """The configuration's section; times in seconds. Zero leaves the kernel's value as it is."""
 
     @property
@@ -34,7 +34,7 @@ class Conntrack(Protocol):
     def udp_stream_timeout(self) -> float: ...
 
 
-def wanted(conntrack: Conntrack, cores: int) -> Iterator[KernelSetting]:
+def conntrack_settings(conntrack: ConntrackOptions, cores: int) -> Iterator[KernelSetting]:
     """The settings for a machine with so many cores, in the order in which they are to be made."""
     if conntrack.max_per_core:
         most = min(max(conntrack.max_per_core * cores, conntrack.min), MOST_ENTRIES)
@@ -61,11 +61,12 @@ _REUSE_MATTERS = (4, 1), (5, 9)
 before by a second, or gave it to a real server that had left."""
 
 
-def for_mode(mode: str, kernel: tuple[int, int], strict_arp: bool = False) -> Iterator[KernelSetting]:
-    """What a mode's rules rely on, on a kernel of this version. `strict_arp`: this machine answers for an address only
-    on the link that has it, so that others on the network never take it for a Service's."""
-    if mode != "ipvs":
-        return
+def ipvs_settings(kernel: tuple[int, int], strict_arp: bool = False) -> Iterator[KernelSetting]:
+    """Yield the settings that mode ipvs relies on, for a kernel of this version (row 24.5).
+
+    `strict_arp`: this machine answers ARP requests for an address only on the link that has it, so that other machines do not
+    send the traffic of a Service here.
+    """
     # Without connection tracking nothing that IPVS has sent on is masqueraded.
     yield KernelSetting(_IPVS + "conntrack", 1, "mode ipvs")
     if _REUSE_MATTERS[0] <= kernel < _REUSE_MATTERS[1]:

@@ -20,6 +20,7 @@ from narthex.linux.monitor import Own
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.kernel.cleanup import Cleanup, Left, Outcome, Removed
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.program.sync import Sync
 from narthex.runtime.logs import LOGGER, data
 
@@ -115,4 +116,4 @@ def to_builtins(outcome: Outcome) -> dict[str, list[dict[str, Any]]]:
 
 
 def _needs_localnet(mode: str, done: Sync) -> bool:
-    return mode == "iptables" and done.plan.node_ports.localhost
+    return DATAPLANES[mode].route_localnet and done.plan.node_ports.localhost

@@ -15,7 +15,7 @@ from narthex.linux.clock import Clock
 from narthex.linux.errors import ApplyError
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily, join_port
-from narthex.proxy.kernel.counters import Reader
+from narthex.proxy.kernel.dataplanes import CounterReader
 from narthex.proxy.plan.ir import Plan
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.runtime.logs import LOGGER
@@ -49,7 +49,7 @@ class Connections:
 
     def __init__(
         self,
-        readers: Mapping[IPFamily, Reader],
+        readers: Mapping[IPFamily, CounterReader],
         plans: Callable[[], Sequence[Plan]],
         clock: Clock,
         told: OwnConfiguration,

@@ -11,7 +11,8 @@ from narthex.linux import sysctls
 from narthex.linux.privileges import kernel_release
 from narthex.linux.sysctls import Outcome
 from narthex.model.kernel_setting import KernelSetting
-from narthex.proxy.plan.kernel_settings import TCP_BE_LIBERAL, for_mode, wanted
+from narthex.proxy.plan.kernel_settings import TCP_BE_LIBERAL, conntrack_settings
+from narthex.proxy.program.dataplane import dataplane_of
 from narthex.proxy.program.settings import Settings
 from narthex.runtime.logs import LOGGER
 
@@ -43,8 +44,8 @@ class KernelSettings:
 
 def kernel_settings(settings: Settings) -> list[KernelSetting]:
     """What the configuration and its mode ask of this machine."""
-    asked = wanted(settings.conntrack, os.cpu_count() or 1)
-    return [*asked, *for_mode(settings.mode, kernel_release(), settings.ipvs.strict_arp)]
+    asked = conntrack_settings(settings.conntrack, os.cpu_count() or 1)
+    return [*asked, *dataplane_of(settings).kernel_settings(kernel_release())]
 
 
 def with_kernel(settings: Settings) -> Settings:

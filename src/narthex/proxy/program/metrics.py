@@ -17,6 +17,7 @@ import narthex
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.rules import XtablesRules
+from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import Reason
 from narthex.proxy.program.sync import PHASES, FamilySync, Sync
@@ -94,6 +95,7 @@ class Metrics:
     def __init__(self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}) -> None:
         """`more` collects what others count, when somebody asks."""
         self._mode = mode
+        self._dataplane = DATAPLANES.get(mode, Dataplane)
         self._more = tuple(more)
         self._gates = {**dict.fromkeys(_GATES, True), **{name: on for name, on in gates.items() if name in _GATES}}
         self._families: dict[IPFamily, _FamilyMetrics] = {}
@@ -183,7 +185,7 @@ class Metrics:
 
     def _sync_metrics(self) -> Iterable[Metric]:
         yield self._histogram("sync_proxy_rules_duration_seconds", "Time one sync took.", "duration")
-        if self._mode in ("iptables", "nftables"):
+        if self._dataplane.partial_syncs:
             yield self._histogram("sync_full_proxy_rules_duration_seconds", "Time a full sync took.", "full")
             yield self._histogram("sync_partial_proxy_rules_duration_seconds", "Time a partial sync took.", "partial")
         yield self._histogram(
@@ -209,11 +211,9 @@ class Metrics:
             yield counter
 
     def _mode_metrics(self) -> Iterable[Metric]:
-        if self._mode == "nftables":
-            yield self._counter("sync_proxy_rules_nftables_sync_failures", "Syncs that failed.", "failures")
-        if self._mode in ("iptables", "ipvs"):
-            yield self._counter("sync_proxy_rules_iptables_restore_failures", "Syncs that failed.", "failures")
-        if self._mode == "iptables":
+        if self._dataplane.failure_metric:
+            yield self._counter(self._dataplane.failure_metric, "Syncs that failed.", "failures")
+        if self._dataplane.rules_by_table:
             yield self._counter(
                 "sync_proxy_rules_iptables_partial_restore_failures", "Partial syncs that failed.", "partial_failures"
             )

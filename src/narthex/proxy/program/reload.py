@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from narthex.linux.background import beside
+from narthex.proxy.program.dataplane import dataplane_of
 from narthex.proxy.program.settings import Settings, SettingsError
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.watched_files import file_stamp
@@ -89,10 +90,7 @@ def in_place(before: Settings, after: Settings) -> bool:
         and after.node.node_name == before.node.node_name
         and after.own.parts == before.own.parts
         and (after.client, after.config_sync_period) == (before.client, before.config_sync_period)
-        # The scheduler and the like are part of what the mode's backend is made of.
-        and (after.mode != "ipvs" or after.ipvs == before.ipvs)
-        and after.relay_ports == before.relay_ports
-        and (after.mode != "userspace" or after.own.udp_idle_timeout == before.own.udp_idle_timeout)
+        and dataplane_of(after).fixed_options == dataplane_of(before).fixed_options
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from narthex.model.net import FAMILIES, IPFamily, family_of, split_port
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.schedule import Periods
 from narthex.runtime.configuration.file import (
@@ -25,7 +26,7 @@ from narthex.runtime.configuration.file import (
     documents_of,
     parse,
     read,
-    relay_ports,
+    relay_ports_of,
 )
 from narthex.runtime.configuration.text import own_written, written
 from narthex.runtime.configuration.values import (
@@ -35,7 +36,6 @@ from narthex.runtime.configuration.values import (
     Logging,
     OwnConfiguration,
     ProxyConfiguration,
-    Rules,
 )
 
 Fields = Mapping[str, Any]
@@ -45,8 +45,6 @@ of a NarthexConfiguration."""
 OWN = "narthex"
 HEALTHZ, METRICS, NAME, LOGGING = "healthzBindAddress", "metricsBindAddress", "hostnameOverride", "logging"
 _OFF = ("", "0")
-LOCALHOST_MODES = ("iptables", "userspace")
-"""Where node ports can answer on 127.0.0.1 (row 9.9)."""
 
 
 class SettingsError(ValueError):
@@ -130,9 +128,7 @@ def _settings(
     configuration: ProxyConfiguration, off: frozenset[str], host_name: str, warnings: tuple[str, ...]
 ) -> Settings:
     mode = configuration.mode
-    section: Rules | IPVS = configuration.nftables if mode == "nftables" else configuration.iptables
-    if mode == "ipvs":
-        section = configuration.ipvs
+    section = configuration.timing_section(mode)
     if configuration.detect_local_mode == "ClusterCIDR" and not configuration.cluster_cidrs:
         warnings += (
             "no clusterCIDR is given, so pods cannot be told from others; give --cluster-cidr, "
@@ -144,7 +140,7 @@ def _settings(
         periods=Periods(section.min_sync_period, section.sync_period),
         conntrack=configuration.conntrack,
         ipvs=configuration.ipvs,
-        relay_ports=relay_ports(configuration.port_range) if mode == "userspace" else None,
+        relay_ports=relay_ports_of(configuration),
         client=configuration.client_connection,
         config_sync_period=configuration.config_sync_period,
         healthz=None if HEALTHZ in off else split_port(configuration.healthz_bind_address),
@@ -168,8 +164,9 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
     """
     mode = mode or configuration.mode
     # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
-    section = configuration.nftables if mode == "nftables" else configuration.iptables
-    unset = (PRIMARY,) if mode == "nftables" else None
+    section = configuration.rules_section(mode)
+    plane = DATAPLANES[mode]
+    unset = (PRIMARY,) if plane.primary_node_ports else None
     given = configuration.node_port_addresses
     return NodeConfig(
         node_name=node_name,
@@ -180,7 +177,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
         masquerade_all=section.masquerade_all,
         masquerade_bit=section.masquerade_bit,
         node_port_addresses=unset if given is None else given,
-        localhost_node_ports=mode in LOCALHOST_MODES and configuration.iptables.localhost_node_ports,
+        localhost_node_ports=plane.localhost_node_ports and configuration.iptables.localhost_node_ports,
         bind_address=configuration.bind_address,
         allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
         strict_source_ranges=configuration.own.strict_source_ranges,

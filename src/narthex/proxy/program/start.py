@@ -31,20 +31,18 @@ from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
-from narthex.proxy.kernel.counters import invalid_dropped_for, reader_for
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.program.cleanup import Takeover
 from narthex.proxy.program.connections import Connections
-from narthex.proxy.program.dataplane import Dataplane, backend_of
+from narthex.proxy.program.dataplane import RunningDataplane, dataplane_of
 from narthex.proxy.program.dropped import DroppedPackets
 from narthex.proxy.program.explain_service import Explainer
 from narthex.proxy.program.flows import Flows
-from narthex.proxy.program.foreign import tells
 from narthex.proxy.program.health import Health
 from narthex.proxy.program.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.proxy.program.loop import Inbox, Proxy
-from narthex.proxy.program.machine import check_machine, make_ready
+from narthex.proxy.program.machine import check_machine
 from narthex.proxy.program.metrics import Metrics
 from narthex.proxy.program.own_node import OwnNode
 from narthex.proxy.program.reload import ConfigurationFile
@@ -68,7 +66,7 @@ class Parts(NamedTuple):
     proxy: Proxy
     explainer: Explainer
     connections: Connections
-    plane: Dataplane
+    plane: RunningDataplane
 
 
 def assemble(
@@ -82,40 +80,42 @@ def assemble(
 ) -> Parts:
     """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
     health = Health(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
-    readers = {family: reader for family in families if (reader := reader_for(settings.mode, family))}
+    running = RunningDataplane(settings, families)
+    plane, foreign, relayed = running.dataplane, running.foreign, Deviation.RELAYED in running.backend.deviations
+    readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
     connections = Connections(readers, lambda: proxy.plans, clock, settings.own)
-    drops = {family: read for family in families if (read := invalid_dropped_for(settings.mode, family))}
+    drops = {family: read for family in families if (read := plane.invalid_drop_reader(family))}
     collectors: tuple[Collector, ...] = (connections, DroppedPackets(drops, clock), *origin.collectors)
     metrics = Metrics(settings.mode, collectors, dict(settings.feature_gates))
     explainer = Explainer(settings.own.explain_service, lambda: proxy.snapshot)
-    plane = Dataplane(settings, families)
-    foreign, relayed = plane.foreign, Deviation.RELAYED in plane.backend.deviations
     syncs = [
-        FamilySync(family, Planner(settings.node, family), plane.backend, target, clock)
-        for family, target in plane.targets.items()
+        FamilySync(family, Planner(settings.node, family), running.backend, target, clock)
+        for family, target in running.targets.items()
     ]
     checks = ServiceHealth(http, lambda: health.healthy, tell=lambda name, note: events.tell(cannot_check(name, note)))
-    rules = {sync.family: sync for sync in syncs}
-    unserved = Unserved(lambda family: getattr(rules[family].rules, "unserved", {}))
+    by_family = {sync.family: sync for sync in syncs}
+    unserved = Unserved(lambda family: by_family[family].unserved)
     proxy = Proxy(
         inbox,
         syncs,
         clock,
-        msgspec.structs.replace(settings.periods, watched=tells(settings.mode, foreign)),
+        msgspec.structs.replace(settings.periods, watched=plane.is_watched(foreign)),
         node_name=settings.node.node_name,
-        complete=OwnNode(settings.node.node_name, primary_addresses, _machine_addresses(settings.mode)).complete,
+        complete=OwnNode(
+            settings.node.node_name, primary_addresses, global_addresses if plane.needs_node_addresses else tuple
+        ).complete,
         foreign=foreign,
         health=health,
         metrics=metrics,
         follow=checks.follow,
         after_sync=_in_turn(
             Takeover(settings.mode, clock, foreign.writing).after,
-            Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed, gentle=settings.mode == "ipvs").after,
+            Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed, gentle=plane.drains_connections).after,
             explainer.after,
             unserved.after,
         ),
     )
-    return Parts(proxy, explainer, connections, plane)
+    return Parts(proxy, explainer, connections, running)
 
 
 def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
@@ -126,18 +126,13 @@ def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
     return all_of_them
 
 
-def _machine_addresses(mode: str) -> Callable[[], tuple[str, ...]]:
-    """What the mode has to know of the node's addresses before a packet comes: only IPVS cannot ask then."""
-    return global_addresses if mode == "ipvs" else tuple
-
-
 def _own_addresses() -> frozenset[str]:
     return frozenset(own.address for own in own_addresses())
 
 
 def prepare(settings: Settings) -> None:
     """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
-    make_ready(settings)
+    dataplane_of(settings).prepare()
     # Some settings come with this module, and `serve` may find them read-only by the time that its rules have loaded it.
     # Without permission they will say so themselves.
     with suppress(OSError):
@@ -194,7 +189,7 @@ class ProxyPart:
         """Be the node proxy until `stop`; the rules stay. Raises StartError."""
         settings, node_name = self._settings, self._settings.node.node_name
         families = check_machine(settings.mode)
-        make_ready(settings)
+        dataplane_of(settings).prepare()
         LOGGER.info("node %s, mode %s, %s", node_name, settings.mode, " and ".join(each.label for each in families))
         for warning in family_warnings(settings, families):
             LOGGER.warning("%s", warning)
@@ -213,7 +208,7 @@ class ProxyPart:
             proxy.stop()
         self._status.show(proxy, settings.mode)
         events.tell(starting(node_name))
-        if settings.mode == "ipvs":
+        if dataplane_of(settings).deprecated:
             events.tell(deprecated := ipvs_deprecated(node_name))
             LOGGER.warning("%s", deprecated.note)
         try:
@@ -303,7 +298,7 @@ def run_until_told(
     finally:
         status.stop()
     if not (file and file.replace):
-        relayed = Deviation.RELAYED in backend_of(settings).deviations
+        relayed = Deviation.RELAYED in dataplane_of(settings).backend.deviations
         LOGGER.info("stopped; the rules stay%s", ", and lead nowhere without the relay" if relayed else " in force")
     if file and file.replace:
         replace_process()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot
-from narthex.proxy.backends.base import Backend, Target, Witness
+from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.plan.ir import Plan
 
 R = TypeVar("R")
@@ -88,11 +88,15 @@ class FamilySync(Generic[R, C]):
         """The rules that the kernel is believed to hold."""
         return self._rules
 
+    @property
+    def unserved(self) -> Mapping[ServicePortName, str]:
+        """Service ports that the rules in force refuse although they have endpoints, with the reason."""
+        return self.backend.unserved(self._rules) if self._rules is not None else {}
+
     def tend(self) -> float | None:
         """Let the Target do what it has to do between syncs, once something was synced; seconds until it wants to be
         called again, None when it does not."""
-        tend: Callable[[], float | None] | None = getattr(self._target, "tend", None)
-        return tend() if tend and self._synced is not None else None
+        return self._target.tend() if self._synced is not None else None
 
     def use(self, planner: Planning) -> None:
         """Plan otherwise from the next sync on."""
@@ -133,7 +137,7 @@ class FamilySync(Generic[R, C]):
     def _look(self) -> bool:
         """Read the kernel; True when it does not hold what was written last."""
         with self._timed("read"):
-            if self._kernel_known and isinstance(self._target, Witness) and self._target.unchanged():
+            if self._kernel_known and self._target.unchanged():
                 return False
             found = self._target.read()
         self._kernel_known = True

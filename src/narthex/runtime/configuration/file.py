@@ -220,6 +220,11 @@ def relay_ports(text: str) -> tuple[int, int] | None:
     return first, last
 
 
+def relay_ports_of(configuration: ProxyConfiguration) -> tuple[int, int] | None:
+    """Return the first and last port of the relay; None in other modes, and where the mode chooses. Raises ValueError."""
+    return relay_ports(configuration.port_range) if configuration.mode == "userspace" else None
+
+
 def _own(top: Fields) -> OwnConfiguration:
     for name in ("apiVersion", "kind"):
         top.raw(name)

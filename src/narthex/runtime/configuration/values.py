@@ -206,6 +206,14 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """userspace only: where the relay listens."""
     own: OwnConfiguration = OwnConfiguration()
 
+    def rules_section(self, mode: str) -> Rules:
+        """Return the section with the masquerade settings of a mode; ipvs and userspace use `iptables` (row 27.12)."""
+        return {"nftables": self.nftables}.get(mode, self.iptables)
+
+    def timing_section(self, mode: str) -> Rules | IPVS:
+        """Return the section with the sync periods of a mode."""
+        return {"ipvs": self.ipvs}.get(mode) or self.rules_section(mode)
+
     def feature_gate(self, name: str, default: bool) -> bool:
         """A gate's setting."""
         return next((on for gate, on in self.feature_gates if gate == name), default)

@@ -18,8 +18,7 @@ from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.model.objects import EndpointSlice, Service
 from narthex.model.packet import Disposition
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.kernel.targets import target_for
-from narthex.proxy.plan.kernel_settings import for_mode
+from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.planner import plan_once
 from narthex.testing.declared import as_declared
 from narthex.testing.findings import DROP, NONE, End, Ends, OutcomeText, WitnessFinding, say, targets_of
@@ -55,12 +54,12 @@ class LoadedRules:
         self.relayed: frozenset[tuple[Protocol, int]] = frozenset()
         """Where a relay of the mode listens on the node."""
         with netns.entered(namespace):
-            refused = [each for each in sysctls.apply(for_mode(mode, kernel_release())) if each.error]
+            refused = [each for each in sysctls.apply(dataplane(mode).kernel_settings(kernel_release())) if each.error]
         if refused:
             raise UnexpectedObservation(f"{refused[0].setting.path}: {refused[0].error}")
         for family in families:
             rules: Any = backend.render(plan_once(objects, config, family))
-            self._loads[family] = target_for(mode, family, namespace), backend.diff(None, rules)
+            self._loads[family] = dataplane(mode).target(family, namespace), backend.diff(None, rules)
             self.relayed |= frozenset(getattr(rules, "listeners", ()))
 
     def load(self) -> None:

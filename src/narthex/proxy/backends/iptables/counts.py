@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from narthex.model.names import ServicePortName
-from narthex.proxy.backends.counts import Counted
+from narthex.proxy.backends.counts import ConnectionCounter
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.plan.ir import Endpoint, Plan
 
@@ -23,7 +23,7 @@ def invalid_dropped(text: str) -> int:
     return sum(int(match[1]) for match in _INVALID.finditer(text))
 
 
-class Attribution:
+class XtablesCounterOwners:
     """Says what the chains of one plan's rules count for."""
 
     def __init__(self, plan: Plan) -> None:
@@ -33,7 +33,7 @@ class Attribution:
                 for endpoint in pool.endpoints if pool is not None else ():
                     self._owners[names.sep(service.name, endpoint)] = service.name, endpoint
 
-    def counted(self, text: str) -> Iterator[Counted]:
+    def counted(self, text: str) -> Iterator[ConnectionCounter]:
         """Counters in what `iptables-save --counters -t nat` printed, of Service ports that the plan still has: one for
         each endpoint, and the same for the Service port as a whole."""
         for match in _SENDS.finditer(text):
@@ -41,5 +41,5 @@ class Attribution:
             if owner is not None:
                 name, endpoint = owner
                 packets = int(match[1])
-                yield Counted((match[2], "endpoint"), name, (endpoint.address, endpoint.port), packets)
-                yield Counted((match[2], "service"), name, None, packets)
+                yield ConnectionCounter((match[2], "endpoint"), name, (endpoint.address, endpoint.port), packets)
+                yield ConnectionCounter((match[2], "service"), name, None, packets)

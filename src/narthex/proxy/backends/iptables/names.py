@@ -33,7 +33,7 @@ KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 OWN_TABLES = ("nat", "filter", "mangle")
 
 
-class Ownership(NamedTuple):
+class ChainOwnership(NamedTuple):
     """Which rules in tables that everybody writes to belong to a mode."""
 
     is_ours: Callable[[str, str], bool]
@@ -56,7 +56,7 @@ def is_ours(table: str, chain: str) -> bool:
     return chain in _FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
 
 
-IPTABLES = Ownership(
+IPTABLES_CHAINS = ChainOwnership(
     is_ours,
     {
         "nat": frozenset((SERVICES, POSTROUTING)),

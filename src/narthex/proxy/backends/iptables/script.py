@@ -66,7 +66,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return XtablesRules(self.family, own, Map(jumps), sysctls)
 
 
-def find(text: str, family: IPFamily, owner: names.Ownership = names.IPTABLES) -> Found:
+def find(text: str, family: IPFamily, owner: names.ChainOwnership = names.IPTABLES_CHAINS) -> Found:
     """Pick out what is ours (the owner's) from the output of iptables-save, of one table or more. Raises SaveTextError."""
     tables = {table.name: table for table in parse(text, family).tables}
     printed = _builtin_lines(text, owner)
@@ -97,7 +97,7 @@ def find(text: str, family: IPFamily, owner: names.Ownership = names.IPTABLES) -
     )
 
 
-def _builtin_lines(text: str, owner: names.Ownership) -> dict[Place, list[str]]:
+def _builtin_lines(text: str, owner: names.ChainOwnership) -> dict[Place, list[str]]:
     printed: dict[Place, list[str]] = {}
     table = ""
     for raw in text.split("\n"):
@@ -114,7 +114,7 @@ def _builtin_lines(text: str, owner: names.Ownership) -> dict[Place, list[str]]:
     return printed
 
 
-def _is_our_jump(table: str, chain: Chain, rule: Rule, owner: names.Ownership) -> bool:
+def _is_our_jump(table: str, chain: Chain, rule: Rule, owner: names.ChainOwnership) -> bool:
     """A rule of a built-in chain that sends everything, or everything new, to one of our chains."""
     if chain.hook is None or not rule.expressions:
         return False

@@ -97,7 +97,7 @@ def is_ours(table: str, chain: str) -> bool:
     return chain in CHAINS.get(table, ())
 
 
-IPVS = shared.Ownership(
+IPVS_CHAINS = shared.ChainOwnership(
     is_ours,
     {
         "nat": frozenset((SERVICES, POSTROUTING)),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from narthex.model.names import ServicePortName
 from narthex.netfilter.ast import ElementData, ElementKey, Set
-from narthex.proxy.backends.counts import Counted
+from narthex.proxy.backends.counts import ConnectionCounter
 from narthex.proxy.backends.nftables.frame import NODEPORT_SERVICES, SERVICES, Settings, shared_sets
 from narthex.proxy.backends.nftables.rows import ENDPOINT_MAPS
 from narthex.proxy.plan.ir import Forward, Plan
@@ -27,7 +27,7 @@ def counted_sets(plan: Plan, endpoints: bool) -> Mapping[str, Set]:
     return {name: declared[name] for name in (*_FRONTENDS, *(ENDPOINT_MAPS.values() if endpoints else ()))}
 
 
-class Attribution:
+class NftCounterOwners:
     """Says what the elements of one plan's rules count for."""
 
     def __init__(self, plan: Plan) -> None:
@@ -39,14 +39,14 @@ class Attribution:
                     key: ElementKey = (front.protocol.lower, front.port)
                     self._owners[key if front.address is None else (front.address, *key)] = service.name
 
-    def counted(self, elements: Iterable[Element]) -> Iterator[Counted]:
+    def counted(self, elements: Iterable[Element]) -> Iterator[ConnectionCounter]:
         """Counters of Service ports that the plan still has."""
         for name, key, data, packets in elements:
             if name in _FRONTENDS:
                 owner = self._owners.get(key)
                 if owner is not None:
-                    yield Counted((name, key), owner, None, packets)
+                    yield ConnectionCounter((name, key), owner, None, packets)
             else:
                 owner = self._owners.get(key[:-1])
                 if owner is not None and isinstance(data, tuple):
-                    yield Counted((name, key, data), owner, data, packets)
+                    yield ConnectionCounter((name, key, data), owner, data, packets)

@@ -137,6 +137,10 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
                 outcomes.append(outcome)
         return Trace(packet=packet, outcomes=tuple(outcomes))
 
+    def unserved(self, rules: UserspaceRules) -> Mapping[ServicePortName, str]:
+        """Return the Service ports that the relay cannot serve."""
+        return rules.unserved
+
     def text(self, rules: UserspaceRules) -> str:
         """The rules as iptables-save would print them, and the relay's table as comments before them."""
         return table_text(rules.listeners.values()) + save_text(rules.tables.ruleset)

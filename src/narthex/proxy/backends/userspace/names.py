@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from narthex.model.names import ServicePortName
-from narthex.proxy.backends.iptables.names import Ownership, chain_hash, service_id
+from narthex.proxy.backends.iptables.names import ChainOwnership, chain_hash, service_id
 
 CONTAINER = "KUBE-PORTALS-CONTAINER"
 """What comes in from elsewhere, pods above all."""
@@ -35,7 +35,7 @@ def is_ours(table: str, chain: str) -> bool:
     return chain in FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
 
 
-USERSPACE = Ownership(
+USERSPACE_CHAINS = ChainOwnership(
     is_ours,
     {
         # The old mode jumped to all four from built-in chains.

@@ -7,6 +7,7 @@ from immutables import Map
 
 from narthex.linux import ipset
 from narthex.model.net import IPFamily, in_any
+from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs import rules as ipvs_rules
@@ -17,7 +18,7 @@ from narthex.proxy.kernel.ipvs import link as ipvs_link
 from narthex.proxy.kernel.ipvs.servers import TEND_SECONDS, IpvsServers
 
 
-class IpvsTarget:
+class IpvsTarget(Target[IpvsRules, IpvsChanges]):
     """All of one namespace and family. See `narthex.proxy.backends.base.Target`.
 
     Virtual servers count as ours when they are at an address of kube-ipvs0 or when our sets name them, and when their
@@ -35,7 +36,7 @@ class IpvsTarget:
         self._family = family
         self._namespace = namespace
         self._excluded = excluded
-        self._tables = IptablesTarget(family, namespace, owner=names.IPVS)
+        self._tables = IptablesTarget(family, namespace, owner=names.IPVS_CHAINS)
         self._servers = IpvsServers(family, namespace, patience)
         self._kinds = {names.set_name(name, family): kind for name, kind in names.KINDS.items()}
 
