@@ -5,8 +5,8 @@ Programs count in plain numbers. They import prometheus-client, which takes a te
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from narthex.runtime.http.messages import HttpResponse
 
@@ -22,6 +22,37 @@ class Collector(Protocol):
     def collect(self) -> Iterable[Metric]:
         """Return the current metrics. Called from the thread that answers the scrape."""
         ...
+
+
+Values = float | Mapping[tuple[str, ...], float]
+"""One value, or values by the values of the labels."""
+
+
+def gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+    """Return a gauge with its help text."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def counter(name: str, text: str, values: Values, *labels: str) -> Metric:
+    """Return a counter with its help text; the exposition adds `_total` to the name."""
+    from prometheus_client.core import CounterMetricFamily
+
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def untyped(name: str, text: str, values: Values, *labels: str) -> Metric:
+    """Return a metric whose name is exposed as it is, for counters of other programs without `_total`."""
+    from prometheus_client.core import UnknownMetricFamily
+
+    return _filled(UnknownMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: Any, values: Values) -> Metric:
+    for key, value in values.items() if isinstance(values, Mapping) else (((), values),):
+        family.add_metric(list(key), float(value))
+    return family  # type: ignore[no-any-return]
 
 
 def exposition(*collectors: Collector) -> bytes:

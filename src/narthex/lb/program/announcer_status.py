@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from narthex.lb.heartbeat import PeerState
 from narthex.lb.l2 import mac_text
 from narthex.lb.program.announcing import AddressRecord, Announcer
+from narthex.runtime.metrics import counter, gauge, untyped
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -101,64 +102,38 @@ def _ago(now: float, then: float | None) -> float | None:
 
 def metrics(announcing: Announcer) -> Iterable[Metric]:
     """Yield the metrics. Where a MetalLB metric counts the same, its name is used (row A11)."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
+    records = sorted(announcing.records.items())
 
-    for name, text, number in (
-        (
-            "requests_received",
-            "Requests received for addresses that this node answers for.",
-            lambda each: each.requests,
-        ),
-        ("responses_sent", "Replies sent to them.", lambda each: each.answers),
-        ("gratuitous_sent", "Gratuitous announcements sent.", lambda each: each.gratuitous),
-    ):
-        # MetalLB's counters lack the suffix `_total` that the library would add.
-        family = UnknownMetricFamily(f"metallb_layer2_{name}", text, labels=["ip"])
-        for address, record in sorted(announcing.records.items()):
-            family.add_metric([address], number(record))  # type: ignore[no-untyped-call]
-        yield family
-    announced = GaugeMetricFamily(
-        "metallb_speaker_announced",
-        "1 if this node answers for the address.",
-        labels=["service", "protocol", "node", "ip"],
-    )
+    def by_ip(number: Callable[[AddressRecord], int]) -> dict[tuple[str, ...], float]:
+        return {(address,): number(record) for address, record in records}
+
+    requests, replies = by_ip(lambda each: each.requests), by_ip(lambda each: each.answers)
+    about = "Requests received for addresses that this node answers for."
+    yield untyped("metallb_layer2_requests_received", about, requests, "ip")
+    yield untyped("metallb_layer2_responses_sent", "Replies sent to them.", replies, "ip")
+    gratuitous = by_ip(lambda each: each.gratuitous)
+    yield untyped("metallb_layer2_gratuitous_sent", "Gratuitous announcements sent.", gratuitous, "ip")
+    announced: dict[tuple[str, ...], float] = {}
     for address in announcing.holdings.held:
         decision = announcing.decisions.get(address)
         for key in decision.services if decision else ():
-            announced.add_metric([str(key), "layer2", announcing.node, address], 1)
-    yield announced
+            announced[str(key), "layer2", announcing.node, address] = 1
+    labels = ("service", "protocol", "node", "ip")
+    yield gauge("metallb_speaker_announced", "1 if this node answers for the address.", announced, *labels)
     states = Counter(peer.state for peer in announcing.membership.peers.values())
-    peers = GaugeMetricFamily("narthex_announcer_peers", "Peer nodes by state.", labels=["state"])
-    for each in PeerState:
-        peers.add_metric([each.value], states[each])
-    yield peers
-    yield CounterMetricFamily(
-        "narthex_announcer_failovers", "Addresses taken over from lost nodes.", value=announcing.failovers
-    )
-    for name, text, number in (
-        (
-            "foreign_answers",
-            "Claims to our addresses by hosts that are not announcers.",
-            lambda each: each.foreign_seen,
-        ),
-        ("duplicates", "Times that another announcer answered as well.", lambda each: each.duplicates),
-    ):
-        counter = CounterMetricFamily(f"narthex_announcer_{name}", text, labels=["ip"])
-        for address, record in sorted(announcing.records.items()):
-            counter.add_metric([address], number(record))
-        yield counter
+    peers: dict[tuple[str, ...], float] = {(each.value,): states[each] for each in PeerState}
+    yield gauge("narthex_announcer_peers", "Peer nodes by state.", peers, "state")
+    yield counter("narthex_announcer_failovers", "Addresses taken over from lost nodes.", announcing.failovers)
+    about, foreign = "Claims to our addresses by hosts that are not announcers.", by_ip(lambda each: each.foreign_seen)
+    yield counter("narthex_announcer_foreign_answers", about, foreign, "ip")
+    duplicates = by_ip(lambda each: each.duplicates)
+    yield counter("narthex_announcer_duplicates", "Times that another announcer answered as well.", duplicates, "ip")
     counts = announcing.membership.counts
-    refused = CounterMetricFamily(
-        "narthex_announcer_beats_refused", "Heartbeats that were rejected.", labels=["reason"]
-    )
-    for reason, number_ in (
-        ("wrong_key", counts.wrong_key),
-        ("garbled", counts.malformed),
-        ("replayed", counts.replayed),
-        ("stranger", counts.unknown_senders),
-    ):
-        refused.add_metric([reason], number_)
-    yield refused
-    yield GaugeMetricFamily(
-        "narthex_announcer_links", "Links that this announcer answers on.", value=len(announcing.links)
-    )
+    rejected: dict[tuple[str, ...], float] = {
+        ("wrong_key",): counts.wrong_key,
+        ("garbled",): counts.malformed,
+        ("replayed",): counts.replayed,
+        ("stranger",): counts.unknown_senders,
+    }
+    yield counter("narthex_announcer_beats_refused", "Heartbeats that were rejected.", rejected, "reason")
+    yield gauge("narthex_announcer_links", "Links that this announcer answers on.", len(announcing.links))

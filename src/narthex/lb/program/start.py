@@ -18,7 +18,7 @@ from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSe
 from narthex.linux.clock import Clock, SystemClock
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.metrics import exposition, metrics_reply
+from narthex.runtime.metrics import counter, exposition, gauge, metrics_reply
 from narthex.runtime.process import run_until_signal
 from narthex.runtime.status import Listener
 
@@ -93,37 +93,24 @@ class ControllerMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics for prometheus-client."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         counts, leads = self._controller.counts, self._leader.term > 0
-        yield GaugeMetricFamily("narthex_lb_leader", "1 if this controller is the leader.", value=float(leads))
+        yield gauge("narthex_lb_leader", "1 if this controller is the leader.", leads)
         # Only the leader allocates, so the others have no usage to report.
         uses = counts.uses if leads else ()
         usable = [use for use in uses if not use.refused]
-        for name, text, numbers in (
-            ("total", "Addresses that the pool can assign.", [use.total for use in usable]),
-            ("in_use_total", "Addresses that Services have.", [use.in_use for use in usable]),
-        ):
-            gauge = GaugeMetricFamily(f"metallb_allocator_addresses_{name}", text, labels=["pool"])
-            for use, number in zip(usable, numbers, strict=True):
-                gauge.add_metric([use.name], float(number))
-            yield gauge
-        refused = GaugeMetricFamily("narthex_lb_pool_refused", "1 if the pool cannot be used.", labels=["pool"])
-        for use in uses:
-            refused.add_metric([use.name], float(bool(use.refused)))
-        yield refused
-        services = GaugeMetricFamily(
-            "narthex_lb_services", "Services of type LoadBalancer, by state.", labels=["state"]
-        )
-        for state, number in (("given", counts.given), ("waiting", counts.waiting), ("foreign", counts.foreign)):
-            services.add_metric([state], float(number if leads else 0))
-        yield services
-        yield CounterMetricFamily(
-            "narthex_lb_allocations", "Address assignments to Services.", value=counts.allocations
-        )
-        yield CounterMetricFamily("narthex_lb_cleared", "Address removals from Services.", value=counts.cleared)
-        writes = CounterMetricFamily("narthex_lb_writes", "Service writes by result.", labels=["result"])
-        for result, number in sorted(dict(self._controller.results).items()):
-            writes.add_metric([result], number)
-        yield writes
+        total: dict[tuple[str, ...], float] = {(use.name,): use.total for use in usable}
+        yield gauge("metallb_allocator_addresses_total", "Addresses that the pool can assign.", total, "pool")
+        in_use: dict[tuple[str, ...], float] = {(use.name,): use.in_use for use in usable}
+        yield gauge("metallb_allocator_addresses_in_use_total", "Addresses that Services have.", in_use, "pool")
+        refused: dict[tuple[str, ...], float] = {(use.name,): bool(use.refused) for use in uses}
+        yield gauge("narthex_lb_pool_refused", "1 if the pool cannot be used.", refused, "pool")
+        states = (("given", counts.given), ("waiting", counts.waiting), ("foreign", counts.foreign))
+        services: dict[tuple[str, ...], float] = {(state,): number if leads else 0 for state, number in states}
+        yield gauge("narthex_lb_services", "Services of type LoadBalancer, by state.", services, "state")
+        yield counter("narthex_lb_allocations", "Address assignments to Services.", counts.allocations)
+        yield counter("narthex_lb_cleared", "Address removals from Services.", counts.cleared)
+        writes: dict[tuple[str, ...], float] = {
+            (result,): number for result, number in sorted(dict(self._controller.results).items())
+        }
+        yield counter("narthex_lb_writes", "Service writes by result.", writes, "result")
         yield from SourceMetrics(self._controller.followed, self._clock.wall).collect()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from narthex.overlay.kernel.checksums import ChecksumVerdict
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.metrics import counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -64,38 +65,22 @@ class OverlayMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics for prometheus-client."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        yield GaugeMetricFamily("narthex_overlay_nodes", "Peer nodes with routes.", self.peers)
-        yield GaugeMetricFamily(
-            "narthex_overlay_problems",
-            "Current problems of this node and its peers.",
-            len(self.problems) + bool(self.failure),
-        )
-        yield GaugeMetricFamily(
-            "narthex_overlay_ready",
-            "1 if the last reconciliation succeeded.",
-            float(self.ready and not self.failure),
-        )
-        yield GaugeMetricFamily(
-            "narthex_overlay_last_sync_timestamp_seconds", "Time of the last successful reconciliation.", self.last_sync
-        )
-        yield CounterMetricFamily("narthex_overlay_syncs", "Successful reconciliations.", self.syncs)
-        healed = CounterMetricFamily(
-            "narthex_overlay_healed", "Entries that other programs removed and that were restored.", labels=["kind"]
-        )
-        for kind in KINDS:
-            healed.add_metric([kind], self.healed[kind])
-        yield healed
-        checksums = GaugeMetricFamily(
-            "narthex_overlay_checksums",
-            "1 for the last result of the transmit checksum self-test.",
-            labels=["device", "verdict"],
-        )
-        for device, found in list(self.checksums.items()):
-            for one in ChecksumVerdict:
-                checksums.add_metric([device, one.value], float(one is found))
-        yield checksums
-        yield CounterMetricFamily(
-            "narthex_overlay_checksums_repaired", "Times the checksum offload was disabled.", self.repaired
-        )
+        yield gauge("narthex_overlay_nodes", "Peer nodes with routes.", self.peers)
+        problems = len(self.problems) + bool(self.failure)
+        yield gauge("narthex_overlay_problems", "Current problems of this node and its peers.", problems)
+        ready = self.ready and not self.failure
+        yield gauge("narthex_overlay_ready", "1 if the last reconciliation succeeded.", ready)
+        text = "Time of the last successful reconciliation."
+        yield gauge("narthex_overlay_last_sync_timestamp_seconds", text, self.last_sync)
+        yield counter("narthex_overlay_syncs", "Successful reconciliations.", self.syncs)
+        healed: dict[tuple[str, ...], float] = {(kind,): self.healed[kind] for kind in KINDS}
+        text = "Entries that other programs removed and that were restored."
+        yield counter("narthex_overlay_healed", text, healed, "kind")
+        checksums: dict[tuple[str, ...], float] = {
+            (device, one.value): one is found
+            for device, found in list(self.checksums.items())
+            for one in ChecksumVerdict
+        }
+        text = "1 for the last result of the transmit checksum self-test."
+        yield gauge("narthex_overlay_checksums", text, checksums, "device", "verdict")
+        yield counter("narthex_overlay_checksums_repaired", "Times the checksum offload was disabled.", self.repaired)
