@@ -1,4 +1,4 @@
-"""The lab's Kubernetes API, without a network: objects and their versions, and what the API says to a request.
+"""The lab's Kubernetes API without a network: objects, their versions, and the response to each request.
 
-`kinds` what there is, `registry` what is held.
+Start with `api` (one request) and `registry` (writes). It follows kube-apiserver 1.34.
 """

@@ -1,6 +1,6 @@
-"""What is done to every object before it is held: completed, checked, and put only where there is a namespace for it.
+"""Admission of objects: defaults, validation, and the check of the namespace.
 
-What Services are given of addresses and ports is another's: `lab/controllers/service/admission.py` goes behind this.
+`lab/controllers/service/admission.py` then allocates the addresses and ports of Services.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from narthex.lab.api.store import Raw
 
 
 def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
-    """The object as it will be held. Raises ApiFault."""
+    """Return an object as it will be stored. Raises StatusError."""
     if subresource == "status":
         return new
     new = apply_defaults(kind.name, new)
@@ -31,7 +31,7 @@ def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None,
 
 
 def _home(registry: Registry, kind: ApiResource, new: Raw) -> None:
-    """Objects are made in namespaces that are there, and stay."""
+    """Check that the namespace exists and is not terminating. Raises StatusError."""
     if not kind.namespaced:
         return
     name = new["metadata"].get("namespace", "")

@@ -1,4 +1,4 @@
-"""The API: a request in, an answer out. Pure; who calls it holds the lock, and carries streams to the client."""
+"""The API: a request in, a response out. Pure; the caller holds the lock and carries streams to the client."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _PORT_FORWARD = (
 
 
 class ApiHandler:
-    """What a server answers, over a Registry."""
+    """The Kubernetes API over a Registry."""
 
     def __init__(self, registry: Registry, abilities: ServerFeatures = PRESENT) -> None:
+        """Serve a registry. `abilities` are the features of the Kubernetes version to follow."""
         self.registry = registry
         self.abilities = abilities
         self._known: tuple[Mapping[str, ApiResource], ServerFeatures, ResourcePaths, Documents] | None = None
 
     def answer(self, request: ApiRequest) -> ApiAnswer:
-        """The answer to a request; refusals are Status objects."""
+        """Return the response to a request. Errors become Status objects."""
         try:
             return self._answer(request)
         except StatusError as fault:
@@ -45,7 +46,7 @@ class ApiHandler:
 
     @property
     def resource_paths(self) -> ResourcePaths:
-        """Where which kinds are served."""
+        """The resources that are served, by group, version, and plural."""
         return self._served()[0]
 
     def _served(self) -> tuple[ResourcePaths, Documents]:
@@ -119,7 +120,7 @@ class ApiHandler:
 
 
 def error_response(fault: StatusError) -> ApiResponse:
-    """A Status as answer."""
+    """Return the response that carries a Status."""
     retry = fault.details.get("retryAfterSeconds")
     return json_response(fault.code, fault.status(), {"Retry-After": str(retry)} if retry else None)
 
@@ -144,7 +145,10 @@ _RULES = {
 
 
 def review_access(request: ApiRequest) -> ApiResponse | None:
-    """The answer to a question, None when the request is none. Raises ApiFault."""
+    """Return the response to a self-subject access review, None for any other request. Raises StatusError.
+
+    Whoever has the token may do everything.
+    """
     kind = _PLACES.get(request.path)
     if kind is None or request.method != "POST":
         return None

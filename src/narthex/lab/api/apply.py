@@ -1,8 +1,7 @@
-"""Server-side apply (KEP-555): who has set which fields, what an applied configuration makes of an object, and conflicts.
+"""Server-side apply (KEP-555): field ownership, merging of applied configurations, and conflicts.
 
-Who set what is noted from an object's first apply on: until then nobody could get into a conflict. What was there before
-belongs to `before-first-apply`, as upstream, or to kubectl's client-side apply when that has left its annotation, so that
-kubectl can take it over.
+Ownership is tracked from an object's first apply on. What the object had before belongs to `before-first-apply`, as upstream, or
+to kubectl's client-side apply if its annotation is there, so that kubectl can take it over.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _SERVERS = frozenset(
         )
     }
 )
-"""Fields that nobody owns."""
+"""Fields without an owner."""
 
 
 class ManagedFields(msgspec.Struct, frozen=True):
-    """What one writer has set."""
+    """The fields that one manager owns."""
 
     manager: str
     operation: str
@@ -57,7 +56,7 @@ class ManagedFields(msgspec.Struct, frozen=True):
 
     @property
     def writer(self) -> tuple[str, str, str]:
-        """Who it is."""
+        """What identifies the manager."""
         return self.manager, self.operation, self.subresource
 
 
@@ -71,9 +70,9 @@ def apply(
     subresource: str = "",
     dry_run: bool = False,
 ) -> tuple[Raw, bool]:
-    """Apply a configuration, in the version in which its kind is stored; what is held then, and whether it was made.
+    """Apply a configuration in the storage version of its kind. Return the object, and True if it was created.
 
-    Raises ApiFault: Conflict when others have set some of its fields to other values and it is not forced.
+    Raises StatusError: Conflict if other managers own some of its fields with other values, unless `force`.
     """
     of, meta = object_type(kind), given.get("metadata") or {}
     key = (str(meta.get("namespace") or "") if kind.namespaced else "", str(meta.get("name") or ""))
@@ -112,7 +111,7 @@ def apply(
 def updated_managed_fields(
     kind: ApiResource, held: Mapping[str, Any], new: Raw, *, manager: str, subresource: str, now: str
 ) -> Any:
-    """`managedFields` after somebody has written an object in another way; None when nobody's fields are noted."""
+    """Return `managedFields` after a write other than apply, None if ownership is not tracked."""
     noted, said = held["metadata"].get("managedFields"), new["metadata"].get("managedFields")
     if not noted or (said and said != noted):
         # Who writes them as they should be knows what he does: kubectl takes fields over so.
@@ -136,7 +135,7 @@ def updated_managed_fields(
 
 
 def managed_fields_of(raw: Mapping[str, Any]) -> list[ManagedFields]:
-    """Whose fields are noted in an object."""
+    """Return the managers of an object and their fields."""
     return [
         ManagedFields(
             manager=str(each.get("manager", "")),
@@ -180,7 +179,7 @@ def _with_parents(fields: FieldSet) -> FieldSet:
 
 
 def _gone(before: FieldSet, mine: FieldSet, theirs: FieldSet) -> FieldSet:
-    """What was applied before and is not any more, and nobody else wants."""
+    """Return the fields that the manager applied before but not now, and that nobody else owns."""
     wanted = _with_parents(mine) | _with_parents(theirs)
     return frozenset(path for path in before if path not in wanted)
 
@@ -192,7 +191,7 @@ def _differs(held: Mapping[str, Any], new: Mapping[str, Any], path: Path, of: Fi
 
 
 def _merged(held: Any, given: Any, of: FieldType) -> Any:
-    """What is held, with what is applied."""
+    """Return the stored value with the applied one merged into it."""
     if isinstance(given, Mapping) and isinstance(held, Mapping) and not of.atomic:
         into = dict(held)
         for name, value in given.items():

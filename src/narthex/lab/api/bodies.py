@@ -1,4 +1,4 @@
-"""What requests carry: JSON, or YAML or protocol buffers where they say so."""
+"""Decoding of request bodies: JSON, YAML, or protobuf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narthex.lab.api.store import Raw
 
 
 def decode_body(request: ApiRequest) -> Raw:
-    """The object in a request's body. Raises ApiFault."""
+    """Return the object in a request's body. Raises StatusError."""
     if request.body.startswith(protobuf.MAGIC):
         return protobuf.decode(request.body)
     content = request.headers.get("content-type", "")
@@ -28,7 +28,7 @@ def decode_body(request: ApiRequest) -> Raw:
 
 
 def decode_json_or_yaml(request: ApiRequest) -> Any:
-    """The JSON of a request's body, or its YAML where that is said. Raises ApiFault."""
+    """Return the JSON of a request's body, or its YAML if Content-Type allows it. Raises StatusError."""
     try:
         return msgspec.json.decode(request.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

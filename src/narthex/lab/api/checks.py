@@ -1,6 +1,6 @@
-"""Which objects may be held: the checks of names, and of Services, EndpointSlices and those that need little.
+"""Validation of objects: names, Services, EndpointSlices, pods, workloads, and definitions.
 
-Words are kube-apiserver's (pkg/apis/*/validation); checks of pods and workloads are in `checks_pod`.
+Messages are kube-apiserver's (pkg/apis/*/validation).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IMMUTABLE = "field is immutable"
 
 
 def field_errors_of(kind: ApiResource, held: Raw | None, new: Raw) -> list[FieldError]:
-    """What is wrong with an object; `held` is what it replaces, None when it is made."""
+    """Return the validation errors of an object. `held` is the object that it replaces, None if it is created."""
     found = [] if held is not None else list(_name(kind, new["metadata"]))
     found += field_errors.labels("metadata.labels", new["metadata"].get("labels"))
     found += field_errors.notes("metadata.annotations", new["metadata"].get("annotations"))
@@ -182,12 +182,12 @@ _MAY_CHANGE = (
 
 
 def pod(new: Raw) -> Iterator[FieldError]:
-    """A Pod."""
+    """Check a Pod."""
     yield from pod_spec("spec", new.get("spec") or {})
 
 
 def pod_spec(at: str, spec: Raw) -> Iterator[FieldError]:
-    """A pod's spec, or a template's."""
+    """Check the spec of a pod or of a pod template."""
     if not spec.get("containers"):
         yield field_errors.required(f"{at}.containers")
     names: set[str] = set()
@@ -266,7 +266,7 @@ def _probe(at: str, probe: Raw) -> Iterator[FieldError]:
 
 
 def changed_pod(held: Raw, new: Raw) -> Iterator[FieldError]:
-    """What of a Pod's spec may become another. A node is given once."""
+    """Check that an update changes only mutable fields of a Pod. A node is assigned once."""
     old, spec = _fixed(held.get("spec") or {}), _fixed(new.get("spec") or {})
     if not old.get("nodeName"):
         old, spec = {**old, "nodeName": None}, {**spec, "nodeName": None}
@@ -285,7 +285,7 @@ def _fixed(spec: Raw) -> dict[str, Any]:
 
 
 def deployment(new: Raw) -> Iterator[FieldError]:
-    """A Deployment."""
+    """Check a Deployment."""
     yield from _workload(new)
     spec = new.get("spec") or {}
     strategy = spec.get("strategy") or {}
@@ -308,7 +308,7 @@ def deployment(new: Raw) -> Iterator[FieldError]:
 
 
 def replica_set(new: Raw) -> Iterator[FieldError]:
-    """A ReplicaSet."""
+    """Check a ReplicaSet."""
     yield from _workload(new)
 
 
@@ -337,7 +337,7 @@ def _workload(new: Raw) -> Iterator[FieldError]:
 
 
 def changed_workload(held: Raw, new: Raw) -> Iterator[FieldError]:
-    """What of a Deployment or ReplicaSet may not become another."""
+    """Check that an update changes only mutable fields of a Deployment or ReplicaSet."""
     old, now = (held.get("spec") or {}).get("selector"), (new.get("spec") or {}).get("selector")
     if old != now:
         yield field_errors.bad("spec.selector", now, "field is immutable")

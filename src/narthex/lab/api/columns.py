@@ -1,4 +1,4 @@
-"""What `kubectl get` shows of each kind: columns and cells, as kubernetes/pkg/printers/internalversion has them."""
+"""The columns that `kubectl get` prints for each kind (kubernetes/pkg/printers/internalversion), and those of custom resources."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PrinterColumns(msgspec.Struct, frozen=True):
     """The columns of a kind."""
 
     names: tuple[str, ...]
-    """With `*` before those that only `-o wide` shows, `#` before those that hold numbers."""
+    """`*` precedes those that only `-o wide` prints, `#` those with numbers."""
     cells: Cells
 
     def definitions(self) -> list[dict[str, Any]]:
-        """As metav1.Table has them."""
+        """Return the columns of a metav1.Table."""
         return [_definition(name) for name in self.names]
 
 
@@ -57,7 +57,7 @@ def _pairs(labels: Any) -> str:
 
 
 def _selector(raw: Raw) -> str:
-    """A LabelSelector, as FormatLabelSelector prints it."""
+    """Format a LabelSelector (FormatLabelSelector)."""
     selector = _of(raw, "spec", "selector") or {}
     words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
     for each in selector.get("matchExpressions") or ():
@@ -132,7 +132,7 @@ def _replica_set(raw: Raw, now: datetime) -> Sequence[Any]:
 
 
 def _listed(words: Sequence[str], most: int) -> str:
-    """Some of many, as formatEndpoints does."""
+    """Join the first words of many (formatEndpoints)."""
     if not words:
         return NONE
     more = f" + {len(words) - most} more..." if len(words) > most else ""
@@ -209,12 +209,12 @@ def _counted(field: str) -> Cells:
 
 
 PLAIN = PrinterColumns(("Name", "Age"), lambda raw, now: (_name(raw), _age(raw, now)))
-"""Of kinds that have no columns of their own."""
+"""Columns of kinds that have none of their own."""
 _WORKLOAD = ("*Containers", "*Images", "*Selector")
 
 
 def age(since: str | None, now: datetime) -> str:
-    """How long ago a metav1.Time was, `<unknown>` when there is none."""
+    """Return the age of a metav1.Time, `<unknown>` if there is none."""
     if not since:
         return "<unknown>"
     try:
@@ -225,7 +225,7 @@ def age(since: str | None, now: datetime) -> str:
 
 
 def human_duration(seconds: float) -> str:
-    """A span in the one or two units that matter."""
+    """Format a duration in its one or two largest units (apimachinery's util/duration.HumanDuration)."""
     if seconds < -1:
         return "<invalid>"
     whole = max(0, int(seconds))
@@ -254,7 +254,7 @@ def _two(first: int, unit: str, second: int, below: str) -> str:
 
 
 def pod_cells(raw: Raw, now: datetime) -> Sequence[Any]:
-    """Name, Ready, Status, Restarts, Age, IP, Node, Nominated Node, Readiness Gates."""
+    """Return Name, Ready, Status, Restarts, Age, IP, Node, Nominated Node, and Readiness Gates (printPod)."""
     meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     containers = spec.get("containers") or ()
     ips = status.get("podIPs") or ()
@@ -277,7 +277,7 @@ def pod_cells(raw: Raw, now: datetime) -> Sequence[Any]:
 
 
 def _state(spec: Raw, status: Raw) -> tuple[str, int, int, str | None]:
-    """The word, restarts, containers that are ready, and when one was last restarted."""
+    """Return a pod's status word, its restarts, its ready containers, and the time of the last restart."""
     reason = status.get("reason") or status.get("phase") or "Pending"
     if _condition(status, "PodScheduled").get("reason") == "SchedulingGated":
         reason = "SchedulingGated"
@@ -345,20 +345,21 @@ _TEST = re.compile(r"\s*@\.([\w.-]+)\s*==\s*[\"']([^\"']*)[\"']\s*")
 
 
 class CustomColumns:
-    """The columns of one version of a custom kind."""
+    """The `additionalPrinterColumns` of one version of a custom resource."""
 
     def __init__(self, columns: Sequence[Raw]) -> None:
+        """Use these columns, or Age if there are none."""
         self._columns = columns
 
     def definitions(self) -> list[dict[str, Any]]:
-        """As metav1.Table has them."""
+        """Return the columns of a metav1.Table."""
         if not self._columns:
             return PLAIN.definitions()
         name = PLAIN.definitions()[0]
         return [name, *(_custom_definition(each) for each in self._columns)]
 
     def cells(self, raw: Raw, now: datetime) -> Sequence[Any]:
-        """One object's row."""
+        """Return an object's row."""
         if not self._columns:
             return PLAIN.cells(raw, now)
         return [raw["metadata"].get("name", ""), *(_cell(each, raw, now) for each in self._columns)]
@@ -386,7 +387,7 @@ def _text(value: Any) -> str:
 
 
 def json_path_values(raw: Any, path: str) -> list[Any]:
-    """What a simple JSONPath finds: names, indexes, `[*]` and `[?(@.x=="y")]`. Nothing, when it is none of these."""
+    """Return what a simple JSONPath selects: names, indexes, `[*]`, and `[?(@.x=="y")]`. Empty for any other path."""
     found, at = [raw], 0
     while at < len(path):
         step = _STEP.match(path, at)
@@ -473,4 +474,4 @@ COLUMNS: Mapping[str, PrinterColumns] = {
         ("Name", "IPAddressPools", "IPAddressPool Selectors", "Interfaces", "*Node Selectors"), _advertisement
     ),
 }
-"""By the registry's name of the kind."""
+"""Columns by the registry's name of the kind."""

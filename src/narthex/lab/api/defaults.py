@@ -16,13 +16,13 @@ _HOUR3 = 10800
 
 
 def apply_defaults(kind: str, raw: Raw) -> Raw:
-    """An object of a kind, completed."""
+    """Return an object with the defaults of its kind."""
     complete = _BY_KIND.get(kind)
     return raw if complete is None else complete(dict(raw))
 
 
 def initialize(kind: str, raw: Raw, now: str) -> Raw:
-    """An object that is made for the first time: what only then is set, its status among it."""
+    """Return a new object with what is set at creation only, such as its status."""
     begin = _BEGIN.get(kind)
     return raw if begin is None else begin(dict(raw), now)
 
@@ -135,7 +135,7 @@ def _begin_definition(raw: Raw, now: str) -> Raw:
 
 
 def _said(given: Any) -> Raw:
-    """What is really said: null is not."""
+    """Return a mapping without nulls."""
     return (
         {name: value for name, value in (given or {}).items() if value is not None}
         if isinstance(given, Mapping)
@@ -149,7 +149,7 @@ _TOLERATED = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def pod_spec(given: Mapping[str, Any]) -> Raw:
-    """A pod's spec, completed."""
+    """Return a pod's spec with its defaults."""
     spec: Raw = {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 30,
@@ -170,7 +170,7 @@ def pod_spec(given: Mapping[str, Any]) -> Raw:
 
 
 def admitted_pod(raw: Raw) -> Raw:
-    """A pod that is made: what admission adds to its spec, and the status that it begins with."""
+    """Return a new pod with what admission adds to its spec, and its first status."""
     given = raw["spec"]
     spec: Raw = {
         "enableServiceLinks": True,
@@ -217,7 +217,7 @@ def _container(given: Any, host_network: bool) -> Any:
 
 
 def _resources(given: Mapping[str, Any]) -> Raw:
-    """What is limited and not requested is requested as much. Quantities are texts."""
+    """Return resources in which each limit without a request is requested, too."""
     found: Raw = dict(given)
     for name in ("limits", "requests"):
         if found.get(name):
@@ -262,7 +262,7 @@ def _volume(given: Any) -> Any:
 
 
 def _quality(spec: Raw) -> str:
-    """The class of quality of service (pkg/apis/core/v1/helper/qos)."""
+    """Return the QoS class of a pod (pkg/apis/core/v1/helper/qos)."""
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     wants = [each.get("resources") or {} for each in containers]
     if not any(each.get("limits") or each.get("requests") for each in wants):
@@ -294,4 +294,4 @@ _BEGIN: Mapping[str, Callable[[Raw, str], Raw]] = {
     "Namespace": lambda raw, _: {**raw, "status": {"phase": "Active"}},
     "CustomResourceDefinition": _begin_definition,
 }
-"""As upstream, a new object's status is the server's; of a Node and others it is kept."""
+"""As upstream, the server sets the status of a new object of these kinds; a new Node, for one, keeps its status."""

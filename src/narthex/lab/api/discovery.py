@@ -1,4 +1,4 @@
-"""Discovery: which groups, versions and resources there are, plain and aggregated (KEP-3352)."""
+"""Discovery and OpenAPI documents: groups, versions, and resources, plain and aggregated (KEP-3352)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOBODY = [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}]
 
 
 def version() -> dict[str, str]:
-    """What /version says."""
+    """Return the document at /version."""
     major, minor, _ = VERSION.removeprefix("v").split(".")
     return {
         "major": major,
@@ -45,24 +45,24 @@ def version() -> dict[str, str]:
 
 
 def versions() -> dict[str, Any]:
-    """What /api says."""
+    """Return the document at /api."""
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": _NOBODY}
 
 
 def groups(paths: ResourcePaths) -> dict[str, Any]:
-    """What /apis says."""
+    """Return the document at /apis."""
     listed = [_group(name, found) for name, found in _served(paths).items() if name]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
 
 
 def group(paths: ResourcePaths, name: str) -> dict[str, Any] | None:
-    """What /apis/NAME says; None when there is no such group."""
+    """Return the document at /apis/NAME, None if there is no such group."""
     found = _served(paths).get(name)
     return None if found is None or not name else {"kind": "APIGroup", "apiVersion": "v1", **_group(name, found)}
 
 
 def resources(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] | None:
-    """What /api/v1 and /apis/GROUP/VERSION say; None when there is no such version."""
+    """Return the document at /api/v1 or /apis/GROUP/VERSION, None if there is no such version."""
     if version not in _served(paths).get(group, ()):
         return None
     listed: list[dict[str, Any]] = []
@@ -94,7 +94,7 @@ def resources(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] 
 
 
 def aggregated(paths: ResourcePaths, version: str, *, core: bool) -> dict[str, Any]:
-    """All of /api (`core`) or /apis in one document."""
+    """Return all of /api (`core`) or /apis in one document."""
     items = []
     for name, found in _served(paths).items():
         if bool(name) is core:
@@ -150,7 +150,7 @@ def _parts(kind: ApiResource, version: str) -> Iterator[tuple[str, tuple[str, st
 
 
 def _served(paths: ResourcePaths) -> dict[str, list[str]]:
-    """Versions by group, each in the order of preference; groups by name, those of custom kinds last."""
+    """Return versions by group, in the order of preference. Groups of custom resources come last."""
     pairs = sorted({(group, version) for group, version, _ in paths} | {("authorization.k8s.io", "v1")})
     found = {name: newest_first(version for _, version in each) for name, each in groupby(pairs, lambda pair: pair[0])}
     custom = {kind.group for kind in paths.values() if kind.custom}
@@ -175,14 +175,15 @@ _AGGREGATED = "APIGroupDiscoveryList"
 
 
 class Documents:
-    """Documents, each made when it is first asked for."""
+    """Documents about the API, each built when it is first requested."""
 
     def __init__(self, paths: ResourcePaths) -> None:
+        """Describe these resources."""
         self._paths = paths
         self._made: dict[str, ApiResponse | None] = {}
 
     def answer(self, request: ApiRequest) -> ApiResponse | None:
-        """The document at a path, None when there is none. Raises ApiFault."""
+        """Return the document at a path, None if there is none. Raises StatusError."""
         path = request.path.rstrip("/") or "/"
         if path in ("/api", "/apis"):
             return self._roots(path, request.headers.get("accept", ""))

@@ -1,4 +1,4 @@
-"""Refusals of the API, as `Status` objects say them."""
+"""Errors of the API as Status objects, in the words of kube-apiserver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MODIFIED = "the object has been modified; please apply your changes to the lates
 
 
 class StatusError(Exception):
-    """A request that is not done. `code` is HTTP's, `reason` and `details` are those of `metav1.Status`."""
+    """A request that fails. `code` is the HTTP status; `reason` and `details` are those of `metav1.Status`."""
 
     def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class StatusError(Exception):
         self.details = dict(details or {})
 
     def status(self) -> dict[str, Any]:
-        """The Status object."""
+        """Return the Status object."""
         return {
             "kind": "Status",
             "apiVersion": "v1",
@@ -33,10 +33,10 @@ class StatusError(Exception):
 
 
 class FieldError(Exception):
-    """What is wrong with one field, before it is known which object it belongs to.
+    """A validation error of one field, independent of the object that contains it.
 
-    `kind` is one of Kubernetes' causes: FieldValueInvalid, FieldValueRequired, FieldValueNotSupported,
-    FieldValueForbidden, FieldValueDuplicate, FieldValueTooLong; `message` is as upstream prints it behind the field's path.
+    `kind` is a cause of Kubernetes: FieldValueInvalid, FieldValueRequired, FieldValueNotSupported, FieldValueForbidden,
+    FieldValueDuplicate, FieldValueTooLong. `message` is what upstream prints after the field's path.
     """
 
     def __init__(self, field: str, kind: str, message: str) -> None:
@@ -47,35 +47,35 @@ class FieldError(Exception):
 
 
 def not_found(resource: str, group: str, name: str) -> StatusError:
-    """There is no such object. `resource` is the plural, in lower case."""
+    """Return the error for an object that does not exist. `resource` is the plural in lower case."""
     return StatusError(404, "NotFound", f'{qualified(resource, group)} "{name}" not found', _of(resource, group, name))
 
 
 def already_exists(resource: str, group: str, name: str) -> StatusError:
-    """The name is taken."""
+    """Return the error for a name that is taken."""
     message = f'{qualified(resource, group)} "{name}" already exists'
     return StatusError(409, "AlreadyExists", message, _of(resource, group, name))
 
 
 def conflict(resource: str, group: str, name: str, why: str = MODIFIED) -> StatusError:
-    """It is not any more what the writer believes it to be."""
+    """Return the error for a write that is based on an old version."""
     message = f'Operation cannot be fulfilled on {qualified(resource, group)} "{name}": {why}'
     return StatusError(409, "Conflict", message, _of(resource, group, name))
 
 
 def forbidden(resource: str, group: str, name: str, why: str) -> StatusError:
-    """It must not be done."""
+    """Return the error for a request that is not allowed."""
     message = f'{qualified(resource, group)} "{name}" is forbidden: {why}'
     return StatusError(403, "Forbidden", message, _of(resource, group, name))
 
 
 def bad_request(message: str) -> StatusError:
-    """The request cannot be understood."""
+    """Return the error for a request that cannot be parsed."""
     return StatusError(400, "BadRequest", message)
 
 
 def invalid(kind: str, group: str, name: str, wrongs: list[FieldError]) -> StatusError:
-    """Fields that must not be so: 422, one cause for each."""
+    """Return the error for an object with validation errors (422), with one cause per field."""
     texts = [str(wrong) for wrong in wrongs]
     said = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     causes = [{"reason": each.kind, "message": each.message, "field": each.field} for each in wrongs]
@@ -84,12 +84,12 @@ def invalid(kind: str, group: str, name: str, wrongs: list[FieldError]) -> Statu
 
 
 def expired(message: str = "The resourceVersion for the provided watch is too old.") -> StatusError:
-    """The past that is asked for has been forgotten."""
+    """Return the error for a resourceVersion that has been compacted."""
     return StatusError(410, "Expired", message)
 
 
 def qualified(resource: str, group: str) -> str:
-    """A resource or kind with its group, as messages name it."""
+    """Return a resource or kind with its group, as messages name it."""
     return f"{resource}.{group}" if group else resource
 
 

@@ -1,4 +1,4 @@
-"""How the API server words what is wrong with a field (apimachinery's util/validation)."""
+"""Validation errors of fields in the words of the API server (apimachinery's util/validation)."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ _ANNOTATIONS = 256 * 1024
 
 
 def bad(field: str, value: Any, text: str) -> FieldError:
-    """The value cannot be."""
+    """Return an error for an invalid value."""
     return FieldError(field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {text}")
 
 
 def required(field: str, text: str = "") -> FieldError:
-    """There must be a value."""
+    """Return an error for a missing value."""
     return FieldError(field, "FieldValueRequired", f"Required value: {text}" if text else "Required value")
 
 
 def unsupported(field: str, value: Any, known: Sequence[str]) -> FieldError:
-    """The value is none of those that can be."""
+    """Return an error for a value outside an enumeration."""
     words = ", ".join(f'"{each}"' for each in sorted(known))
     return FieldError(field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {words}")
 
 
 def duplicate(field: str, value: Any) -> FieldError:
-    """The value is there twice."""
+    """Return an error for a value that occurs twice."""
     return FieldError(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
 
 
 def forbidden(field: str, text: str) -> FieldError:
-    """There must be no value, or no other."""
+    """Return an error for a value that must be absent or unchanged."""
     return FieldError(field, "FieldValueForbidden", f"Forbidden: {text}")
 
 
 def shown(value: Any) -> str:
-    """A value as messages print it."""
+    """Return a value as messages print it."""
     return msgspec.json.encode(value).decode()
 
 
 def subdomain(field: str, value: str) -> Iterator[FieldError]:
-    """RFC 1123."""
+    """Check a DNS subdomain (RFC 1123)."""
     if len(value) > 253:
         yield bad(field, value, "must be no more than 253 characters")
     if not re.fullmatch(_SUBDOMAIN, value):
@@ -80,7 +80,7 @@ def subdomain(field: str, value: str) -> Iterator[FieldError]:
 
 
 def dns_label(field: str, value: str) -> Iterator[FieldError]:
-    """RFC 1123, one label."""
+    """Check a DNS label (RFC 1123)."""
     if len(value) > 63:
         yield bad(field, value, "must be no more than 63 characters")
     if not re.fullmatch(_LABEL, value):
@@ -88,7 +88,7 @@ def dns_label(field: str, value: str) -> Iterator[FieldError]:
 
 
 def old_label(field: str, value: str) -> Iterator[FieldError]:
-    """RFC 1035, one label."""
+    """Check a DNS label (RFC 1035)."""
     if len(value) > 63:
         yield bad(field, value, "must be no more than 63 characters")
     if not re.fullmatch(_OLD_LABEL, value):
@@ -96,7 +96,7 @@ def old_label(field: str, value: str) -> Iterator[FieldError]:
 
 
 def qualified_name(field: str, key: str) -> Iterator[FieldError]:
-    """The key of a label or annotation."""
+    """Check the key of a label or annotation."""
     prefix, slash, name = key.rpartition("/")
     if slash and not prefix:
         yield bad(field, key, "prefix part must be non-empty")
@@ -111,7 +111,7 @@ def qualified_name(field: str, key: str) -> Iterator[FieldError]:
 
 
 def labels(field: str, found: Any) -> Iterator[FieldError]:
-    """Labels, or a map of them that selects."""
+    """Check labels, or a map of them that selects."""
     for key, value in (found or {}).items():
         yield from qualified_name(field, key)
         if len(str(value)) > 63:
@@ -121,7 +121,7 @@ def labels(field: str, found: Any) -> Iterator[FieldError]:
 
 
 def notes(field: str, found: Any) -> Iterator[FieldError]:
-    """Annotations."""
+    """Check annotations."""
     total = 0
     for key, value in (found or {}).items():
         yield from qualified_name(field, key.lower())
@@ -131,13 +131,13 @@ def notes(field: str, found: Any) -> Iterator[FieldError]:
 
 
 def port_number(field: str, value: Any) -> Iterator[FieldError]:
-    """1 to 65535."""
+    """Check a port number: 1 to 65535."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 65535:
         yield bad(field, value if value is not None else 0, "must be between 1 and 65535, inclusive")
 
 
 def port_name(field: str, value: str) -> Iterator[FieldError]:
-    """An IANA service name, as names of containers' ports are (RFC 6335)."""
+    """Check the name of a container port, an IANA service name (RFC 6335)."""
     if len(value) > 15:
         yield bad(field, value, "must be no more than 15 characters")
     elif not _PORT_NAME.fullmatch(value):
@@ -149,7 +149,7 @@ def port_name(field: str, value: str) -> Iterator[FieldError]:
 
 
 def address(field: str, value: Any) -> Iterator[FieldError]:
-    """An IP address."""
+    """Check an IP address."""
     try:
         ipaddress.ip_address(value if isinstance(value, str) else "")
     except ValueError:
@@ -157,7 +157,7 @@ def address(field: str, value: Any) -> Iterator[FieldError]:
 
 
 def network(field: str, value: Any) -> Iterator[FieldError]:
-    """A CIDR."""
+    """Check a CIDR."""
     try:
         ipaddress.ip_network(value if isinstance(value, str) and "/" in value else "", strict=False)
     except ValueError:
@@ -165,6 +165,6 @@ def network(field: str, value: Any) -> Iterator[FieldError]:
 
 
 def at_least_zero(field: str, value: Any) -> Iterator[FieldError]:
-    """A count."""
+    """Check that a number is not negative."""
     if isinstance(value, int) and value < 0:
         yield bad(field, value, "must be greater than or equal to 0")

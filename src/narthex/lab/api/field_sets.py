@@ -1,7 +1,7 @@
-"""Sets of fields: what of an object somebody has set, as `metadata.managedFields` writes it (structured-merge-diff).
+"""Sets of fields, as `metadata.managedFields` records ownership (structured-merge-diff).
 
-A field is a path: a tuple of steps `f:NAME`, `k:{"KEY":VALUE}` for an entry of a list, and `v:VALUE` for a member of a set. Of
-entries that are in a set, so is what of them was set.
+A field is a path: a tuple of steps `f:NAME`, `k:{"KEY":VALUE}` for an entry of a list, and `v:VALUE` for a member of a set. A set that
+contains an entry of a list also contains the fields of that entry.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from narthex.lab.api.types import FieldType, field_type
 Path = tuple[str, ...]
 FieldSet = frozenset[Path]
 _DEFAULT_KEYS = {"protocol": "TCP"}
-"""Keys of entries that have a default, so that they need not be written."""
+"""Defaults of keys that entries may omit."""
 
 
 def field_set(value: Any, of: FieldType) -> FieldSet:
-    """The fields that a value has."""
+    """Return the fields of a value."""
     return frozenset(_paths(value, of, ()))
 
 
@@ -41,7 +41,7 @@ def _paths(value: Any, of: FieldType, at: Path) -> Iterator[Path]:
 
 
 def step_of(entry: Any, of: FieldType) -> str:
-    """What tells an entry of a list apart."""
+    """Return the step that identifies an entry of a list."""
     if of.keys == ("=",) or not isinstance(entry, Mapping):
         return "v:" + _json(entry)
     keys = {key: entry.get(key, _DEFAULT_KEYS.get(key)) for key in sorted(of.keys)}
@@ -49,7 +49,7 @@ def step_of(entry: Any, of: FieldType) -> str:
 
 
 def nested(fields: Iterable[Path]) -> dict[str, Any]:
-    """A set as `fieldsV1` has it."""
+    """Return a set in the form of `fieldsV1`."""
     root: dict[str, Any] = {}
     for path in sorted(fields):
         at = root
@@ -60,14 +60,14 @@ def nested(fields: Iterable[Path]) -> dict[str, Any]:
 
 
 def _without_ends(node: dict[str, Any]) -> dict[str, Any]:
-    """A leaf is empty; only what has something below it says that it is a member itself."""
+    """Remove the mark of membership from leaves: only a node with children needs it."""
     if set(node) == {"."}:
         return {}
     return {step: _without_ends(below) if step != "." else {} for step, below in node.items()}
 
 
 def parsed(fields: Any) -> FieldSet:
-    """The set that `fieldsV1` writes."""
+    """Return the set that `fieldsV1` describes."""
     return frozenset(_parsed(fields, ())) if isinstance(fields, Mapping) else frozenset()
 
 
@@ -82,7 +82,7 @@ def _parsed(node: Mapping[str, Any], at: Path) -> Iterator[Path]:
 
 
 def at_path(value: Any, path: Path, of: FieldType) -> Any:
-    """The value of a field, None when it is not there."""
+    """Return the value of a field, None if it is absent."""
     for step in path:
         sort, rest = step[:2], step[2:]
         if sort == "f:":
@@ -96,7 +96,7 @@ def at_path(value: Any, path: Path, of: FieldType) -> Any:
 
 
 def without(value: Any, fields: frozenset[Path], of: FieldType, at: Path = ()) -> Any:
-    """A value without some of its fields, and without what is empty then."""
+    """Return a value without some of its fields, and without containers that are empty then."""
     if isinstance(value, Mapping) and not of.atomic:
         kept = {}
         for name, each in value.items():
@@ -117,7 +117,7 @@ def without(value: Any, fields: frozenset[Path], of: FieldType, at: Path = ()) -
 
 
 def printed(path: Path) -> str:
-    """A field as conflicts name it: .spec.containers[name="web"].image."""
+    """Return a field as conflicts name it: .spec.containers[name="web"].image."""
     words = []
     for step in path:
         sort, rest = step[:2], step[2:]

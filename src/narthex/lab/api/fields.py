@@ -1,6 +1,6 @@
-"""Whether what is sent can be an object of its type: unknown fields, and values of the wrong sort.
+"""Validation of fields against the object's type: unknown fields, and values of the wrong type.
 
-Unknown fields are left out; `fieldValidation` says whether that is an error, a warning, or nothing (KEP-2885).
+Unknown fields are dropped. `fieldValidation` decides if that is an error, a warning, or neither (KEP-2885).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
 def conformed(kind: ApiResource, version: str, raw: Raw, validation: str) -> tuple[Raw, tuple[str, ...]]:
-    """The object without the fields that its kind does not have, and the warnings about them.
+    """Return an object without unknown fields, and the warnings about them.
 
-    `validation`: Strict, Warn (also when empty) or Ignore. Raises ApiFault 400.
+    `validation` is Strict, Warn (also if empty), or Ignore. Raises StatusError (400).
     """
     unknown: list[str] = []
     of = object_type(kind, version)

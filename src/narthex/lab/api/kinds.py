@@ -1,6 +1,6 @@
-"""Which kinds of objects the API has, and where.
+"""The resources of the API, built in and defined by CustomResourceDefinitions.
 
-Follows Kubernetes 1.34: names, short names, categories and verbs as `kubectl api-resources -o wide` prints them.
+Names, short names, categories, and verbs are those that `kubectl api-resources -o wide` prints for Kubernetes 1.34.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "up
 
 
 class ApiResource(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind."""
+    """A resource (`metav1.APIResource`) and how its objects are stored."""
 
     kind: str
     group: str = ""
     version: str = "v1"
-    """The one in which its objects are stored, and that clients prefer."""
+    """Storage version, which clients prefer."""
     plural: str
     namespaced: bool = True
     short_names: tuple[str, ...] = ()
@@ -30,15 +30,15 @@ class ApiResource(msgspec.Struct, frozen=True, kw_only=True):
     verbs: tuple[str, ...] = ALL_VERBS
     subresources: frozenset[str] = frozenset()
     served: tuple[str, ...] = ()
-    """All versions that are served, the preferred one first; none named: `version` alone."""
+    """Served versions, the preferred one first. Empty: `version` alone."""
     generation: bool = False
-    """`metadata.generation` counts the changes of what is neither metadata nor status."""
+    """True if `metadata.generation` counts changes outside metadata and status."""
     unconditional: bool = True
-    """It may be written without a resourceVersion."""
+    """True if an update needs no resourceVersion (`AllowUnconditionalUpdate`)."""
     stored_as: str = ""
-    """The name of the kind under which its objects are held, if it is another view of that."""
+    """Name of the kind whose objects this resource shows in another form."""
     custom: bool = False
-    """It comes from a CustomResourceDefinition."""
+    """True if a CustomResourceDefinition defines it."""
     columns: Mapping[str, tuple[Mapping[str, Any], ...]] = {}
     """`additionalPrinterColumns` of a custom kind, by version."""
     scale: Mapping[str, str] = {}
@@ -48,32 +48,32 @@ class ApiResource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the registry calls it: its kind, and for custom kinds the group behind it."""
+        """Name in the registry: the kind; for custom resources, kind and group."""
         return f"{self.kind}.{self.group}" if self.custom else self.kind
 
     @property
     def singular(self) -> str:
-        """One of them, in lower case."""
+        """Singular name in lower case."""
         return self.kind.lower()
 
     @property
     def api_version(self) -> str:
-        """As objects write it."""
+        """`apiVersion` of stored objects."""
         return group_version(self.group, self.version)
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """All versions that are served."""
+        """Served versions."""
         return self.served or (self.version,)
 
     @property
     def has_status(self) -> bool:
-        """Its status is written through a path of its own."""
+        """True if it has the subresource `status`."""
         return "status" in self.subresources
 
 
 def group_version(group: str, version: str) -> str:
-    """As `apiVersion` has it."""
+    """Return an `apiVersion`."""
     return f"{group}/{version}" if group else version
 
 
@@ -166,15 +166,15 @@ KINDS: Mapping[str, ApiResource] = _table(
         ),
     ]
 )
-"""The built-in kinds, by name."""
+"""Built-in resources by kind."""
 
 
 VIEWS = (ApiResource(kind="Event", group="events.k8s.io", plural="events", short_names=("ev",), stored_as="Event"),)
-"""Further places at which objects of a kind are served."""
+"""Resources that show stored objects of another resource."""
 
 
 def resource_of_definition(crd: Mapping[str, Any]) -> ApiResource | None:
-    """The kind that a CustomResourceDefinition defines, None when it serves no version or lacks what is needed."""
+    """Return the resource that a CustomResourceDefinition defines, None if it serves no version or is incomplete."""
     spec = crd.get("spec") or {}
     names = spec.get("names") or {}
     versions = [each for each in spec.get("versions") or [] if each.get("served") and each.get("name")]
@@ -203,12 +203,12 @@ def resource_of_definition(crd: Mapping[str, Any]) -> ApiResource | None:
 
 
 def newest_first(versions: Iterable[str]) -> list[str]:
-    """Versions in the order in which clients prefer them."""
+    """Return versions in the order in which clients prefer them."""
     return sorted(versions, key=_age, reverse=True)
 
 
 def _age(version: str) -> tuple[int, int, int]:
-    """Newer is greater: v2, v1, v1beta2, v1alpha1, others (apimachinery's version.CompareKubeAwareVersionStrings)."""
+    """Return a sort key: v2, v1, v1beta2, v1alpha1, others (apimachinery's version.CompareKubeAwareVersionStrings)."""
     found = re.fullmatch(r"v(\d+)(?:(alpha|beta)(\d+))?", version)
     if found is None:
         return -1, 0, 0
@@ -228,12 +228,12 @@ _BACK = {old: new for new, old in _NAMES.items()}
 
 
 def event_to_v1(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """An Event of events.k8s.io/v1 as one of v1. What `raw` has of v1's own names stays."""
+    """Convert an Event of events.k8s.io/v1 to v1, in which Events are stored (k8s.io/kubernetes/pkg/apis/events/v1)."""
     return _renamed(raw, _NAMES, "v1")
 
 
 def event_from_v1(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """An Event of v1 as one of events.k8s.io/v1."""
+    """Convert an Event of v1 to events.k8s.io/v1."""
     return _renamed(raw, _BACK, "events.k8s.io/v1")
 
 

@@ -43,7 +43,7 @@ Ref = Callable[[str, str], dict[str, Any]]
 
 
 def version_2(paths: ResourcePaths) -> dict[str, Any]:
-    """The one document of version 2."""
+    """Return the document of version 2."""
 
     def ref(name: str, said: str) -> dict[str, Any]:
         return _said({"$ref": f"#/definitions/{_full(name)}"}, said)
@@ -62,7 +62,7 @@ def version_2(paths: ResourcePaths) -> dict[str, Any]:
 
 
 def version_3_index(paths: ResourcePaths) -> dict[str, Any]:
-    """Where the documents of version 3 are."""
+    """Return the index of the documents of version 3."""
     found = sorted({(group, version) for group, version, _ in paths})
     return {
         "paths": {
@@ -72,7 +72,7 @@ def version_3_index(paths: ResourcePaths) -> dict[str, Any]:
 
 
 def version_3(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] | None:
-    """The document of one group and version, None when there is none."""
+    """Return the document of one group and version, None if there is none."""
     kinds = {plural: kind for (of, at, plural), kind in paths.items() if (of, at) == (group, version)}
     if not kinds:
         return None
@@ -97,7 +97,7 @@ def version_3(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] 
 
 
 def _collect(name: str, into: dict[str, Any], ref: Ref, paths: ResourcePaths) -> None:
-    """A type's schema and those that it refers to."""
+    """Add a type's schema and those that it refers to."""
     if not name or _full(name) in into:
         return
     of = types.named(name)
@@ -116,7 +116,7 @@ def _below(of: FieldType) -> Iterator[str]:
 
 
 def _schema(of: FieldType, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
-    """A struct."""
+    """Return the schema of a struct."""
     said, fields = description(of.name)
     properties = {name: _value(types.resolve(each), ref, fields.get(name, "")) for name, each in of.fields.items()}
     found: dict[str, Any] = _said({"type": "object", "properties": properties}, said)
@@ -154,7 +154,7 @@ def _merging(of: FieldType) -> dict[str, Any]:
 
 
 def _custom(kind: ApiResource, version: str, ref: Ref) -> dict[str, Any]:
-    """A custom kind's schema, as its definition gives it, with what all objects have."""
+    """Return the schema of a custom resource from its definition, with the fields that all objects have."""
     schema = dict(kind.schemas.get(version) or {"type": "object", "x-kubernetes-preserve-unknown-fields": True})
     fields = dict(schema.get("properties") or {})
     fields |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": ref("meta_v1.ObjectMeta", "")}
@@ -181,7 +181,7 @@ def _paths(kind: ApiResource, version: str) -> Iterator[str]:
 
 
 def _of_type(paths: ResourcePaths, name: str) -> list[dict[str, str]]:
-    """The kinds whose objects have this type."""
+    """Return the kinds whose objects have a type."""
     kinds = {(group, version, kind.kind) for (group, version, _), kind in paths.items() if not kind.custom}
     # The load balancer's kinds have no type in the table.
     return [_gvk(*each) for each in sorted(kinds) if _type_name(*each) == name]
@@ -196,7 +196,7 @@ def _custom_name(kind: ApiResource, version: str) -> str:
 
 
 def _full(name: str) -> str:
-    """A type's name in documents: core_v1.Pod is io.k8s.api.core.v1.Pod."""
+    """Return a type's name in documents: core_v1.Pod is io.k8s.api.core.v1.Pod."""
     module, _, bare = name.rpartition(".")
     group, _, version = module.partition("_")
     return f"{_PACKAGES.get(group, f'io.k8s.api.{group}')}.{version}.{bare}"
@@ -215,7 +215,7 @@ def _place(group: str, version: str) -> str:
 
 
 def _url(paths: ResourcePaths, group: str, version: str) -> str:
-    """With the hash of what is there, so that clients may keep it."""
+    """Return a document's URL with a hash of its contents, so that clients can cache it."""
     there = [
         (kind.name, kind.schemas)
         for (of, at, _), kind in sorted(paths.items(), key=lambda one: one[0])
@@ -230,7 +230,10 @@ _FIELD = re.compile(r"^\s*\* \*\*(?P<name>\S+)\*\* ``[^`]*`` - (?P<text>.*)$")
 
 @cache
 def description(name: str) -> tuple[str, dict[str, str]]:
-    """Of a type such as core_v1.Pod and of its fields; empty where nothing is known."""
+    """Return the descriptions of a type such as core_v1.Pod and of its fields, for `kubectl explain`. Empty: unknown.
+
+    They are the docstrings of lightkube's models, whose import takes a moment and is put off to the first request.
+    """
     module, _, bare = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(f"lightkube.models.{module}"), bare, None)

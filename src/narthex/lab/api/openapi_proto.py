@@ -1,6 +1,6 @@
-"""OpenAPI version 2 as protocol buffers: the form of gnostic's openapiv2/OpenAPIv2.proto, which kubectl asks for before 1.27.
+"""OpenAPI version 2 as protobuf (gnostic's openapiv2/OpenAPIv2.proto), which kubectl before 1.27 requests.
 
-Numbers in this module are those of that file's fields.
+Numbers in this module are field numbers of that file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ ASKED = (
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
 )
-"""The media types by which clients ask for it."""
+"""Media types by which clients request it."""
 SENT = ASKED[1]
-"""The one that is answered: the other is no media type, as some clients notice."""
+"""Media type of the response. Some clients reject the other one, whose syntax is invalid."""
 _VERBS = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """The document's bytes."""
+    """Encode a document."""
     info = _text(1, document["info"]["title"]) + _text(2, document["info"]["version"])
     paths = b"".join(_part(2, _named(path, _path(item))) for path, item in document["paths"].items())
     definitions = b"".join(_part(1, _named(name, _schema(each))) for name, each in document["definitions"].items())
@@ -64,7 +64,7 @@ def _schema(schema: Mapping[str, Any]) -> bytes:
 
 
 def _extensions(number: int, of: Mapping[str, Any]) -> bytes:
-    """Vendor extensions: YAML, which JSON is."""
+    """Encode vendor extensions as YAML, of which JSON is a subset."""
     return b"".join(
         _part(number, _named(name, _text(2, msgspec.json.encode(value).decode() + "\n")))
         for name, value in of.items()
@@ -81,7 +81,7 @@ def _text(number: int, text: str) -> bytes:
 
 
 def _part(number: int, data: bytes) -> bytes:
-    """A field with a length."""
+    """Encode a length-delimited field."""
     return bytes(_varint(number << 3 | 2)) + bytes(_varint(len(data))) + data
 
 

@@ -1,6 +1,6 @@
-"""The patches of the API but server-side apply: RFC 6902, RFC 7386, and strategic merge.
+"""Patches: JSON Patch (RFC 6902), merge patch (RFC 7386), and strategic merge. Server-side apply is in `apply`.
 
-Strategic merge knows the lists that are sets of entries from `types`. Follows apimachinery's util/strategicpatch.
+Strategic merge takes the merge keys of lists from `types` and follows apimachinery's util/strategicpatch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ MERGE, STRATEGIC, JSON_PATCH, APPLY = (
 
 
 class BadPatch(ValueError):
-    """It cannot be applied."""
+    """A patch that cannot be applied."""
 
 
 class NotAPatch(ValueError):
-    """The media type is of no patch."""
+    """A media type that is none of a patch."""
 
 
 def apply(content_type: str, target: Mapping[str, Any], patch: Any, of: FieldType = ANY) -> Raw:
-    """The object after a patch. `of` is the object's type. Raises BadPatch, NotAPatch."""
+    """Return an object of type `of` after a patch. Raises BadPatch, NotAPatch."""
     try:
         how = _KINDS[content_type.partition(";")[0].strip()]
     except KeyError:
@@ -37,7 +37,7 @@ def apply(content_type: str, target: Mapping[str, Any], patch: Any, of: FieldTyp
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Return a value after a merge patch (RFC 7386)."""
     if not isinstance(patch, Mapping):
         return patch
     into = dict(target) if isinstance(target, Mapping) else {}
@@ -57,7 +57,7 @@ def _merge(target: Raw, patch: Any, of: FieldType) -> Raw:
 
 
 def strategic(target: Any, patch: Any, of: FieldType) -> Any:
-    """Merge, but the lists that have a merge key entry by entry."""
+    """Return a value after a strategic merge patch: lists that have a merge key are merged entry by entry."""
     if isinstance(patch, list):
         return _merged_list(target, patch, of) if of.merge else [strategic(None, each, of.item) for each in patch]
     if not isinstance(patch, Mapping):
@@ -106,7 +106,7 @@ def _merged_list(target: Any, patch: list[Any], of: FieldType) -> list[Any]:
 
 
 def _ordered(entries: list[Any], order: Any, key: str) -> list[Any]:
-    """Entries in the order that a patch wants; those it does not name keep their place behind their neighbour."""
+    """Return entries in a patch's order. Entries that it does not name keep their places."""
 
     def name(each: Any) -> Any:
         return each.get(key) if key and key != "=" and isinstance(each, Mapping) else each

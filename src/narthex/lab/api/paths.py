@@ -1,4 +1,4 @@
-"""Paths of the API: which kind, which object, which part of it."""
+"""Request paths: which resource, which object, which subresource."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ _PATH = re.compile(
 _NAMESPACE = re.compile(r"/api/v1/namespaces/([^/]+)(?:/(status|finalize))?/?")
 
 ResourcePaths = Mapping[tuple[str, str, str], ApiResource]
-"""Kinds by group, version and plural."""
+"""Resources by group, version, and plural."""
 
 
 class ApiPath(msgspec.Struct, frozen=True):
-    """What a path means."""
+    """A parsed request path."""
 
     kind: ApiResource
     version: str
-    """Of the kind's group, in which the client speaks."""
+    """Version of the resource's group that the client uses."""
     namespace: str = ""
-    """Empty: all of them, or a kind without."""
+    """Empty: all namespaces, or a cluster-scoped resource."""
     name: str = ""
-    """Empty: the list."""
+    """Empty: the collection."""
     subresource: str = ""
 
     @property
     def key(self) -> Key:
-        """Of the object."""
+        """Namespace and name of the object."""
         return self.namespace, self.name
 
     @property
     def stored(self) -> str:
-        """What the registry calls the kind."""
+        """Name of the kind in the registry."""
         return self.kind.stored_as or self.kind.name
 
     @property
     def api_version(self) -> str:
-        """Of the objects that the client gets."""
+        """`apiVersion` of the objects that the client gets."""
         return group_version(self.kind.group, self.version)
 
 
 def resource_paths(kinds: Iterable[ApiResource]) -> ResourcePaths:
-    """Where the kinds are."""
+    """Return the resources by their paths."""
     return {(kind.group, version, kind.plural): kind for kind in kinds for version in kind.versions}
 
 
 def parse_path(path: str, known: ResourcePaths) -> ApiPath | None:
-    """What is there, None when nothing is."""
+    """Return what a path addresses, None if nothing is served there."""
     # A namespace itself has a path like that of a list within one.
     found = _NAMESPACE.fullmatch(path)
     if found is not None:

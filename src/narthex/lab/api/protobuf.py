@@ -1,7 +1,7 @@
-"""Objects as protocol buffers, which newer kubectl and Go's typed clients send: what `kubectl create` makes, and what goes
-along with deletions and evictions. Answers are JSON, which all of them accept.
+"""Objects as protobuf, which newer kubectl and Go's typed clients send: for `kubectl create`, deletions, and evictions.
 
-Numbers are those of k8s.io/api's generated.proto files. A field that is not here is refused, so that nothing is lost.
+Responses are JSON, which all of these clients accept. Numbers are those of k8s.io/api's generated.proto files. An unknown field
+is an error, so that nothing is lost (ADR 0011).
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ _TYPES: Mapping[str, str] = {
     "Binding": "1 metadata ObjectMeta;2 target ObjectReference",
     "ObjectReference": "1 kind str;2 namespace str;3 name str;4 uid str;5 apiVersion str;6 resourceVersion str;7 fieldPath str",
 }
-"""Fields as number, name and type: a scalar, a type of this table, `[item]`, or `{value}` for maps with texts as keys.
+"""Fields as number, name, and type: a scalar, a type of this table, `[item]`, or `{value}` for maps with string keys.
 
-A number with `*` is a pointer in Go: 0 says something there, and nothing elsewhere."""
+`*` marks a pointer in Go, of which zero is a value. Go writes all other fields, so their zero means that they are unset.
+"""
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The object of a body that begins with MAGIC. Raises ApiFault."""
+    """Decode a body that begins with MAGIC. Raises StatusError."""
     try:
         parts = dict(_fields(body[len(MAGIC) :]))
         named = dict(_fields(_data(parts.get(1, b""))))
@@ -144,7 +145,7 @@ def _value(value: int | bytes, of: str) -> Any:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values; texts and what is nested are bytes."""
+    """Yield field numbers and values. Strings and nested messages are bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

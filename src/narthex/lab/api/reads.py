@@ -1,7 +1,7 @@
-"""Lists and watches. Pure: the answer to a watch is a cursor that is asked for more.
+"""Lists and watches. Pure: the response to a watch is a cursor that the server polls.
 
-Follows kube-apiserver: a list at version 0 comes from the cache, whole; a limit makes pages; a version from the future is
-refused by lists and waited for by watches; a version from before the compaction is an ERROR line.
+As in kube-apiserver, a list at version 0 comes whole from the cache, a limit makes pages, and a version from before the
+compaction is an ERROR line. A version from the future is rejected by lists, while watches wait for it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _LONGEST = 1800
 
 
 class ServerFeatures(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between versions of Kubernetes."""
+    """Features that differ between versions of Kubernetes."""
 
     streaming: bool = True
-    """Streaming lists (beta and on since 1.32)."""
+    """WatchList (beta, on by default since 1.32)."""
     service_cidrs: tuple[str, ...] = ("v1",)
-    """Versions of networking.k8s.io with ServiceCIDRs."""
+    """Versions of networking.k8s.io that have ServiceCIDR."""
     service_fields: bool = True
     """Services can be selected by spec.clusterIP (since 1.31)."""
     bookmarks: bool = True
     cached_lists: bool = True
-    """Lists at version 0 come whole, whatever the limit."""
+    """Lists at version 0 ignore the limit."""
     missing: frozenset[str] = frozenset()
     """Kinds that are not installed."""
 
 
 PRESENT = ServerFeatures()
-"""Those of the newest version."""
+"""Features of the newest version."""
 
 
 class WatchCursor:
-    """A watch: lines, as they become available."""
+    """The position of a watch."""
 
     content_type = JSON
 
@@ -59,7 +59,7 @@ class WatchCursor:
         first: list[bytes],
         timeout: float,
     ) -> None:
-        """Events after `version`; `first` goes before them."""
+        """Start after `version`; the lines `first` precede the events."""
         self._store = store
         self._kind = kind
         self._selector = selector
@@ -72,11 +72,11 @@ class WatchCursor:
 
     @property
     def timeout(self) -> float:
-        """Seconds after which the server ends it."""
+        """Seconds after which the server ends the watch."""
         return self._timeout
 
     def lines(self) -> Iterator[bytes]:
-        """What is new since the last call."""
+        """Yield the lines that are new since the last call."""
         first, self._first = self._first, []
         yield from first
         if self.broken:
@@ -91,7 +91,7 @@ class WatchCursor:
         self._version = max(self._version, self._store.version)
 
     def bookmark(self) -> bytes | None:
-        """A bookmark at the present version, None while the watcher is ahead of it."""
+        """Return a BOOKMARK line for the current version, None while the watch waits for a later one."""
         if self.broken or self._version > self._store.version:
             return None
         return line("BOOKMARK", self._view.bookmark(_bookmark(self._store.version)))
@@ -106,7 +106,7 @@ def list_objects(
     query: Mapping[str, str],
     abilities: ServerFeatures,
 ) -> ApiResponse:
-    """The answer to GET of a list. `kind` is the registry's name. Raises ApiFault."""
+    """Return the response to a list. `kind` is the registry's name. Raises StatusError."""
     limit, token, version = _whole_number(query, "limit"), query.get("continue", ""), query.get("resourceVersion", "")
     at = store.version
     if token:
@@ -139,7 +139,7 @@ def watch_objects(
     query: Mapping[str, str],
     abilities: ServerFeatures,
 ) -> WatchCursor:
-    """The answer to a watch. Raises ApiFault."""
+    """Return the response to a watch. Raises StatusError."""
     version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
     initial = query.get("sendInitialEvents") in ("true", "1")
     if (initial or match) and not abilities.streaming:
@@ -164,19 +164,19 @@ def watch_objects(
 
 
 def too_large(asked: int, there: int) -> StatusError:
-    """A version that is not there yet."""
+    """Return the error for a version from the future."""
     causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
     message = f"Too large resource version: {asked}, current: {there}"
     return StatusError(504, "Timeout", message, {"causes": causes, "retryAfterSeconds": 1})
 
 
 def expired(message: str = errors.expired().message) -> bytes:
-    """The ERROR line of a watch from a version that is too old."""
+    """Return the ERROR line of a watch whose version has been compacted."""
     return line("ERROR", msgspec.json.encode(errors.expired(message).status()))
 
 
 def line(type: str, data: bytes) -> bytes:
-    """One event of a watch."""
+    """Return one event of a watch."""
     return b'{"type":"' + type.encode() + b'","object":' + data + b"}\n"
 
 

@@ -1,9 +1,7 @@
-"""All objects of the lab, and the rules that hold for writing any of them: versions, conflicts, names, generations, deletion.
+"""The registry: the rules for writing any object, over the object store. Versions, conflicts, names, generations, deletion.
 
-Objects are JSON as the API has it, in the version in which their kind is stored. What `get` and `list` return is shared:
-nobody changes it. What is handed in must not be changed afterwards. Not safe for threads: whoever serves it holds one lock.
-
-Follows apiserver's registry/generic/registry/store.go and registry/rest.
+Objects are JSON values in the storage version of their kind. Callers must not modify what `get` and `list` return, nor what
+they passed in. Not thread-safe; callers lock. Follows apiserver's registry/generic/registry/store.go and registry/rest.
 """
 
 from __future__ import annotations
@@ -18,15 +16,16 @@ from narthex.lab.api.kinds import KINDS, ApiResource, resource_of_definition
 from narthex.lab.api.store import ObjectStore, Raw, StoreChange
 
 Admit = Callable[["Registry", ApiResource, Mapping[str, Any] | None, Raw, str], Raw]
-"""Completes and checks what is about to be written: kind, what is held (None: it is made), what shall be, the subresource.
-Raises ApiFault."""
+"""Completes and validates an object before it is written. Arguments: registry, resource, stored object (None: it is created), new
+object, subresource. Raises StatusError.
+"""
 
 _Raws = list[Raw]
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
-"""Letters of generated names (apimachinery's util/rand)."""
+"""Characters of generated names (apimachinery's util/rand)."""
 _POD_GRACE = 30
 _PROPAGATIONS = {"Background": "", "Foreground": "foregroundDeletion", "Orphan": "orphan"}
-"""What an object waits for that is deleted in such a way."""
+"""Finalizers by propagation policy."""
 _FIXED = (
     "name",
     "namespace",
@@ -39,13 +38,13 @@ _FIXED = (
 
 
 def admit_all(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
-    """Anything may be written as it is."""
+    """Admit any object unchanged."""
     del registry, kind, held, subresource
     return new
 
 
 class Registry:
-    """The objects, over a Store."""
+    """The objects of a cluster, over an ObjectStore."""
 
     def __init__(
         self,
@@ -55,7 +54,14 @@ class Registry:
         admit: Admit = admit_all,
         store: ObjectStore | None = None,
     ) -> None:
-        """`clock` gives the time with its zone; `entropy(n)` gives n random bytes, for uids and generated names."""
+        """Create a registry.
+
+        Args:
+            clock: returns the time, with its zone.
+            entropy: `entropy(n)` returns n random bytes, for uids and generated names.
+            admit: completes and validates objects.
+            store: the objects; a new store by default.
+        """
         self.store = store if store is not None else ObjectStore()
         self.kinds: dict[str, ApiResource] = dict(KINDS)
         """By name; a CustomResourceDefinition adds to it."""
@@ -70,30 +76,30 @@ class Registry:
         return self.store.version
 
     def get(self, kind: str, namespace: str, name: str) -> Raw | None:
-        """One object, None when it is not there."""
+        """Return an object, None if it does not exist."""
         held = self.store.get(kind, (namespace, name))
         return None if held is None else held.raw
 
     def list(self, kind: str, namespace: str = "") -> _Raws:
-        """The objects of a kind, of all namespaces or one, by namespace and name."""
+        """Return a kind's objects of all namespaces or one, by namespace and name."""
         return [stored.raw for _, stored in self.store.entries(kind, namespace)]
 
     def changes_since(self, version: int) -> Iterable[StoreChange]:
-        """What changed after a version, in order. Raises ApiFault 410 when that has been forgotten."""
+        """Return the changes after a version. Raises StatusError (410) if they have been compacted."""
         if version < self.store.oldest:
             raise errors.expired()
         return self.store.changes(version)
 
     def now(self) -> datetime:
-        """The time."""
+        """Return the time."""
         return self._clock()
 
     def stamp(self) -> str:
-        """The time as metav1.Time."""
+        """Return the time as metav1.Time."""
         return stamp(self._clock())
 
     def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
-        """Make an object; returns it as it is held. Raises ApiFault (AlreadyExists, and what admission says)."""
+        """Create an object and return it as stored. Raises StatusError: AlreadyExists, or an error of admission."""
         of = self._kind(kind)
         meta = {
             name: value for name, value in (obj.get("metadata") or {}).items() if name not in ("resourceVersion", "uid")
@@ -119,10 +125,10 @@ class Registry:
         return self._held(of.name, key)
 
     def update(self, kind: str, obj: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False) -> Raw:
-        """Write an object, or one part of it; returns it as it is held.
+        """Write an object, or one subresource of it, and return it as stored.
 
-        Raises ApiFault: NotFound; Conflict when it carries a resourceVersion that is not the present one, or another uid.
-        What changes nothing makes no version. An object that is being deleted goes with its last finalizer.
+        A write without effect makes no new version. An object that is being deleted goes with its last finalizer. Raises StatusError:
+        NotFound; Conflict if it carries another uid, or a resourceVersion that is not the current one.
         """
         of = self._kind(kind)
         given = obj.get("metadata") or {}
@@ -157,11 +163,11 @@ class Registry:
         propagation: str | None = None,
         dry_run: bool = False,
     ) -> Raw | None:
-        """Delete an object. Returns it as it still is there, None when it is gone.
+        """Delete an object. Return it if it still exists, otherwise None.
 
-        A Pod on a node gets `grace` seconds (None: its own), in which only `deletionTimestamp` says so; the kubelet then
-        deletes it with 0. One with finalizers stays until they are gone: `propagation` Foreground and Orphan give it one, which
-        the garbage collector takes away. Raises ApiFault: NotFound, Conflict.
+        A Pod on a node gets `grace` seconds (None: its own), during which only `deletionTimestamp` is set; the kubelet then deletes it
+        with 0. An object with finalizers remains until they are removed; `propagation` Foreground and Orphan add one, which the garbage
+        collector removes. Raises StatusError: NotFound, Conflict.
         """
         of = self._kind(kind)
         key = (namespace if of.namespaced else "", name)
@@ -216,7 +222,7 @@ class Registry:
             raise errors.conflict(of.plural, of.group, meta["name"])
 
     def _merged(self, of: ApiResource, held: Raw, obj: Mapping[str, Any], subresource: str) -> Raw:
-        """What shall be held: the part that is written out of `obj`, what cannot be changed as it was."""
+        """Return the object to store: `obj`, with what the request may not change taken from `held`."""
         fixed = {name: held["metadata"].get(name) for name in (*_FIXED, "resourceVersion")}
         meta = {name: value for name, value in (obj.get("metadata") or {}).items() if name not in fixed}
         meta |= {name: value for name, value in fixed.items() if value is not None}
@@ -247,7 +253,7 @@ class Registry:
             self._settle_namespace(key[0])
 
     def _end_namespace(self, held: Raw) -> Raw | None:
-        """Delete what is in a namespace, and the namespace when nothing is. None: it is gone."""
+        """Delete a namespace's objects, and the namespace once it is empty. Return None if it is gone."""
         name, meta = held["metadata"]["name"], held["metadata"]
         if not meta.get("deletionTimestamp"):
             ending = {**held.get("status", {}), "phase": "Terminating"}
@@ -262,7 +268,7 @@ class Registry:
         return self.get("Namespace", "", name)
 
     def _settle_namespace(self, name: str) -> None:
-        """A namespace that ends is gone when nothing is in it any more."""
+        """Delete a terminating namespace if it is empty."""
         if not any(self.store.entries(kind.name, name) for kind in self.kinds.values() if kind.namespaced):
             self.store.delete("Namespace", "", name)
 
@@ -288,7 +294,7 @@ class Registry:
 
 
 def stamp(moment: datetime) -> str:
-    """A time as metav1.Time: UTC, whole seconds."""
+    """Format a time as metav1.Time: UTC, whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -301,7 +307,7 @@ def _spec(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finalizers(meta: Mapping[str, Any], propagation: str | None) -> list[str]:
-    """Those of an object that is deleted in this way."""
+    """Return the finalizers of an object that is deleted with a propagation policy."""
     have = list(meta.get("finalizers") or ())
     if propagation not in _PROPAGATIONS:
         return have
@@ -311,7 +317,7 @@ def _finalizers(meta: Mapping[str, Any], propagation: str | None) -> list[str]:
 
 
 def _grace(of: ApiResource, held: Mapping[str, Any], asked: int | None) -> int:
-    """Seconds that are left to it: only Pods that run on a node have any."""
+    """Return the grace period in seconds. Only Pods that run on a node have one."""
     if of.name != "Pod":
         return 0
     spec = held.get("spec") or {}

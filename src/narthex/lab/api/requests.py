@@ -1,4 +1,4 @@
-"""Requests and answers of the API, as values."""
+"""Requests and responses of the API as values, and content negotiation."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ JSON = "application/json"
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """One request."""
+    """A request."""
 
     method: str
     path: str
     query: Mapping[str, str]
-    """Of a name that is there several times, the last value; `repeated` has all."""
+    """Query parameters. Of a repeated one, the last value; `repeated` has all."""
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header fields by name in lower case."""
     body: bytes = b""
     repeated: tuple[tuple[str, str], ...] = ()
-    """The query, whole."""
+    """All query parameters in order."""
 
     def all(self, name: str) -> list[str]:
-        """The values of a query's name."""
+        """Return all values of a query parameter."""
         return [value for each, value in self.repeated if each == name]
 
 
 class ApiResponse(msgspec.Struct, frozen=True):
-    """An answer with a body."""
+    """A response with a body."""
 
     status: int
     body: bytes
@@ -40,45 +40,45 @@ class ApiResponse(msgspec.Struct, frozen=True):
 
 
 class WatchStream(Protocol):
-    """An answer that goes on: lines, as they become available."""
+    """The response to a watch: lines, as they become available."""
 
     content_type: str
     broken: bool
-    """Nothing comes any more after what has come."""
+    """True once no further lines will come."""
 
     @property
     def timeout(self) -> float:
-        """Seconds after which the server ends it."""
+        """Seconds after which the server ends the watch."""
         ...
 
     def lines(self) -> Iterator[bytes]:
-        """What is new since the last call."""
+        """Yield the lines that are new since the last call."""
         ...
 
     def bookmark(self) -> bytes | None:
-        """A line that says how far it has come, None when there is nothing to say."""
+        """Return a BOOKMARK line, None if there is nothing to confirm."""
         ...
 
 
 class LogRequest(msgspec.Struct, frozen=True):
-    """An answer that the node of a pod gives: what a container has written."""
+    """A response that the pod's node gives: the log of a container (`PodLogOptions`)."""
 
     namespace: str
     pod: str
     container: str
     tail: int | None = None
-    """So many of the last lines, None: all."""
+    """Number of last lines. None: all."""
     follow: bool = False
     since: float | None = None
-    """Seconds since 1970 before which nothing is told."""
+    """Seconds since 1970. Earlier lines are omitted."""
     previous: bool = False
     timestamps: bool = False
     limit: int | None = None
-    """At most so many bytes."""
+    """Maximum number of bytes."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True):
-    """A conversation with a program in a pod: one that is started, or (no `argv`) the container's own."""
+    """A response that the pod's node gives: a program in a container. Without `argv`, the container's own (attach)."""
 
     namespace: str
     pod: str
@@ -94,22 +94,22 @@ ApiAnswer = ApiResponse | WatchStream | LogRequest | ExecRequest
 
 
 def json_response(code: int, raw: Any, headers: Mapping[str, str] | None = None) -> ApiResponse:
-    """JSON as answer."""
+    """Return a response with a JSON body."""
     return ApiResponse(code, msgspec.json.encode(raw) + b"\n", headers or {})
 
 
 class AcceptedType(msgspec.Struct, frozen=True):
-    """One of the things that a client accepts."""
+    """A media type that a client accepts."""
 
     type: str
     form: str = ""
-    """Such as Table; empty for objects as they are."""
+    """The parameter `as`, such as Table. Empty: plain objects."""
     group: str = ""
     version: str = ""
 
 
 def accepted_types(header: str) -> Iterator[AcceptedType]:
-    """What an Accept header lists, in its order (upstream takes the first that it can serve, whatever its q)."""
+    """Yield the media types of an Accept header in its order. Like upstream, ignores `q`."""
     for part in header.split(","):
         type, *parameters = [each.strip() for each in part.split(";")]
         named = dict(each.partition("=")[::2] for each in parameters if "=" in each)
@@ -118,7 +118,7 @@ def accepted_types(header: str) -> Iterator[AcceptedType]:
 
 
 def choose_type(header: str, *forms: str) -> AcceptedType:
-    """The first of what is accepted that can be served: JSON, plain or in one of these forms. Raises ApiFault 406."""
+    """Return the first accepted type that can be served: JSON, plain or in one of `forms`. Raises StatusError (406)."""
     offers = list(accepted_types(header)) or [AcceptedType(JSON)]
     for offer in offers:
         if offer.type in (JSON, "*/*", "application/*") and (not offer.form or offer.form in forms):

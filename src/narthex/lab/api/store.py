@@ -1,7 +1,7 @@
-"""Objects, their versions, and as much of the past as has not been compacted.
+"""The object store: objects, versions, and the changes since the last compaction.
 
-Like etcd behind kube-apiserver: one counter of versions for all kinds, and what is too old is gone. It decides nothing about
-what may be written. Not safe for threads; whoever serves it locks.
+Like etcd behind kube-apiserver, it has one version counter for all kinds and decides nothing about what may be written.
+Not thread-safe; callers lock.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 
 Key = tuple[str, str]
-"""Namespace (empty for kinds without) and name."""
+"""Namespace (empty for cluster-scoped objects) and name."""
 Raw = dict[str, Any]
 Selects = Callable[[Mapping[str, Any]], bool]
 
 MOST_CHANGES = 50_000
-"""So many changes are remembered at least; twice as many at most."""
+"""Changes that are kept at least; twice as many at most."""
 
 
 class StoredObject:
-    """One state of one object. Nobody changes it."""
+    """An immutable state of an object."""
 
     __slots__ = ("_data", "raw", "version")
 
@@ -34,7 +34,7 @@ class StoredObject:
 
     @property
     def data(self) -> bytes:
-        """It as JSON, without apiVersion and kind, as lists hold it."""
+        """The object as JSON without apiVersion and kind, as in lists."""
         if self._data is None:
             body = {name: value for name, value in self.raw.items() if name not in ("apiVersion", "kind")}
             self._data = msgspec.json.encode(body)
@@ -42,7 +42,7 @@ class StoredObject:
 
 
 class StoreChange(msgspec.Struct, frozen=True):
-    """What happened to one object."""
+    """A change of one object."""
 
     version: int
     kind: str
@@ -52,17 +52,17 @@ class StoreChange(msgspec.Struct, frozen=True):
 
     @property
     def before(self) -> Raw | None:
-        """The object before it, None when it was not there."""
+        """The object before the change, None if it did not exist."""
         return None if self.was is None else self.was.raw
 
     @property
     def after(self) -> Raw | None:
-        """The object after it, None when it is gone."""
+        """The object after the change, None if it was deleted."""
         return None if self.now is None else self.now.raw
 
 
 class ObjectStore:
-    """All objects by kind, and the changes since the last compaction."""
+    """Objects by kind, and the changes since the last compaction."""
 
     def __init__(self, version: int = 1000) -> None:
         self.version = version
@@ -75,7 +75,7 @@ class ObjectStore:
         self._pages: dict[int, dict[str, list[tuple[Key, StoredObject]]]] = {}
 
     def put(self, kind: str, raw: Mapping[str, Any]) -> int:
-        """Make or change an object; returns its version. What is inside of `raw` must not be changed afterwards."""
+        """Create or replace an object and return its version. The caller must not modify values inside `raw` afterwards."""
         meta = dict(raw.get("metadata") or {})
         key = (str(meta.get("namespace") or ""), str(meta.get("name") or ""))
         held = self._objects.setdefault(kind, {})
@@ -90,7 +90,7 @@ class ObjectStore:
         return self.version
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
-        """Take an object away; False when it is not there."""
+        """Delete an object. Return False if it does not exist."""
         key = (namespace, name)
         before = self._objects.get(kind, {}).pop(key, None)
         if before is None:
@@ -102,7 +102,7 @@ class ObjectStore:
         return True
 
     def load(self, version: int, entries: Iterator[tuple[str, Raw]]) -> None:
-        """Hold what was held before, of these kinds, at this version; the past is forgotten."""
+        """Load saved objects by kind at a version, without their history."""
         for kind, raw in entries:
             meta = raw["metadata"]
             key = (meta.get("namespace", ""), meta["name"])
@@ -112,20 +112,20 @@ class ObjectStore:
         self.compact()
 
     def get(self, kind: str, key: Key) -> StoredObject | None:
-        """One object."""
+        """Return an object, None if it does not exist."""
         held = self._objects.get(kind)
         return None if held is None else held.get(key)
 
     def kinds(self) -> list[str]:
-        """The kinds that there are objects of."""
+        """Return the kinds of which objects exist."""
         return [kind for kind, held in self._objects.items() if held]
 
     def keys(self, kind: str) -> list[Key]:
-        """Names of the objects of a kind, sorted."""
+        """Return the sorted keys of a kind's objects."""
         return list(self._order.get(kind, ()))
 
     def entries(self, kind: str, namespace: str = "") -> list[tuple[Key, StoredObject]]:
-        """The objects of a kind, by name; those of one namespace when one is given."""
+        """Return a kind's objects, of one namespace if it is given, sorted by key."""
         held, order = self._objects.get(kind, {}), self._order.get(kind, [])
         if namespace:
             first = bisect.bisect_left(order, (namespace, ""))
@@ -133,18 +133,18 @@ class ObjectStore:
         return [(key, held[key]) for key in order]
 
     def now(self, kind: str, selects: Selects, namespace: str = "") -> list[tuple[Key, StoredObject]]:
-        """The objects of a kind that are selected, by name."""
+        """Return a kind's selected objects, sorted by key."""
         return [(key, held) for key, held in self.entries(kind, namespace) if selects(held.raw)]
 
     def changes(self, version: int, kind: str = "") -> list[StoreChange]:
-        """What changed after a version, of all kinds or of one."""
+        """Return the changes after a version, of one kind if it is given."""
         past = self._by_kind.get(kind, []) if kind else self._changes
         return past[bisect.bisect_right(past, version, key=lambda change: change.version) :]
 
     def since(self, version: int, kind: str, selects: Selects) -> Iterator[tuple[str, int, StoredObject]]:
-        """Type, version and object of the events after a version, as a watch with the selector sees them.
+        """Yield type, version, and object of the watch events after a version.
 
-        A change of its labels moves an object in or out of a selector as ADDED or DELETED.
+        An object whose labels change enters or leaves a selector as ADDED or DELETED.
         """
         for change in self.changes(version, kind):
             was = change.was is not None and selects(change.was.raw)
@@ -155,22 +155,22 @@ class ObjectStore:
                 yield "DELETED", change.version, at_version(change.was, change.version)
 
     def compact(self, upto: int | None = None) -> None:
-        """Forget the past, and with it the continuation of lists that are being read."""
+        """Discard the changes up to a version (default: all), and the remaining pages of lists."""
         self.oldest = self.version if upto is None else upto
         self._changes = self.changes(self.oldest)
         self._by_kind = {kind: self.changes(self.oldest, kind) for kind in self._by_kind}
         self._pages.clear()
 
     def keep_page(self, version: int, kind: str, rest: list[tuple[Key, StoredObject]]) -> None:
-        """Remember what the following pages of a list will hold."""
+        """Save the remaining entries of a list that is read in pages."""
         self._pages.setdefault(version, {})[kind] = rest
 
     def kept_page(self, version: int, kind: str) -> list[tuple[Key, StoredObject]] | None:
-        """What `keep_page` got, None when it has been compacted."""
+        """Return what `keep_page` saved, None after a compaction."""
         return self._pages.get(version, {}).get(kind)
 
     def backup(self) -> ObjectStore:
-        """A copy, to come back to later."""
+        """Return a copy."""
         other = ObjectStore(self.version)
         other.oldest = self.oldest
         other._objects = {kind: dict(held) for kind, held in self._objects.items()}
@@ -187,7 +187,7 @@ class ObjectStore:
 
 
 def at_version(stored: StoredObject, version: int) -> StoredObject:
-    """A state under another version: the last one of a deleted object carries the version of the deletion."""
+    """Return an object with another version: a deleted object carries the version of its deletion."""
     return StoredObject(
         version, {**stored.raw, "metadata": {**stored.raw["metadata"], "resourceVersion": str(version)}}
     )

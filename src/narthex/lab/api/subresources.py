@@ -1,4 +1,4 @@
-"""The subresources of Pods that are no objects: binding, eviction, logs and conversations."""
+"""Subresources other than `status`: binding, eviction, log, exec, and scale."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Succ
 
 
 def bind(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
-    """Put a pod onto a node: a Binding. Raises ApiFault."""
+    """Assign a pod to a node (Binding). Raises StatusError."""
     pod = _pod(registry, where)
     target = given.get("target") or {}
     if target.get("kind") not in (None, "", "Node") or not target.get("name"):
@@ -41,7 +41,7 @@ def bind(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
 
 
 def evict(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
-    """Delete a pod as an Eviction asks; there are no disruption budgets. Raises ApiFault."""
+    """Delete a pod (Eviction). There are no disruption budgets. Raises StatusError."""
     _pod(registry, where)
     options = given.get("deleteOptions") or {}
     grace = options.get("gracePeriodSeconds")
@@ -50,7 +50,7 @@ def evict(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
 
 
 def log_request(registry: Registry, where: ApiPath, request: ApiRequest) -> LogRequest:
-    """What is asked of a container's log. Raises ApiFault."""
+    """Return which log a request asks for. Raises StatusError."""
     pod, query = _pod(registry, where), request.query
     since = None
     if query.get("sinceSeconds"):
@@ -74,7 +74,7 @@ def log_request(registry: Registry, where: ApiPath, request: ApiRequest) -> LogR
 
 
 def exec_request(registry: Registry, where: ApiPath, request: ApiRequest) -> ExecRequest:
-    """What is to be started in a container. Raises ApiFault."""
+    """Return which program a request starts. Raises StatusError."""
     pod, query = _pod(registry, where), request.query
     argv = tuple(request.all("command"))
     if where.subresource == "exec" and not argv:
@@ -130,7 +130,7 @@ _SPEC, _STATUS, _SELECTOR = "specReplicasPath", "statusReplicasPath", "labelSele
 
 
 def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """An object's Scale."""
+    """Return an object's `autoscaling/v1` Scale."""
     meta = {
         name: raw["metadata"].get(name) for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     }
@@ -151,7 +151,7 @@ def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_scale(kind: ApiResource, raw: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with the replicas of a Scale. Raises ApiFault."""
+    """Return an object with the replicas of a Scale. Raises StatusError."""
     name = str(raw["metadata"].get("name", ""))
     wanted = (scale.get("spec") or {}).get("replicas", 0)
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 0:

@@ -1,9 +1,9 @@
-"""The types of Kubernetes' objects: their fields, and which lists are sets of entries.
+"""The types of Kubernetes' objects: their fields, and the merge keys of their lists.
 
-`types_table` has a line for each type: its name, and its fields as `name=reference`, with `!` when one must be there. A
-reference is a scalar (`str int num bool time quantity intstr bytes any`), a type's name, `[item]`, `[item;merge;keys]` for lists
-that are sets (`merge` is the key of strategic merge, `keys` are those of server-side apply, `=` stands for the entry itself) or
-`{value}` for maps; `|atomic` marks what server-side apply takes as a whole. Custom kinds bring an OpenAPI schema along.
+`types_table` has a line for each type: its name, and its fields as `name=reference`, with `!` after required ones. A reference is
+a scalar (`str int num bool time quantity intstr bytes any`), a type's name, `[item]`, `[item;merge;keys]` for associative lists
+(`merge` is the key of strategic merge, `keys` are those of server-side apply, `=` is the entry itself), or `{value}` for maps.
+`|atomic` marks what server-side apply treats as one value. Custom resources have an OpenAPI schema instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SCHEMA_SCALARS = {"string": "str", "integer": "int", "number": "num", "boolean"
 
 
 class FieldType:
-    """What a value is."""
+    """The type of a value."""
 
     __slots__ = ("_item", "atomic", "fields", "keys", "merge", "name", "required", "sort")
 
@@ -49,33 +49,33 @@ class FieldType:
 
     @property
     def item(self) -> FieldType:
-        """Of a list or map: what it holds."""
+        """Type of the entries of a list, or the values of a map."""
         return resolve(self._item)
 
 
 ANY = FieldType("any")
-"""Nothing is known of it, and anything may be in it."""
+"""An unknown type, which may contain anything."""
 
 
 def object_type(kind: ApiResource, version: str = "") -> FieldType:
-    """The type of a kind's objects."""
+    """Return the type of a resource's objects."""
     if kind.custom:
         return _custom(kind, version or kind.version)
     return named(f"{_module(kind)}.{kind.kind}")
 
 
 def named(name: str) -> FieldType:
-    """A type by its name; ANY for one that is not in the table."""
+    """Return a type of the table by its name, ANY if it has none."""
     return _structs().get(name, ANY)
 
 
 def names() -> list[str]:
-    """All types of the table."""
+    """Return the names of all types of the table."""
     return list(_structs())
 
 
 def field_type(of: FieldType, name: str) -> FieldType:
-    """What a field or a map's value is; ANY when that is not known."""
+    """Return the type of a field, or of a map's values; ANY if it is unknown."""
     if of.sort == "map":
         return of.item
     found = of.fields.get(name)
@@ -83,7 +83,7 @@ def field_type(of: FieldType, name: str) -> FieldType:
 
 
 def resolve(reference: str | FieldType) -> FieldType:
-    """What a reference stands for."""
+    """Return the type that a reference names."""
     return reference if isinstance(reference, FieldType) else _referred(reference)
 
 
@@ -130,7 +130,7 @@ def _custom(kind: ApiResource, version: str) -> FieldType:
 
 
 def of_schema(schema: Mapping[str, Any]) -> FieldType:
-    """What an OpenAPI v3 schema of a CustomResourceDefinition describes."""
+    """Return the type that an OpenAPI v3 schema of a CustomResourceDefinition describes."""
     sort, atomic = schema.get("type"), schema.get("x-kubernetes-map-type") == "atomic"
     if schema.get("x-kubernetes-int-or-string"):
         return FieldType("intstr")

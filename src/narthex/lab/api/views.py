@@ -1,6 +1,6 @@
-"""How a client sees objects: the version that it speaks, whole or metadata alone or as a row of a table.
+"""The forms in which clients get objects: whole, metadata alone, or rows of a table.
 
-Objects are held as JSON text, and lists and watches are spliced of it; only what differs from what is held is encoded anew.
+Objects are stored as encoded JSON, and lists and watches are concatenated from it; only what differs is encoded anew.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Entry = tuple[Key, StoredObject]
 
 
 class ObjectView(msgspec.Struct, frozen=True):
-    """A form of objects."""
+    """Encoders of one form."""
 
     kind: str
     api_version: str
     list_kind: str
     one: Callable[[StoredObject], bytes]
-    """One object, as a watch or a GET of it sends it."""
+    """Encodes an object for a watch or a GET."""
     many: Callable[[Sequence[Entry], Mapping[str, Any]], bytes]
-    """A list: entries, and the list's metadata."""
+    """Encodes a list from its entries and its metadata."""
     bookmark: Callable[[Mapping[str, Any]], bytes]
-    """An object that holds only this metadata."""
+    """Encodes an object that has only this metadata."""
 
 
 def plain(place: ApiPath) -> ObjectView:
-    """Whole objects."""
+    """Return the view of whole objects."""
     kind, version = place.kind.kind, place.api_version
     head = f'{{"kind":"{kind}","apiVersion":"{version}",'.encode()
 
@@ -54,7 +54,7 @@ def plain(place: ApiPath) -> ObjectView:
 
 
 def partial(version: str) -> ObjectView:
-    """Metadata alone: PartialObjectMetadata."""
+    """Return the view of metadata alone (PartialObjectMetadata)."""
     kind, api_version = "PartialObjectMetadata", f"meta.k8s.io/{version}"
     head = f'{{"kind":"{kind}","apiVersion":"{api_version}",'.encode()
 
@@ -72,9 +72,9 @@ def partial(version: str) -> ObjectView:
 
 
 def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime]) -> ObjectView:
-    """Rows, as `kubectl get` prints them: metav1.Table.
+    """Return the view of rows that `kubectl get` prints (metav1.Table).
 
-    `objects` says what each row carries along: Object, Metadata or None (`includeObject`).
+    `objects` is what each row includes: Object, Metadata, or None (`includeObject`).
     """
     kind = place.kind
     columns = CustomColumns(kind.columns.get(place.version, ())) if kind.custom else COLUMNS.get(place.stored, PLAIN)
@@ -101,7 +101,7 @@ def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime
 
 
 def _inner(place: ApiPath, stored: StoredObject) -> bytes:
-    """The object without apiVersion and kind."""
+    """Return an object as JSON without apiVersion and kind."""
     if place.kind.stored_as != "Event":
         return stored.data
     body = event_from_v1(stored.raw)

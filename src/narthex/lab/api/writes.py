@@ -1,7 +1,7 @@
-"""What the API does for POST, PUT, PATCH and DELETE of objects.
+"""POST, PUT, PATCH, and DELETE, by subresource.
 
-As upstream: a resourceVersion in what is sent is a precondition (409); `status` is changed through its own path only, and
-nothing else through that; what changes nothing makes no new version.
+As upstream, a resourceVersion in the body is a precondition (409), `status` changes only through its subresource, which
+changes nothing else, and a write without effect makes no new version.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _UNVERSIONED = "metadata.resourceVersion"
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
-    """How something is to be written."""
+    """Query parameters of a write."""
 
     manager: str
-    """Who writes: the fieldManager, or the first word of the User-Agent."""
+    """The fieldManager, or the product name in User-Agent."""
     dry_run: bool = False
     validation: str = ""
-    """Strict, Warn or Ignore; empty is Warn."""
+    """Strict, Warn, or Ignore. Empty: Warn."""
     force: bool = False
 
 
 class WriteResult(msgspec.Struct, frozen=True):
-    """What came of a write."""
+    """The result of a write."""
 
     code: int
     raw: Raw
@@ -49,7 +49,7 @@ class WriteResult(msgspec.Struct, frozen=True):
 
 
 def write_options(request: ApiRequest) -> WriteOptions:
-    """How a request wants to be done. Raises ApiFault."""
+    """Return a request's options. Raises StatusError."""
     query, agent = request.query, request.headers.get("user-agent", "")
     if query.get("dryRun") not in (None, "", "All"):
         raise errors.bad_request(f'dryRun: Unsupported value: "{query["dryRun"]}": supported values: "All"')
@@ -67,13 +67,13 @@ def write_options(request: ApiRequest) -> WriteOptions:
 
 
 def create(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
-    """POST. Raises ApiFault."""
+    """Create an object (POST). Raises StatusError."""
     new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
     return WriteResult(201, registry.create(place.stored, _stored(place, new), dry_run=how.dry_run), warnings)
 
 
 def replace(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
-    """PUT. Raises ApiFault."""
+    """Replace an object (PUT). Raises StatusError."""
     new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
     if not new["metadata"].get("resourceVersion") and not place.kind.unconditional:
         wrong = FieldError(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
@@ -82,7 +82,7 @@ def replace(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -
 
 
 def patch(registry: Registry, place: ApiPath, request: ApiRequest, how: WriteOptions) -> WriteResult:
-    """PATCH. Raises ApiFault."""
+    """Patch or apply an object (PATCH). Raises StatusError."""
     content_type, given = request.headers.get("content-type", ""), decode_json_or_yaml(request)
     if content_type.startswith(patches.APPLY):
         return _applied(registry, place, given, how)
@@ -96,7 +96,7 @@ def patch(registry: Registry, place: ApiPath, request: ApiRequest, how: WriteOpt
 
 
 def apply_patch(content_type: str, held: Mapping[str, Any], given: Any, of: FieldType = ANY) -> Raw:
-    """What a patch makes of an object of a type. Raises ApiFault."""
+    """Return an object of type `of` after a patch. Raises StatusError."""
     try:
         return patches.apply(content_type, held, given, of)
     except patches.NotAPatch:
@@ -110,11 +110,12 @@ def apply_patch(content_type: str, held: Mapping[str, Any], given: Any, of: Fiel
 
 
 _LAST_STATE = frozenset({"Pod", "Service", "ServiceAccount"})
-"""Kinds of which a deletion answers with the last state (upstream's `ReturnDeletedObject`); clients read it as one of them."""
+"""Kinds whose last state is the response to a deletion (upstream's `ReturnDeletedObject`); clients decode it as such.
+"""
 
 
 def delete(registry: Registry, place: ApiPath, wishes: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
-    """DELETE; returns what is answered: a Status, or the object that is still there. Raises ApiFault."""
+    """Delete an object. Return a Status, or the object if it still exists. Raises StatusError."""
     grace = wishes.get("gracePeriodSeconds")
     if grace is not None and (not isinstance(grace, int) or grace < 0):
         raise errors.bad_request(f"gracePeriodSeconds: {grace!r} is not a number of seconds")
@@ -162,10 +163,7 @@ def _applied(registry: Registry, place: ApiPath, given: Any, how: WriteOptions) 
 
 
 def update(registry: Registry, place: ApiPath, new: Raw, how: WriteOptions) -> Raw:
-    """Write an object, and note who did it, if that is noted of this object.
-
-    Who has set what is known when it is known what will be held. Raises ApiFault.
-    """
+    """Write an object and update its managedFields, if it has any. Raises StatusError."""
     held, kind = registry.get(place.stored, *place.key), registry.kinds[place.stored]
     part = "" if place.subresource == "scale" else place.subresource
     if held is not None and held["metadata"].get("managedFields"):
@@ -179,7 +177,7 @@ def update(registry: Registry, place: ApiPath, new: Raw, how: WriteOptions) -> R
 
 
 def _placed(place: ApiPath, given: Raw) -> Raw:
-    """What is sent, with the names of the path. Raises ApiFault when it says others."""
+    """Return a request's object with namespace and name of the path. Raises StatusError if it has others."""
     kind, meta = place.kind, given.get("metadata") or {}
     if not isinstance(meta, dict):
         raise errors.bad_request(f"{kind.kind}: metadata is not an object")
@@ -201,7 +199,7 @@ def _placed(place: ApiPath, given: Raw) -> Raw:
 
 
 def _stored(place: ApiPath, given: Raw) -> Raw:
-    """What a client sends, in the version in which it is held."""
+    """Convert an object to the storage version."""
     kind = place.kind
     if kind.stored_as == "Event":
         return event_to_v1(given)
@@ -216,7 +214,7 @@ def _versions(place: ApiPath) -> set[str]:
 def handle_write(
     registry: Registry, where: ApiPath, request: ApiRequest, selector: Callable[[], ListSelector]
 ) -> WriteResult:
-    """Do it. Raises ApiFault."""
+    """Execute a write by method and subresource. Raises StatusError."""
     part, method = where.subresource, request.method
     if part and part not in where.kind.subresources and part != "finalize":
         raise StatusError(404, "NotFound", "the server could not find the requested resource")
@@ -258,9 +256,9 @@ def _scale(registry: Registry, where: ApiPath, request: ApiRequest) -> WriteResu
 def _delete(
     registry: Registry, where: ApiPath, request: ApiRequest, selector: Callable[[], ListSelector]
 ) -> WriteResult:
-    write_options, dry_run = _options(request), bool(request.query.get("dryRun"))
+    options, dry_run = _options(request), bool(request.query.get("dryRun"))
     if where.name:
-        return WriteResult(200, delete(registry, where, write_options, dry_run=dry_run))
+        return WriteResult(200, delete(registry, where, options, dry_run=dry_run))
     chosen = selector()
     found = [stored.raw for _, stored in registry.store.now(where.stored, chosen.selects, where.namespace)]
     for raw in found:
@@ -268,20 +266,19 @@ def _delete(
         one = ApiPath(where.kind, where.version, meta.get("namespace", ""), meta["name"])
         # What went meanwhile, with its owner perhaps, is gone all the same.
         if registry.get(one.stored, *one.key) is not None:
-            delete(registry, one, {**write_options, "preconditions": None}, dry_run=dry_run)
+            delete(registry, one, {**options, "preconditions": None}, dry_run=dry_run)
     meta = {"resourceVersion": str(registry.version)}
     listed = {"kind": f"{where.kind.kind}List", "apiVersion": where.api_version, "metadata": meta, "items": found}
     return WriteResult(200, listed)
 
 
 def _options(request: ApiRequest) -> Mapping[str, Any]:
-    """DeleteOptions, of the body and the query."""
-    write_options: dict[str, Any] = decode_body(request) if request.body.strip() else {}
+    """Return the DeleteOptions in a request's body and query."""
+    options: dict[str, Any] = decode_body(request) if request.body.strip() else {}
     query = request.query
     if query.get("gracePeriodSeconds"):
-        write_options["gracePeriodSeconds"] = (
-            int(query["gracePeriodSeconds"]) if query["gracePeriodSeconds"].isdigit() else -1
-        )
+        seconds = query["gracePeriodSeconds"]
+        options["gracePeriodSeconds"] = int(seconds) if seconds.isdigit() else -1
     if query.get("propagationPolicy"):
-        write_options["propagationPolicy"] = query["propagationPolicy"]
-    return write_options
+        options["propagationPolicy"] = query["propagationPolicy"]
+    return options

@@ -1,4 +1,4 @@
-"""Containers of one owner: begun by `ForkServer`, watched by one thread, told of by calls."""
+"""The containers of one owner: started by a ForkServer, watched by one thread."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from narthex.lab.containers.program import ExecSpec, ProgramSpec
 
 RUN, ENTER = "run", "enter"
 JOBS = {RUN: keep_program, ENTER: keep_entry}
-"""What a `ForkServer` must know."""
+"""Jobs that the ForkServer must have."""
 
 _START_SECONDS = 60.0
 
 
 class ContainerStartError(RuntimeError):
-    """A program could not be started; the message says why."""
+    """A program that could not be started; the message says why."""
 
     def __init__(self, message: str, *, missing: bool) -> None:
+        """Create the error. `missing` is True if the program does not exist or is not executable."""
         super().__init__(message)
         self.missing = missing
         """There is no such program, or it cannot be executed."""
 
 
 class RunningContainer:
-    """A program that runs."""
+    """A program in a container."""
 
     def __init__(self, control: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -41,22 +42,22 @@ class RunningContainer:
         self.end = KeeperReport()
 
     def signal(self, number: int) -> None:
-        """Send a signal to it; nothing happens when it has ended."""
+        """Send a signal, if the program still runs."""
         with contextlib.suppress(OSError):
             self.control.sendall(msgspec.json.encode(KeeperRequest(signal=number)) + b"\n")
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Its exit status when it has ended, None when it goes on after so many seconds."""
+        """Wait for the end, at most `timeout` seconds. Return the exit status, None if the program still runs."""
         return self.end.status if self._ended.wait(timeout) else None
 
     def note_end(self, told: KeeperReport) -> None:
-        """For `Containers`."""
+        """Record the end. For `Containers`."""
         self.end = told
         self._ended.set()
 
 
 class Containers:
-    """Starts programs and watches them. `watch` belongs to one thread, the rest is safe from any."""
+    """Starts programs and watches them. `watch` is called by one thread; the other methods by any."""
 
     def __init__(self, forks: ForkServer) -> None:
         self._forks = forks
@@ -73,12 +74,14 @@ class Containers:
         files: Sequence[int] = (),
         ended: Callable[[RunningContainer], None] = lambda _: None,
     ) -> RunningContainer:
-        """Start a program in namespaces of its own; returns when it runs. `ended` is called once it has, by the thread of
-        `watch`. Raises StartError."""
+        """Start a program in namespaces of its own and return once it runs.
+
+        The thread of `watch` calls `ended` when the program has ended. Raises ContainerStartError.
+        """
         return self._begin(RUN, msgspec.json.encode(program), files, ended)
 
     def enter(self, entry: ExecSpec, files: Sequence[int]) -> RunningContainer:
-        """Start a program beside another one. Raises StartError."""
+        """Start a program in the namespaces of another one. Raises ContainerStartError."""
         return self._begin(ENTER, msgspec.json.encode(entry), files, lambda _: None)
 
     def _begin(
@@ -102,12 +105,12 @@ class Containers:
         return container
 
     def stop(self) -> None:
-        """End `watch`, when nothing is begun any more."""
+        """End `watch`. Nothing may be started afterwards."""
         self._stopping = True
         self._doorbell.send(b"!")
 
     def watch(self) -> None:
-        """See containers end, until `stop`."""
+        """Wait for containers to end, until `stop`."""
         while not self._stopping:
             for key, _ in self._selector.select():
                 if key.data is None:
@@ -133,7 +136,7 @@ class Containers:
 
 
 def _told(control: socket.socket) -> KeeperReport | None:
-    """The next line; None when the keeper is gone. Lines are short and are sent at once."""
+    """Return the keeper's next report, None if it is gone. Reports are short and sent at once."""
     line = b""
     try:
         while not line.endswith(b"\n"):

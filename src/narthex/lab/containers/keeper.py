@@ -1,7 +1,6 @@
-"""The process beside a container: it starts the program, keeps its log, passes signals on and tells its end.
+"""The keeper: a process that starts a container's program, writes its log, forwards signals, and reports its end.
 
-It talks with whoever asked for the container by lines of JSON on one socket (`KeeperReport` and `KeeperRequest`). When that socket
-closes, the container ends.
+It exchanges lines of JSON (KeeperReport, KeeperRequest) with the owner on a socket. When that socket closes, the container ends.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ _CHUNK = 64 * 1024
 
 
 class KeeperReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a keeper says: the program runs, could not be started, or has ended."""
+    """A report: the program runs, could not be started, or has ended."""
 
     pid: int = 0
-    """Of the program, as the machine counts."""
+    """Process ID of the program in the machine's PID namespace."""
     failed: str = ""
-    """Why it does not run."""
+    """Why the program could not be started."""
     missing: bool = False
-    """`failed`, because there is no such program."""
+    """True if the reason is that there is no such program."""
     status: int | None = None
-    """It has ended: exit status, or 128 and the number of the signal."""
+    """Exit status, or 128 and the signal's number. None while the program runs."""
     signal: int = 0
-    """That has ended it."""
+    """Signal that ended the program."""
 
 
 class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a keeper is asked for."""
+    """A request to the keeper."""
 
     signal: int = 0
-    """To send to the program."""
+    """Signal to send to the program."""
 
 
 def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
-    """Run a Program (JSON) in namespaces of its own. `files`: its three, unless it has a log."""
+    """Run a ProgramSpec (JSON) in namespaces of its own. `files` are its three standard files, unless it has a log."""
     program = msgspec.json.decode(order, type=ProgramSpec)
     log: LogWriter | None = None
     streams: dict[int, str] = {}
@@ -67,7 +66,7 @@ def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> 
 
 
 def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
-    """Run an Entry (JSON) beside a container's program, with these three files."""
+    """Run an ExecSpec (JSON) in a container's namespaces, with three standard files."""
     entry = msgspec.json.decode(order, type=ExecSpec)
     try:
         inside.join(entry.beside)
@@ -79,7 +78,7 @@ def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> No
 
 
 def _start(become: Callable[[], NoReturn]) -> int:
-    """Fork and become something; the child's number once it has. Raises OSError with what has stopped it."""
+    """Fork, call `become` in the child, and return its process ID once it runs. Raises OSError with what prevented it."""
     # The kernel closes it when the program begins, and nothing has been said by then.
     reader, writer = os.pipe()
     child = os.fork()
@@ -106,7 +105,7 @@ def _start(become: Callable[[], NoReturn]) -> int:
 
 
 def _closed(writer: int) -> bool:
-    """Whether nobody reads at the other end of a pipe."""
+    """Return True if the reading end of a pipe is closed."""
     poll = select.poll()
     poll.register(writer, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -1,8 +1,8 @@
-"""A container's log file, in the form of the Container Runtime Interface: time, stream, whole or part, text.
+"""A container's log file in the format of the Container Runtime Interface: time, stream, tag, text.
 
     2016-10-06T00:17:09.669794202Z stdout F The content of the log entry
 
-`F` ends a line, `P` does not (`k8s.io/cri-client/pkg/logs`).
+The tag `F` ends a line, `P` does not (`k8s.io/cri-client/pkg/logs`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from types import TracebackType
 
 _LONGEST = 16 * 1024
-"""So much of a line is one entry."""
+"""Maximum bytes of an entry; longer lines become several."""
 _MOST_BYTES = 10 * 1024 * 1024
-"""Then the file is set aside, and the one that was set aside before is lost: a kubelet's `containerLogMaxSize`."""
+"""Size at which the file is rotated. One rotated file is kept (a kubelet's `containerLogMaxSize`)."""
 
 
 class LogWriter:
-    """Takes what the two streams of one container say."""
+    """Writes the two streams of a container."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError."""
+        """Open the file. Raises OSError."""
         self._path = path
         self._open()
         self._rest = {"stdout": b"", "stderr": b""}
@@ -34,7 +34,7 @@ class LogWriter:
         self._size = os.fstat(self._handle).st_size
 
     def take(self, stream: str, data: bytes) -> None:
-        """More of a stream; what ends no line waits for the rest. Raises OSError."""
+        """Write more of a stream; an incomplete line waits for its rest. Raises OSError."""
         now = _time()
         *lines, rest = (self._rest[stream] + data).split(b"\n")
         entries = [entry for line in lines for entry in _entries(now, stream, line, whole=True)]
@@ -45,7 +45,7 @@ class LogWriter:
         self._write(b"".join(entries))
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Write incomplete lines and close the file."""
         for stream, rest in self._rest.items():
             if rest:
                 self._write(b"".join(_entries(_time(), stream, rest, whole=False)))
@@ -74,17 +74,17 @@ def _time() -> str:
 
 
 class LogReader:
-    """What is in a log file, and what comes to it."""
+    """Reads a log file, also while it grows."""
 
     def __init__(self, path: Path, *, timestamps: bool = False, since: str = "") -> None:
-        """`since`: RFC 3339 in UTC with nanoseconds, as in the file; earlier entries are left out."""
+        """Open a file. Entries before `since` (RFC 3339 in UTC with nanoseconds, as in the file) are omitted."""
         self._path = path
         self._timestamps = timestamps
         self._since = since
         self._file = None if not path.exists() else path.open("rb")
 
     def tail(self, lines: int | None) -> list[bytes]:
-        """What there is, the last so many lines of it; None: all."""
+        """Return the last lines so far. None: all."""
         found = list(self.more())
         if lines is None:
             return found
@@ -97,7 +97,7 @@ class LogReader:
         return found[first:]
 
     def more(self) -> Iterator[bytes]:
-        """What has come since the last call."""
+        """Yield what was written since the last call."""
         if self._file is None:
             if not self._path.exists():
                 return

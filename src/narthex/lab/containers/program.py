@@ -1,4 +1,4 @@
-"""What is to run in a container, as data that is sent from process to process."""
+"""Descriptions of programs to run in containers, which processes send to each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class BindMount(msgspec.Struct, frozen=True):
-    """A file or directory of the machine, shown to the container at a path."""
+    """A file or directory of the machine that a container sees at a path."""
 
     source: str
     at: str
@@ -16,32 +16,32 @@ class BindMount(msgspec.Struct, frozen=True):
 
 
 class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A program, and what it sees of the machine: everything, but for what is named here."""
+    """A program and its environment. It sees the machine's files, except for what is named here."""
 
     argv: tuple[str, ...]
     executable: str
     """Absolute path."""
     environment: Mapping[str, str] = {}
     directory: str = "/"
-    """Where it starts."""
+    """Working directory."""
     network_namespace: str
-    """By name. The others (mounts, host name, processes, IPC) are made for it."""
+    """Name of its network namespace. Its mount, UTS, PID, and IPC namespaces are created for it."""
     hostname: str = ""
-    """Empty: the machine's, and its namespaces of host names and of IPC, as with `hostNetwork`."""
+    """Empty: the machine's host name, and its UTS and IPC namespaces, as with `hostNetwork`."""
     shows: tuple[BindMount, ...] = ()
     """What it sees at other places than the machine does. Below /tmp, /run and /dev/shm, which are empty and its own, the
     places are made; elsewhere they must be there."""
     user: int | None = None
-    """Number of the user; None: the machine's root."""
+    """User ID. None: root."""
     group: int | None = None
     log: str = ""
-    """The file for what it writes; empty: it was given files for that."""
+    """Log file. Empty: the program gets three standard files instead."""
     tty: bool = False
-    """The files that it was given are a terminal, which is to be its own."""
+    """True if the standard files are a terminal, which becomes its controlling terminal."""
 
 
 class ExecSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that is to run beside another one, in the namespaces of that one."""
+    """A program to run in the namespaces of another one."""
 
     beside: int
     """Process number of the other one."""

@@ -1,4 +1,4 @@
-"""The server's certificate: self-signed, for the addresses at which it listens, made by the program openssl."""
+"""The server's certificate: self-signed for the addresses at which it listens, made by `openssl`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DAYS = 3650
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate and its key, as PEM."""
+    """A certificate and its key in PEM."""
 
     certificate: str
-    """Which is its own authority: clients trust it by name."""
+    """The certificate, which is its own authority."""
     key: str
 
     def context(self) -> ssl.SSLContext:
-        """For a server's sockets."""
+        """Return the TLS context of a server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
             # The module reads files only.
@@ -35,7 +35,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 def make(names: Sequence[str]) -> Certificate:
-    """One for these addresses and names, the first of which it is called by. Raises CommandError."""
+    """Make a certificate for addresses and names. Raises CommandError."""
     listed = ",".join(f"IP:{name}" if _is_address(name) else f"DNS:{name}" for name in names)
     with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
         key, certificate = Path(folder) / "key.pem", Path(folder) / "certificate.pem"

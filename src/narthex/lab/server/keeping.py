@@ -1,12 +1,12 @@
-"""A file that keeps what the registry holds: SQLite, written behind it by a thread, so that nobody waits for the disk.
+"""Persistence of the registry: a SQLite file that a thread writes, so that no request waits for the disk.
 
-    keeper = Keeper(path)
-    keeper.load(registry.store)         # what was held before; versions go on from there
-    keeper.follow(registry, lock)       # from now on; `keeper.wake()` after changes
-    keeper.close()                      # writes the rest
+    database = ObjectDatabase(path)
+    database.load(registry.store)       # what was saved; versions continue from there
+    database.follow(registry, lock)     # from now on; call `database.wake()` after changes
+    database.close()                    # writes the rest
 
-Each batch is one transaction with the version up to which it goes, so that after a crash the file holds what was held at some
-moment, whole. After a load versions go on behind a margin, so that none is given out twice, not even those that were lost.
+Each batch is one transaction with its version, so that after a crash the file holds a consistent past state. After a load,
+versions continue behind a margin, so that none is issued twice, not even those that a crash lost.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from narthex.lab.api.store import ObjectStore, Raw
 
 _SCHEMA = 1
 _MARGIN = 10_000
-"""Versions that may have been given out since the last transaction."""
+"""Versions that may have been issued since the last transaction."""
 _PAUSE = 0.2
-"""Seconds for which changes gather."""
+"""Seconds for which changes are collected."""
 
 
 class UnreadableDatabase(Exception):
-    """The file is none of ours, or damaged. Says which file and what to do."""
+    """A file that is no such database, or damaged. The message says which file and what to do."""
 
 
 class ObjectDatabase:
-    """The file. Made and closed by any thread; it writes in one of its own."""
+    """A database file. Any thread may open and close it; it writes in a thread of its own."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make it. Raises Unreadable, OSError."""
+        """Open or create a file. Raises UnreadableDatabase, OSError."""
         self._path = path
         try:
             path.touch(0o600)
@@ -61,14 +61,14 @@ class ObjectDatabase:
         """Why nothing can be written at present, empty when it can."""
 
     def load(self, store: ObjectStore) -> int:
-        """Put what was kept into an empty store; how many objects that are. Raises Unreadable."""
+        """Load the saved objects into an empty store and return their number. Raises UnreadableDatabase."""
         entries = list(self._entries())
         if entries or self._version:
             store.load(self._version + _MARGIN, iter(entries))
         return len(entries)
 
     def follow(self, registry: Registry, lock: threading.RLock) -> None:
-        """Keep what is changed from now on, and what is held now."""
+        """Save all objects, then every change."""
         with lock:
             version = registry.version
             held = [
@@ -82,11 +82,11 @@ class ObjectDatabase:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Save changes that have been made."""
         self._news.set()
 
     def close(self) -> None:
-        """Write what is left, and let go of the file."""
+        """Save the remaining changes and close the file."""
         self._over = True
         self._news.set()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""What the API's server needs of those who run pods: what a container writes, and programs within it."""
+"""What the API server needs from the nodes: the logs of containers, and programs within them."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import BinaryIO, Protocol
 
 
 class PodProcess(Protocol):
-    """A program in a pod, which has been started.
+    """A program that was started in a pod.
 
-    With a terminal, `stdin` and `stdout` are both of the terminal's master and `stderr` is None.
+    With a terminal, `stdin` and `stdout` are the terminal's master, and `stderr` is None.
     """
 
     @property
     def stdin(self) -> BinaryIO | None:
-        """What it reads, None when nothing is sent to it."""
+        """Its standard input, None if nothing is sent to it."""
         ...
 
     @property
     def stdout(self) -> BinaryIO | None:
-        """What it writes."""
+        """Its standard output."""
         ...
 
     @property
     def stderr(self) -> BinaryIO | None:
-        """What it complains."""
+        """Its standard error."""
         ...
 
     def resize(self, rows: int, columns: int) -> None:
-        """The terminal has another size."""
+        """Set the size of the terminal."""
         ...
 
     def wait(self) -> int:
-        """Its exit status, when it has ended; 128 and the signal for one that was killed."""
+        """Wait for the program. Return its exit status; for one that a signal ended, 128 and the signal."""
         ...
 
     def kill(self) -> None:
-        """End it; nothing happens when it has ended."""
+        """Kill the program, if it still runs."""
         ...
 
 
 class PodRuntime(Protocol):
-    """The pods that run, wherever they do. Both raise ApiFault for what cannot be done; both are called without the lock."""
+    """The pods that run, on any node. Its methods raise StatusError and are called without the registry's lock."""
 
     def logs(
         self,
@@ -54,12 +54,20 @@ class PodRuntime(Protocol):
         previous: bool,
         timestamps: bool,
     ) -> Iterator[bytes]:
-        """What a container has written, in pieces of whole lines.
+        """Yield a container's log in pieces of whole lines.
 
-        `tail`: so many last lines; `since`: seconds since 1970; `previous`: of the run before this one;
-        `timestamps`: each line begins with its time. With `follow` it
-        goes on until the container ends, and yields `b""` at least once a second while there is nothing new, so that a
-        client which has gone is noticed; the iterator is closed then.
+        With `follow`, it continues until the container ends, and yields `b""` at least once a second while there is nothing new, so that
+        the server notices a client that is gone and closes the iterator.
+
+        Args:
+            namespace: the pod's namespace.
+            pod: its name.
+            container: the container's name.
+            tail: number of last lines. None: all.
+            follow: wait for further lines.
+            since: seconds since 1970; earlier lines are omitted.
+            previous: read the log of the previous run.
+            timestamps: begin each line with its time.
         """
         ...
 
