@@ -128,10 +128,10 @@ def explain(
     )
 
 
-def lines(said: ServiceExplanation) -> list[str]:
+def lines(explanation: ServiceExplanation) -> list[str]:
     """Render the explanation as text lines."""
-    found = [said.service, *(f"  note: {note}" for note in said.notes)]
-    for each in said.addresses:
+    found = [explanation.service, *(f"  note: {note}" for note in explanation.notes)]
+    for each in explanation.addresses:
         turn = f"the elected node is {each.holder}" if each.holder else "no node is elected"
         found.append(f"  {each.address}{f' (pool {each.pool})' if each.pool else ''}: {turn}")
         found += [f"    note: {note}" for note in each.notes]
@@ -146,16 +146,16 @@ def _seen(seen: AnnouncerObservation | None) -> list[str]:
         return []
     does = "answers" + (" until another takes over" if seen.yielding else "")
     where = f" on {', '.join(seen.links)}" if seen.links else ""
-    said = f"its announcer {does}{where}" if seen.answers else "its announcer does not answer"
-    asked = f"; {seen.requests} questions, the last {seen.last_request}" if seen.last_request else ""
-    told = f"; announced {seen.gratuitous} times" if seen.gratuitous else ""
-    return [said + asked + told, *(f"also answered by {each}" for each in seen.foreign)]
+    answer = f"its announcer {does}{where}" if seen.answers else "its announcer does not answer"
+    requests = f"; {seen.requests} requests, the last {seen.last_request}" if seen.last_request else ""
+    announced = f"; announced {seen.gratuitous} times" if seen.gratuitous else ""
+    return [answer + requests + announced, *(f"also answered by {each}" for each in seen.foreign)]
 
 
 def read_state(state: Mapping[str, Any]) -> dict[str, AnnouncerObservation]:
     """Return the observations in a running announcer's status, by address; empty if the status is invalid."""
     try:
-        told = msgspec.convert(state, _State)
+        status = msgspec.convert(state, _State)
     except msgspec.ValidationError:
         return {}
     return {
@@ -168,11 +168,11 @@ def read_state(state: Mapping[str, Any]) -> dict[str, AnnouncerObservation]:
             requests=each.requests,
             foreign=tuple(other.text for other in each.foreign),
         )
-        for each in told.addresses
+        for each in status.addresses
     }
 
 
-class _Asked(msgspec.Struct, rename="camel"):
+class _LastRequest(msgspec.Struct, rename="camel"):
     sender: str
     mac: str
     link: str
@@ -183,7 +183,7 @@ class _Asked(msgspec.Struct, rename="camel"):
         return f"by {self.sender or self.mac} on {self.link} {self.seconds_ago:.0f} s ago"
 
 
-class _Other(msgspec.Struct, rename="camel"):
+class _ForeignResponder(msgspec.Struct, rename="camel"):
     mac: str
     node: str
     link: str
@@ -203,8 +203,8 @@ class _Address(msgspec.Struct, rename="camel"):
     links: list[str]
     requests: int
     gratuitous: int
-    last_request: _Asked | None
-    foreign: list[_Other]
+    last_request: _LastRequest | None
+    foreign: list[_ForeignResponder]
 
 
 class _State(msgspec.Struct):

@@ -144,28 +144,10 @@ def desired_state(
     """Return the desired state, and the problems of peers that cannot be reached.
 
     `subnets`, `external`, and `macs` (of the VXLAN devices) are those of this node, by family; `kernel_routes` are its other
-    routes.
-    Raises ValueError if the link cannot carry the overlay.
+    routes. Raises ValueError if the link cannot carry the overlay.
     """
     backend, kernel_routes = conf.backend, tuple(kernel_routes)
-    devices = []
-    if backend.type == VXLAN:
-        for family, interface in external.items():
-            devices.append(
-                VxlanDevice(
-                    name=device_name(family, backend.vni),
-                    family=family,
-                    vni=backend.vni,
-                    port=backend.port,
-                    local=interface.address,
-                    link=interface.index,
-                    learning=backend.learning,
-                    gbp=backend.gbp,
-                    mac=macs[family],
-                    mtu=_inner_mtu(conf, family, interface),
-                    address=gateway_of(subnets[family]),
-                )
-            )
+    devices = _devices(conf, subnets, external, macs) if backend.type == VXLAN else ()
     neighbours, forwards, routes, problems = set(), set(), set(), []
     for peer in peers:
         interface = external[peer.family]
@@ -182,14 +164,38 @@ def desired_state(
                 f"node {peer.node}: {peer.public_ip} is not on-link on {interface.link}: host-gw needs all nodes on "
                 "one link without a router or NAT between them; use the backend vxlan"
             )
-    made = DesiredState(
-        devices=tuple(devices),
+    desired = DesiredState(
+        devices=devices,
         neighbours=frozenset(neighbours),
         forwards=frozenset(forwards),
         routes=frozenset(routes),
         settings=tuple(_settings(external, devices)),
     )
-    return made, tuple(problems)
+    return desired, tuple(problems)
+
+
+def _devices(
+    conf: NetConf,
+    subnets: Mapping[IPFamily, str],
+    external: Mapping[IPFamily, ExternalInterface],
+    macs: Mapping[IPFamily, str],
+) -> tuple[VxlanDevice, ...]:
+    return tuple(
+        VxlanDevice(
+            name=device_name(family, conf.backend.vni),
+            family=family,
+            vni=conf.backend.vni,
+            port=conf.backend.port,
+            local=interface.address,
+            link=interface.index,
+            learning=conf.backend.learning,
+            gbp=conf.backend.gbp,
+            mac=macs[family],
+            mtu=_inner_mtu(conf, family, interface),
+            address=gateway_of(subnets[family]),
+        )
+        for family, interface in external.items()
+    )
 
 
 def _settings(families: Iterable[IPFamily], devices: Iterable[VxlanDevice]) -> Iterable[KernelSetting]:

@@ -15,6 +15,7 @@ import msgspec
 
 from narthex.linux.addresses import own_addresses
 from narthex.linux.netlink import Interrupted, Netlink
+from narthex.linux.rtnetlink import attributes
 
 _NETLINK_ROUTE, _GETLINK = 0, 18
 _INFO = struct.Struct("=BxHiII")
@@ -65,7 +66,7 @@ def _dump(netlink: Netlink) -> list[tuple[str, int, bytes]]:
         try:
             for data in netlink.dump(_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
                 _, kind, index, flags, _ = _INFO.unpack_from(data)
-                values = _attributes(data)
+                values = attributes(data, _INFO.size)
                 if kind != _ETHERNET or flags & _NEEDED != _NEEDED or flags & _REFUSED or _MASTER in values:
                     continue
                 name = values[_NAME].rstrip(b"\0").decode("utf-8", "surrogateescape")
@@ -73,18 +74,6 @@ def _dump(netlink: Netlink) -> list[tuple[str, int, bytes]]:
         except Interrupted:
             continue
         return [each for each in found if len(each[2]) == 6]
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    values = {}
-    at = _INFO.size
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        if length < 4:
-            break
-        values[kind & 0x3FFF] = data[at + 4 : at + length]
-        at += (length + 3) & ~3
-    return values
 
 
 class LinkChanges:

@@ -10,8 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from immutables import Map
@@ -20,6 +19,7 @@ from narthex.lb import l2, why
 from narthex.lb.announce import AddressElection, AddressElector, ElectionInput, NodeAnnouncerState
 from narthex.lb.heartbeat import Datagram, HeartbeatPayload, Membership, PeerLink, PeerState
 from narthex.lb.kernel.links import HostLink
+from narthex.lb.kernel.packets import RawLinkTransport
 from narthex.lb.ownership import AddressOwnership, OwnershipChanges, PeerClaims
 from narthex.lb.schedule import AnnouncementSchedule
 from narthex.lb.service_status import ServiceCondition
@@ -38,26 +38,6 @@ _CLAIM_DELAY_SECONDS = 0.5
 _MAX_PENDING_CLAIMS = 200
 
 
-class LinkTransport(Protocol):
-    """Sends and receives frames on links; `lb.kernel.packets.RawLinkTransport` implements it."""
-
-    @property
-    def links(self) -> Mapping[str, HostLink]:
-        """Links that can be answered on, by name."""
-
-    def rescan(self) -> bool:
-        """Read the links again; return True if they changed."""
-
-    def listen_for(self, addresses: frozenset[str], answered: dict[str, frozenset[str]]) -> None:
-        """Receive messages about these addresses; `answered` are the addresses that each link answers for."""
-
-    def frames(self) -> Iterator[tuple[HostLink, bytes]]:
-        """Yield the queued frames with their links."""
-
-    def send(self, name: str, frames: Collection[bytes]) -> int:
-        """Send frames on a link; return how many were sent."""
-
-
 class Announcer:
     """One announcer. Owned by one thread; other threads read it under the lock of the loop."""
 
@@ -65,7 +45,7 @@ class Announcer:
         self,
         node: str,
         membership: Membership,
-        transport: LinkTransport,
+        transport: RawLinkTransport,
         send: Callable[[str, bytes], object],
         *,
         ignore_exclude_label: bool = False,

@@ -216,10 +216,10 @@ def read_status(data: bytes) -> Mapping[str, Any] | None:
 
 def announcers(snapshot: Snapshot, states: States) -> dict[str, NodeAnnouncerState]:
     """Return the state of each node's announcer: from itself, else from a peer, else assumed alive."""
-    told: dict[str, NodeAnnouncerState] = {}
+    known: dict[str, NodeAnnouncerState] = {}
     for state in states.values():
         for peer in state.get("peers", ()):
-            told[peer["node"]] = NodeAnnouncerState(
+            known[peer["node"]] = NodeAnnouncerState(
                 state=PeerState(peer["state"]),
                 leaving=peer["leaving"],
                 standing_back=peer["standingBack"],
@@ -227,8 +227,8 @@ def announcers(snapshot: Snapshot, states: States) -> dict[str, NodeAnnouncerSta
             )
     for node, state in states.items():
         links = tuple(link["name"] for link in state.get("links", ()))
-        told[node] = NodeAnnouncerState(links=links, leaving=state["leaving"], standing_back=state["standingBack"])
-    return {key.name: told.get(key.name, NodeAnnouncerState()) for key in snapshot.nodes}
+        known[node] = NodeAnnouncerState(links=links, leaving=state["leaving"], standing_back=state["standingBack"])
+    return {key.name: known.get(key.name, NodeAnnouncerState()) for key in snapshot.nodes}
 
 
 def _named(snapshot: Snapshot, text: str) -> NamespacedName:

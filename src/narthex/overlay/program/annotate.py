@@ -7,7 +7,7 @@ import datetime
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, writing
@@ -22,14 +22,6 @@ _BACKOFF = Backoff(1.0, 30.0)
 _SECONDS = 15.0
 _STOP_SECONDS = 5.0
 """Time for a running write during shutdown; after that the thread ends with the process."""
-
-
-class NodePatcher(Protocol):
-    """Patches a Node."""
-
-    def patch(self, node: str, body: dict[str, Any]) -> None:
-        """Apply a strategic merge patch to the Node and its status. Raises RuntimeError."""
-        ...
 
 
 class NodeWriter:
@@ -54,7 +46,7 @@ class NodeWriter:
 class NodeAnnotator:
     """Writes from its own thread, so that an unresponsive API server does not delay route repairs."""
 
-    def __init__(self, writes: NodePatcher, condition: bool, clock: Clock | None = None) -> None:
+    def __init__(self, writes: NodeWriter, condition: bool, clock: Clock | None = None) -> None:
         """Set the writer; `condition`: also set NetworkUnavailable to False."""
         self._writes = writes
         self._condition = condition

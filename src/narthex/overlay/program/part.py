@@ -28,7 +28,7 @@ from narthex.model.net import FAMILIES, IPFamily
 from narthex.overlay.kernel.kernel import OverlayKernel
 from narthex.overlay.kernel.monitor import RouteMonitor
 from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
-from narthex.overlay.program.annotate import NodeAnnotator, NodePatcher, NodeWriter
+from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
 from narthex.overlay.program.loop import Overlay
 from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.selftest import SelfTest
@@ -59,7 +59,7 @@ class OverlayOrigin(NamedTuple):
     """The source of Nodes, and the writer of this node's own Node."""
 
     source: Watched
-    writes: NodePatcher | None
+    writes: NodeWriter | None
     """None: there is no API server. Peers then use the InternalIP and derive the MAC address from the node's name."""
 
 
