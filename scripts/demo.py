@@ -133,8 +133,8 @@ def explain(name: str, state: LabState, place: str) -> None:
     arguments = ("trace", "outside", place, "--lab", name)
     narthex(*arguments)
     predicted: dict[str, Any] = msgspec.json.decode(run([*COMMAND, *arguments, "-o", "json"]))
-    endpoints = {end["endpoint"] for end in predicted["ends"]}
-    check(predicted["agree"], "the plan and the rules do not say the same")
+    endpoints = {f"{end['address']}:{end['port']}": end["name"] for end in predicted["ends"]}
+    check(predicted["plan"]["agree"], "the plan and the rules do not say the same")
     node = state.nodes[0].name
     run(["conntrack", "-F"], namespace=state.nodes[0].namespace)
     expect_pods(state, call(name, "outside", place))
@@ -147,10 +147,9 @@ def explain(name: str, state: LabState, place: str) -> None:
     assert reply is not None
     chosen = f"{reply[1]}:{reply[3]}"
     check(chosen in endpoints, f"the kernel has chosen {chosen}, which the trace does not name")
-    who = next(end["endpoint_name"] for end in predicted["ends"] if end["endpoint"] == chosen)
     print(
         f"The kernel's second half, the expected reply, says what became of the packet: it went to {chosen},\n"
-        f"{who}, and the reply comes back to {reply[2]}, the node. The trace had said so:\n"
+        f"{endpoints[chosen]}, and the reply comes back to {reply[2]}, the node. The trace had said so:\n"
         f"one of {', '.join(sorted(endpoints))}, source rewritten."
     )
 

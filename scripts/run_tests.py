@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> int:
     if len(failed) > MAX_REPEATED:
         print(f"{len(failed)} tests failed; more than {MAX_REPEATED} are not repeated.", flush=True)
         return status
-    flaky, broken = [], []
+    flaky: list[str] = []
+    broken: list[str] = []
     for test in failed:
         print(f"\nRepeating alone: {test}", flush=True)
         (broken if pytest([test])[0] else flaky).append(test)

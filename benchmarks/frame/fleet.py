@@ -116,7 +116,7 @@ def outage(told: Server, nodes: int, services: int, endpoints: int, seed: int = 
 def _rest(server: Server, times: Times, failures: int, chance: Random) -> float:
     if not server.client_jitter:
         return 1.0
-    return min(times.longest_rest, times.first_rest * 2.0 ** min(failures, 30)) * (0.5 + chance.random())
+    return times.backoff.delay(failures + 1, chance.random())
 
 
 class _Sharing:
