@@ -21,7 +21,7 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.connections import Connections
-from narthex.proxy.program.metrics import Metrics
+from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import plan
 
@@ -58,7 +58,7 @@ def _measure(table: Table, mode: str, made: Plan, namespace: str) -> None:
     for series in SERIES:
         own = OwnConfiguration(connection_series=series)
         connections = Connections({FAMILY: reader}, lambda: [made], SystemClock(), own)
-        metrics = Metrics(mode, (connections,))
+        metrics = ProxyMetrics(mode, (connections,))
         connections.look()
         size = len(metrics.exposition())
         table.row(f"a scrape, connectionSeries {series:,}", _timed(metrics.exposition, 3), note=f"{size / 1e6:.1f} MB")

@@ -19,7 +19,7 @@ import msgspec
 
 from frame.report import Report, parser
 from frame.server import endpoint_slice, service
-from narthex.kube.cache import Holdings
+from narthex.kube.cache import ListCache
 from narthex.lab.encode import encode
 from narthex.model.decode.objects import shape_of
 from narthex.model.net import IPFamily
@@ -76,7 +76,7 @@ def held(services: int, endpoints: int) -> dict[str, float]:
         "EndpointSlice": msgspec.json.encode([endpoint_slice(number, endpoints) for number in range(services)]),
         "Node": msgspec.json.encode([encode(node())]),
     }
-    lists = {kind: Holdings(kind) for kind in texts}
+    lists = {kind: ListCache(kind) for kind in texts}
     store, planner = Store(), Planner(CONFIG, IPFamily.IPV4)
     kept: list[object] = []
 

@@ -4,7 +4,7 @@ from narthex.cli.lab import output as lab_output
 from narthex.lab import topology
 from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import FrontendRecord, LabState, PodRecord, ServiceRecord
-from narthex.linux.processes import Process
+from narthex.linux.processes import ProcessIdentity
 from narthex.model.problem import Problem
 
 
@@ -44,7 +44,7 @@ def state(name="default", **fields):
         mode="nftables",
         source="/manifests",
         since="2026-01-31T12:00:00Z",
-        controller=Process(1, 1),
+        controller=ProcessIdentity(1, 1),
         nodes=nodes,
         outside="o",
         **values,

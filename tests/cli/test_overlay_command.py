@@ -17,7 +17,7 @@ def run(monkeypatch, tmp_path):
     for name in ("KUBERNETES_SERVICE_HOST", "NODE_NAME"):
         monkeypatch.delenv(name, raising=False)
     given = []
-    monkeypatch.setattr(logs, "start", lambda *_: None)
+    monkeypatch.setattr(logs, "start_logging", lambda *_: None)
     monkeypatch.setattr(part, "serve_overlay", lambda *told: given.append(told))
 
     def run(*arguments, manifests=True):

@@ -8,7 +8,12 @@ from click.testing import CliRunner
 
 from narthex.cli import main
 from narthex.proxy.program import start
-from narthex.runtime.configuration.values import IPVS, ClientConnection, Logging, OwnConfiguration
+from narthex.runtime.configuration.values import (
+    ClientConnection,
+    IpvsConfiguration,
+    LoggingConfiguration,
+    OwnConfiguration,
+)
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_all_of_kube_proxys_flags(served, tmp_path):
     assert not told.node.allow_service_external_ips
     assert (told.periods.minimum, told.periods.sync) == (2.0, 20.0)
     assert told.client == ClientConnection(kubeconfig="/k", content_type="application/json", qps=7.5, burst=9)
-    assert told.ipvs == IPVS(
+    assert told.ipvs == IpvsConfiguration(
         sync_period=20.0,
         min_sync_period=2.0,
         scheduler="lc",
@@ -117,7 +122,9 @@ def test_all_of_kube_proxys_flags(served, tmp_path):
     )
     assert told.conntrack.min == 7
     assert told.oom_score_adj == -5
-    assert told.logging == Logging(format="json", verbosity=3, vmodule=(("sync", 5), ("feed*", 4)), flush_frequency=1.0)
+    assert told.logging == LoggingConfiguration(
+        format="json", verbosity=3, vmodule=(("sync", 5), ("feed*", 4)), flush_frequency=1.0
+    )
     assert told.own == OwnConfiguration(
         strict_source_ranges=True, explain_service="shop/web", connection_metrics="services"
     )

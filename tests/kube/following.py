@@ -5,7 +5,7 @@ import time
 from contextlib import contextmanager
 
 from narthex.kube.access import Access
-from narthex.kube.exchange import Times
+from narthex.kube.exchange import WatchTimes
 from narthex.kube.resources import of_a_proxy
 from narthex.kube.source import KubeSource
 from narthex.model.backoff import Backoff
@@ -15,7 +15,7 @@ from narthex.testing.build import NODE
 
 LIMIT = 30.0
 """Seconds that anything may take on a busy machine."""
-QUICK = Times(
+QUICK = WatchTimes(
     backoff=Backoff(0.005, 0.05, jitter=1.0),
     steady=0.2,
     list_silence=0.5,
@@ -26,7 +26,7 @@ QUICK = Times(
     relist=0.7,
 )
 """Minutes as parts of a second."""
-PATIENT = Times(backoff=Backoff(0.01, 0.1, jitter=1.0))
+PATIENT = WatchTimes(backoff=Backoff(0.01, 0.1, jitter=1.0))
 """Hours for all but rests: what happens, happens because it was told."""
 UNPACED = ClientConnection(qps=-1)
 

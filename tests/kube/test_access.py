@@ -13,10 +13,10 @@ import pytest
 import yaml
 from tests.kube.following import following
 
-from narthex.kube.access import Access, AccessError, open_way
-from narthex.kube.client import Api, Unreachable
-from narthex.kube.exchange import Request
-from narthex.kube.rate_limit import Pace
+from narthex.kube.access import Access, AccessError, open_connection
+from narthex.kube.client import ApiClient, Unreachable
+from narthex.kube.exchange import WatchRequest
+from narthex.kube.rate_limit import RateLimiter
 from narthex.kube.resources import NODES
 from narthex.kube.snapshot import read_once
 from narthex.runtime.configuration.values import ClientConnection
@@ -199,7 +199,7 @@ def test_a_pod_has_a_service_account(guarded, tmp_path, monkeypatch):
 def test_this_is_no_pod(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(AccessError, match="--kubeconfig"):
-        open_way(Access())
+        open_connection(Access())
 
 
 def test_proxies(plain, tmp_path, monkeypatch):
@@ -236,13 +236,13 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path, text, said):
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(AccessError) as caught:
-        open_way(Access(connection=ClientConnection(kubeconfig=str(path))))
+        open_connection(Access(connection=ClientConnection(kubeconfig=str(path))))
     assert str(path) in str(caught.value) and said in str(caught.value)
 
 
 def test_a_kubeconfig_that_is_not_there(tmp_path):
     with pytest.raises(AccessError, match="No such file"):
-        open_way(Access(connection=ClientConnection(kubeconfig=str(tmp_path / "none"))))
+        open_connection(Access(connection=ClientConnection(kubeconfig=str(tmp_path / "none"))))
 
 
 def test_changed_files_are_read_again(guarded, tmp_path):
@@ -271,9 +271,9 @@ def test_the_kernel_looks_after_idle_connections(kind, request, tmp_path):
     path = kubeconfig(tmp_path, server.url, {"token": "open-sesame"}, **cluster)
 
     async def look():
-        api = Api(Access(connection=ClientConnection(kubeconfig=str(path))))
+        api = ApiClient(Access(connection=ClientConnection(kubeconfig=str(path))))
         try:
-            async with api.get(Request("/api/v1/nodes", (("watch", "true"),), True)) as answer:
+            async with api.get(WatchRequest("/api/v1/nodes", (("watch", "true"),), True)) as answer:
                 sock = answer._response.extensions["network_stream"].get_extra_info("socket")
                 return [
                     sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
@@ -296,10 +296,10 @@ def test_compressed_lists_are_unpacked(plain):
 
 @pytest.mark.row("27.2")
 def test_requests_are_paced():
-    pace = Pace(5.0, 2)
+    pace = RateLimiter(5.0, 2)
     assert [pace.wait(0.0) for _ in range(4)] == pytest.approx([0, 0, 0.2, 0.4])
     assert pace.wait(10.0) == 0
-    unlimited = Pace(-1, 0)
+    unlimited = RateLimiter(-1, 0)
     assert [unlimited.wait(0.0) for _ in range(99)] == [0.0] * 99
-    default = Pace(0, 0)
+    default = RateLimiter(0, 0)
     assert [default.wait(0.0) for _ in range(11)][-1] == pytest.approx(0.2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.kube.chunks import BadChunk, Chunks
+from narthex.kube.chunks import ChunkDecoder, ChunkError
 
 
 def coded(parts, *, extension=b"", trailers=b""):
@@ -27,11 +27,11 @@ def fed(chunks, data, cuts):
 )
 def test_content_does_not_depend_on_where_it_is_cut(parts, cuts, extension, trailers, beyond):
     data = coded(parts, extension=extension, trailers=trailers)
-    chunks = Chunks()
+    chunks = ChunkDecoder()
     assert fed(chunks, data, cuts) == b"".join(parts)
     assert chunks.ended
     assert chunks.feed(beyond) == b""
-    whole = Chunks()
+    whole = ChunkDecoder()
     assert whole.feed(data + beyond) == b"".join(parts)
     assert whole.beyond == beyond
 
@@ -40,7 +40,7 @@ def test_content_does_not_depend_on_where_it_is_cut(parts, cuts, extension, trai
 def test_content_comes_as_soon_as_it_is_there(parts, data):
     text = coded(parts)
     cut = data.draw(st.integers(0, len(text) - 1))
-    chunks = Chunks()
+    chunks = ChunkDecoder()
     found = chunks.feed(text[:cut])
     assert b"".join(parts).startswith(found)
     assert not chunks.ended
@@ -77,7 +77,7 @@ def test_content_comes_as_soon_as_it_is_there(parts, data):
 )
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_is_not_in_this_coding_is_refused(data, at_once):
-    chunks = Chunks()
-    with pytest.raises(BadChunk):
+    chunks = ChunkDecoder()
+    with pytest.raises(ChunkError):
         for part in [data] if at_once else [data[index : index + 1] for index in range(len(data))]:
             chunks.feed(part)

@@ -6,11 +6,11 @@ import sys
 READ = """
 import sys, threading
 sys.setswitchinterval(1e-6)
-from narthex.kube.decoders import make_known
+from narthex.kube.decoders import prepare_decoders
 from narthex.model.decode.objects import KINDS, decode, decode_json, shape_of
 from narthex.kube.messages import read_lines, read_page, read_status
 
-make_known()
+prepare_decoders()
 together = threading.Barrier(4)
 
 def read(first):
@@ -32,7 +32,7 @@ print("read")
 
 
 def test_many_threads_may_read_from_the_beginning():
-    """Without `make_known` three of four such processes end by SIGSEGV."""
+    """Without `prepare_decoders` three of four such processes end by SIGSEGV."""
     running = [subprocess.Popen([sys.executable, "-c", READ], stdout=subprocess.PIPE, text=True) for _ in range(6)]
     for process in running:
         assert (process.communicate(timeout=60)[0], process.returncode) == ("read\n", 0)

@@ -8,9 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
-from narthex.kube.exchange import Counts
+from narthex.kube.exchange import WatchCounts
 from narthex.kube.origin import EventPoster, SourceMetrics, api_origin
-from narthex.kube.source import Followed
+from narthex.kube.source import FollowedList
 from narthex.testing.apiserver.server import FaultyApiServer
 
 
@@ -26,9 +26,9 @@ def scrape(collector):
 
 
 def test_how_fresh_the_lists_are():
-    services = Followed(
+    services = FollowedList(
         kind="Service",
-        counts=Counts(events=7, lists=2, watches=3, failures={"410": 1, "silent": 2}),
+        counts=WatchCounts(events=7, lists=2, watches=3, failures={"410": 1, "silent": 2}),
         last_list=90.0,
         last_event=95.5,
         last_heard=99.0,
@@ -36,7 +36,7 @@ def test_how_fresh_the_lists_are():
         broken=1,
         trouble=True,
     )
-    nodes = Followed(kind="Node", counts=Counts())
+    nodes = FollowedList(kind="Node", counts=WatchCounts())
     seen = scrape(SourceMetrics([services, nodes], lambda: 100.0))
     assert seen == {
         ("last_list_age_seconds", "Service"): 10.0,
@@ -60,7 +60,7 @@ def test_how_fresh_the_lists_are():
 
 
 def test_a_clock_that_went_back_gives_no_negative_age():
-    followed = Followed(kind="Service", counts=Counts(), last_list=101.0)
+    followed = FollowedList(kind="Service", counts=WatchCounts(), last_list=101.0)
     assert scrape(SourceMetrics([followed], lambda: 100.0))["last_list_age_seconds", "Service"] == 0
 
 

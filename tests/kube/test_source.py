@@ -8,7 +8,7 @@ from tests.kube.following import LIMIT, QUICK, UNPACED, Following, following
 
 from narthex.kube.access import Access
 from narthex.kube.client import Unreachable
-from narthex.kube.exchange import Lines
+from narthex.kube.exchange import LinesReceived
 from narthex.kube.resources import of_a_cluster, of_a_proxy
 from narthex.kube.snapshot import read_once
 from narthex.kube.source import KubeSource
@@ -311,7 +311,7 @@ def test_it_can_be_followed_again_after_a_fault_of_ours(server, monkeypatch):
     take = Watch.take
 
     def broken(watch, input, now):
-        if isinstance(input, Lines) and b"cursed" in input.data:
+        if isinstance(input, LinesReceived) and b"cursed" in input.data:
             raise ZeroDivisionError
         return take(watch, input, now)
 

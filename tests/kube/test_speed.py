@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from narthex.kube import cache as holdings
-from narthex.kube.exchange import Body, Lines, Opened, Start
+from narthex.kube.exchange import LinesReceived, ResponseBody, ResponseOpened, WatchStarted
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
 from narthex.lab.encode import encode
@@ -26,24 +26,24 @@ def raw(number):
 
 ITEMS = [raw(number) for number in range(SLICES)]
 PAGE = msgspec.json.encode({"metadata": {"resourceVersion": "9999"}, "items": ITEMS})
-LINES = [Lines(msgspec.json.encode({"type": "ADDED", "object": item})) for item in ITEMS]
+LINES = [LinesReceived(msgspec.json.encode({"type": "ADDED", "object": item})) for item in ITEMS]
 END = {"metadata": {"resourceVersion": "9999", "annotations": {"k8s.io/initial-events-end": "true"}}}
 
 
 def listed():
     watch = Watch(ENDPOINT_SLICES, lambda: 0.5, streaming=False)
-    watch.take(Start(), 0.0)
-    watch.take(Opened(), 0.0)
-    return watch.take(Body(PAGE), 0.0).events
+    watch.take(WatchStarted(), 0.0)
+    watch.take(ResponseOpened(), 0.0)
+    return watch.take(ResponseBody(PAGE), 0.0).events
 
 
 def streamed():
     watch = Watch(ENDPOINT_SLICES, lambda: 0.5)
-    watch.take(Start(), 0.0)
-    watch.take(Opened(), 0.0)
+    watch.take(WatchStarted(), 0.0)
+    watch.take(ResponseOpened(), 0.0)
     for line in LINES:
         assert not watch.take(line, 0.0).events
-    return watch.take(Lines(msgspec.json.encode({"type": "BOOKMARK", "object": END})), 0.0).events
+    return watch.take(LinesReceived(msgspec.json.encode({"type": "BOOKMARK", "object": END})), 0.0).events
 
 
 def quickest(work):

@@ -7,7 +7,7 @@ import ssl
 import httpx2
 import pytest
 
-from narthex.kube.transport import Transport
+from narthex.kube.transport import ApiTransport
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -67,7 +67,7 @@ def asked(server, work):
     """What comes of some work with a client of the server."""
 
     async def run():
-        transport = Transport(ssl.create_default_context())
+        transport = ApiTransport(ssl.create_default_context())
         async with server, httpx2.AsyncClient(transport=transport, base_url=server.url, timeout=20) as client:
             return await work(client)
 
@@ -117,7 +117,7 @@ def test_answers_that_are_not_whole_are_errors(answer):
 
 def test_nobody_listens():
     async def run():
-        async with httpx2.AsyncClient(transport=Transport(ssl.create_default_context())) as client:
+        async with httpx2.AsyncClient(transport=ApiTransport(ssl.create_default_context())) as client:
             await client.get("http://127.0.0.1:1/")
 
     with pytest.raises(httpx2.ConnectError):
@@ -126,7 +126,7 @@ def test_nobody_listens():
 
 def test_tls_is_never_left_out():
     async def run():
-        async with httpx2.AsyncClient(transport=Transport(None)) as client:
+        async with httpx2.AsyncClient(transport=ApiTransport(None)) as client:
             await client.get("https://127.0.0.1:1/")
 
     with pytest.raises(httpx2.UnsupportedProtocol):
@@ -236,7 +236,7 @@ def test_patience_ends(kind):
             url = url.replace("http", "https")  # It never says a word of TLS.
         async with (
             server,
-            httpx2.AsyncClient(transport=Transport(ssl.create_default_context()), timeout=timeout) as client,
+            httpx2.AsyncClient(transport=ApiTransport(ssl.create_default_context()), timeout=timeout) as client,
         ):
             try:
                 await client.get(url)

@@ -3,7 +3,17 @@
 import msgspec
 import pytest
 
-from narthex.kube.exchange import TIMES, Body, Due, Ended, Heard, Lines, Opened, Refused, Start
+from narthex.kube.exchange import (
+    WATCH_TIMES,
+    BytesReceived,
+    DeadlineReached,
+    LinesReceived,
+    RequestRefused,
+    ResponseBody,
+    ResponseOpened,
+    StreamEnded,
+    WatchStarted,
+)
 from narthex.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
 from narthex.kube.watch import Watch
 from narthex.lab.api.api import error_response
@@ -60,11 +70,11 @@ def cidr(name, version=1, cidrs=("10.96.0.0/16",)):
 
 def page(version, *items, follow=""):
     meta = {"resourceVersion": str(version)} | ({"continue": follow} if follow else {})
-    return Body(msgspec.json.encode({"metadata": meta, "items": items}))
+    return ResponseBody(msgspec.json.encode({"metadata": meta, "items": items}))
 
 
 def line(type, raw):
-    return Lines(msgspec.json.encode({"type": type, "object": raw}))
+    return LinesReceived(msgspec.json.encode({"type": type, "object": raw}))
 
 
 def bookmark(version, end=False):
@@ -77,30 +87,30 @@ def status(code, reason, message, **details):
 
 
 def failure(code, **more):
-    return Refused(code, status(code, **{"reason": "", "message": ""} | more))
+    return RequestRefused(code, status(code, **{"reason": "", "message": ""} | more))
 
 
-TOO_LARGE = Refused(504, status(504, "Timeout", "Too large resource version: 9, current: 5"))
-GONE = Refused(410, status(410, "Expired", "too old"))
-LOST = Ended("connection reset")
+TOO_LARGE = RequestRefused(504, status(504, "Timeout", "Too large resource version: 9, current: 5"))
+GONE = RequestRefused(410, status(410, "Expired", "too old"))
+LOST = StreamEnded("connection reset")
 
 
 def listing(**options):
     table = Table(streaming=False, **options)
-    table(Start())
+    table(WatchStarted())
     return table
 
 
 def watching(version=100, *items, **options):
     """A table that has a list and watches."""
     table = listing(**options)
-    table(Opened(), page(version, *items), Opened())
+    table(ResponseOpened(), page(version, *items), ResponseOpened())
     return table
 
 
 def streaming():
     table = Table()
-    table(Start(), Opened())
+    table(WatchStarted(), ResponseOpened())
     return table
 
 
@@ -110,7 +120,7 @@ PROBE = {"limit": "1", "resourceVersion": "41", "resourceVersionMatch": "NotOlde
 def silent():
     """A table whose watch has been silent for too long."""
     table = watching(41, cidr("a"))
-    table(Due(), after=480.0)
+    table(DeadlineReached(), after=480.0)
     assert table.query == PROBE
     return table
 
@@ -143,9 +153,9 @@ def test_a_look_from_outside_wants_what_is_true_now():
 def test_selectors_go_with_every_request(resource, labels, fields):
     table = listing(resource=resource)
     first = table.query
-    table(Opened(), page(5, follow="more"))
+    table(ResponseOpened(), page(5, follow="more"))
     second = table.query
-    table(Opened(), page(5))
+    table(ResponseOpened(), page(5))
     assert table.query["watch"] == "true"
     for query in (first, second, table.query):
         assert (query.get("labelSelector"), query.get("fieldSelector")) == (labels, fields)
@@ -153,10 +163,10 @@ def test_selectors_go_with_every_request(resource, labels, fields):
 
 def test_pages_are_one_list():
     table = listing()
-    table(Opened(), page(7, cidr("a"), follow="token"))
+    table(ResponseOpened(), page(7, cidr("a"), follow="token"))
     assert table.query == {"limit": "500", "continue": "token"}
     assert not table.events and not table.watch.synced
-    table(Opened(), page(7, cidr("b")))
+    table(ResponseOpened(), page(7, cidr("b")))
     assert table.watch.synced
     assert list(table.held) == ["a", "b"]
     assert table.query["resourceVersion"] == "7"
@@ -164,29 +174,29 @@ def test_pages_are_one_list():
 
 def test_an_expired_continuation_is_read_again_in_one_piece():
     table = listing()
-    table(Opened(), page(7, cidr("a"), follow="token"), GONE)
+    table(ResponseOpened(), page(7, cidr("a"), follow="token"), GONE)
     assert table.query == {}
-    table(Opened(), page(9, cidr("b")))
+    table(ResponseOpened(), page(9, cidr("b")))
     assert list(table.held) == ["b"]
 
 
 def test_a_list_that_breaks_off_leaves_nothing():
     table = watching(5, cidr("a"))
-    table(Due(), after=1200.0)
-    table(Opened(), page(9, cidr("b"), follow="token"), Opened(), LOST)
+    table(DeadlineReached(), after=1200.0)
+    table(ResponseOpened(), page(9, cidr("b"), follow="token"), ResponseOpened(), LOST)
     assert list(table.held) == ["a"]
-    table(Due(), after=1.0)
-    table(Opened(), page(9, cidr("b")))
+    table(DeadlineReached(), after=1.0)
+    table(ResponseOpened(), page(9, cidr("b")))
     assert table.events[-2:] == [Delete("ServiceCIDR", NamespacedName("", "a")), table.events[-1]]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"items":[]}', b'{"metadata":{}}', b"\xff", b'"x"'])
 def test_a_list_that_is_none_is_asked_for_again(body):
     table = listing()
-    table(Opened(), Body(body))
+    table(ResponseOpened(), ResponseBody(body))
     assert table.rest > 0
     assert table.watch.counts.failures == {"garbled": 1}
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query == {"limit": "500", "resourceVersion": "0"}
 
 
@@ -225,31 +235,31 @@ def test_a_lost_watch_goes_on_where_it_was(seen):
     table = watching(41, cidr("a"))
     table(seen, LOST)
     assert 0 < table.rest < 1
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query["resourceVersion"] == "77"
 
 
 def test_a_watch_that_ends_in_order_is_asked_for_again_at_once():
     table = watching(41)
-    table(Ended(), after=400.0)
+    table(StreamEnded(), after=400.0)
     assert table.query["resourceVersion"] == "41"
 
 
 def test_watches_that_end_at_once_are_not_asked_for_at_once():
     table = watching(41)
-    table(Ended(), after=0.1)
+    table(StreamEnded(), after=0.1)
     first = table.rest
-    table(Due(), Opened(), after=first)
-    table(Ended(), after=0.1)
+    table(DeadlineReached(), ResponseOpened(), after=first)
+    table(StreamEnded(), after=0.1)
     assert table.rest == pytest.approx(2 * first)
 
 
 @pytest.mark.parametrize("data", [b"{", b"x", b'{"type":"ADDED"}', b'{"type":"ADDED","object":{}}', b"\x00", b"[]"])
 def test_a_garbled_line_ends_the_watch_and_the_next_brings_it_again(data):
     table = watching(41, cidr("a"))
-    table(Lines(data))
+    table(LinesReceived(data))
     assert table.asked is None
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query["resourceVersion"] == "41"
     assert len(table.events) == 1
 
@@ -257,8 +267,8 @@ def test_a_garbled_line_ends_the_watch_and_the_next_brings_it_again(data):
 def test_a_line_that_stays_garbled_is_got_round_by_a_list():
     table = watching(41, cidr("a"))
     for _ in range(4):
-        table(Opened(), Lines(b"{"))
-        table(Due(), after=30.0)
+        table(ResponseOpened(), LinesReceived(b"{"))
+        table(DeadlineReached(), after=30.0)
     assert not table.asked.lines
 
 
@@ -279,8 +289,8 @@ UNFIT = line("ADDED", cidr("unfit", 44) | {"spec": {"cidrs": 7}})
         line("ERROR", {"code": 410, "reason": "Expired"}),
         line("ERROR", {"code": 500, "metadata": 5}),
         line("SYNC", cidr("c", 44)),
-        Lines(b"{"),
-        Lines(b"\xff"),
+        LinesReceived(b"{"),
+        LinesReceived(b"\xff"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 3])
@@ -291,7 +301,7 @@ def test_a_block_of_lines_is_what_its_lines_are_one_after_another(begin, place, 
     if begin is streaming:
         lines.append(bookmark(50, end=True))
     block, single = begin(), begin()
-    block(Lines(b"\n".join(each.data for each in lines) + b"\n"))
+    block(LinesReceived(b"\n".join(each.data for each in lines) + b"\n"))
     for each in lines:
         if single(each).over:
             break
@@ -304,7 +314,7 @@ def test_a_block_of_lines_is_what_its_lines_are_one_after_another(begin, place, 
 
 def test_what_came_before_the_end_of_a_watch_is_told():
     table = watching(41)
-    table(Lines(line("ADDED", cidr("a", 42)).data + b"\n" + line("ERROR", {"code": 410}).data + b"\n"))
+    table(LinesReceived(line("ADDED", cidr("a", 42)).data + b"\n" + line("ERROR", {"code": 410}).data + b"\n"))
     assert table.held == {"a"}
     assert table.query["resourceVersion"] == "42"
     assert not table.asked.lines
@@ -320,13 +330,13 @@ def test_an_unknown_event_is_garbled(type):
 # Too old, too new
 
 
-@pytest.mark.parametrize("said", [GONE, Lines(expired()[:-1]), line("ERROR", {"code": 410, "reason": "Gone"})])
+@pytest.mark.parametrize("said", [GONE, LinesReceived(expired()[:-1]), line("ERROR", {"code": 410, "reason": "Gone"})])
 def test_a_version_that_is_gone_is_listed_anew(said):
     table = watching(41, cidr("a"))
     table(said)
     assert not table.asked.lines
     assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
-    table(Opened(), page(60, cidr("b")))
+    table(ResponseOpened(), page(60, cidr("b")))
     assert list(table.held) == ["a", "-a", "b"]
 
 
@@ -335,19 +345,20 @@ def test_watches_that_are_always_too_old_are_not_listed_without_rest():
     for number in range(3):
         table(GONE)
         assert not table.asked.lines, number
-        table(Opened(), page(41), Opened())
+        table(ResponseOpened(), page(41), ResponseOpened())
     table(GONE)
     assert table.rest > 0
 
 
 @pytest.mark.parametrize(
-    "words", [TOO_LARGE, Refused(504, status(504, "Timeout", "x", causes=[{"reason": "ResourceVersionTooLarge"}]))]
+    "words",
+    [TOO_LARGE, RequestRefused(504, status(504, "Timeout", "x", causes=[{"reason": "ResourceVersionTooLarge"}]))],
 )
 def test_a_version_that_the_server_does_not_have_yet_is_let_go(words):
     table = watching(41, cidr("a"))
     table(GONE, words)
     assert table.query == {"limit": "500"}
-    table(Opened(), page(7, cidr("b")))
+    table(ResponseOpened(), page(7, cidr("b")))
     assert list(table.held) == ["a", "-a", "b"]
     assert table.query["resourceVersion"] == "7"
 
@@ -357,7 +368,7 @@ def test_a_server_that_went_back_is_asked_for_what_is_true_now(older):
     table = watching(41, cidr("a"))
     table(older)
     assert table.watch.counts.failures == {"older": 1}
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query == {"limit": "500"}
 
 
@@ -369,11 +380,11 @@ def test_versions_that_are_no_numbers_are_not_compared():
 
 def test_a_list_from_a_server_that_lags_behind_is_not_believed_at_once():
     table = watching(41, cidr("a"))
-    table(GONE, Opened(), page(30))
+    table(GONE, ResponseOpened(), page(30))
     assert table.asked is None and len(table.events) == 1
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query == {"limit": "500"}
-    table(Opened(), page(30))
+    table(ResponseOpened(), page(30))
     assert list(table.held) == ["a", "-a"]
 
 
@@ -382,18 +393,18 @@ def test_a_list_from_a_server_that_lags_behind_is_not_believed_at_once():
 
 def test_a_list_that_stays_away_is_given_up():
     table = listing()
-    assert table.watch.wake_at == TIMES.list_silence
-    table(Opened(), Heard(), after=50.0)
-    assert table.watch.wake_at == 100 + TIMES.list_silence
-    table(Due(), after=60.0)
+    assert table.watch.wake_at == WATCH_TIMES.list_silence
+    table(ResponseOpened(), BytesReceived(), after=50.0)
+    assert table.watch.wake_at == 100 + WATCH_TIMES.list_silence
+    table(DeadlineReached(), after=60.0)
     assert table.watch.counts.failures == {"silent": 1}
     assert table.rest > 0
 
 
 def test_a_half_closed_watch_is_given_up_when_it_should_have_ended():
     table = watching(41)
-    assert table.watch.wake_at == 450 + TIMES.watch_grace
-    table(Due(), after=480.0)
+    assert table.watch.wake_at == 450 + WATCH_TIMES.watch_grace
+    table(DeadlineReached(), after=480.0)
     assert table.watch.counts.failures == {"silent": 1}
     assert table.query == PROBE
 
@@ -401,7 +412,7 @@ def test_a_half_closed_watch_is_given_up_when_it_should_have_ended():
 @pytest.mark.parametrize("version", [41, 44])
 def test_silence_where_nothing_has_gone_back_is_only_watched_anew(version):
     table = silent()
-    table(Opened(), page(version, cidr("any")))
+    table(ResponseOpened(), page(version, cidr("any")))
     assert table.asked.lines
     assert table.query["resourceVersion"] == "41"
     assert len(table.events) == 1
@@ -410,30 +421,30 @@ def test_silence_where_nothing_has_gone_back_is_only_watched_anew(version):
 @pytest.mark.parametrize("answer", [TOO_LARGE, page(12)])
 def test_silence_of_a_server_that_went_back_leads_to_a_list(answer):
     table = silent()
-    table(Opened(), answer)
+    table(ResponseOpened(), answer)
     assert table.query == {"limit": "500"}
 
 
-@pytest.mark.parametrize("answer", [LOST, Due(), failure(500), Body(b"{")])
+@pytest.mark.parametrize("answer", [LOST, DeadlineReached(), failure(500), ResponseBody(b"{")])
 def test_a_question_that_is_not_answered_leads_to_a_list(answer):
     table = silent()
     table(answer)
-    table(Due(), after=table.rest)
+    table(DeadlineReached(), after=table.rest)
     assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
 
 
 def test_where_bookmarks_come_silence_is_noticed_sooner():
     table = watching(41)
     table(bookmark(42), after=60.0)
-    assert table.watch.wake_at == 60 + TIMES.bookmark_silence
+    assert table.watch.wake_at == 60 + WATCH_TIMES.bookmark_silence
 
 
 def test_a_watch_that_is_not_answered_is_asked_for_again():
     table = listing()
-    table(Opened(), page(41))
-    table(Due(), after=TIMES.list_silence)
+    table(ResponseOpened(), page(41))
+    table(DeadlineReached(), after=WATCH_TIMES.list_silence)
     assert table.watch.counts.failures == {"silent": 1}
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.asked.lines
 
 
@@ -442,20 +453,20 @@ def test_everything_is_listed_again_now_and_then():
     for minute in range(1, 30):
         table(bookmark(41), after=60.0)
         if table.now >= table.watch.wake_at:
-            table(Due())
+            table(DeadlineReached())
             break
         if minute % 7 == 0:
-            table(Ended(), Opened())
+            table(StreamEnded(), ResponseOpened())
     assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
-    assert 0.9 * TIMES.relist <= table.now <= 1.2 * TIMES.relist
-    table(Opened(), page(41, cidr("a"), cidr("missed")))
+    assert 0.9 * WATCH_TIMES.relist <= table.now <= 1.2 * WATCH_TIMES.relist
+    table(ResponseOpened(), page(41, cidr("a"), cidr("missed")))
     assert list(table.held) == ["a", "missed"]
 
 
 def test_what_has_not_changed_is_held_once():
     table = watching(41, cidr("a", 3), cidr("b", 4))
     first = table.events[0].object
-    table(GONE, Opened(), page(50, cidr("a", 3), cidr("b", 49)))
+    table(GONE, ResponseOpened(), page(50, cidr("a", 3), cidr("b", 49)))
     assert len(table.events) == 3
     assert table.watch.holdings._objects[first.key] is first
 
@@ -474,7 +485,7 @@ def test_a_refused_watch_is_asked_for_again_later(code):
     table = watching(41, resource=SERVICES)
     table(failure(code))
     assert table.rest > 0
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query["resourceVersion"] == "41"
 
 
@@ -485,13 +496,13 @@ def test_a_refused_list_is_asked_for_again_later(code):
     assert table.rest > 0
     assert not table.watch.synced
     assert str(code) in table.watch.trouble.message
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert not table.asked.lines
 
 
 def test_retry_after_is_kept_to():
     table = listing()
-    table(Refused(429, b"busy", 17.0))
+    table(RequestRefused(429, b"busy", 17.0))
     assert 17 <= table.rest < 20
     table = watching(41)
     table(line("ERROR", {"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 9}}))
@@ -503,26 +514,26 @@ def test_rests_grow_up_to_a_limit():
     for _ in range(10):
         table(LOST)
         rests.append(table.rest)
-        table(Due(), after=table.rest)
+        table(DeadlineReached(), after=table.rest)
     assert rests[:3] == pytest.approx([0.4, 0.8, 1.6])
-    assert rests[-1] == TIMES.backoff.longest
+    assert rests[-1] == WATCH_TIMES.backoff.longest
 
 
 @pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (1.0, 1.5)])
 def test_rests_differ_by_chance(chance, share):
     watch = Watch(SERVICE_CIDRS, lambda: chance, streaming=False)
-    watch.take(Start(), 0.0)
+    watch.take(WatchStarted(), 0.0)
     watch.take(LOST, 0.0)
-    assert watch.wake_at == pytest.approx(TIMES.backoff.first * share)
+    assert watch.wake_at == pytest.approx(WATCH_TIMES.backoff.first * share)
 
 
 def test_a_watch_that_lives_ends_the_counting_of_failures():
     table = watching(41)
     for _ in range(3):
         table(LOST)
-        table(Due(), Opened(), after=table.rest)
-    table(LOST, after=TIMES.steady)
-    assert table.rest == pytest.approx(TIMES.backoff.first)
+        table(DeadlineReached(), ResponseOpened(), after=table.rest)
+    table(LOST, after=WATCH_TIMES.steady)
+    assert table.rest == pytest.approx(WATCH_TIMES.backoff.first)
 
 
 def test_an_outage_changes_nothing_that_is_known_and_is_told_once():
@@ -531,7 +542,7 @@ def test_an_outage_changes_nothing_that_is_known_and_is_told_once():
     assert table.watch.trouble is None, "one lost watch is nothing to speak of"
     told = set()
     for _ in range(200):
-        table(Due(), after=table.rest)
+        table(DeadlineReached(), after=table.rest)
         table(LOST)
         told.add(str(table.watch.trouble))
     assert len(told) == 1
@@ -542,10 +553,10 @@ def test_an_outage_changes_nothing_that_is_known_and_is_told_once():
 def test_trouble_ends_with_the_next_watch():
     table = watching(41, cidr("a"))
     table(LOST)
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     table(LOST)
     assert table.watch.trouble
-    table(Due(), Opened(), after=2.0)
+    table(DeadlineReached(), ResponseOpened(), after=2.0)
     assert table.watch.trouble is None
 
 
@@ -556,7 +567,7 @@ def test_an_older_version_of_the_api_is_asked_next():
     table = listing()
     table(failure(404))
     assert table.asked.path == "/apis/networking.k8s.io/v1beta1/servicecidrs"
-    table(Opened(), page(5))
+    table(ResponseOpened(), page(5))
     assert table.asked.path == "/apis/networking.k8s.io/v1beta1/servicecidrs"
 
 
@@ -566,14 +577,14 @@ def test_what_need_not_be_there_counts_as_empty(code):
     table(failure(code), *([failure(404)] if code == 404 else []))
     assert table.watch.synced and table.asked is None
     assert (table.watch.trouble is None) is (code == 404)
-    table(Due(), after=table.rest)
+    table(DeadlineReached(), after=table.rest)
     assert table.asked.path == "/apis/networking.k8s.io/v1/servicecidrs"
 
 
 def test_what_was_there_is_not_given_up_for_a_404():
     table = watching(5, cidr("a"))
     table(LOST)
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     table(failure(404), failure(404))
     assert list(table.held) == ["a"]
 
@@ -595,7 +606,7 @@ def test_a_server_that_cannot_select_by_cluster_ip_is_asked_without():
 def test_the_nodes_name_is_never_left_out():
     table = listing(resource=own_node("worker-a"))
     table(failure(400))
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query["fieldSelector"] == "metadata.name=worker-a"
 
 
@@ -624,7 +635,7 @@ def test_the_stream_is_a_list_up_to_its_bookmark_and_then_a_watch():
     table(line("DELETED", cidr("a", 10)))
     assert list(table.held) == ["a", "b", "-a"]
     table(LOST)
-    table(Due(), after=1.0)
+    table(DeadlineReached(), after=1.0)
     assert table.query["resourceVersion"] == "10"
     assert "sendInitialEvents" not in table.query
 
@@ -642,32 +653,34 @@ def test_a_server_without_streaming_lists_is_not_asked_twice(code):
     table = streaming()
     table(failure(code))
     assert table.query == {"limit": "500", "resourceVersion": "0"}
-    table(Opened(), page(5), Opened(), GONE)
+    table(ResponseOpened(), page(5), ResponseOpened(), GONE)
     assert "sendInitialEvents" not in table.query
 
 
-@pytest.mark.parametrize("bad", [LOST, Ended(), Due(), failure(500), failure(405), Lines(b"{")])
+@pytest.mark.parametrize(
+    "bad", [LOST, StreamEnded(), DeadlineReached(), failure(500), failure(405), LinesReceived(b"{")]
+)
 def test_a_stream_that_goes_wrong_is_followed_by_a_list(bad):
     table = streaming()
     table(line("ADDED", cidr("a", 3)), bad)
     assert not table.events
-    table(Due(), after=70.0)
+    table(DeadlineReached(), after=70.0)
     assert not table.asked.lines
-    table(Opened(), page(5), Opened(), GONE)
+    table(ResponseOpened(), page(5), ResponseOpened(), GONE)
     assert table.query["sendInitialEvents"] == "true", "next time the stream is tried again"
 
 
 def test_a_server_that_is_busy_is_not_asked_for_more_than_the_stream():
     table = streaming()
-    table(Refused(429, b"", 1.0))
-    table(Due(), after=2.0)
+    table(RequestRefused(429, b"", 1.0))
+    table(DeadlineReached(), after=2.0)
     assert table.query["sendInitialEvents"] == "true"
 
 
 def test_a_stream_without_an_end_is_given_up_sooner_than_a_list():
     table = streaming()
     table(line("ADDED", cidr("a", 3)))
-    assert table.watch.wake_at == TIMES.stream_silence
+    assert table.watch.wake_at == WATCH_TIMES.stream_silence
 
 
 def test_a_stream_at_a_version_that_is_not_there_is_asked_for_without_it():
@@ -691,7 +704,7 @@ def test_an_error_line_in_the_stream_is_a_refusal():
 
 def test_a_broken_object_is_reported_and_the_others_are_used():
     table = listing()
-    table(Opened(), page(5, cidr("a"), cidr("bad", cidrs=["nonsense"]), {"metadata": "x"}, cidr("c")))
+    table(ResponseOpened(), page(5, cidr("a"), cidr("bad", cidrs=["nonsense"]), {"metadata": "x"}, cidr("c")))
     assert list(table.held) == ["a", "c"]
     problems = table.watch.holdings.problems
     assert any(each.object == "ServiceCIDR bad" and each.field == "spec.cidrs[0]" for each in problems)

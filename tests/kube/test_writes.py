@@ -6,7 +6,7 @@ import json
 import pytest
 
 from narthex.kube.access import Access
-from narthex.kube.writes import ApiError, Conflict, Exists, Missing, NoAnswer, writing
+from narthex.kube.writes import AlreadyExistsError, ApiError, ConflictError, NoResponseError, NotFoundError, writing
 from narthex.testing.apiserver.faults import DropConnection, Refuse
 from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import service
@@ -69,7 +69,7 @@ def test_an_old_version_is_a_conflict(server, verb):
             body = {"metadata": {"resourceVersion": version}, **status_of("192.0.2.1")}
             await writer.patch(WEB, body, subresource="status" if verb == "status patch" else "")
 
-    with pytest.raises(Conflict, match="read it again and decide again"):
+    with pytest.raises(ConflictError, match="read it again and decide again"):
         do(server, work)
     assert server.writes[-1][1] == 409
     assert "status" not in server.do(lambda data: data.get("Service", ("shop", "web"))).raw
@@ -123,10 +123,10 @@ def test_creating_twice_deleting_twice(server):
     async def work(writer):
         body = {"metadata": {"name": "one"}, "spec": {"holderIdentity": "me"}}
         made = await writer.create(LEASES, body)
-        with pytest.raises(Exists):
+        with pytest.raises(AlreadyExistsError):
             await writer.create(LEASES, body)
         await writer.delete(f"{LEASES}/one")
-        with pytest.raises(Missing):
+        with pytest.raises(NotFoundError):
             await writer.delete(f"{LEASES}/one")
         return made
 
@@ -149,8 +149,8 @@ def test_a_lease_is_not_updated_without_a_version(server):
     [
         (Refuse(403), ApiError, "grant the verb patch on it"),
         (Refuse(500), ApiError, "it will be retried"),
-        (Refuse(404), Missing, "gone, or its kind is not installed"),
-        (DropConnection(), NoAnswer, "it will be retried"),
+        (Refuse(404), NotFoundError, "gone, or its kind is not installed"),
+        (DropConnection(), NoResponseError, "it will be retried"),
     ],
 )
 def test_refusals_name_the_object_and_the_way_out(server, fault, error, said):
@@ -161,14 +161,14 @@ def test_refusals_name_the_object_and_the_way_out(server, fault, error, said):
 
 def test_an_answer_that_is_lost_does_not_undo_the_write(server):
     server.faults = lambda seen: DropConnection(10) if seen.method == "PATCH" else None
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponseError):
         do(server, lambda writer: writer.patch(WEB, {"metadata": {"labels": {"a": "b"}}}))
     assert server.do(lambda data: data.get("Service", ("shop", "web"))).raw["metadata"]["labels"] == {"a": "b"}
 
 
 def test_kinds_that_are_not_installed(server):
     server.abilities = type(server.abilities)(missing=frozenset({"Lease"}))
-    with pytest.raises(Missing):
+    with pytest.raises(NotFoundError):
         do(server, lambda writer: writer.create(LEASES, {"metadata": {"name": "one"}}))
 
 

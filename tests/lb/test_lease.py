@@ -6,9 +6,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from narthex.kube.lease import Elector, Now, Read, Record, Rest, Times, Write, record_of, spec_of
+from narthex.kube.lease import (
+    Elector,
+    LeaseRecord,
+    LeaseTimes,
+    Moment,
+    ReadLease,
+    WaitUntil,
+    WriteLease,
+    record_of,
+    spec_of,
+)
 
-TIMES = Times(lease=15.0, renew=10.0, retry=2.0)
+TIMES = LeaseTimes(lease=15.0, renew=10.0, retry=2.0)
 
 
 class Server:
@@ -38,15 +48,15 @@ class World:
         self.candidates = {name: Elector(name, TIMES) for name in names}
 
     def now(self, name):
-        return Now(self.time, self.time + 1e9 + self.offsets[name])
+        return Moment(self.time, self.time + 1e9 + self.offsets[name])
 
     def step(self, name, *, answer=True, done=True):
         """One action of a candidate. Without `answer` it hears nothing; without `done` nothing was done either."""
         elector, now = self.candidates[name], self.now(name)
         action = elector.act(now)
-        if isinstance(action, Read):
+        if isinstance(action, ReadLease):
             elector.read(self.server.record, now) if answer else elector.failed(now)
-        elif isinstance(action, Write):
+        elif isinstance(action, WriteLease):
             stored = self.server.write(action.record) if done else None
             if not answer or not done:
                 elector.failed(now)
@@ -60,7 +70,7 @@ class World:
         end = self.time + seconds
         while self.time < end:
             for name in names or self.candidates:
-                while not isinstance(self.step(name, **how), Rest):
+                while not isinstance(self.step(name, **how), WaitUntil):
                     pass
             self.time += 0.5
 
@@ -148,13 +158,13 @@ def test_a_machine_that_was_stopped_knows_by_its_wall_clock():
     asleep = world.now("a")
     world.run(30, "b")
     assert world.may_write() == ["b"]
-    woken = Now(asleep.steady, world.now("a").wall)
+    woken = Moment(asleep.steady, world.now("a").wall)
     assert world.candidates["a"].allowance(woken) <= 0
 
 
 def test_a_lease_of_another_length_is_waited_for():
     world = World("a")
-    world.server.write(Record(holder="z", seconds=60.0))
+    world.server.write(LeaseRecord(holder="z", seconds=60.0))
     world.run(55)
     assert world.may_write() == []
     world.run(10)
@@ -162,9 +172,9 @@ def test_a_lease_of_another_length_is_waited_for():
 
 
 def test_there_and_back():
-    record = Record(version="7", holder="a", seconds=15.0, acquired="x", renewed="y", transitions=3)
+    record = LeaseRecord(version="7", holder="a", seconds=15.0, acquired="x", renewed="y", transitions=3)
     assert record_of({"metadata": {"resourceVersion": "7"}, "spec": spec_of(record)}) == record
-    assert record_of({"metadata": {}, "spec": {"holderIdentity": None}}) == Record()
+    assert record_of({"metadata": {}, "spec": {"holderIdentity": None}}) == LeaseRecord()
 
 
 class Candidates(RuleBasedStateMachine):

@@ -5,8 +5,8 @@ import errno
 import pytest
 
 from narthex.linux import conntrack
-from narthex.linux.conntrack import Conntrack
-from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.conntrack import ConntrackTable
+from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.netfilter.netlink import conntrack as ctnetlink
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
@@ -37,7 +37,7 @@ class FakeSocket:
         self.asked.append(payload)
         yield from self.dumped
         if self.broken_off:
-            raise Interrupted
+            raise DumpInterrupted
 
     def every(self, subsystem, kind, family, payloads):
         assert (subsystem, kind, family, payloads) == (1, 2, 2, [b"1", b"2", b"3"])
@@ -49,7 +49,7 @@ def table(monkeypatch):
     monkeypatch.setattr(conntrack, "NfNetlink", FakeSocket)
     monkeypatch.setattr(FakeSocket, "asked", [])
     monkeypatch.setattr(ctnetlink, "read", lambda body, _: ENTRIES[0] if body == b"a" else None)
-    return Conntrack("somewhere")
+    return ConntrackTable("somewhere")
 
 
 @pytest.mark.row("18.9")

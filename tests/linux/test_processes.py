@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from narthex.linux import processes
-from narthex.linux.processes import Process
+from narthex.linux.processes import ProcessIdentity
 
 
 def sleeper():
@@ -16,7 +16,7 @@ def test_this_process_is_alive_and_another_with_its_number_is_not():
     own = processes.identify(os.getpid())
     assert own is not None
     assert processes.alive(own)
-    assert not processes.alive(Process(own.pid, own.started + 1))
+    assert not processes.alive(ProcessIdentity(own.pid, own.started + 1))
 
 
 def test_kill_ends_only_the_process_that_was_meant():
@@ -24,7 +24,7 @@ def test_kill_ends_only_the_process_that_was_meant():
     try:
         meant = processes.identify(child.pid)
         assert meant is not None
-        processes.kill([Process(meant.pid, meant.started - 1)])
+        processes.kill([ProcessIdentity(meant.pid, meant.started - 1)])
         assert child.poll() is None
         processes.kill([meant])
         assert not processes.alive(meant)
@@ -38,7 +38,7 @@ def test_kill_ends_only_the_process_that_was_meant():
 
 def test_numbers_that_nobody_has():
     assert processes.identify(2**22 + 1) is None
-    processes.kill([Process(2**22 + 1, 1)])
+    processes.kill([ProcessIdentity(2**22 + 1, 1)])
 
 
 def test_no_namespace_holds_no_process():

@@ -8,7 +8,7 @@ import pytest
 
 from narthex.model.backoff import Backoff
 from narthex.node import parts as node
-from narthex.node.parts import Keeper, Node
+from narthex.node.parts import NodeSupervisor, PartSupervisor
 from narthex.testing.fakes import FakeClock
 from narthex.testing.load import until
 
@@ -55,7 +55,7 @@ def kept(*ends):
     """Seconds from the end of each run to the beginning of the next, and the keeper."""
     clock = FakeClock()
     script = Script(clock, *ends)
-    script.keeper = Keeper("dns", script, clock)
+    script.keeper = PartSupervisor("dns", script, clock)
     script.keeper.keep()
     ended = [begun + lasts for begun, (lasts, _) in zip(script.begun, ends, strict=True)]
     return [begun - end for begun, end in zip(script.begun[1:], ended, strict=False)], script.keeper
@@ -104,7 +104,7 @@ def test_a_part_made_anew_is_no_failure_and_comes_at_once(log):
                 keeper.renew()
             super().run()
 
-    keeper = Keeper("dns", Once, clock)
+    keeper = PartSupervisor("dns", Once, clock)
     keeper.keep()
     # Only after the second run there was a rest.
     assert [later - earlier for earlier, later in itertools.pairwise(runs)] == [0, 1, 0]
@@ -122,7 +122,7 @@ def test_what_fails_while_a_part_is_made_is_its_failure_too():
             keeper.stop()
         raise OSError("the port is taken")
 
-    keeper = Keeper("dns", make, clock)
+    keeper = PartSupervisor("dns", make, clock)
     keeper.keep()
     assert calls == [1000, 1001, 1003]
     assert keeper.report() == node.PartReport(
@@ -158,7 +158,7 @@ class Running:
     """A node in a thread."""
 
     def __init__(self, *parts, **options):
-        self.node = Node(parts, **options)
+        self.node = NodeSupervisor(parts, **options)
         self.thread = threading.Thread(target=self.node.run)
 
     def __enter__(self):

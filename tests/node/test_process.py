@@ -9,8 +9,8 @@ from narthex.cli.node import PARTS as FLAGS
 from narthex.kube.origin import Origin
 from narthex.model.backoff import Backoff
 from narthex.node import table
-from narthex.node.parts import Part
-from narthex.node.process import NodeWork
+from narthex.node.parts import NodePart
+from narthex.node.process import NodeProgram
 from narthex.proxy.program.settings import settings
 from narthex.runtime.process import StartError
 from narthex.testing.load import until
@@ -51,7 +51,7 @@ def work(monkeypatch):
     monkeypatch.setattr(table, "ProxyPart", StandIn)
     monkeypatch.setattr("narthex.node.parts.RESTART_BACKOFF", Backoff(0.01, 60.0))
     monkeypatch.setattr(StandIn, "made", [])
-    made = NodeWork(TOLD, lambda: Origin(Source(), collectors=("the source's",)))
+    made = NodeProgram(TOLD, lambda: Origin(Source(), collectors=("the source's",)))
     thread = threading.Thread(target=made.run)
     thread.start()
     until(lambda: StandIn.made, "the proxy")
@@ -89,7 +89,7 @@ def test_a_scrape_shows_the_sources_numbers_and_the_nodes():
 
 def test_without_parts_there_is_nothing_to_do():
     with pytest.raises(StartError, match="every part is switched off"):
-        NodeWork(of_parts(proxy=False), lambda: Origin(Source()))
+        NodeProgram(of_parts(proxy=False), lambda: Origin(Source()))
 
 
 class Renewed:
@@ -120,9 +120,9 @@ def test_a_part_that_cannot_be_told_is_made_anew_for_what_concerns_it_alone(monk
 
     monkeypatch.setattr(table, "ProxyPart", StandIn)
     monkeypatch.setattr(StandIn, "made", [])
-    monkeypatch.setitem(table.PARTS, "cni", table.Entry(make, lambda told: told.own.cni))
+    monkeypatch.setitem(table.PARTS, "cni", table.PartDefinition(make, lambda told: told.own.cni))
     told = of_parts(proxy=True, cni=True)
-    work = NodeWork(told, lambda: Origin(Source()))
+    work = NodeProgram(told, lambda: Origin(Source()))
     thread = threading.Thread(target=work.run)
     thread.start()
     try:
@@ -159,9 +159,9 @@ def test_the_plugins_agent_is_a_part(tmp_path):
     told = of_parts(proxy=False, cni=True)
     cni = msgspec.structs.replace(told.own.cni, socket=str(tmp_path / "sock"), state_directory=str(tmp_path / "state"))
     told = msgspec.structs.replace(told, own=msgspec.structs.replace(told.own, cni=cni))
-    given = table.Given(told, lambda: Origin(Source()), None, None)
+    given = table.PartInputs(told, lambda: Origin(Source()), None, None)
     (entry,) = table.switched_on(told).values()
-    part: Part = entry.make(given)
+    part: NodePart = entry.make(given)
     running = threading.Thread(target=part.run)
     running.start()
     try:

@@ -9,12 +9,12 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.node.parts import PartReport
-from narthex.proxy.program.health import Health
+from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.loop import Proxy
-from narthex.proxy.program.metrics import Metrics
-from narthex.proxy.program.schedule import Periods
+from narthex.proxy.program.metrics import ProxyMetrics
+from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.settings import settings
-from narthex.proxy.program.status import NodeHealth, Status
+from narthex.proxy.program.status import ProcessHealth, StatusPorts
 from narthex.runtime.configuration.values import NodeParts
 from narthex.testing.fakes import FakeClock, FakeInbox
 
@@ -60,7 +60,7 @@ class Judge:
     ],
 )
 def test_who_is_healthy(reports, proxy, healthz, livez):
-    health = NodeHealth(lambda: reports, proxy)
+    health = ProcessHealth(lambda: reports, proxy)
     for (status, body), expected in ((health.healthz(), healthz), (health.livez(), livez)):
         assert status == expected
         # kube-proxy's body has no parts; a node's always has.
@@ -68,7 +68,7 @@ def test_who_is_healthy(reports, proxy, healthz, livez):
 
 
 def test_a_nodes_answer_has_what_kube_proxys_has():
-    body = NodeHealth(lambda: {"proxy": GOOD}, Judge()).healthz()[1]
+    body = ProcessHealth(lambda: {"proxy": GOOD}, Judge()).healthz()[1]
     assert body["nodeEligible"] is True
     assert body["parts"]["proxy"] == {"running": True, "healthy": True, "failures": 0, "error": ""}
 
@@ -77,7 +77,7 @@ class Answering:
     """A Status on free ports of loopback."""
 
     def __init__(self, *arguments):
-        self.status = Status(*arguments)
+        self.status = StatusPorts(*arguments)
         flags = {"healthzBindAddress": "127.0.0.1:1", "metricsBindAddress": "127.0.0.1:1", "mode": "iptables"}
         told = settings({**flags, "clusterCIDR": "10.64.0.0/12"}, None, "worker-a")
         self.status.serve(msgspec.structs.replace(told, healthz=("127.0.0.1", 0), metrics=("127.0.0.1", 0)))
@@ -118,10 +118,10 @@ def test_the_ports_answer_before_and_after_a_proxy_and_for_the_one_that_is_there
     assert "of_the_node 7" in port.get("metrics", "/metrics")[1]
     assert port.get("metrics", "/proxyMode") == (200, "")
     for mode in ("iptables", "nftables"):
-        health = Health((IPFamily.IPV4,), 30.0, FakeClock())
+        health = ProxyHealth((IPFamily.IPV4,), 30.0, FakeClock())
         health.synced(IPFamily.IPV4)
-        metrics = Metrics(mode)
-        port.status.show(Proxy(FakeInbox(), [], FakeClock(), Periods(), health=health, metrics=metrics), mode)
+        metrics = ProxyMetrics(mode)
+        port.status.show(Proxy(FakeInbox(), [], FakeClock(), SyncPeriods(), health=health, metrics=metrics), mode)
         assert port.get("health", "/healthz")[0] == 200
         assert port.get("metrics", "/proxyMode") == (200, mode)
         # What the proxy counts, it counts itself; each one anew.

@@ -15,18 +15,18 @@ from narthex.runtime.configuration.file import (
 )
 from narthex.runtime.configuration.text import file_text
 from narthex.runtime.configuration.values import (
-    IPVS,
     AnnouncerConfiguration,
     ClientConnection,
-    CniSettings,
-    Conntrack,
+    CniConfiguration,
+    ConntrackConfiguration,
     DnsConfiguration,
-    Logging,
+    IpvsConfiguration,
+    LoggingConfiguration,
+    ModeConfiguration,
     NodeParts,
     OverlayConfiguration,
     OwnConfiguration,
-    Rules,
-    Winkernel,
+    WinkernelConfiguration,
 )
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -125,7 +125,7 @@ winkernel:
     assert good(body) == ProxyConfiguration(
         client_connection=ClientConnection(kubeconfig="/var/lib/kube-proxy/kubeconfig.conf"),
         cluster_cidrs=("10.244.0.0/16",),
-        logging=Logging(flush_frequency=0.0),
+        logging=LoggingConfiguration(flush_frequency=0.0),
     )
 
 
@@ -166,7 +166,7 @@ featureGates: {AllowServiceExternalIPs: false}
         client_connection=ClientConnection(
             kubeconfig="/k", accept_content_types="a", content_type="application/json", qps=2.5, burst=7
         ),
-        logging=Logging(format="json", verbosity=4, vmodule=(("proxy*", 5),), flush_frequency=2.0),
+        logging=LoggingConfiguration(format="json", verbosity=4, vmodule=(("proxy*", 5),), flush_frequency=2.0),
         hostname_override="worker-a",
         bind_address="fd20::11",
         healthz_bind_address="[::]:10256",
@@ -174,13 +174,13 @@ featureGates: {AllowServiceExternalIPs: false}
         bind_address_hard_fail=True,
         enable_profiling=True,
         show_hidden_metrics_for_version="1.35",
-        iptables=Rules(
+        iptables=ModeConfiguration(
             masquerade_bit=15, masquerade_all=True, localhost_node_ports=False, sync_period=60.0, min_sync_period=0.5
         ),
-        nftables=Rules(
+        nftables=ModeConfiguration(
             masquerade_bit=3, masquerade_all=True, localhost_node_ports=False, sync_period=4500.0, min_sync_period=2.0
         ),
-        ipvs=IPVS(
+        ipvs=IpvsConfiguration(
             sync_period=10.0,
             min_sync_period=1.0,
             scheduler="mh",
@@ -190,7 +190,7 @@ featureGates: {AllowServiceExternalIPs: false}
             tcp_fin_timeout=2.0,
             udp_timeout=3.0,
         ),
-        winkernel=Winkernel(
+        winkernel=WinkernelConfiguration(
             network_name="n",
             source_vip="v",
             enable_dsr=True,
@@ -204,7 +204,7 @@ featureGates: {AllowServiceExternalIPs: false}
         cluster_cidrs=("10.64.0.0/12", "fd64::/48"),
         node_port_addresses=("10.20.0.0/24", "fd20::/64"),
         oom_score_adj=-1000,
-        conntrack=Conntrack(
+        conntrack=ConntrackConfiguration(
             max_per_core=0,
             min=5,
             tcp_established_timeout=3600.0,
@@ -360,7 +360,7 @@ def test_our_own_document():
         connection_metrics="services",
         connection_series=5,
         parts=NodeParts(cni=True),
-        cni=CniSettings(socket="/run/a.sock", state_directory="/var/lib/b"),
+        cni=CniConfiguration(socket="/run/a.sock", state_directory="/var/lib/b"),
         overlay=OverlayConfiguration(
             net_conf="/etc/a.json",
             subnet_file="/run/b.env",
@@ -443,7 +443,7 @@ configurations = st.builds(
     ),
     client_connection=st.builds(ClientConnection, kubeconfig=words, qps=st.floats(0.5, 1e6), burst=st.integers(1, 99)),
     logging=st.builds(
-        Logging,
+        LoggingConfiguration,
         format=st.sampled_from(["text", "json"]),
         verbosity=st.integers(0, 10),
         vmodule=st.lists(st.tuples(words, st.integers(0, 9)), max_size=2).map(tuple),
@@ -451,16 +451,24 @@ configurations = st.builds(
     ),
     healthz_bind_address=st.sampled_from(["0.0.0.0:10256", "[::1]:7", "10.0.0.1:99"]),
     iptables=st.builds(
-        Rules, masquerade_bit=st.integers(0, 31), masquerade_all=st.booleans(), localhost_node_ports=st.booleans()
+        ModeConfiguration,
+        masquerade_bit=st.integers(0, 31),
+        masquerade_all=st.booleans(),
+        localhost_node_ports=st.booleans(),
     ),
     ipvs=st.builds(
-        IPVS, scheduler=st.sampled_from(["", "rr", "mh"]), tcp_timeout=seconds, exclude_cidrs=st.just(("10.0.0.0/8",))
+        IpvsConfiguration,
+        scheduler=st.sampled_from(["", "rr", "mh"]),
+        tcp_timeout=seconds,
+        exclude_cidrs=st.just(("10.0.0.0/8",)),
     ),
-    winkernel=st.builds(Winkernel, network_name=words, enable_dsr=st.booleans(), root_hns_endpoint_name=words),
+    winkernel=st.builds(
+        WinkernelConfiguration, network_name=words, enable_dsr=st.booleans(), root_hns_endpoint_name=words
+    ),
     cluster_cidrs=st.sampled_from([(), ("10.64.0.0/12",), ("10.64.0.0/12", "fd64::/48")]),
     node_port_addresses=st.sampled_from([None, ("primary",), ("10.0.0.0/8", "fd20::/64")]),
     oom_score_adj=st.integers(-1000, 1000),
-    conntrack=st.builds(Conntrack, max_per_core=st.integers(0, 9), tcp_established_timeout=seconds),
+    conntrack=st.builds(ConntrackConfiguration, max_per_core=st.integers(0, 9), tcp_established_timeout=seconds),
     bind_address_hard_fail=st.booleans(),
     own=st.builds(
         OwnConfiguration,

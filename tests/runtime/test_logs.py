@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from narthex.runtime import logs
-from narthex.runtime.configuration.values import Logging
+from narthex.runtime.configuration.values import LoggingConfiguration
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def log():
 
 def written(style="text", verbosity=0):
     stream = io.StringIO()
-    logs.start(stream, Logging(format=style, verbosity=verbosity))
+    logs.start_logging(stream, LoggingConfiguration(format=style, verbosity=verbosity))
     return stream
 
 
@@ -58,17 +58,17 @@ def test_tracebacks_come_with_debug(log, style):
 @pytest.mark.parametrize(
     ("told", "shown"),
     [
-        (Logging(verbosity=4), True),
-        (Logging(verbosity=3), False),
-        (Logging(vmodule=(("test_log*", 5),)), True),
-        (Logging(vmodule=(("other", 5),)), False),
-        (Logging(verbosity=9, vmodule=(("test_*", 0),)), False),
-        (Logging(vmodule=(("test_*", 4), ("test_logs", 0))), True),
+        (LoggingConfiguration(verbosity=4), True),
+        (LoggingConfiguration(verbosity=3), False),
+        (LoggingConfiguration(vmodule=(("test_log*", 5),)), True),
+        (LoggingConfiguration(vmodule=(("other", 5),)), False),
+        (LoggingConfiguration(verbosity=9, vmodule=(("test_*", 0),)), False),
+        (LoggingConfiguration(vmodule=(("test_*", 4), ("test_logs", 0))), True),
     ],
 )
 def test_single_files_can_be_loud_or_quiet(log, told, shown):
     stream = io.StringIO()
-    logs.start(stream, told)
+    logs.start_logging(stream, told)
     log.debug("detail")
     log.info("news")
     assert ("detail" in stream.getvalue()) is shown

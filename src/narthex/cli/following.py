@@ -16,7 +16,7 @@ from narthex.cli.proxy.flags import with_flags
 if TYPE_CHECKING:
     from narthex.kube.origin import Origin
     from narthex.proxy.program.reload import ConfigurationFile
-    from narthex.proxy.program.settings import Settings
+    from narthex.proxy.program.settings import ProxySettings
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -47,7 +47,7 @@ def with_source(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def begin(given: Mapping[str, Any], config: Path | None) -> tuple[Settings, ConfigurationFile | None]:
+def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings, ConfigurationFile | None]:
     """Settings by fields that were given and by a file, and that file, to be followed. From here on there is a log; it
     has the warnings. Raises SettingsError."""
     from narthex.proxy.program.machine import check_machine
@@ -55,20 +55,20 @@ def begin(given: Mapping[str, Any], config: Path | None) -> tuple[Settings, Conf
     from narthex.proxy.program.settings import settings
     from narthex.runtime import logs
 
-    def read() -> Settings:
+    def read() -> ProxySettings:
         return settings(given, config, os.uname().nodename)
 
-    logs.start(sys.stderr)
+    logs.start_logging(sys.stderr)
     # Before it is read: an edit while the proxy starts is seen.
     file = ConfigurationFile(config, read, check_machine) if config else None
     told = read()
-    logs.start(sys.stderr, told.logging)
+    logs.start_logging(sys.stderr, told.logging)
     for warning in told.warnings:
         logs.LOGGER.warning("%s", warning)
     return told, file
 
 
-def source(told: Settings, manifests: Path | None, master: str) -> Callable[[], Origin]:
+def source(told: ProxySettings, manifests: Path | None, master: str) -> Callable[[], Origin]:
     """Makes what is to be followed. Raises UsageError when that was not said."""
     if manifests is not None:
         return partial(_directory, manifests)
@@ -84,7 +84,7 @@ def _directory(manifests: Path) -> Origin:
     return Origin(ManifestSource(manifests))
 
 
-def _api_server(told: Settings, master: str) -> Origin:
+def _api_server(told: ProxySettings, master: str) -> Origin:
     from narthex.kube.access import Access
     from narthex.kube.origin import api_origin
     from narthex.linux.clock import SystemClock

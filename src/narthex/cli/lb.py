@@ -94,22 +94,22 @@ def controller(
         has_source(where)
         _show_plan(_looked(config, lb_class, cluster_cidr, where), output)
         return
-    from narthex.kube.lease import Times
+    from narthex.kube.lease import LeaseTimes
     from narthex.lb.program.controller import LoadBalancerSettings
     from narthex.lb.program.start import CONTROLLER, ControllerOptions, serve
     from narthex.runtime import logs
-    from narthex.runtime.configuration.values import Logging
+    from narthex.runtime.configuration.values import LoggingConfiguration
     from narthex.runtime.process import StartError
 
     if not (has_source(where) or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
-    logs.start(sys.stderr, Logging(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
+    logs.start_logging(sys.stderr, LoggingConfiguration(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
     place = ControllerOptions(
         address=address,
         healthz_port=healthz_port,
         metrics_port=metrics_port,
         lease_namespace=lease_namespace or _own_namespace(),
-        times=Times(lease=lease_seconds, renew=lease_seconds * 2 / 3, retry=lease_seconds * 2 / 15),
+        times=LeaseTimes(lease=lease_seconds, renew=lease_seconds * 2 / 3, retry=lease_seconds * 2 / 15),
         lease_name=lease_name or "-".join(filter(None, (CONTROLLER, _plain(lb_class)))),
     )
     settings = LoadBalancerSettings(load_balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))

@@ -108,7 +108,7 @@ def command(
         origin = directory_origin(manifests)
     else:
         origin = api_origin(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
-    logs.start(sys.stderr)
+    logs.start_logging(sys.stderr)
     try:
         healthz = (_address("--healthz-ip", healthz_ip), healthz_port) if healthz_port else None
         serve_overlay(_settings(flags), origin, healthz)

@@ -41,7 +41,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return self.connection.kubeconfig or self.master or "the service account of this pod"
 
 
-class Way(msgspec.Struct, frozen=True):
+class ServerConnection(msgspec.Struct, frozen=True):
     """A client, and what it was made of."""
 
     client: AsyncClient
@@ -52,7 +52,7 @@ class Way(msgspec.Struct, frozen=True):
     """When one of these changes, another client is needed."""
 
 
-def open_way(access: Access) -> Way:
+def open_connection(access: Access) -> ServerConnection:
     """A client for the server. Raises AccessError. To be closed by the caller."""
     try:
         return _open(access)
@@ -64,7 +64,7 @@ def open_way(access: Access) -> Way:
         raise AccessError(f"{access.origin}: {text or type(error).__name__}") from error
 
 
-def _open(access: Access) -> Way:
+def _open(access: Access) -> ServerConnection:
     import httpx2
     from lightkube.config.client_adapter import ConnectionParams
     from lightkube.config.kubeconfig import KubeConfig
@@ -94,21 +94,21 @@ def _open(access: Access) -> Way:
         fields = _direct(config, timeout)
     client = httpx2.AsyncClient(**fields, headers={"User-Agent": f"narthex/{__version__}"})
     name = cluster.get("tls-server-name")
-    return Way(client, config.cluster.server, {"sni_hostname": name} if name else {}, _files(path, config))
+    return ServerConnection(client, config.cluster.server, {"sni_hostname": name} if name else {}, _files(path, config))
 
 
 def _direct(config: SingleConfig, timeout: Timeout) -> dict[str, Any]:
     """What to make a client of that goes through our own transport."""
     from lightkube.config.client_adapter import ConnectionParams, user_auth
 
-    from narthex.kube.transport import Transport
+    from narthex.kube.transport import ApiTransport
 
     server = config.cluster.server
     if server.startswith("http://"):
         # Without TLS: reading all roots of trust for nothing takes as long as two thousand objects.
-        return {"base_url": server, "auth": user_auth(config.user), "timeout": timeout, "transport": Transport(None)}
+        return {"base_url": server, "auth": user_auth(config.user), "timeout": timeout, "transport": ApiTransport(None)}
     fields: dict[str, Any] = ConnectionParams(timeout=timeout).httpx_params(config)
-    return fields | {"transport": Transport(fields["verify"])}
+    return fields | {"transport": ApiTransport(fields["verify"])}
 
 
 def _environment_names_proxies() -> bool:

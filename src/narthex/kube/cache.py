@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from narthex.kube.messages import Garbled
+from narthex.kube.messages import MalformedResponse
 from narthex.model.decode.objects import Decoded, decode_json, decode_shape
 from narthex.model.names import NamespacedName
 from narthex.model.objects import AnyObject
@@ -22,7 +22,7 @@ _Key = NamespacedName | None
 """None: nobody can tell which object it was."""
 
 
-class Holdings:
+class ListCache:
     """What one list held, and what its watch told since."""
 
     def __init__(self, kind: str) -> None:
@@ -68,11 +68,11 @@ class Holdings:
         """An object is gone; its last state. Raises Garbled when nobody can tell which it was."""
         key = self._key(self._decode(raw))
         if key is None:
-            raise Garbled("a deleted object has no readable name")
+            raise MalformedResponse("a deleted object has no readable name")
         self._problems.pop(key, None)
         return Delete(self._kind, key) if self._objects.pop(key, None) is not None else None
 
-    def replace(self, fresh: Holdings) -> list[Event]:
+    def replace(self, fresh: ListCache) -> list[Event]:
         """All that there is, is this: the difference."""
         events: list[Event] = [Delete(self._kind, key) for key in self._objects if key not in fresh._objects]
         before, self._objects = self._objects, {}

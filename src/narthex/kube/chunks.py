@@ -13,7 +13,7 @@ _LONGEST_LINE = 16384
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f]*)?")
 
 
-class BadChunk(ValueError):
+class ChunkError(ValueError):
     """What was received is not in this coding."""
 
 
@@ -25,7 +25,7 @@ class _Next(Enum):
     NOTHING = 4
 
 
-class Chunks:
+class ChunkDecoder:
     """Takes the coding off, in pieces of any size."""
 
     def __init__(self) -> None:
@@ -61,14 +61,14 @@ class Chunks:
             if self._next is _Next.FOOT:
                 foot = data[at : at + 2]
                 if foot != b"\r\n"[: len(foot)]:
-                    raise BadChunk(f"a chunk ends with {foot!r}")
+                    raise ChunkError(f"a chunk ends with {foot!r}")
                 if len(foot) < 2:
                     break
                 at += 2
                 self._next = _Next.SIZE
             end = data.find(b"\r\n", at)
             if (len(data) if end < 0 else end) - at > _LONGEST_LINE:
-                raise BadChunk("a line between chunks has no end")
+                raise ChunkError("a line between chunks has no end")
             if end < 0:
                 break
             self._line(data[at:end])
@@ -81,12 +81,12 @@ class Chunks:
         if self._next is _Next.SIZE:
             match = _SIZE.fullmatch(line)
             if match is None:
-                raise BadChunk(f"{line[:40]!r} is not the head of a chunk")
+                raise ChunkError(f"{line[:40]!r} is not the head of a chunk")
             self._left = int(match[1], 16)
             self._next = _Next.CONTENT if self._left else _Next.TRAILER
         elif line:
             self._trailers += len(line)
             if self._trailers > _LONGEST_LINE:
-                raise BadChunk("the trailers have no end")
+                raise ChunkError("the trailers have no end")
         else:
             self._next = _Next.NOTHING

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from narthex.kube.access import Access, AccessError, Way, open_way
-from narthex.kube.exchange import Request
-from narthex.kube.rate_limit import Pace
+from narthex.kube.access import Access, AccessError, ServerConnection, open_connection
+from narthex.kube.exchange import WatchRequest
+from narthex.kube.rate_limit import RateLimiter
 from narthex.runtime.watched_files import file_stamp
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Unreachable(Exception):
     """No answer, or none that is whole; the message says why."""
 
 
-class Answer:
+class ApiResponse:
     """An answer whose head is there."""
 
     def __init__(self, response: Response) -> None:
@@ -56,17 +56,17 @@ class Answer:
         return b"".join(parts)[:_LONGEST_REFUSAL]
 
 
-class Api:
+class ApiClient:
     """Speaks to one API server. To be used within one asyncio loop, and closed there."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._pace = Pace(access.connection.qps, access.connection.burst)
-        self._way: Way | None = None
+        self._pace = RateLimiter(access.connection.qps, access.connection.burst)
+        self._way: ServerConnection | None = None
         self._stamps: Any = None
 
     @asynccontextmanager
-    async def get(self, request: Request) -> AsyncIterator[Answer]:
+    async def get(self, request: WatchRequest) -> AsyncIterator[ApiResponse]:
         """The answer to a request. Raises Unreachable, also while the answer is read."""
         async with self._send("GET", request.path, params=request.query) as answer:
             yield answer
@@ -90,7 +90,7 @@ class Api:
             await way.client.aclose()
 
     @asynccontextmanager
-    async def _send(self, method: str, path: str, **fields: Any) -> AsyncIterator[Answer]:
+    async def _send(self, method: str, path: str, **fields: Any) -> AsyncIterator[ApiResponse]:
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
@@ -100,7 +100,7 @@ class Api:
             fields["extensions"] = way.extensions
             async with way.client.stream(method, path, **fields) as response:
                 _keep_alive(response)
-                yield Answer(response)
+                yield ApiResponse(response)
         except (AccessError, ConfigError) as error:
             raise Unreachable(str(error)) from error
         except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError, OSError, RuntimeError) as error:
@@ -108,13 +108,13 @@ class Api:
             where = self._way.server if self._way is not None else self.access.origin
             raise Unreachable(f"{where}: {str(error) or type(error).__name__}") from error
 
-    async def _ready(self) -> Way:
+    async def _ready(self) -> ServerConnection:
         """A client made of the files as they are now."""
         if self._way is not None and self._stamps != tuple(map(file_stamp, self._way.files)):
             with contextlib.suppress(OSError, RuntimeError):
                 await self.close()
         if self._way is None:
-            self._way = open_way(self.access)
+            self._way = open_connection(self.access)
             self._stamps = tuple(map(file_stamp, self._way.files))
         return self._way
 

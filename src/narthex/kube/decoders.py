@@ -13,7 +13,7 @@ from narthex.model import wire
 from narthex.model.decode.objects import KINDS, shape_of
 
 
-def make_known() -> None:
+def prepare_decoders() -> None:
     """Let msgspec work out all forms of objects and of what an API server says around them. Takes some milliseconds."""
     for module in (wire, messages):
         for found in vars(module).values():
@@ -26,4 +26,4 @@ def make_known() -> None:
     for kind in KINDS:
         list(messages.read_lines(b"", shape_of(kind)))
     # A line that fits no shape is read as JSON.
-    msgspec.json.Decoder(messages.Told[msgspec.Raw])
+    msgspec.json.Decoder(messages.WatchEvent[msgspec.Raw])

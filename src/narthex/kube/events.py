@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName
 from narthex.runtime.logs import LOGGER
@@ -24,7 +24,7 @@ _CONTROLLER = "kube-proxy"
 """Named as the program whose place this takes, since that is what people look for."""
 
 
-class Happening(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something to tell of a Node or a Service."""
 
     kind: str
@@ -38,15 +38,15 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
     """Of the kind."""
 
 
-class Events(Protocol):
+class ClusterEventRecorder(Protocol):
     """Whom to tell."""
 
-    def tell(self, happening: Happening) -> None:
+    def tell(self, happening: ClusterEvent) -> None:
         """Never blocks, never raises."""
         ...
 
 
-class Creator(Protocol):
+class EventCreator(Protocol):
     """An API server that takes Events."""
 
     def create_event(self, namespace: str, event: dict[str, Any]) -> None:
@@ -54,10 +54,10 @@ class Creator(Protocol):
         ...
 
 
-class NoEvents:
+class LogOnlyRecorder:
     """Where there is no API server: the log has all of it anyway."""
 
-    def tell(self, happening: Happening) -> None:
+    def tell(self, happening: ClusterEvent) -> None:
         LOGGER.debug("event %s: %s", happening.reason, happening.note)
 
 
@@ -66,7 +66,7 @@ class EventWriter:
 
     def __init__(
         self,
-        creator: Creator,
+        creator: EventCreator,
         node_name: str,
         clock: Clock,
         controller: str = _CONTROLLER,
@@ -77,10 +77,10 @@ class EventWriter:
         self._node_name = node_name
         self._controller = controller
         self._clock = clock
-        self._waiting: queue.Queue[tuple[Happening, float] | None] = queue.Queue(most_waiting)
+        self._waiting: queue.Queue[tuple[ClusterEvent, float] | None] = queue.Queue(most_waiting)
         self._stop = threading.Event()
 
-    def tell(self, happening: Happening) -> None:
+    def tell(self, happening: ClusterEvent) -> None:
         """Have it written soon."""
         try:
             self._waiting.put_nowait((happening, self._clock.wall()))
@@ -89,7 +89,7 @@ class EventWriter:
 
     def running(self, seconds: float = 2.0) -> AbstractContextManager[None]:
         """Write while the block lasts. At its end what still waits is tried once more, for so many seconds at most."""
-        return beside("events", self._run, self._end, patience=seconds)
+        return in_background("events", self._run, self._end, patience=seconds)
 
     def _end(self) -> None:
         self._stop.set()
@@ -101,7 +101,7 @@ class EventWriter:
         while (one := self._waiting.get()) is not None:
             self._write(*one)
 
-    def _write(self, happening: Happening, wall: float) -> None:
+    def _write(self, happening: ClusterEvent, wall: float) -> None:
         body = event_object(happening, wall, self._node_name, self._controller)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -114,7 +114,7 @@ class EventWriter:
                     return
 
 
-def event_object(happening: Happening, wall: float, node_name: str, controller: str = _CONTROLLER) -> dict[str, Any]:
+def event_object(happening: ClusterEvent, wall: float, node_name: str, controller: str = _CONTROLLER) -> dict[str, Any]:
     """The Event as the API takes it. `wall`: when it happened, in seconds since the epoch."""
     from datetime import UTC, datetime
 
@@ -140,9 +140,9 @@ def event_object(happening: Happening, wall: float, node_name: str, controller: 
     }
 
 
-def starting(node_name: str) -> Happening:
+def starting(node_name: str) -> ClusterEvent:
     """The proxy of a node starts."""
-    return Happening(
+    return ClusterEvent(
         kind="Node",
         object=NamespacedName("", node_name),
         uid=node_name,
@@ -152,16 +152,16 @@ def starting(node_name: str) -> Happening:
     )
 
 
-def cannot_serve(node_name: str, purpose: str, note: str) -> Happening:
+def cannot_serve(node_name: str, purpose: str, note: str) -> ClusterEvent:
     """A status port cannot be had, and the process ends for it. `purpose` is `health` or `metrics`."""
     reason = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}[purpose]
     node = NamespacedName("", node_name)
-    return Happening(kind="Node", object=node, uid=node_name, reason=reason, action="StartKubeProxy", note=note)
+    return ClusterEvent(kind="Node", object=node, uid=node_name, reason=reason, action="StartKubeProxy", note=note)
 
 
-def ipvs_deprecated(node_name: str) -> Happening:
+def ipvs_deprecated(node_name: str) -> ClusterEvent:
     """Mode ipvs runs, which Kubernetes is about to drop (row 24.13)."""
-    return Happening(
+    return ClusterEvent(
         kind="Node",
         object=NamespacedName("", node_name),
         uid=node_name,
@@ -171,9 +171,9 @@ def ipvs_deprecated(node_name: str) -> Happening:
     )
 
 
-def cannot_check(service: NamespacedName, note: str) -> Happening:
+def cannot_check(service: NamespacedName, note: str) -> ClusterEvent:
     """A health check node port cannot be had."""
-    return Happening(
+    return ClusterEvent(
         kind="Service",
         object=service,
         uid=str(service),

@@ -8,7 +8,7 @@ from narthex.model.backoff import Backoff
 from narthex.model.store import Event
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
+class WatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
 
     backoff: Backoff = Backoff(0.4, 30.0, jitter=1.0)
@@ -31,10 +31,10 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """...and more seldom where there is more: so many objects in that time."""
 
 
-TIMES = Times()
+WATCH_TIMES = WatchTimes()
 
 
-class Request(msgspec.Struct, frozen=True):
+class WatchRequest(msgspec.Struct, frozen=True):
     """To be sent with GET; whatever was running for this list before is over."""
 
     path: str
@@ -43,38 +43,38 @@ class Request(msgspec.Struct, frozen=True):
     """The answer is a stream of lines, not a body."""
 
 
-class Start(msgspec.Struct, frozen=True):
+class WatchStarted(msgspec.Struct, frozen=True):
     """Begin."""
 
 
-class Opened(msgspec.Struct, frozen=True):
+class ResponseOpened(msgspec.Struct, frozen=True):
     """The answer begins, with status 200."""
 
 
-class Heard(msgspec.Struct, frozen=True):
+class BytesReceived(msgspec.Struct, frozen=True):
     """Some of the answer's bytes came; of a stream they come as Lines, too, when a line is whole."""
 
 
-class Body(msgspec.Struct, frozen=True):
+class ResponseBody(msgspec.Struct, frozen=True):
     """The whole answer to a list."""
 
     data: bytes
 
 
-class Lines(msgspec.Struct, frozen=True):
+class LinesReceived(msgspec.Struct, frozen=True):
     """Whole lines of a watch, one or more."""
 
     data: bytes
 
 
-class Ended(msgspec.Struct, frozen=True):
+class StreamEnded(msgspec.Struct, frozen=True):
     """The connection is over, or could not be made. What was left of a line is worth nothing."""
 
     reason: str = ""
     """Empty when the server ended the answer in order."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RequestRefused(msgspec.Struct, frozen=True):
     """An answer with another status."""
 
     code: int
@@ -83,23 +83,32 @@ class Refused(msgspec.Struct, frozen=True):
     """Seconds."""
 
 
-class Due(msgspec.Struct, frozen=True):
+class DeadlineReached(msgspec.Struct, frozen=True):
     """It is `wake_at`. A request that is running was given up."""
 
 
-Input = Start | Opened | Heard | Body | Lines | Ended | Refused | Due
+WatchInput = (
+    WatchStarted
+    | ResponseOpened
+    | BytesReceived
+    | ResponseBody
+    | LinesReceived
+    | StreamEnded
+    | RequestRefused
+    | DeadlineReached
+)
 
 
-class Step(msgspec.Struct, frozen=True):
+class WatchStep(msgspec.Struct, frozen=True):
     """What is to be done about an input."""
 
     events: tuple[Event, ...] = ()
-    request: Request | None = None
+    request: WatchRequest | None = None
     over: bool = False
     """The running request is not wanted any more. Without a new one: wait until `wake_at`."""
 
 
-class Counts(msgspec.Struct):
+class WatchCounts(msgspec.Struct):
     """What has happened since the start."""
 
     heard: int = 0

@@ -9,23 +9,36 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 from narthex.kube.access import Access
-from narthex.kube.lease import TIMES, Elector, Now, Read, Record, Rest, Times, Write, record_of, spec_of
-from narthex.kube.writes import ApiError, Conflict, Exists, Missing, Writer, writing
-from narthex.linux.background import beside
+from narthex.kube.lease import (
+    LEASE_TIMES,
+    Elector,
+    LeaseRecord,
+    LeaseTimes,
+    Moment,
+    ReadLease,
+    WaitUntil,
+    WriteLease,
+    record_of,
+    spec_of,
+)
+from narthex.kube.writes import AlreadyExistsError, ApiError, ApiWriter, ConflictError, NotFoundError, writing
+from narthex.linux.background import in_background
 from narthex.runtime.logs import LOGGER, printable
 
 _REQUEST_SECONDS = 4.0
 
 
-def moment() -> Now:
+def moment() -> Moment:
     """Now. The steady clock goes on while the machine sleeps."""
-    return Now(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class Leader:
     """One candidate for one Lease. May be asked from any thread."""
 
-    def __init__(self, access: Access, namespace: str, name: str, identity: str, times: Times = TIMES) -> None:
+    def __init__(
+        self, access: Access, namespace: str, name: str, identity: str, times: LeaseTimes = LEASE_TIMES
+    ) -> None:
         self._access = access
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
@@ -50,7 +63,7 @@ class Leader:
     def running(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Stand for election while the block lasts; `notice` is called when this may have begun or ended to lead. At the
         end the Lease is released: nothing may be written any more then."""
-        return beside("leader", lambda: self._run(notice), self._stop.set)
+        return in_background("leader", lambda: self._run(notice), self._stop.set)
 
     def _run(self, notice: Callable[[], None]) -> None:
         with asyncio.Runner() as runner:
@@ -67,7 +80,7 @@ class Leader:
             while not self._stop.is_set():
                 before = self.term
                 action = self._elector.act(moment())
-                if isinstance(action, Rest):
+                if isinstance(action, WaitUntil):
                     await self._rest(action.until)
                 else:
                     await self._do(writer, action)
@@ -82,15 +95,15 @@ class Leader:
         """Until then, or until it is to end."""
         await asyncio.to_thread(self._stop.wait, max(0.0, until - moment().steady))
 
-    async def _do(self, writer: Writer, action: Read | Write) -> None:
+    async def _do(self, writer: ApiWriter, action: ReadLease | WriteLease) -> None:
         sent = moment()
         try:
-            if isinstance(action, Read):
+            if isinstance(action, ReadLease):
                 self._elector.read(await self._read(writer), moment())
             else:
                 self._elector.wrote(await self._write(writer, action.record), sent, moment())
             self._trouble = ""
-        except (Conflict, Exists):
+        except (ConflictError, AlreadyExistsError):
             self._elector.refused(moment())
         except (ApiError, TimeoutError) as error:
             self._elector.failed(moment())
@@ -99,14 +112,14 @@ class Leader:
                 LOGGER.warning("the Lease %s cannot be read or written: %s", self._name, said)
             self._trouble = said
 
-    async def _read(self, writer: Writer) -> Record | None:
+    async def _read(self, writer: ApiWriter) -> LeaseRecord | None:
         async with asyncio.timeout(_REQUEST_SECONDS):
             try:
                 return record_of(await writer.get(f"{self._collection}/{self._name}"))
-            except Missing:
+            except NotFoundError:
                 return None
 
-    async def _write(self, writer: Writer, record: Record) -> Record:
+    async def _write(self, writer: ApiWriter, record: LeaseRecord) -> LeaseRecord:
         async with asyncio.timeout(_REQUEST_SECONDS):
             if not record.version:
                 body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; `renew` is less than `lease`, and `retry` much less than that."""
 
     lease: float = 15.0
@@ -27,10 +27,10 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Between two looks or renewals."""
 
 
-TIMES = Times()
+LEASE_TIMES = LeaseTimes()
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A Lease as it is on the server."""
 
     version: str = ""
@@ -42,7 +42,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     transitions: int = 0
 
 
-class Now(msgspec.Struct, frozen=True):
+class Moment(msgspec.Struct, frozen=True):
     """A moment."""
 
     steady: float
@@ -51,39 +51,39 @@ class Now(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
 
 
-class Rest(msgspec.Struct, frozen=True):
+class WaitUntil(msgspec.Struct, frozen=True):
     """Nothing to do until then, on the steady clock."""
 
     until: float
 
 
-class Read(msgspec.Struct, frozen=True):
+class ReadLease(msgspec.Struct, frozen=True):
     """Read the Lease, then call `read`."""
 
 
-class Write(msgspec.Struct, frozen=True):
+class WriteLease(msgspec.Struct, frozen=True):
     """Write this, if the Lease is still of the record's version (empty: create it); then call `wrote` or `refused`."""
 
-    record: Record
+    record: LeaseRecord
 
 
-Action = Rest | Read | Write
+LeaseAction = WaitUntil | ReadLease | WriteLease
 
 
 class Elector:
     """One candidate. Driven by one thread; `allowance` may be asked from any."""
 
-    def __init__(self, identity: str, times: Times = TIMES) -> None:
+    def __init__(self, identity: str, times: LeaseTimes = LEASE_TIMES) -> None:
         """`identity` must be this process's alone."""
         self.identity = identity
         self.times = times
         self.term = 0
         """Counts how often it has begun to lead."""
         self._leading = False
-        self._seen: Record | None = None
+        self._seen: LeaseRecord | None = None
         self._changed_at = 0.0
-        self._until = Now(0.0, 0.0)
-        self._next: Action = Read()
+        self._until = Moment(0.0, 0.0)
+        self._next: LeaseAction = ReadLease()
 
     @property
     def leading(self) -> bool:
@@ -95,35 +95,35 @@ class Elector:
         """Who had the Lease when it was last seen; empty when nobody had."""
         return self._seen.holder if self._seen is not None else ""
 
-    def allowance(self, now: Now) -> float:
+    def allowance(self, now: Moment) -> float:
         """Seconds for which this candidate may write; not positive: not at all."""
         # Both clocks must agree: the steady one does not see a machine that was stopped, the wall clock may be set.
         return min(self._until.steady - now.steady, self._until.wall - now.wall) if self._leading else 0.0
 
-    def act(self, now: Now) -> Action:
+    def act(self, now: Moment) -> LeaseAction:
         """What to do now."""
         if self._leading and now.steady >= self._until.steady:
             self._lose()
-        if isinstance(self._next, Rest) and now.steady >= self._next.until:
-            self._next = Write(self._mine(now)) if self._leading else Read()
-        elif isinstance(self._next, Rest) and self._leading:
-            return Rest(min(self._next.until, self._until.steady))
+        if isinstance(self._next, WaitUntil) and now.steady >= self._next.until:
+            self._next = WriteLease(self._mine(now)) if self._leading else ReadLease()
+        elif isinstance(self._next, WaitUntil) and self._leading:
+            return WaitUntil(min(self._next.until, self._until.steady))
         return self._next
 
-    def read(self, record: Record | None, now: Now) -> None:
+    def read(self, record: LeaseRecord | None, now: Moment) -> None:
         """The Lease as it was read; None: there is none."""
-        record = record or Record()
+        record = record or LeaseRecord()
         if self._seen is None or record != self._seen:
             self._seen, self._changed_at = record, now.steady
         if self._leading and record.holder != self.identity:
             self._lose()
         expired = now.steady - self._changed_at > max(record.seconds, self.times.lease)
         if record.holder in ("", self.identity) or expired:
-            self._next = Write(self._mine(now))
+            self._next = WriteLease(self._mine(now))
         else:
             self._rest(now)
 
-    def wrote(self, record: Record, sent: Now, now: Now) -> None:
+    def wrote(self, record: LeaseRecord, sent: Moment, now: Moment) -> None:
         """The Lease as it was stored, and when that was sent."""
         self._seen, self._changed_at = record, now.steady
         if record.holder != self.identity:
@@ -132,30 +132,30 @@ class Elector:
             if not self._leading:
                 self._leading = True
                 self.term += 1
-            self._until = Now(sent.steady + self.times.renew, sent.wall + self.times.renew)
+            self._until = Moment(sent.steady + self.times.renew, sent.wall + self.times.renew)
         self._rest(now)
 
-    def refused(self, now: Now) -> None:
+    def refused(self, now: Moment) -> None:
         """The Lease was of another version: somebody else wrote it."""
         del now
-        self._next = Read()
+        self._next = ReadLease()
 
-    def failed(self, now: Now) -> None:
+    def failed(self, now: Moment) -> None:
         """No answer, or one that says nothing: try again; what was written may be there or not."""
-        self._next = Rest(now.steady + self.times.retry)
+        self._next = WaitUntil(now.steady + self.times.retry)
 
-    def release(self, now: Now) -> Write | None:
+    def release(self, now: Moment) -> WriteLease | None:
         """What to write so that others need not wait, once nothing more will be written here; None: nothing."""
         if not self._leading or self._seen is None:
             return None
         self._lose()
-        return Write(msgspec.structs.replace(self._seen, holder="", seconds=1.0, renewed=time_text(now.wall)))
+        return WriteLease(msgspec.structs.replace(self._seen, holder="", seconds=1.0, renewed=time_text(now.wall)))
 
-    def _mine(self, now: Now) -> Record:
+    def _mine(self, now: Moment) -> LeaseRecord:
         """The Lease as it is to be."""
-        seen, text = self._seen or Record(), time_text(now.wall)
+        seen, text = self._seen or LeaseRecord(), time_text(now.wall)
         again = seen.holder == self.identity
-        return Record(
+        return LeaseRecord(
             version=seen.version,
             holder=self.identity,
             seconds=self.times.lease,
@@ -164,12 +164,12 @@ class Elector:
             transitions=seen.transitions + (not again and bool(seen.version)),
         )
 
-    def _rest(self, now: Now) -> None:
-        self._next = Rest(now.steady + self.times.retry)
+    def _rest(self, now: Moment) -> None:
+        self._next = WaitUntil(now.steady + self.times.retry)
 
     def _lose(self) -> None:
         self._leading = False
-        self._next = Read()
+        self._next = ReadLease()
 
 
 def time_text(wall: float) -> str:
@@ -177,7 +177,7 @@ def time_text(wall: float) -> str:
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def spec_of(record: Record) -> dict[str, Any]:
+def spec_of(record: LeaseRecord) -> dict[str, Any]:
     """`spec` of the Lease."""
     return {
         "holderIdentity": record.holder,
@@ -188,10 +188,10 @@ def spec_of(record: Record) -> dict[str, Any]:
     }
 
 
-def record_of(raw: dict[str, Any]) -> Record:
+def record_of(raw: dict[str, Any]) -> LeaseRecord:
     """The record of a Lease as JSON has it. What others may have left out counts as empty."""
     spec, meta = raw.get("spec") or {}, raw.get("metadata") or {}
-    return Record(
+    return LeaseRecord(
         version=str(meta.get("resourceVersion") or ""),
         holder=str(spec.get("holderIdentity") or ""),
         seconds=float(spec.get("leaseDurationSeconds") or 0),

@@ -15,7 +15,7 @@ INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Garbled(ValueError):
+class MalformedResponse(ValueError):
     """What was received is not what a server says."""
 
 
@@ -26,7 +26,7 @@ class ListMeta(msgspec.Struct, frozen=True, rename={"next": "continue", "version
     next: str | None = None
 
 
-class Page(msgspec.Struct, frozen=True):
+class ListPage(msgspec.Struct, frozen=True):
     """A list, or a part of one."""
 
     metadata: ListMeta
@@ -36,7 +36,7 @@ class Page(msgspec.Struct, frozen=True):
 T = TypeVar("T")
 
 
-class Told(msgspec.Struct, Generic[T], frozen=True):
+class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
     """One line of a watch."""
 
     type: str
@@ -69,7 +69,7 @@ class _Details(msgspec.Struct, frozen=True, rename={"retry_after": "retryAfterSe
     retry_after: float | None = None
 
 
-class Status(msgspec.Struct, frozen=True):
+class ApiStatus(msgspec.Struct, frozen=True):
     """Why something was refused."""
 
     code: int = 0
@@ -97,24 +97,24 @@ class Status(msgspec.Struct, frozen=True):
         return self.details.retry_after if self.details is not None else None
 
 
-def read_page(body: bytes) -> Page:
+def read_page(body: bytes) -> ListPage:
     """A list. Raises Garbled."""
     try:
-        page = msgspec.json.decode(body, type=Page)
+        page = msgspec.json.decode(body, type=ListPage)
     except _UNREADABLE as error:
-        raise Garbled(f"the list is not one: {error}") from error
+        raise MalformedResponse(f"the list is not one: {error}") from error
     if not page.metadata.version:
-        raise Garbled("the list has no resourceVersion")
+        raise MalformedResponse("the list has no resourceVersion")
     return page
 
 
-def read_lines(data: bytes, shape: type[T]) -> Iterable[Told[T]] | Iterable[Told[msgspec.Raw]]:
+def read_lines(data: bytes, shape: type[T]) -> Iterable[WatchEvent[T]] | Iterable[WatchEvent[msgspec.Raw]]:
     """Lines of a watch, with their objects in a shape of `model.wire`, or as JSON when one of them does not fit it.
 
     Raises Garbled when the line that is none is reached.
     """
     try:
-        found: list[Told[T]] = _reader(shape).decode_lines(data)  # type: ignore[arg-type]
+        found: list[WatchEvent[T]] = _reader(shape).decode_lines(data)  # type: ignore[arg-type]
     except _UNREADABLE:
         pass
     else:
@@ -125,22 +125,22 @@ def read_lines(data: bytes, shape: type[T]) -> Iterable[Told[T]] | Iterable[Told
 
 @cache
 def _reader(shape: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(Told[shape])
+    return msgspec.json.Decoder(WatchEvent[shape])
 
 
-def _read_line(data: bytes) -> Told[msgspec.Raw]:
+def _read_line(data: bytes) -> WatchEvent[msgspec.Raw]:
     try:
-        return msgspec.json.decode(data, type=Told[msgspec.Raw])
+        return msgspec.json.decode(data, type=WatchEvent[msgspec.Raw])
     except _UNREADABLE as error:
-        raise Garbled(f"a line of the watch is not one: {error}") from error
+        raise MalformedResponse(f"a line of the watch is not one: {error}") from error
 
 
-def read_status(data: bytes | msgspec.Raw, code: int = 0) -> Status:
+def read_status(data: bytes | msgspec.Raw, code: int = 0) -> ApiStatus:
     """A Status, with the code of the answer where it is not a readable one."""
     try:
-        status = msgspec.json.decode(data, type=Status)
+        status = msgspec.json.decode(data, type=ApiStatus)
     except _UNREADABLE:
-        return Status(code)
+        return ApiStatus(code)
     return status if status.code else msgspec.structs.replace(status, code=code)
 
 
@@ -153,10 +153,10 @@ def version_of(object: Any) -> tuple[str, bool]:
         try:
             object = msgspec.json.decode(object, type=_Marked)
         except _UNREADABLE as error:
-            raise Garbled(f"an object of the watch has no readable metadata: {error}") from error
+            raise MalformedResponse(f"an object of the watch has no readable metadata: {error}") from error
     meta = object.metadata
     if meta is None or not meta.resourceVersion:
-        raise Garbled("an object of the watch has no resourceVersion")
+        raise MalformedResponse("an object of the watch has no resourceVersion")
     marks = meta.annotations
     return meta.resourceVersion, isinstance(marks, dict) and marks.get(INITIAL_EVENTS_END) == "true"
 
@@ -168,7 +168,7 @@ def is_older(version: str, than: str) -> bool:
     return int(version) < int(than)
 
 
-class Splitter:
+class LineSplitter:
     """Bytes as they come, to whole lines."""
 
     def __init__(self) -> None:

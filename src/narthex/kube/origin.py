@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.client import Api, Unreachable
-from narthex.kube.events import Creator
-from narthex.kube.exchange import TIMES
+from narthex.kube.client import ApiClient, Unreachable
+from narthex.kube.events import EventCreator
+from narthex.kube.exchange import WATCH_TIMES
 from narthex.kube.resources import of_a_proxy
-from narthex.kube.source import Followed, KubeSource
+from narthex.kube.source import FollowedList, KubeSource
 from narthex.model.problem import quoted
-from narthex.runtime.feed import Watched
+from narthex.runtime.feed import EventSource
 from narthex.runtime.metrics import Collector
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ _EVENT_SECONDS = 10.0
 class Origin(NamedTuple):
     """Where a proxy's objects come from, and whom it can tell of itself."""
 
-    source: Watched
-    creator: Creator | None = None
+    source: EventSource
+    creator: EventCreator | None = None
     """An API server that takes Events; None: there is none, and nodes need not have a Node object."""
     collectors: tuple[Collector, ...] = ()
     """What the source counts."""
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 
 def api_origin(access: Access, node_name: str, relist: float, wall: Callable[[], float]) -> Origin:
     """The lists that a node proxy needs, listed again every `relist` seconds. `wall` tells the time of day."""
-    source = KubeSource(access, of_a_proxy(node_name), times=msgspec.structs.replace(TIMES, relist=relist))
+    source = KubeSource(access, of_a_proxy(node_name), times=msgspec.structs.replace(WATCH_TIMES, relist=relist))
     return Origin(source, EventPoster(access), (SourceMetrics(source.followed, wall),), access)
 
 
@@ -60,7 +60,7 @@ class EventPoster:
             raise RuntimeError(f"{path}: status {code}: {quoted(said.decode(errors='replace'))}")
 
     async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        api = Api(self._access)
+        api = ApiClient(self._access)
         try:
             async with asyncio.timeout(_EVENT_SECONDS):
                 return await api.post(path, body)
@@ -71,7 +71,7 @@ class EventPoster:
 class SourceMetrics:
     """How fresh the lists are, for a scrape."""
 
-    def __init__(self, followed: Sequence[Followed], wall: Callable[[], float]) -> None:
+    def __init__(self, followed: Sequence[FollowedList], wall: Callable[[], float]) -> None:
         self._followed = followed
         self._wall = wall
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 DEFAULT_QPS, DEFAULT_BURST = 5.0, 10
 
 
-class Pace:
+class RateLimiter:
     """A bucket of tokens. 0 stands for the defaults, a negative `qps` for no limit."""
 
     def __init__(self, qps: float, burst: int) -> None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from narthex.kube.access import Access
-from narthex.kube.client import Api, Unreachable
+from narthex.kube.client import ApiClient, Unreachable
 
 PATHS = {
     "services": "/api/v1/services",
@@ -25,14 +25,14 @@ def read_lists(access: Access) -> dict[str, dict[str, Any] | str]:
 
 
 async def _read(access: Access) -> dict[str, dict[str, Any] | str]:
-    api = Api(access)
+    api = ApiClient(access)
     try:
         return {plural: await _list(api, path) for plural, path in PATHS.items()}
     finally:
         await api.close()
 
 
-async def _list(api: Api, path: str) -> dict[str, Any] | str:
+async def _list(api: ApiClient, path: str) -> dict[str, Any] | str:
     try:
         async with asyncio.timeout(_SECONDS):
             status, body = await api.exchange("GET", path, None, "application/json")

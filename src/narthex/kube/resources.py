@@ -8,7 +8,7 @@ NOT_OURS = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy
 """Label selector: no slices of headless Services, nothing that another proxy is told to serve."""
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True):
+class WatchedResource(msgspec.Struct, frozen=True, kw_only=True):
     """One list that is kept up."""
 
     kind: str
@@ -25,47 +25,51 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """A server without it, or one that does not let us see it, counts as one that has no object of it."""
 
 
-SERVICES = Resource(
+SERVICES = WatchedResource(
     kind="Service",
     paths=("/api/v1/services",),
     labels=NOT_OURS,
     # Servers know it since 1.31. Headless Services get no rules in any case.
     fields_if_known="spec.clusterIP!=None",
 )
-ENDPOINT_SLICES = Resource(kind="EndpointSlice", paths=("/apis/discovery.k8s.io/v1/endpointslices",), labels=NOT_OURS)
-NODES = Resource(kind="Node", paths=("/api/v1/nodes",))
-SERVICE_CIDRS = Resource(
+ENDPOINT_SLICES = WatchedResource(
+    kind="EndpointSlice", paths=("/apis/discovery.k8s.io/v1/endpointslices",), labels=NOT_OURS
+)
+NODES = WatchedResource(kind="Node", paths=("/api/v1/nodes",))
+SERVICE_CIDRS = WatchedResource(
     kind="ServiceCIDR",
     # v1 since 1.33, v1beta1 where 1.31 and 1.32 have it switched on.
     paths=("/apis/networking.k8s.io/v1/servicecidrs", "/apis/networking.k8s.io/v1beta1/servicecidrs"),
     optional=True,
 )
-PODS = Resource(kind="Pod", paths=("/api/v1/pods",), optional=True)
+PODS = WatchedResource(kind="Pod", paths=("/api/v1/pods",), optional=True)
 """For commands that know pods by name; no proxy asks for them."""
 
-ALL_SERVICES = Resource(kind="Service", paths=SERVICES.paths)
+ALL_SERVICES = WatchedResource(kind="Service", paths=SERVICES.paths)
 """Also those that no node proxy serves: each can hold a load balancer's address."""
-LISTED_SLICES = Resource(kind="EndpointSlice", paths=ENDPOINT_SLICES.paths, labels="!service.kubernetes.io/headless")
+LISTED_SLICES = WatchedResource(
+    kind="EndpointSlice", paths=ENDPOINT_SLICES.paths, labels="!service.kubernetes.io/headless"
+)
 """Of all Services that have an address."""
-NAMESPACES = Resource(kind="Namespace", paths=("/api/v1/namespaces",))
-ADDRESS_POOLS = Resource(kind="IPAddressPool", paths=("/apis/metallb.io/v1beta1/ipaddresspools",))
+NAMESPACES = WatchedResource(kind="Namespace", paths=("/api/v1/namespaces",))
+ADDRESS_POOLS = WatchedResource(kind="IPAddressPool", paths=("/apis/metallb.io/v1beta1/ipaddresspools",))
 """Not optional: a server that hides them for a moment must not look like one whose pools are gone."""
-L2_ADVERTISEMENTS = Resource(
+L2_ADVERTISEMENTS = WatchedResource(
     kind="L2Advertisement", paths=("/apis/metallb.io/v1beta1/l2advertisements",), optional=True
 )
 
 
-def own_node(name: str) -> Resource:
+def own_node(name: str) -> WatchedResource:
     """The one Node with this name."""
     return msgspec.structs.replace(NODES, fields=f"metadata.name={name}")
 
 
-def of_a_proxy(node_name: str) -> tuple[Resource, ...]:
+def of_a_proxy(node_name: str) -> tuple[WatchedResource, ...]:
     """All that a node proxy needs."""
     return SERVICES, ENDPOINT_SLICES, own_node(node_name), SERVICE_CIDRS
 
 
-def of_names(*, endpoints: bool = True, pods: bool = False) -> tuple[Resource, ...]:
+def of_names(*, endpoints: bool = True, pods: bool = False) -> tuple[WatchedResource, ...]:
     """What a DNS server answers from: headless Services too, and those that other proxies serve. `pods`: only those that
     may have an address to keep (row D24)."""
     slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
@@ -74,12 +78,12 @@ def of_names(*, endpoints: bool = True, pods: bool = False) -> tuple[Resource, .
     return ALL_SERVICES, *([slices] if endpoints else []), NAMESPACES, *([watched] if pods else [])
 
 
-def of_an_announcer(*, pools: bool = True) -> tuple[Resource, ...]:
+def of_an_announcer(*, pools: bool = True) -> tuple[WatchedResource, ...]:
     """What decides who answers for a load balancer's address. Without `pools` those come from somewhere else."""
     return ALL_SERVICES, LISTED_SLICES, NODES, *([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else [])
 
 
-def of_a_cluster(*, pods: bool = False) -> tuple[Resource, ...]:
+def of_a_cluster(*, pods: bool = False) -> tuple[WatchedResource, ...]:
     """What a look at a cluster from any of its nodes needs."""
     pools = msgspec.structs.replace(ADDRESS_POOLS, optional=True)
     return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, pools, L2_ADVERTISEMENTS, *([PODS] if pods else [])

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.client import Api, Unreachable
-from narthex.kube.exchange import TIMES
-from narthex.kube.resources import Resource
+from narthex.kube.client import ApiClient, Unreachable
+from narthex.kube.exchange import WATCH_TIMES
+from narthex.kube.resources import WatchedResource
 from narthex.kube.session import follow
 from narthex.kube.watch import Watch
 from narthex.model.backoff import Backoff
@@ -20,20 +20,20 @@ from narthex.model.store import Event
 
 PATIENCE_SECONDS = 30.0
 _ATTEMPTS = 3
-_TIMES = msgspec.structs.replace(TIMES, backoff=Backoff(0.2, 2.0, jitter=1.0), list_silence=PATIENCE_SECONDS)
+_TIMES = msgspec.structs.replace(WATCH_TIMES, backoff=Backoff(0.2, 2.0, jitter=1.0), list_silence=PATIENCE_SECONDS)
 
 
 def read_once(
-    access: Access, resources: Sequence[Resource], seconds: float = PATIENCE_SECONDS
+    access: Access, resources: Sequence[WatchedResource], seconds: float = PATIENCE_SECONDS
 ) -> tuple[list[Event], tuple[Problem, ...]]:
     """All objects of these lists, as they are now, and what is wrong with some. Raises Unreachable."""
     return asyncio.run(_read(access, resources, seconds))
 
 
 async def _read(
-    access: Access, resources: Sequence[Resource], seconds: float
+    access: Access, resources: Sequence[WatchedResource], seconds: float
 ) -> tuple[list[Event], tuple[Problem, ...]]:
-    api = Api(access)
+    api = ApiClient(access)
     events: list[Event] = []
     watches = [Watch(each, random.random, _TIMES, streaming=False, newest=True) for each in resources]
     done = asyncio.Event()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.client import Api
-from narthex.kube.exchange import TIMES, Counts, Times
-from narthex.kube.resources import Resource
+from narthex.kube.client import ApiClient
+from narthex.kube.exchange import WATCH_TIMES, WatchCounts, WatchTimes
+from narthex.kube.resources import WatchedResource
 from narthex.kube.session import follow
 from narthex.kube.watch import Watch
 from narthex.model.problem import Problem
@@ -25,11 +25,11 @@ GATHER_SECONDS = 0.1
 """Changes are told at once, but not more often than this: a burst of them is one."""
 
 
-class Followed(msgspec.Struct, kw_only=True):
+class FollowedList(msgspec.Struct, kw_only=True):
     """What is known of one list, for metrics. Times are of the wall clock, None: never."""
 
     kind: str
-    counts: Counts
+    counts: WatchCounts
     last_list: float | None = None
     """The last complete list."""
     last_event: float | None = None
@@ -50,9 +50,9 @@ class KubeSource:
     def __init__(
         self,
         access: Access,
-        resources: Sequence[Resource],
+        resources: Sequence[WatchedResource],
         *,
-        times: Times = TIMES,
+        times: WatchTimes = WATCH_TIMES,
         streaming: bool = True,
         newest: bool = False,
         chance: Callable[[], float] = random.random,
@@ -62,9 +62,9 @@ class KubeSource:
         lists are to be what is true now, not what the server has at hand."""
         self._access = access
         self._watches = [Watch(each, chance, times, streaming=streaming, newest=newest) for each in resources]
-        self.followed = tuple(Followed(kind=each.resource.kind, counts=each.counts) for each in self._watches)
+        self.followed = tuple(FollowedList(kind=each.resource.kind, counts=each.counts) for each in self._watches)
         self._gather = gather
-        self._seen = [Counts() for _ in self._watches]
+        self._seen = [WatchCounts() for _ in self._watches]
         self._waiting: list[Event] = []
         self._something = asyncio.Event()
         self._tell_again_at = -math.inf
@@ -87,7 +87,7 @@ class KubeSource:
         """
         with asyncio.Runner() as runner:
             self._something = asyncio.Event()
-            api = Api(self._access)
+            api = ApiClient(self._access)
             running = runner.run(self._start(api, stop))
             try:
                 while not stop.is_set():
@@ -97,7 +97,7 @@ class KubeSource:
             finally:
                 runner.run(_end(api, running))
 
-    async def _start(self, api: Api, stop: threading.Event) -> list[asyncio.Task[None]]:
+    async def _start(self, api: ApiClient, stop: threading.Event) -> list[asyncio.Task[None]]:
         loop = asyncio.get_running_loop()
         something = self._something
 
@@ -154,7 +154,7 @@ class KubeSource:
         noted.synced, noted.trouble = watch.synced, watch.trouble is not None
 
 
-async def _end(api: Api, running: Sequence[asyncio.Task[None]]) -> None:
+async def _end(api: ApiClient, running: Sequence[asyncio.Task[None]]) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)

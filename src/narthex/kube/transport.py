@@ -17,7 +17,7 @@ from typing import Any, cast
 import h11
 import httpx2
 
-from narthex.kube.chunks import BadChunk, Chunks
+from narthex.kube.chunks import ChunkDecoder, ChunkError
 
 _MOST_WAITING = 1024 * 1024
 """Bytes that wait for their reader; then the server has to."""
@@ -27,7 +27,7 @@ _KEPT_SECONDS = 5.0
 _Origin = tuple[str, str, int]
 
 
-class Transport(httpx2.AsyncBaseTransport):
+class ApiTransport(httpx2.AsyncBaseTransport):
     """For one asyncio loop. Connections are kept while they are of use."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
@@ -206,7 +206,7 @@ class _Body(httpx2.AsyncByteStream):
     """What follows the head of an answer. Read once, and closed by its reader."""
 
     def __init__(
-        self, transport: Transport, connection: _Connection, request: httpx2.Request, head: h11.Response, rest: bytes
+        self, transport: ApiTransport, connection: _Connection, request: httpx2.Request, head: h11.Response, rest: bytes
     ) -> None:
         self._transport = transport
         self._connection = connection
@@ -233,11 +233,11 @@ class _Body(httpx2.AsyncByteStream):
             self._transport.done(self._connection, good=self._whole and self._lasting)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        chunks, data = Chunks(), self._rest
+        chunks, data = ChunkDecoder(), self._rest
         while True:
             try:
                 part = chunks.feed(data)
-            except BadChunk as error:
+            except ChunkError as error:
                 raise httpx2.RemoteProtocolError(str(error)) from error
             if part:
                 yield part

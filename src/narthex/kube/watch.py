@@ -15,40 +15,40 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from narthex.kube.cache import Holdings
+from narthex.kube.cache import ListCache
 from narthex.kube.exchange import (
-    TIMES,
-    Body,
-    Counts,
-    Due,
-    Ended,
-    Heard,
-    Input,
-    Lines,
-    Opened,
-    Refused,
-    Request,
-    Start,
-    Step,
-    Times,
+    WATCH_TIMES,
+    BytesReceived,
+    DeadlineReached,
+    LinesReceived,
+    RequestRefused,
+    ResponseBody,
+    ResponseOpened,
+    StreamEnded,
+    WatchCounts,
+    WatchInput,
+    WatchRequest,
+    WatchStarted,
+    WatchStep,
+    WatchTimes,
 )
 from narthex.kube.messages import (
     TYPES,
-    Garbled,
-    Status,
-    Told,
+    ApiStatus,
+    MalformedResponse,
+    WatchEvent,
     is_older,
     read_lines,
     read_page,
     read_status,
     version_of,
 )
-from narthex.kube.resources import Resource
+from narthex.kube.resources import WatchedResource
 from narthex.model.decode.objects import shape_of
 from narthex.model.problem import Problem, quoted
 from narthex.model.store import Event
 
-_GO_ON = Step()
+_GO_ON = WatchStep()
 
 
 class _Phase(Enum):
@@ -73,9 +73,9 @@ class Watch:
 
     def __init__(
         self,
-        resource: Resource,
+        resource: WatchedResource,
         chance: Callable[[], float],
-        times: Times = TIMES,
+        times: WatchTimes = WATCH_TIMES,
         *,
         streaming: bool = True,
         newest: bool = False,
@@ -83,9 +83,9 @@ class Watch:
         """`chance` gives numbers from 0 to 1. `streaming` tries streaming lists first. `newest`: the first list is to be
         what is true now, not what the server has at hand."""
         self.resource = resource
-        self.counts = Counts()
+        self.counts = WatchCounts()
         self._shape = shape_of(resource.kind)
-        self.holdings = Holdings(resource.kind)
+        self.holdings = ListCache(resource.kind)
         self.synced = False
         """A list has been complete once, or the server has none."""
         self.wake_at = -math.inf
@@ -108,7 +108,7 @@ class Watch:
         """A page after the first one is read."""
         self._whole = False
         """The list is read in one piece, since its continuation expired."""
-        self._fresh = Holdings(resource.kind)
+        self._fresh = ListCache(resource.kind)
         self._opened_at = math.inf
         self._closes_at = math.inf
         self._has_bookmarks = False
@@ -116,43 +116,43 @@ class Watch:
         self._failures = 0
         self._then_list = True
 
-    def take(self, input: Input, now: float) -> Step:
+    def take(self, input: WatchInput, now: float) -> WatchStep:
         """One input; `now` in seconds of a clock that only grows."""
         try:
             match input:
-                case Lines(data):
+                case LinesReceived(data):
                     return self._lines(data, now)
-                case Heard():
+                case BytesReceived():
                     self._heard(now)
                     return _GO_ON
-                case Opened():
+                case ResponseOpened():
                     return self._opened(now)
-                case Body(data):
+                case ResponseBody(data):
                     return self._page(data, now)
-                case Refused(code, body, retry_after):
+                case RequestRefused(code, body, retry_after):
                     return self._refused(read_status(body, code), retry_after, now)
-                case Ended(reason):
+                case StreamEnded(reason):
                     return self._ended(reason, now)
-                case Due():
+                case DeadlineReached():
                     return self._due(now)
-                case Start():
+                case WatchStarted():
                     return self._list(now)
-        except Garbled as error:
+        except MalformedResponse as error:
             return self._garbled(error, now)
 
     # Asking
 
-    def _list(self, now: float, *, page: str = "") -> Step:
+    def _list(self, now: float, *, page: str = "") -> WatchStep:
         """Ask for all there is, or for the next page of it."""
         self.wake_at = now + self._times.list_silence
         self._paging = bool(page)
         if page:
-            return Step(request=self._request({"limit": str(PAGE_OBJECTS), "continue": page}), over=True)
-        self._fresh = Holdings(self.resource.kind)
+            return WatchStep(request=self._request({"limit": str(PAGE_OBJECTS), "continue": page}), over=True)
+        self._fresh = ListCache(self.resource.kind)
         if self._streaming and not self._stream_failed:
             self._phase = _Phase.STREAMING
             self.wake_at = now + self._times.stream_silence
-            return Step(request=self._watch_request(now, self._floor, initial=True), over=True)
+            return WatchStep(request=self._watch_request(now, self._floor, initial=True), over=True)
         self._phase = _Phase.LISTING
         query = {}
         # A limit together with a version would ask for exactly that version; and caches answer without a limit only.
@@ -162,25 +162,27 @@ class Watch:
             query["resourceVersion"] = self._floor
         if self._floor not in (_ANY, _NEWEST):
             query["resourceVersionMatch"] = "NotOlderThan"
-        return Step(request=self._request(query), over=True)
+        return WatchStep(request=self._request(query), over=True)
 
-    def _watch(self, now: float) -> Step:
+    def _watch(self, now: float) -> WatchStep:
         """Ask for what has changed since the last version seen."""
         self._phase = _Phase.WATCHING
         self._opened_at = math.inf
         request = self._watch_request(now, self._version, initial=False)
         self.wake_at = min(now + self._times.list_silence, self._relist_at)
-        return Step(request=request, over=True)
+        return WatchStep(request=request, over=True)
 
-    def _probe(self, now: float) -> Step:
+    def _probe(self, now: float) -> WatchStep:
         """Ask for next to nothing at the version that is watched from: a server that has gone back says that it is too large.
         A server where nothing happens may be silent for longer than one thinks, and is not to be burdened with lists."""
         self._phase = _Phase.PROBING
         self.wake_at = now + self._times.list_silence
         query = {"limit": "1", "resourceVersion": self._version, "resourceVersionMatch": "NotOlderThan"}
-        return Step(request=Request(self.resource.paths[self._path], tuple(query.items()), lines=False), over=True)
+        return WatchStep(
+            request=WatchRequest(self.resource.paths[self._path], tuple(query.items()), lines=False), over=True
+        )
 
-    def _watch_request(self, now: float, version: str, *, initial: bool) -> Request:
+    def _watch_request(self, now: float, version: str, *, initial: bool) -> WatchRequest:
         # Not all watches of all nodes are to end at the same moment.
         seconds = math.ceil(self._times.watch * (1 + self._chance()))
         self._closes_at = now + seconds + self._times.watch_grace
@@ -191,17 +193,17 @@ class Watch:
             query["resourceVersion"] = version
         return self._request(query, lines=True)
 
-    def _request(self, query: dict[str, str], *, lines: bool = False) -> Request:
+    def _request(self, query: dict[str, str], *, lines: bool = False) -> WatchRequest:
         if self.resource.labels:
             query["labelSelector"] = self.resource.labels
         fields = [self.resource.fields, self.resource.fields_if_known if self._fields_known else ""]
         if any(fields):
             query["fieldSelector"] = ",".join(filter(None, fields))
-        return Request(self.resource.paths[self._path], tuple(query.items()), lines)
+        return WatchRequest(self.resource.paths[self._path], tuple(query.items()), lines)
 
     # Answers
 
-    def _opened(self, now: float) -> Step:
+    def _opened(self, now: float) -> WatchStep:
         self._heard(now)
         if self._phase is _Phase.WATCHING:
             self.counts.watches += 1
@@ -219,7 +221,7 @@ class Watch:
         silence = now + self._times.bookmark_silence if self._has_bookmarks else math.inf
         self.wake_at = min(self._closes_at, silence, self._relist_at)
 
-    def _page(self, data: bytes, now: float) -> Step:
+    def _page(self, data: bytes, now: float) -> WatchStep:
         page = read_page(data)
         if self._phase is _Phase.PROBING:
             if is_older(page.metadata.version, self._version):
@@ -231,16 +233,16 @@ class Watch:
         if page.metadata.next:
             return self._list(now, page=page.metadata.next)
         events = self._complete(page.metadata.version, now)
-        return Step(events, self._watch(now).request, over=True)
+        return WatchStep(events, self._watch(now).request, over=True)
 
     def _complete(self, version: str, now: float) -> tuple[Event, ...]:
         """All that there is has been read."""
         if self._floor != _NEWEST and is_older(version, self._floor):
             # Another server, that lags behind. If it is the newest there is, asking for the newest will show.
             self._floor = _NEWEST
-            raise Garbled(f"the list is of version {version}, older than what is known already")
+            raise MalformedResponse(f"the list is of version {version}, older than what is known already")
         events = self.holdings.replace(self._fresh)
-        self._fresh = Holdings(self.resource.kind)
+        self._fresh = ListCache(self.resource.kind)
         self._version = self._floor = version
         self._whole = self._stream_failed = False
         self.synced = True
@@ -250,7 +252,7 @@ class Watch:
         self._relist_at = now + self._times.relist * share * (0.9 + 0.2 * self._chance())
         return tuple(events)
 
-    def _lines(self, data: bytes, now: float) -> Step:
+    def _lines(self, data: bytes, now: float) -> WatchStep:
         """Lines up to the one that ends the watch, if one does."""
         events: list[Event] = []
         self._heard(now)
@@ -261,17 +263,17 @@ class Watch:
                 if step.over:
                     break
             else:
-                return Step(tuple(events)) if events else _GO_ON
-        except Garbled as error:
+                return WatchStep(tuple(events)) if events else _GO_ON
+        except MalformedResponse as error:
             step = self._garbled(error, now)
-        return Step((*events, *step.events), step.request, over=True) if events else step
+        return WatchStep((*events, *step.events), step.request, over=True) if events else step
 
-    def _told(self, told: Told[Any], now: float) -> Step:
+    def _told(self, told: WatchEvent[Any], now: float) -> WatchStep:
         """One line."""
         if told.type == "ERROR":
             return self._refused(read_status(told.object), None, now)
         if told.type not in TYPES:
-            raise Garbled(f"the watch has an event of type {quoted(told.type)}")
+            raise MalformedResponse(f"the watch has an event of type {quoted(told.type)}")
         if told.type == "BOOKMARK" and not self._has_bookmarks:
             self._has_bookmarks = True
             self._heard(now)
@@ -288,9 +290,9 @@ class Watch:
             event = self._change(self.holdings, told.type, told.object)
             self.counts.events += 1
         self._version = self._floor = version
-        return Step((event,)) if event is not None else _GO_ON
+        return WatchStep((event,)) if event is not None else _GO_ON
 
-    def _initial(self, type: str, object: Any, now: float) -> Step:
+    def _initial(self, type: str, object: Any, now: float) -> WatchStep:
         """A line of a streaming list before its end."""
         if type != "BOOKMARK":
             self._change(self._fresh, type, object)
@@ -303,20 +305,20 @@ class Watch:
         self._opened_at = now
         self.counts.watches += 1
         self._heard(now)
-        return Step(events)
+        return WatchStep(events)
 
     @staticmethod
-    def _change(holdings: Holdings, type: str, object: Any) -> Event | None:
+    def _change(holdings: ListCache, type: str, object: Any) -> Event | None:
         return holdings.drop(object) if type == "DELETED" else holdings.put(object)
 
     # What goes wrong
 
-    def _garbled(self, error: Garbled, now: float) -> Step:
+    def _garbled(self, error: MalformedResponse, now: float) -> WatchStep:
         # A new watch brings the line again; a list does without it.
         relist = self._phase is not _Phase.WATCHING or self._failures >= _PATIENCE
         return self._rest("garbled", str(error), now, relist=relist)
 
-    def _refused(self, status: Status, retry_after: float | None, now: float) -> Step:
+    def _refused(self, status: ApiStatus, retry_after: float | None, now: float) -> WatchStep:
         """A status instead of what was asked for."""
         code = status.code
         if status.gone or status.too_large:
@@ -338,7 +340,7 @@ class Watch:
         after = retry_after if retry_after is not None else status.retry_after
         return self._rest(str(code), f"the server answers {what}", now, after=after, relist=relist)
 
-    def _expired(self, status: Status, now: float) -> Step:
+    def _expired(self, status: ApiStatus, now: float) -> WatchStep:
         """What was asked for is too old, or so new that the server does not have it: list otherwise."""
         if self._phase is _Phase.WATCHING and not status.too_large:
             self._floor = self._version
@@ -352,7 +354,7 @@ class Watch:
         self._failures += 1
         return self._list(now)
 
-    def _simpler(self, now: float) -> Step | None:
+    def _simpler(self, now: float) -> WatchStep | None:
         """Ask again without what older servers do not know."""
         if self._phase is _Phase.WATCHING:
             return None
@@ -364,7 +366,7 @@ class Watch:
             return None
         return self._list(now)
 
-    def _absent(self, code: int, now: float) -> Step:
+    def _absent(self, code: int, now: float) -> WatchStep:
         """The server has no such list. What was held stays: an outage may look like that, too."""
         self._phase = _Phase.ABSENT
         self._path = 0
@@ -373,9 +375,9 @@ class Watch:
             self._problem("the server does not let us see them" + _HINTS[403], "warning") if code == 403 else None
         )
         self.wake_at = now + self._times.relist * (0.9 + 0.2 * self._chance())
-        return Step(over=True)
+        return WatchStep(over=True)
 
-    def _ended(self, reason: str, now: float) -> Step:
+    def _ended(self, reason: str, now: float) -> WatchStep:
         if self._phase is not _Phase.WATCHING:
             return self._rest("lost", reason or "the server ended its answer before it was complete", now)
         if not reason and now - self._opened_at >= 1:
@@ -384,7 +386,7 @@ class Watch:
             return self._watch(now)
         return self._rest("lost", reason or "the server ends each watch at once", now, relist=False)
 
-    def _due(self, now: float) -> Step:
+    def _due(self, now: float) -> WatchStep:
         if self._phase is _Phase.RESTING:
             return self._list(now) if self._then_list or now >= self._relist_at else self._watch(now)
         if self._phase is _Phase.ABSENT or now >= self._relist_at:
@@ -397,7 +399,7 @@ class Watch:
         self._has_bookmarks = False
         return self._probe(now)
 
-    def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> Step:
+    def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> WatchStep:
         """Something failed: wait, then list or watch again."""
         self._count(kind)
         self._calm(now)
@@ -412,7 +414,7 @@ class Watch:
         self._then_list = relist
         self._phase = _Phase.RESTING
         self.wake_at = now + max(rest, (after or 0.0) * (1 + 0.1 * self._chance()))
-        return Step(over=True)
+        return WatchStep(over=True)
 
     def _calm(self, now: float) -> None:
         """Forget failures when the watch has lived long enough."""

@@ -5,7 +5,7 @@
         await writer.patch("/api/v1/nodes/a", {"metadata": {"annotations": {...}}})
 
 A `metadata.resourceVersion` in a body is a precondition: the server answers 409 when the object is not of this version
-any more, and `Conflict` is raised.
+any more, and `ConflictError` is raised.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Literal
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.client import Api, Unreachable
-from narthex.kube.messages import Status, read_status
+from narthex.kube.client import ApiClient, Unreachable
+from narthex.kube.messages import ApiStatus, read_status
 from narthex.model.problem import quoted
 
-Object = dict[str, Any]
+JsonObject = dict[str, Any]
 """An object as JSON has it."""
 PatchKind = Literal["merge", "strategic", "json"]
 
@@ -46,43 +46,43 @@ class ApiError(Exception):
         self.path = path
 
 
-class NoAnswer(ApiError):
+class NoResponseError(ApiError):
     """The request was perhaps done, perhaps not."""
 
 
-class Conflict(ApiError):
+class ConflictError(ApiError):
     """The object has changed since the version that was given: read it again and decide again."""
 
 
-class Exists(ApiError):
+class AlreadyExistsError(ApiError):
     """There is such an object already."""
 
 
-class Missing(ApiError):
+class NotFoundError(ApiError):
     """There is no such object, or no such kind."""
 
 
-class Writer:
+class ApiWriter:
     """Writes through one client. Paths are whole: `/api/v1/namespaces/shop/services/web`."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiClient) -> None:
         self._api = api
 
-    async def get(self, path: str) -> Object:
+    async def get(self, path: str) -> JsonObject:
         """The object now. Raises ApiError, as all of these do."""
         return await self._request("GET", path)
 
-    async def create(self, path: str, body: Object) -> Object:
+    async def create(self, path: str, body: JsonObject) -> JsonObject:
         """POST to the collection's path; the object as it was stored. Raises Exists."""
         return await self._request("POST", path, body, _JSON)
 
-    async def update(self, path: str, body: Object, *, subresource: str = "") -> Object:
+    async def update(self, path: str, body: JsonObject, *, subresource: str = "") -> JsonObject:
         """PUT the whole object; the object as it was stored. Raises Conflict."""
         return await self._request("PUT", _below(path, subresource), body, _JSON)
 
     async def patch(
-        self, path: str, body: Object | list[Object], *, kind: PatchKind = "merge", subresource: str = ""
-    ) -> Object:
+        self, path: str, body: JsonObject | list[JsonObject], *, kind: PatchKind = "merge", subresource: str = ""
+    ) -> JsonObject:
         """Change parts; the object as it was stored. `kind` json takes a list of operations. Raises Conflict."""
         return await self._request("PATCH", _below(path, subresource), body, _PATCHES[kind])
 
@@ -91,28 +91,30 @@ class Writer:
         await self._request("DELETE", path)
 
     async def _request(
-        self, method: str, path: str, body: Object | list[Object] | None = None, type: str = ""
-    ) -> Object:
+        self, method: str, path: str, body: JsonObject | list[JsonObject] | None = None, type: str = ""
+    ) -> JsonObject:
         data = msgspec.json.encode(body) if body is not None else None
         try:
             code, said = await self._api.exchange(method, path, data, type)
         except Unreachable as error:
-            raise NoAnswer(0, method, path, f"{error}; it will be retried") from error
+            raise NoResponseError(0, method, path, f"{error}; it will be retried") from error
         if 200 <= code < 300:
             try:
                 answer = msgspec.json.decode(said)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise NoAnswer(code, method, path, f"status {code}, but the body is not JSON: {error}") from error
+                raise NoResponseError(
+                    code, method, path, f"status {code}, but the body is not JSON: {error}"
+                ) from error
             return answer if isinstance(answer, dict) else {}
         raise _refusal(code, method, path, read_status(said, code))
 
 
 @asynccontextmanager
-async def writing(access: Access) -> AsyncIterator[Writer]:
+async def writing(access: Access) -> AsyncIterator[ApiWriter]:
     """A Writer with connections of its own, for as long as the block lasts."""
-    api = Api(access)
+    api = ApiClient(access)
     try:
-        yield Writer(api)
+        yield ApiWriter(api)
     finally:
         await api.close()
 
@@ -121,15 +123,15 @@ def _below(path: str, subresource: str) -> str:
     return f"{path}/{subresource}" if subresource else path
 
 
-def _refusal(code: int, method: str, path: str, status: Status) -> ApiError:
+def _refusal(code: int, method: str, path: str, status: ApiStatus) -> ApiError:
     said = f"status {code}" + (f" {status.reason}" if status.reason else "")
     said += f": {quoted(status.message, _LONGEST_SAID)}" if status.message else ""
     if code == 409:
         if status.reason == "AlreadyExists":
-            return Exists(code, method, path, f"{said}; it is there already")
-        return Conflict(code, method, path, f"{said}; it has changed: read it again and decide again")
+            return AlreadyExistsError(code, method, path, f"{said}; it is there already")
+        return ConflictError(code, method, path, f"{said}; it has changed: read it again and decide again")
     if code == 404:
-        return Missing(code, method, path, f"{said}; it is gone, or its kind is not installed")
+        return NotFoundError(code, method, path, f"{said}; it is gone, or its kind is not installed")
     if code in (401, 403):
         return ApiError(code, method, path, f"{said}; grant the verb {_VERBS[method]} on it to this account")
     if code == 422:

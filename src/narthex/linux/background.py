@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def beside(
+def in_background(
     name: str, work: Callable[[], None], stop: Callable[[], object], *, patience: float | None = None
 ) -> Iterator[None]:
     """Let `work` run while the block lasts. At its end `stop` tells the thread to end, and it is waited for, for `patience`

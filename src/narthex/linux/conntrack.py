@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection, Sequence
 
-from narthex.linux.netlink import Interrupted
+from narthex.linux.netlink import DumpInterrupted
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.netlink import conntrack as ctnetlink
@@ -17,10 +17,10 @@ _FEW = 8
 
 def load_module() -> None:
     """Have the kernel load what tracks connections, as it does when somebody asks for some. Raises OSError."""
-    Conntrack().entries(IPFamily.IPV4, [(Protocol.TCP, 1)])
+    ConntrackTable().entries(IPFamily.IPV4, [(Protocol.TCP, 1)])
 
 
-class Conntrack:
+class ConntrackTable:
     """The table of one network namespace. Opens its socket when it is first used. Not for several threads at once."""
 
     def __init__(self, namespace: str | None = None) -> None:
@@ -41,7 +41,7 @@ class Conntrack:
                     entry = ctnetlink.read(body, towards)
                     if entry is not None:
                         found[entry.handle] = entry
-            except Interrupted:
+            except DumpInterrupted:
                 continue
         return list(found.values())
 

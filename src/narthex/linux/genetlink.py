@@ -14,7 +14,7 @@ _HEAD = struct.Struct("=BBH")
 """Command, version, nothing."""
 _VERSION = 1
 
-Request = tuple[int, bytes]
+GenetlinkRequest = tuple[int, bytes]
 """Command and attributes."""
 
 
@@ -53,7 +53,7 @@ class Genetlink(Netlink):
         for data in self.dump(self._number, _HEAD.pack(command, _VERSION, 0) + attributes):
             yield data[_HEAD.size :]
 
-    def write(self, requests: Sequence[Request]) -> list[NetlinkError | None]:
+    def write(self, requests: Sequence[GenetlinkRequest]) -> list[NetlinkError | None]:
         """Send requests, in this order; what the kernel said to each, None for yes."""
         bodies = [_HEAD.pack(command, _VERSION, 0) + attributes for command, attributes in requests]
         return self.each(self._number, bodies)

@@ -18,7 +18,7 @@ class NftError(RuntimeError):
     """nft refused the text; the message is what it said."""
 
 
-class NftMissing(RuntimeError):
+class NftMissingError(RuntimeError):
     """libnftables is not installed."""
 
 
@@ -39,7 +39,7 @@ def _library() -> ctypes.CDLL:
         library.nft_ctx_output_set_flags.argtypes = [context, ctypes.c_uint]
         library.nft_run_cmd_from_buffer.argtypes = [context, text]
         return library
-    raise NftMissing("libnftables.so.1 is not installed: install the package libnftables1")
+    raise NftMissingError("libnftables.so.1 is not installed: install the package libnftables1")
 
 
 def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str:

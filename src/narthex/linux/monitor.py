@@ -24,7 +24,7 @@ import msgspec
 
 from narthex.linux import namespaces as netns
 from narthex.linux import socket_filter as bpf
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
@@ -50,7 +50,7 @@ _CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE:
 _FAMILIES = {int(number): IPFamily(family) for family, number in FAMILY_NUMBERS.items()}
 
 
-class Own:
+class OwnTransactions:
     """What we wrote."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Own:
         """Of nf_tables; whoever writes counts them."""
 
 
-class Foreign(Protocol):
+class ForeignChanges(Protocol):
     """Tells of changes that others made where our rules are."""
 
     interval: float
@@ -68,7 +68,7 @@ class Foreign(Protocol):
         """Changes by others since the last call, that may have been to our rules."""
         ...
 
-    def writing(self) -> AbstractContextManager[Own]:
+    def writing(self) -> AbstractContextManager[OwnTransactions]:
         """What is written inside, by this process or a program that it starts, is ours, if it is counted."""
         ...
 
@@ -81,14 +81,14 @@ class Foreign(Protocol):
         ...
 
 
-class Concern(msgspec.Struct, frozen=True):
+class RuleScope(msgspec.Struct, frozen=True):
     """Which changes may be to our rules: of these tables, and in them of chains for which `chain(table, name)` holds."""
 
     tables: frozenset[str]
     chain: Callable[[str, str], bool] = lambda table, name: True  # noqa: ARG005
 
 
-class Poll:
+class RulePoller:
     """Asks for something that differs after each change. Changes while we write are taken for ours."""
 
     interval = POLL_SECONDS
@@ -107,9 +107,9 @@ class Poll:
         return {} if before is None or before == self._known else dict.fromkeys(self._families, 1)
 
     @contextmanager
-    def writing(self) -> Iterator[Own]:
+    def writing(self) -> Iterator[OwnTransactions]:
         try:
-            yield Own()
+            yield OwnTransactions()
         finally:
             self._known = self._answer()
 
@@ -127,12 +127,12 @@ class Poll:
             return None
 
 
-class Monitor:
+class NftablesMonitor:
     """Hears all transactions of one network namespace (None: that of the calling thread) from its making on."""
 
     interval = math.inf
 
-    def __init__(self, concern: Concern, families: Sequence[IPFamily], namespace: str | None = None) -> None:
+    def __init__(self, concern: RuleScope, families: Sequence[IPFamily], namespace: str | None = None) -> None:
         """Raises OSError where there is no nf_tables, or no permission to listen."""
         self._concern = concern
         self._marks = tuple(name.encode() + b"\0" for name in concern.tables)
@@ -160,7 +160,7 @@ class Monitor:
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Listen, and call `notice` when there is something to look at."""
-        return beside("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
+        return in_background("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def close(self) -> None:
         """Close the sockets. Not while `listening`."""
@@ -169,10 +169,10 @@ class Monitor:
         os.close(self._stop)
 
     @contextmanager
-    def writing(self) -> Iterator[Own]:
+    def writing(self) -> Iterator[OwnTransactions]:
         """Inside nothing is heard: while anybody listens the kernel puts each element into words, which makes a first
         sync three times as long. The number of the ruleset tells afterwards whether others wrote too."""
-        own, before = Own(), self._netlink.generation()
+        own, before = OwnTransactions(), self._netlink.generation()
         self._member(False)
         try:
             yield own
@@ -258,7 +258,7 @@ class Monitor:
         bpf.attach(self._socket, code)
 
 
-class LegacySizes:
+class LegacyTableSizes:
     """The sizes of iptables-legacy's tables: they change when rules or chains are added or go. A rule replaced by one
     of the same length is found at the next read-back only. Opens its sockets in the calling thread's namespace."""
 
@@ -299,17 +299,17 @@ class LegacySizes:
         return tuple(self._INFO.unpack(held.raw)[-2:])
 
 
-def watch_rules(concern: Concern, families: Sequence[IPFamily], *, iptables: bool) -> Foreign:
+def watch_rules(concern: RuleScope, families: Sequence[IPFamily], *, iptables: bool) -> ForeignChanges:
     """Return the best available way to notice changes that others make to rules, for the calling thread's namespace.
 
     `iptables` says that the rules are written with iptables, whose legacy variant sends no notifications.
     """
     try:
         if iptables and default_variant(IPFamily.IPV4) == "legacy":
-            sizes = LegacySizes(families)
-            return Poll(sizes, families, sizes.close)
-        return Monitor(concern, families)
+            sizes = LegacyTableSizes(families)
+            return RulePoller(sizes, families, sizes.close)
+        return NftablesMonitor(concern, families)
     except OSError as error:
         _LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked again and again instead", error)
         netlink = NfNetlink()
-        return Poll(netlink.generation, families, netlink.close)
+        return RulePoller(netlink.generation, families, netlink.close)

@@ -45,7 +45,7 @@ class NetlinkError(OSError):
         self.offset = offset
 
 
-class Interrupted(Exception):
+class DumpInterrupted(Exception):
     """The rules changed while they were read."""
 
 
@@ -138,7 +138,7 @@ class Netlink:
                 if error is not None and error.errno != errno.EINTR:
                     raise error
                 if error is not None or interrupted:
-                    raise Interrupted
+                    raise DumpInterrupted
                 return
 
     def each(self, kind: int, bodies: Sequence[bytes], flags: int = 0) -> list[NetlinkError | None]:

@@ -15,7 +15,7 @@ from narthex.linux import namespaces as netns
 _PROC = Path("/proc")
 
 
-class Process(msgspec.Struct, frozen=True):
+class ProcessIdentity(msgspec.Struct, frozen=True):
     """One process of this machine, since it was booted."""
 
     pid: int
@@ -23,7 +23,7 @@ class Process(msgspec.Struct, frozen=True):
     """Clock ticks from boot to its start."""
 
 
-def identify(pid: int) -> Process | None:
+def identify(pid: int) -> ProcessIdentity | None:
     """The process that has this number now; None when there is none, or only what its parent has yet to collect."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
@@ -31,15 +31,15 @@ def identify(pid: int) -> Process | None:
         return None
     # The second field is the program's name in parentheses and may hold anything, parentheses too.
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else Process(pid, int(fields[19]))
+    return None if fields[0] in ("Z", "X") else ProcessIdentity(pid, int(fields[19]))
 
 
-def alive(process: Process) -> bool:
+def alive(process: ProcessIdentity) -> bool:
     """Whether this very process still runs."""
     return identify(process.pid) == process
 
 
-def kill(processes: Collection[Process], patience: float = 5.0) -> None:
+def kill(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
     """End these processes at once and wait until they are gone. Raises TimeoutError when one stays."""
     for process in processes:
         try:
@@ -61,7 +61,7 @@ def kill(processes: Collection[Process], patience: float = 5.0) -> None:
         time.sleep(0.002)
 
 
-def inside(namespaces: Collection[str]) -> list[Process]:
+def inside(namespaces: Collection[str]) -> list[ProcessIdentity]:
     """All processes, except the calling one, whose network namespace is one of these named ones."""
     wanted = {_identity(netns.path_of(name)) for name in namespaces} - {None}
     found = []

@@ -10,7 +10,7 @@ from narthex.linux.run import CommandError, run
 from narthex.model.net import address
 
 
-class Hop(msgspec.Struct, frozen=True, kw_only=True):
+class RouteHop(msgspec.Struct, frozen=True, kw_only=True):
     """The first hop towards an address."""
 
     device: str = ""
@@ -23,7 +23,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no route, in the kernel's words."""
 
 
-def next_hop(destination: str, namespace: str | None = None) -> Hop:
+def next_hop(destination: str, namespace: str | None = None) -> RouteHop:
     """What the kernel answers for a canonical address. Raises ValueError for any other text, FileNotFoundError
     without the program `ip` or without the namespace."""
     if address(destination) != destination:
@@ -31,14 +31,14 @@ def next_hop(destination: str, namespace: str | None = None) -> Hop:
     try:
         answer = run(["ip", "-j", "route", "get", destination], namespace=namespace, timeout=10)
     except CommandError as error:
-        return Hop(problem=error.said.strip().removeprefix("RTNETLINK answers: ") or "no route")
+        return RouteHop(problem=error.said.strip().removeprefix("RTNETLINK answers: ") or "no route")
     return read_answer(answer)
 
 
-def read_answer(answer: str) -> Hop:
+def read_answer(answer: str) -> RouteHop:
     """The JSON of `ip -j route get`."""
     found = json.loads(answer)[0]
     if found.get("type") in ("unreachable", "blackhole", "prohibit"):
-        return Hop(problem=found["type"])
+        return RouteHop(problem=found["type"])
     via = found.get("gateway") or found.get("via", {}).get("host", "")
-    return Hop(device=found.get("dev", ""), via=via, local=found.get("type") == "local")
+    return RouteHop(device=found.get("dev", ""), via=via, local=found.get("type") == "local")

@@ -49,7 +49,7 @@ _NDA_DST = 1
 _FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 
 
-class Link(Value):
+class LinkState(Value):
     """A network interface as the kernel has it."""
 
     name: str
@@ -66,7 +66,7 @@ class Link(Value):
     """Whether it is a port of a bridge that passes packets. A bridge needs a moment after both ends are up."""
 
 
-class RouteThere(Value):
+class RouteState(Value):
     """A route of the main table."""
 
     destination: Network
@@ -83,7 +83,7 @@ class RtNetlink(Netlink):
         # The kernel narrows dumps to the link asked for: a node with many pods has thousands of addresses.
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
 
-    def link(self, name: str) -> Link | None:
+    def link(self, name: str) -> LinkState | None:
         """An interface by name; None when there is none. Raises NetlinkError."""
         body = _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, _text(name))
         body += attr(_IFLA_EXT_MASK, struct.pack("=I", _FILTER_SKIP_STATS))
@@ -95,7 +95,7 @@ class RtNetlink(Netlink):
                 raise
         return None
 
-    def links(self, master: int = 0) -> list[Link]:
+    def links(self, master: int = 0) -> list[LinkState]:
         """All interfaces, or those that are ports of a bridge. Raises NetlinkError."""
         body = _IFINFO.pack(0, 0, 0, 0, 0)
         if master:
@@ -112,7 +112,7 @@ class RtNetlink(Netlink):
                 found.append(Network(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS], prefix))
         return found
 
-    def routes(self, family: int) -> list[RouteThere]:
+    def routes(self, family: int) -> list[RouteState]:
         """Routes of the main table to networks, of one family (4 or 6). Raises NetlinkError."""
         number, bits = (socket.AF_INET, 32) if family == 4 else (socket.AF_INET6, 128)
         found = []
@@ -122,7 +122,7 @@ class RtNetlink(Netlink):
                 values = attributes(data, _RT.size)
                 network = Network(values.get(_RTA_DST, bytes(bits // 8)), prefix)
                 link = int.from_bytes(values.get(_RTA_OIF, b""), sys.byteorder)
-                found.append(RouteThere(network, values.get(_RTA_GATEWAY, b""), link))
+                found.append(RouteState(network, values.get(_RTA_GATEWAY, b""), link))
         return found
 
     def fulfil(self, wanted: Sequence[LinkChange], peers_namespace: int = -1) -> None:
@@ -144,7 +144,7 @@ class RtNetlink(Netlink):
                     requests = []
                     found = self.link(link)
                 if found is None:
-                    raise WishRefused(wish, NetlinkError(errno.ENODEV, f"there is no interface {link}"))
+                    raise LinkChangeRefused(wish, NetlinkError(errno.ENODEV, f"there is no interface {link}"))
                 numbers[link] = found.index
             requests.append((wish, *_message(wish, numbers, peers_namespace)))
         self._transact(requests)
@@ -153,7 +153,7 @@ class RtNetlink(Netlink):
         answers = self.batch([(kind, flags, body) for _, kind, flags, body in requests])
         for (wish, *_), error in zip(requests, answers, strict=True):
             if error is not None and error.errno not in _HARMLESS.get(type(wish), ()):
-                raise WishRefused(wish, error)
+                raise LinkChangeRefused(wish, error)
 
 
 _ON_A_LINK = (changes.AddAddress, changes.DeleteAddress, changes.AddRoute, changes.ForgetNeighbour)
@@ -168,7 +168,7 @@ _HARMLESS: dict[type, tuple[int, ...]] = {
 """Answers that say no more than that it is so already."""
 
 
-class WishRefused(OSError):
+class LinkChangeRefused(OSError):
     """The kernel refused a wish."""
 
     def __init__(self, wish: LinkChange, error: NetlinkError) -> None:
@@ -288,12 +288,12 @@ def _each(data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
         at += (length + 3) & ~3
 
 
-def _link(data: bytes) -> Link:
+def _link(data: bytes) -> LinkState:
     _, _, index, flags, _ = _IFINFO.unpack_from(data)
     values = attributes(data, _IFINFO.size)
     info = attributes(values.get(_IFLA_LINKINFO, b""), 0)
     port = attributes(info.get(_INFO_SLAVE_DATA, b""), 0)
-    return Link(
+    return LinkState(
         values[_IFLA_IFNAME].rstrip(b"\0").decode("utf-8", "surrogateescape"),
         index,
         info.get(_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace"),

@@ -17,7 +17,7 @@ from narthex.linux import namespaces as netns
 _PIPE_BYTES = 1 << 20
 """With the usual 64 kB two programs take turns at every few hundred lines."""
 
-Started = subprocess.Popen
+StartedProgram = subprocess.Popen
 """The handle of a program that stays."""
 TimeoutExpired = subprocess.TimeoutExpired
 """For those who catch it: nobody else needs the module that it comes from."""
@@ -39,7 +39,9 @@ def with_package(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": os.pathsep.join([str(Path(narthex.__file__).parents[1]), *others])}
 
 
-def start_module(module: str, *arguments: str, keep: Sequence[int], namespace: str | None = None) -> Started[bytes]:
+def start_module(
+    module: str, *arguments: str, keep: Sequence[int], namespace: str | None = None
+) -> StartedProgram[bytes]:
     """Start a module of ours as a program that stays, and return its handle. `keep` are the files that it inherits besides
     the standard error stream.
 
@@ -57,7 +59,7 @@ def start_module(module: str, *arguments: str, keep: Sequence[int], namespace: s
         )
 
 
-def start_program(argv: Sequence[str], *, namespace: str | None = None) -> Started[bytes]:
+def start_program(argv: Sequence[str], *, namespace: str | None = None) -> StartedProgram[bytes]:
     """Start a program that tells what it sees, and return its handle: its standard output, with what it says of errors
     among it, is a pipe.
 
@@ -135,7 +137,7 @@ def feed(argv: Sequence[str], blocks: Iterable[str], *, namespace: str | None = 
         return _text(printed)
 
 
-def _write(program: Started[bytes], blocks: Iterable[str]) -> None:
+def _write(program: StartedProgram[bytes], blocks: Iterable[str]) -> None:
     """Give it its input. One that does not want the rest says by its status why."""
     pipe = program.stdin
     if pipe is None:

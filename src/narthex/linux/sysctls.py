@@ -16,7 +16,7 @@ from narthex.model.kernel_setting import KernelSetting
 PROC_SYS = Path("/proc/sys")
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SysctlOutcome(msgspec.Struct, frozen=True):
     """What became of one setting that was not as it is wanted."""
 
     setting: KernelSetting
@@ -34,7 +34,7 @@ def read(path: str, root: Path = PROC_SYS) -> int | None:
         return None
 
 
-def apply(settings: Iterable[KernelSetting], root: Path = PROC_SYS) -> list[Outcome]:
+def apply(settings: Iterable[KernelSetting], root: Path = PROC_SYS) -> list[SysctlOutcome]:
     """Write what differs, one after another. Whatever goes wrong is part of the answer and ends nothing (row 29.8)."""
     outcomes = []
     for setting in settings:
@@ -52,5 +52,5 @@ def apply(settings: Iterable[KernelSetting], root: Path = PROC_SYS) -> list[Outc
                     os.close(descriptor)
             except OSError as refused:
                 error = refused.strerror or str(refused)
-        outcomes.append(Outcome(setting, was, error))
+        outcomes.append(SysctlOutcome(setting, was, error))
     return outcomes

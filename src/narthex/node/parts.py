@@ -28,7 +28,7 @@ _LOOK = 1.0
 """Seconds between two looks whether a signal has come."""
 
 
-class Part(Protocol):
+class NodePart(Protocol):
     """One job of a node, for one run. What it opens and starts it also closes and ends before `run` is over, since the
     next one may come in its place."""
 
@@ -47,7 +47,7 @@ class Part(Protocol):
 
 
 @runtime_checkable
-class Counting(Protocol):
+class MeasuredPart(Protocol):
     """A part that has numbers of its own."""
 
     def collect(self) -> Iterable[Metric]:
@@ -55,18 +55,18 @@ class Counting(Protocol):
         ...
 
 
-Make = Callable[[], Part]
+PartFactory = Callable[[], NodePart]
 """Makes a part for one run. What it raises is the part's failure."""
 
 
-class Keeper:
+class PartSupervisor:
     """Keeps one part going. `keep` blocks; everything else may be called from any thread."""
 
-    def __init__(self, name: str, make: Make, clock: Clock | None = None) -> None:
+    def __init__(self, name: str, make: PartFactory, clock: Clock | None = None) -> None:
         self.name = name
         self._make = make
         self._clock = clock or SystemClock()
-        self._part: Part | None = None
+        self._part: NodePart | None = None
         self._stopping = False
         self._renewed = False
         """The present run has been told to end for the next one."""
@@ -129,7 +129,7 @@ class Keeper:
     def collect(self) -> Iterable[Metric]:
         """The part's own numbers; none while it does not run."""
         part = self._part
-        return part.collect() if isinstance(part, Counting) else ()
+        return part.collect() if isinstance(part, MeasuredPart) else ()
 
     def _run_once(self) -> str:
         """One run; why it ended."""
@@ -147,15 +147,19 @@ class Keeper:
         return "it returned without being told to"
 
 
-class Node:
+class NodeSupervisor:
     """All parts of a node. `run` blocks; `stop` is safe in a signal handler."""
 
     def __init__(
-        self, parts: Iterable[tuple[str, Make]], *, clock: Callable[[], Clock] = SystemClock, patience: float = PATIENCE
+        self,
+        parts: Iterable[tuple[str, PartFactory]],
+        *,
+        clock: Callable[[], Clock] = SystemClock,
+        patience: float = PATIENCE,
     ) -> None:
         """`parts`: name and how to make it, in the order in which they start; they end the other way round. `clock`
         makes a clock, since each waiter needs one of its own."""
-        self._keepers = {name: Keeper(name, make, clock()) for name, make in parts}
+        self._keepers = {name: PartSupervisor(name, make, clock()) for name, make in parts}
         self._clock = clock()
         self._patience = patience
         self._stopping = False

@@ -6,47 +6,47 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from narthex.kube.decoders import make_known
+from narthex.kube.decoders import prepare_decoders
 from narthex.kube.origin import Origin
-from narthex.node.parts import Node, Part
-from narthex.node.table import PARTS, Adaptable, Entry, Given, switched_on
+from narthex.node.parts import NodePart, NodeSupervisor
+from narthex.node.table import PARTS, PartDefinition, PartInputs, ReconfigurablePart, switched_on
 from narthex.proxy.program.reload import ConfigurationFile
-from narthex.proxy.program.settings import Settings
-from narthex.proxy.program.start import run_until_told
-from narthex.proxy.program.status import Status
+from narthex.proxy.program.settings import ProxySettings
+from narthex.proxy.program.start import run_process
+from narthex.proxy.program.status import StatusPorts
 from narthex.runtime.process import StartError
 from narthex.runtime.status import PartReport
 
 
-def serve_node(settings: Settings, origin: Callable[[], Origin], file: ConfigurationFile | None = None) -> None:
+def serve_node(settings: ProxySettings, origin: Callable[[], Origin], file: ConfigurationFile | None = None) -> None:
     """Run all parts that are switched on until SIGTERM or SIGINT, or until edits of the configuration file ask for a new
     process. `origin` makes one that has told nothing yet, for each run of a part. Raises StartError."""
-    work = NodeWork(settings, origin)
-    run_until_told(work, settings, work.status, origin().creator, file)
+    work = NodeProgram(settings, origin)
+    run_process(work, settings, work.status, origin().creator, file)
 
 
-class NodeWork:
+class NodeProgram:
     """The parts of a node, with the settings that are in force."""
 
-    def __init__(self, settings: Settings, origin: Callable[[], Origin]) -> None:
+    def __init__(self, settings: ProxySettings, origin: Callable[[], Origin]) -> None:
         """Raises StartError when every part is switched off."""
         self._settings = settings
         self._origin = origin
         self._lock = threading.Lock()
         """A part is made by the settings that are in force, or is told of those that are."""
-        self._made: dict[str, Part] = {}
+        self._made: dict[str, NodePart] = {}
         """The last one of each."""
         self._entries = switched_on(settings)
         if not self._entries:
             flags = ", ".join(f"--{name}" for name in PARTS)
             raise StartError(f"every part is switched off, so there is nothing to do: switch one on ({flags})")
-        self._node = Node((name, partial(self._make, name, entry)) for name, entry in self._entries.items())
-        self.status = Status(self.report, (self._node,))
+        self._node = NodeSupervisor((name, partial(self._make, name, entry)) for name, entry in self._entries.items())
+        self.status = StatusPorts(self.report, (self._node,))
 
     def run(self) -> None:
         """Run all parts until `stop`."""
         if len(self._entries) > 1:
-            make_known()
+            prepare_decoders()
         self._node.run()
 
     def stop(self) -> None:
@@ -57,22 +57,22 @@ class NodeWork:
         """How each part is now."""
         return self._node.report()
 
-    def take_over(self, fresh: Settings) -> None:
+    def take_over(self, fresh: ProxySettings) -> None:
         """Go over to other settings: parts are told of them, or made anew where they cannot be told."""
         with self._lock:
             before, self._settings = self._settings, fresh
             made = dict(self._made)
         for name, part in made.items():
             entry = self._entries[name]
-            if isinstance(part, Adaptable):
+            if isinstance(part, ReconfigurablePart):
                 part.take_over(fresh)
             elif entry.made_of(fresh) != entry.made_of(before):
                 self._node.renew(name)
 
-    def _make(self, name: str, entry: Entry) -> Part:
+    def _make(self, name: str, entry: PartDefinition) -> NodePart:
         # What an earlier run holds is to be gone before the next one is made.
         self._made.pop(name, None)
         with self._lock:
-            part = entry.make(Given(self._settings, self._origin, self.status, self._node))
+            part = entry.make(PartInputs(self._settings, self._origin, self.status, self._node))
             self._made[name] = part
         return part

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.model.store import Event
 from narthex.runtime.logs import LOGGER
 
@@ -16,7 +16,7 @@ _AGAIN_SECONDS = 5.0
 """Wait before watching again, after watching broke off."""
 
 
-class Watched(Protocol):
+class EventSource(Protocol):
     """A source that can be looked at and waited for, by one thread at a time."""
 
     @property
@@ -33,10 +33,10 @@ class Watched(Protocol):
         ...
 
 
-class Feed:
+class EventFeed:
     """An inbox that a thread fills."""
 
-    def __init__(self, source: Watched) -> None:
+    def __init__(self, source: EventSource) -> None:
         self._source = source
         self._waiting: deque[Event] = deque()
         self._stop = threading.Event()
@@ -50,7 +50,7 @@ class Feed:
     def running(self, notice: Callable[[], None]) -> Iterator[None]:
         """Look once, then watch in a thread until the block ends. `notice` is called for each change."""
         self._put(self._source.scan())
-        with beside("watch", lambda: self._watch(notice), self._stop.set):
+        with in_background("watch", lambda: self._watch(notice), self._stop.set):
             yield
 
     def _put(self, events: Sequence[Event]) -> None:

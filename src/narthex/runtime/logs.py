@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from narthex.runtime.configuration.values import Logging
+from narthex.runtime.configuration.values import LoggingConfiguration
 
 LOGGER = logging.getLogger("narthex")
 DEBUG_VERBOSITY = 4
@@ -22,10 +22,10 @@ DEBUG_VERBOSITY = 4
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-_USUAL = Logging()
+_USUAL = LoggingConfiguration()
 
 
-def start(stream: TextIO, told: Logging = _USUAL) -> None:
+def start_logging(stream: TextIO, told: LoggingConfiguration = _USUAL) -> None:
     """Send the log to a stream. To be called again when the settings change."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Json() if told.format == "json" else _Text())
@@ -40,7 +40,7 @@ class _Verbosity(logging.Filter):
     """Lets debug lines pass of files that are to be loud: the first pattern of `vmodule` that fits a file's name counts,
     else `verbosity`."""
 
-    def __init__(self, told: Logging) -> None:
+    def __init__(self, told: LoggingConfiguration) -> None:
         super().__init__()
         self._told = told
 

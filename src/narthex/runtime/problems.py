@@ -8,7 +8,7 @@ from typing import Any
 from narthex.runtime.logs import LOGGER, data
 
 
-class Problems:
+class ProblemLog:
     """Remembers what was said already. Not safe for threads; one loop owns it."""
 
     def __init__(self) -> None:

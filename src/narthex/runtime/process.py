@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Protocol
 
 from narthex.runtime.http.server import HttpServer
-from narthex.runtime.status import BindError, Listener, StatusServer
+from narthex.runtime.status import BindError, StatusListener, StatusServer
 
 
 class StartError(RuntimeError):
@@ -45,7 +45,7 @@ def ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_until_signal(work: Runnable, listeners: Sequence[Listener] = ()) -> None:
+def run_until_signal(work: Runnable, listeners: Sequence[StatusListener] = ()) -> None:
     """Run `work` until SIGTERM or SIGINT and serve its status ports. Raises StartError if a port is taken."""
     http = HttpServer()
     try:

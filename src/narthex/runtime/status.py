@@ -48,7 +48,7 @@ class StatusPaths(Protocol):
         ...
 
 
-class Listener(NamedTuple):
+class StatusListener(NamedTuple):
     """One address to serve on."""
 
     purpose: str
@@ -82,13 +82,13 @@ class StatusServer:
         self._retry_seconds = retry_seconds
         self._seats = ConnectionSlots()
         self._lock = threading.Lock()
-        self._wanted: tuple[Listener, ...] = ()
+        self._wanted: tuple[StatusListener, ...] = ()
         self._bound: dict[tuple[str, str, int], socket.socket] = {}
         self._waiting = False
         self.addresses: dict[str, tuple[str, int]] = {}
         """Where each purpose is served now."""
 
-    def serve(self, listeners: Sequence[Listener], *, hard_fail: bool = False) -> None:
+    def serve(self, listeners: Sequence[StatusListener], *, hard_fail: bool = False) -> None:
         """Listen at these and at no others, in the network namespace of the calling thread; what is served already goes
         on. Raises BindError when a taken port is fatal; the others are then served all the same."""
         with self._lock:
@@ -108,7 +108,7 @@ class StatusServer:
         self._waiting = False
         self._retry_later(self._listen(first=False))
 
-    def _listen(self, *, first: bool) -> list[tuple[Listener, OSError]]:
+    def _listen(self, *, first: bool) -> list[tuple[StatusListener, OSError]]:
         """Listen where it is wanted and not done yet; what cannot be had, and why."""
         failed = []
         with self._lock:
@@ -138,12 +138,12 @@ class StatusServer:
             self._waiting = True
             self._http.later(self._retry_seconds, self._retry)
 
-    def _open(self, listener: Listener, sock: socket.socket) -> None:
+    def _open(self, listener: StatusListener, sock: socket.socket) -> None:
         self.addresses[listener.purpose] = sock.getsockname()[:2]
         self._http.open(sock, _answer(listener.routes), self._seats)
 
 
-def _listen(listener: Listener) -> socket.socket:
+def _listen(listener: StatusListener) -> socket.socket:
     """`::` takes IPv4 too, as it does for kube-proxy."""
     return listen_tcp(listener.address, listener.port, both_families=listener.address == "::")
 

@@ -9,7 +9,7 @@ import pytest
 
 from narthex.cni.program import launcher
 from narthex.cni.program.agent import Agent
-from narthex.node.parts import Counting, Part
+from narthex.node.parts import MeasuredPart, NodePart
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def path(tmp_path):
 @pytest.fixture
 def agent(path, tmp_path):
     one = Agent(path, str(tmp_path / "state"))
-    part: Part = one
+    part: NodePart = one
     thread = threading.Thread(target=part.run)
     thread.start()
     end = time.monotonic() + 30
@@ -51,7 +51,7 @@ def test_it_answers_a_launcher(agent, path, monkeypatch):
 def test_it_counts_answers_and_not_words(agent, path, monkeypatch):
     for plugin, command in (("bridge", "VERSION"), ("bridge", "VERSION"), ("bridge", "ADD"), ("no-such", "n/a")):
         ask(monkeypatch, path, plugin, {"CNI_COMMAND": command})
-    assert isinstance(agent, Counting)
+    assert isinstance(agent, MeasuredPart)
     (metric,) = agent.collect()
     numbers = {tuple(sample.labels.values()): sample.value for sample in metric.samples}
     assert numbers == {("bridge", "VERSION", "ok"): 2, ("bridge", "ADD", "error"): 1, ("", "", "error"): 1}

@@ -3,8 +3,17 @@
 import math
 from datetime import UTC, datetime
 
-from narthex.kube.exchange import Body, Due, Ended, Heard, Lines, Opened, Refused, Start
-from narthex.kube.messages import Splitter
+from narthex.kube.exchange import (
+    BytesReceived,
+    DeadlineReached,
+    LinesReceived,
+    RequestRefused,
+    ResponseBody,
+    ResponseOpened,
+    StreamEnded,
+    WatchStarted,
+)
+from narthex.kube.messages import LineSplitter
 from narthex.kube.watch import Watch
 from narthex.lab.api.api import ApiHandler, error_response
 from narthex.lab.api.errors import StatusError
@@ -24,16 +33,16 @@ class Link:
         self.frozen = what == "silence"
         self.cut = self.number if what == "cut" else math.inf
         self.garble = what == "garbage"
-        self.splitter = Splitter()
+        self.splitter = LineSplitter()
         self.ends_at = self.bookmark_at = math.inf
         self.cursor = None
         self.first = []
         if self.frozen:
             return
         if what == "refuse":
-            self.first = [Ended("connection refused")]
+            self.first = [StreamEnded("connection refused")]
         elif what == "status":
-            self.first = [Refused(self.number, error_response(StatusError(self.number, "", "fault")).body, 7.0)]
+            self.first = [RequestRefused(self.number, error_response(StatusError(self.number, "", "fault")).body, 7.0)]
         else:
             self._answer(server, request, now)
 
@@ -43,13 +52,17 @@ class Link:
             self.cursor = reply
             self.ends_at = now + reply.timeout
             self.bookmark_at = now + BOOKMARK_SECONDS if server.abilities.bookmarks else math.inf
-            self.first = [Opened()]
+            self.first = [ResponseOpened()]
         elif reply.status != 200:
-            self.first = [Refused(reply.status, reply.body)]
+            self.first = [RequestRefused(reply.status, reply.body)]
         elif self.cut < len(reply.body):
-            self.first = [Opened(), Heard(), Ended("connection reset")]
+            self.first = [ResponseOpened(), BytesReceived(), StreamEnded("connection reset")]
         else:
-            self.first = [Opened(), Heard(), Body(reply.body[: len(reply.body) // 2] if self.garble else reply.body)]
+            self.first = [
+                ResponseOpened(),
+                BytesReceived(),
+                ResponseBody(reply.body[: len(reply.body) // 2] if self.garble else reply.body),
+            ]
 
     def spoil(self, fate):
         """Let something happen to a stream that is open."""
@@ -79,13 +92,13 @@ class Link:
         if self.garble and data:
             data, self.garble = data[:-3] + b'"{\n', False
         if data:
-            yield Heard()
+            yield BytesReceived()
         if lines := self.splitter.feed(data[: int(min(self.cut, len(data)))]):
-            yield Lines(lines)
+            yield LinesReceived(lines)
         if len(data) > self.cut or self.cut == 0:
-            yield Ended("connection reset")
+            yield StreamEnded("connection reset")
         elif self.cursor.broken or now >= self.ends_at:
-            yield Ended()
+            yield StreamEnded()
         self.cut -= len(data)
 
 
@@ -128,7 +141,7 @@ class Client:
         self.inputs = 0
 
     def start(self, now):
-        self._do(self.watch.take(Start(), now), now)
+        self._do(self.watch.take(WatchStarted(), now), now)
 
     def _do(self, step, now):
         self.events.extend(step.events)
@@ -157,7 +170,7 @@ class Client:
     def turn(self, now):
         self.settle(now)
         if now >= self.watch.wake_at:
-            self._do(self.watch.take(Due(), now), now)
+            self._do(self.watch.take(DeadlineReached(), now), now)
             self.settle(now)
 
 

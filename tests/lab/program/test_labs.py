@@ -10,7 +10,7 @@ from narthex.lab.program import labs as lab
 from narthex.lab.program import node_client as lab_ask
 from narthex.lab.program import state as lab_state
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
-from narthex.linux.processes import Process
+from narthex.linux.processes import ProcessIdentity
 
 
 def pod(name, namespace="default", where="nx-t.x"):
@@ -23,7 +23,7 @@ def state(*pods):
         mode="nftables",
         source="/manifests",
         since="2026-01-31T12:00:00Z",
-        controller=Process(1, 1),
+        controller=ProcessIdentity(1, 1),
         nodes=topology.nodes("t", 2),
         outside="nx-t-outside",
         pods=pods,

@@ -9,7 +9,7 @@ import pytest
 
 from narthex.kube.access import Access
 from narthex.kube.leader_election import Leader
-from narthex.kube.lease import Times
+from narthex.kube.lease import LeaseTimes
 from narthex.lab.api.reads import ServerFeatures
 from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.lb.program.start import ControllerMetrics
@@ -19,7 +19,7 @@ from narthex.testing.apiserver.faults import DropConnection, Refuse
 from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node, service
 
-QUICK = Times(lease=3.0, renew=2.0, retry=0.2)
+QUICK = LeaseTimes(lease=3.0, renew=2.0, retry=0.2)
 LIMIT = 40.0
 POOL = "metallb.io/ip-allocated-from-pool"
 

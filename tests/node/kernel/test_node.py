@@ -19,7 +19,7 @@ from narthex.kube.manifests import ManifestSource
 from narthex.kube.origin import Origin
 from narthex.linux import namespaces as netns
 from narthex.model.backoff import Backoff
-from narthex.node.process import NodeWork
+from narthex.node.process import NodeProgram
 from narthex.proxy.program.settings import settings
 from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node
@@ -143,7 +143,7 @@ def test_a_proxy_that_fails_while_it_runs_begins_anew_and_frees_what_it_had(clus
     cluster.configure(nodePortAddresses=["0.0.0.0/0", "::/0"])
     told = settings({}, cluster.config, "worker-a")
     poison = threading.Event()
-    work = NodeWork(told, lambda: Origin(Poisoned(cluster.manifests, poison)))
+    work = NodeProgram(told, lambda: Origin(Poisoned(cluster.manifests, poison)))
     # Threads are where the thread is that starts them.
     with netns.entered(cluster.world.node):
         running = threading.Thread(target=work.run)

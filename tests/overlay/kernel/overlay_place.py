@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from narthex.kube.decoders import make_known
+from narthex.kube.decoders import prepare_decoders
 from narthex.linux import namespaces as netns
 from narthex.linux.links import batch
 from narthex.linux.run import run
@@ -63,7 +63,7 @@ class OverlayPlace:
 
     def __enter__(self):
         # Several overlays read objects in this process.
-        make_known()
+        prepare_decoders()
         self.manifests.mkdir()
         try:
             self._build()

@@ -12,7 +12,7 @@ import pytest
 from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service, slices
 
 from narthex.linux import namespaces as netns
-from narthex.linux.monitor import Concern, LegacySizes, Monitor, Poll
+from narthex.linux.monitor import LegacyTableSizes, NftablesMonitor, RulePoller, RuleScope
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.run import run
 from narthex.model.net import FAMILIES, IPFamily
@@ -263,7 +263,7 @@ def namespace():
 
 def test_more_than_the_queue_holds_is_noticed_too(namespace, monkeypatch):
     monkeypatch.setattr("narthex.linux.monitor._QUEUE", 1 << 16)
-    monitor = Monitor(Concern(tables=frozenset(("narthex",))), FAMILIES, namespace)
+    monitor = NftablesMonitor(RuleScope(tables=frozenset(("narthex",))), FAMILIES, namespace)
     elements = ", ".join(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(10_000))
     text = f"table ip other {{\n set s {{ type ipv4_addr; elements = {{ {elements} }}\n }}\n}}\n"
     run(["nft", "-f", "-"], stdin=text, namespace=namespace)
@@ -273,7 +273,7 @@ def test_more_than_the_queue_holds_is_noticed_too(namespace, monkeypatch):
 
 
 def test_a_change_while_we_write_is_noticed(namespace):
-    monitor, notices = Monitor(Concern(tables=frozenset(("narthex",))), [IPFamily.IPV4], namespace), []
+    monitor, notices = NftablesMonitor(RuleScope(tables=frozenset(("narthex",))), [IPFamily.IPV4], namespace), []
     with monitor.listening(lambda: notices.append(1)):
         with monitor.writing() as own:
             run(["nft", "add table ip narthex"], namespace=namespace)
@@ -287,8 +287,8 @@ def test_a_change_while_we_write_is_noticed(namespace):
 
 def test_sizes_of_legacy_tables_tell_of_changes(namespace):
     run(["iptables-legacy", "-t", "nat", "-N", "KUBE-SERVICES"], namespace=namespace)
-    sizes = LegacySizes(FAMILIES, namespace)
-    poll = Poll(sizes, FAMILIES)
+    sizes = LegacyTableSizes(FAMILIES, namespace)
+    poll = RulePoller(sizes, FAMILIES)
     assert (poll.look(), poll.look()) == ({}, {})
     run(["iptables-legacy", "-t", "nat", "-X"], namespace=namespace)
     assert poll.look() == dict.fromkeys(FAMILIES, 1)

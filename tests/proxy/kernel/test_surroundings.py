@@ -22,7 +22,7 @@ from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.plan.stale import Reason, Search
-from narthex.proxy.program.health import Health
+from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.written import written as say_written
 from narthex.testing.build import (
     CONFIG,
@@ -70,7 +70,7 @@ def fading(address, **fields):
 @row(1, "17.7")
 def test_a_proxy_that_never_synced_is_not_healthy():
     clock = FakeClock()
-    health = Health(FAMILIES, 30.0, clock)
+    health = ProxyHealth(FAMILIES, 30.0, clock)
     assert health.healthz()[0] == 503
     clock.advance(1000)
     assert health.healthz()[0] == 503

@@ -3,13 +3,13 @@
 import pytest
 
 from narthex.proxy.plan.kernel_settings import conntrack_settings
-from narthex.runtime.configuration.values import Conntrack
+from narthex.runtime.configuration.values import ConntrackConfiguration
 
 
 def values(cores=2, **fields):
     return {
         each.path.removeprefix("net/netfilter/nf_conntrack_"): each.value
-        for each in conntrack_settings(Conntrack(**fields), cores)
+        for each in conntrack_settings(ConntrackConfiguration(**fields), cores)
     }
 
 
@@ -62,10 +62,16 @@ def test_parts_of_a_second_are_cut_off_but_never_to_nothing():
 
 
 def test_the_limit_comes_before_the_hash_that_depends_on_it():
-    assert [each.path.rpartition("_")[2] for each in conntrack_settings(Conntrack(), 2)][:2] == ["max", "buckets"]
+    assert [each.path.rpartition("_")[2] for each in conntrack_settings(ConntrackConfiguration(), 2)][:2] == [
+        "max",
+        "buckets",
+    ]
 
 
 @pytest.mark.row("19.2", "19.5")
 def test_only_the_hash_may_be_larger():
-    held = {each.path.rpartition("_")[2]: each.held_by(each.value + 1) for each in conntrack_settings(Conntrack(), 2)}
+    held = {
+        each.path.rpartition("_")[2]: each.held_by(each.value + 1)
+        for each in conntrack_settings(ConntrackConfiguration(), 2)
+    }
     assert held == {"max": False, "buckets": True, "established": False, "wait": False}

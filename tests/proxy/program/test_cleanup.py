@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from narthex.linux.monitor import Own
+from narthex.linux.monitor import OwnTransactions
 from narthex.model.net import IPFamily
 from narthex.proxy.kernel.cleanup import Left, Outcome, Removed
 from narthex.proxy.program.cleanup import RETRY_SECONDS, Takeover, described, to_builtins
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.sync import SyncResult
 from narthex.testing.build import plan
 from narthex.testing.fakes import FakeClock
 
@@ -30,7 +30,7 @@ class Bench:
     @contextmanager
     def writing(self):
         self.writing_now = True
-        self.own = Own()
+        self.own = OwnTransactions()
         yield self.own
         self.writing_now = False
 
@@ -45,7 +45,7 @@ class Bench:
 
     def synced(self, family=IPFamily.IPV4, **config):
         made = plan(family=family, **config)
-        self.takeover.after(Sync(family=family, plan=made, first=False, seconds={}))
+        self.takeover.after(SyncResult(family=family, plan=made, first=False, seconds={}))
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 
 from narthex.kube.events import (
     EventWriter,
-    NoEvents,
+    LogOnlyRecorder,
     cannot_check,
     cannot_serve,
     event_object,
@@ -140,5 +140,5 @@ def test_a_server_that_hangs_holds_nobody_up(log):
 
 def test_without_a_server_they_are_debug_lines(log):
     log.set_level(logging.DEBUG, "narthex")
-    NoEvents().tell(cannot_serve("a", "health", "taken"))
+    LogOnlyRecorder().tell(cannot_serve("a", "health", "taken"))
     assert "FailedToStartProxierHealthcheck: taken" in log.text

@@ -7,7 +7,7 @@ import pytest
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.proxy.program.explain_service import Explainer
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.sync import SyncResult
 from narthex.testing.build import endpoint, endpoint_slice, plan, service, snapshot
 
 
@@ -22,7 +22,7 @@ WEB = ServicePortName(NamespacedName("shop", "web"), "http", Protocol.TCP)
 
 
 def done(made, *changed):
-    return Sync(family=made.family, plan=made, first=False, changed=frozenset(changed), seconds={})
+    return SyncResult(family=made.family, plan=made, first=False, changed=frozenset(changed), seconds={})
 
 
 def explained(log, *objects, name="shop/web"):

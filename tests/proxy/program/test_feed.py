@@ -7,7 +7,7 @@ import pytest
 
 from narthex.model.store import Synced, Upsert
 from narthex.runtime import feed as feed_module
-from narthex.runtime.feed import Feed
+from narthex.runtime.feed import EventFeed
 from narthex.testing.build import service
 
 
@@ -43,7 +43,7 @@ CART = Upsert(service("shop/cart", "10.110.0.2"))
 
 
 def test_the_first_scan_is_there_at_once(noticed):
-    feed = Feed(Script())
+    feed = EventFeed(Script())
     with feed.running(noticed.release):
         assert feed.take() == [Synced()]
         assert feed.take() == []
@@ -51,7 +51,7 @@ def test_the_first_scan_is_there_at_once(noticed):
 
 def test_changes_arrive_in_order_with_a_notice_each(noticed):
     source = Script()
-    feed = Feed(source)
+    feed = EventFeed(source)
     with feed.running(noticed.release):
         source.coming.put([WEB])
         source.coming.put([CART])
@@ -63,7 +63,7 @@ def test_changes_arrive_in_order_with_a_notice_each(noticed):
 def test_watching_goes_on_after_a_fault(noticed, monkeypatch):
     monkeypatch.setattr(feed_module, "_AGAIN_SECONDS", 0.01)
     source = Script()
-    feed = Feed(source)
+    feed = EventFeed(source)
     with feed.running(noticed.release):
         source.coming.put(RuntimeError("no watch left"))
         source.coming.put([WEB])
@@ -73,6 +73,6 @@ def test_watching_goes_on_after_a_fault(noticed, monkeypatch):
 
 def test_the_thread_ends_with_the_block(noticed):
     before = threading.active_count()
-    with Feed(Script()).running(noticed.release):
+    with EventFeed(Script()).running(noticed.release):
         assert threading.active_count() == before + 1
     assert threading.active_count() == before

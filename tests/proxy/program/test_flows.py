@@ -11,8 +11,8 @@ from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.flows import Flows
 from narthex.proxy.program.loop import Proxy
-from narthex.proxy.program.metrics import Metrics
-from narthex.proxy.program.schedule import Periods
+from narthex.proxy.program.metrics import ProxyMetrics
+from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.build import CONFIG, NODE, NODE_IPS, endpoint, endpoint_slice, node, service
 from narthex.testing.fakes import FakeBackend, FakeClock, FakeInbox, FakeRules, FakeTarget
@@ -61,14 +61,14 @@ class Bench:
         self.clock, backend = FakeClock(), FakeBackend()
         self.target = FakeTarget(backend, FakeRules())
         self.inbox = FakeInbox(node(), *objects)
-        self.table, self.metrics = FakeTable(), Metrics("nftables")
+        self.table, self.metrics = FakeTable(), ProxyMetrics("nftables")
         sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, self.target, self.clock)
         flows = Flows(self.table, lambda: NODE_IPS, self.clock, self.metrics)
         self.proxy = Proxy(
             self.inbox,
             [sync],
             self.clock,
-            Periods(),
+            SyncPeriods(),
             node_name=NODE,
             metrics=self.metrics,
             after_sync=flows.after,

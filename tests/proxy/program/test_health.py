@@ -4,7 +4,7 @@ import pytest
 
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import Node
-from narthex.proxy.program.health import Health
+from narthex.proxy.program.health import ProxyHealth
 from narthex.testing.fakes import FakeClock
 
 
@@ -15,7 +15,7 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    return Health(FAMILIES, 30.0, clock)
+    return ProxyHealth(FAMILIES, 30.0, clock)
 
 
 def sync_all(health):
@@ -98,7 +98,7 @@ def test_other_nodes_are_eligible(health, node):
 
 @pytest.mark.row("17.3")
 def test_where_every_node_has_an_object_one_that_was_never_seen_is_not_eligible(clock):
-    health = Health([IPFamily.IPV4], 30.0, clock, node_expected=True)
+    health = ProxyHealth([IPFamily.IPV4], 30.0, clock, node_expected=True)
     health.synced(IPFamily.IPV4)
     assert health.healthz()[0] == 503
     assert health.livez()[0] == 200
@@ -112,7 +112,7 @@ def test_where_every_node_has_an_object_one_that_was_never_seen_is_not_eligible(
 
 @pytest.mark.row("17.1", "29.12")
 def test_another_period_counts_at_once(clock):
-    health = Health([IPFamily.IPV4], 30.0, clock)
+    health = ProxyHealth([IPFamily.IPV4], 30.0, clock)
     health.synced(IPFamily.IPV4)
     health.queued(IPFamily.IPV4)
     clock.advance(25)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from narthex.linux.sysctls import Outcome
+from narthex.linux.sysctls import SysctlOutcome
 from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.program import kernel_settings
 from narthex.proxy.program.kernel_settings import KernelSettings, with_kernel
@@ -24,7 +24,7 @@ class Machine:
     def apply(self, wanted):
         wanted = list(wanted)
         self.asked.append(wanted)
-        return [Outcome(each, *self.answers[each.field]) for each in wanted if each.field in self.answers]
+        return [SysctlOutcome(each, *self.answers[each.field]) for each in wanted if each.field in self.answers]
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from narthex.linux.monitor import Poll
+from narthex.linux.monitor import RulePoller
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import Node
 from narthex.model.problem import Problem
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.dataplane import AnnouncedTarget
 from narthex.proxy.program.loop import Proxy
-from narthex.proxy.program.schedule import Periods
+from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, service
 from narthex.testing.fakes import FakeBackend, FakeChanges, FakeClock, FakeInbox, FakeRules, FakeTarget
@@ -39,7 +39,7 @@ class Bench:
             FamilySync(family, Planner(CONFIG, family), backend, self.targets[family], self.clock)
             for family in families
         ]
-        self.foreign = Poll(self.generation, families) if watched else None
+        self.foreign = RulePoller(self.generation, families) if watched else None
         if self.foreign:
             for sync in syncs:
                 sync._target = AnnouncedTarget(sync._target, self.foreign, lambda _: 1)
@@ -47,7 +47,7 @@ class Bench:
             self.inbox,
             syncs,
             self.clock,
-            Periods(minimum, watched=watched),
+            SyncPeriods(minimum, watched=watched),
             node_name=NODE,
             foreign=self.foreign,
             follow=self.follow,
@@ -296,7 +296,7 @@ def test_changes_by_others_are_counted():
 
 def test_a_kernel_that_does_not_tell_is_read_all_the_same():
     bench = Bench(WEB, WEB_SLICE)
-    bench.proxy._foreign = Poll(lambda: exec("raise OSError"), FAMILIES)
+    bench.proxy._foreign = RulePoller(lambda: exec("raise OSError"), FAMILIES)
     bench.run_for(100)
     assert bench.targets[IPFamily.IPV4].reads == 4
 

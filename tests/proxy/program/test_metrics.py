@@ -12,8 +12,8 @@ from narthex.model.net import IPFamily
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.loop import Proxy
-from narthex.proxy.program.metrics import Histogram, Metrics, indicators
-from narthex.proxy.program.schedule import Periods
+from narthex.proxy.program.metrics import LatencyHistogram, ProxyMetrics, indicators
+from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.sync import PHASES, FamilySync
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, plan, service
 from narthex.testing.fakes import FakeBackend, FakeClock, FakeInbox, FakeRules, FakeTarget
@@ -32,7 +32,7 @@ def proxy_of(mode, *objects):
     target = FakeTarget(backend, FakeRules())
     sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, target, clock)
     inbox = FakeInbox(node(), *objects)
-    return Proxy(inbox, [sync], clock, Periods(), node_name=NODE, metrics=Metrics(mode)), inbox, target, clock
+    return Proxy(inbox, [sync], clock, SyncPeriods(), node_name=NODE, metrics=ProxyMetrics(mode)), inbox, target, clock
 
 
 FOUR = ("ip_family", "IPv4")
@@ -87,7 +87,7 @@ def test_iptables_rules_are_counted_by_table():
     backend = BACKENDS["iptables"]
     target = FakeTarget(backend, backend.render(plan()))
     sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, target, clock)
-    proxy = Proxy(inbox, [sync], clock, Periods(), node_name=NODE, metrics=Metrics("iptables"))
+    proxy = Proxy(inbox, [sync], clock, SyncPeriods(), node_name=NODE, metrics=ProxyMetrics("iptables"))
     proxy.turn()
     total, last = (f"kubeproxy_sync_proxy_rules_iptables_{word}" for word in ("total", "last"))
     nat, table_filter = (FOUR, ("table", "nat")), (FOUR, ("table", "filter"))
@@ -120,7 +120,7 @@ def test_local_services_without_local_endpoints_are_counted_once_each():
 
 
 def test_histogram_buckets_add_up():
-    histogram = Histogram((1.0, 2.0))
+    histogram = LatencyHistogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 5.0):
         histogram.observe(value)
     assert histogram.buckets == [("1", 2.0), ("2", 3.0), ("+Inf", 4.0)]
@@ -237,7 +237,7 @@ def test_phases_are_measured():
 
 @pytest.mark.row("20.23")
 def test_what_all_kubernetes_programs_say():
-    metrics = Metrics("nftables", gates={"AllowServiceExternalIPs": False, "Other": True})
+    metrics = ProxyMetrics("nftables", gates={"AllowServiceExternalIPs": False, "Other": True})
     seen = scrape(metrics)
     assert seen["kubernetes_feature_enabled", ("name", "AllowServiceExternalIPs"), ("stage", "")] == 0
     assert not [key for key in seen if ("name", "Other") in key]
@@ -260,4 +260,4 @@ def test_others_may_add_numbers_of_their_own():
         def collect(self):
             yield GaugeMetricFamily("narthex_of_others", "x", 5)
 
-    assert scrape(Metrics("nftables", (Own(),)))["narthex_of_others",] == 5
+    assert scrape(ProxyMetrics("nftables", (Own(),)))["narthex_of_others",] == 5

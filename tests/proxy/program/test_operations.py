@@ -10,7 +10,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from narthex.kube.exchange import Lines, Opened, Start
+from narthex.kube.exchange import LinesReceived, ResponseOpened, WatchStarted
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
 from narthex.lab.encode import encode
@@ -24,8 +24,8 @@ from narthex.proxy.backends.iptables.script import restore_inputs
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.flows import Flows
 from narthex.proxy.program.loop import Proxy
-from narthex.proxy.program.metrics import Metrics
-from narthex.proxy.program.schedule import Periods
+from narthex.proxy.program.metrics import ProxyMetrics
+from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service
 from narthex.testing.fakes import FakeClock
@@ -125,8 +125,8 @@ def running(mode, services):
     ]
     inbox = Inbox([*map(Upsert, objects), Synced()])
     sync = FamilySync(V4, Planner(CONFIG, V4), BACKENDS[mode], target, clock)
-    flows = Flows(Connections(), tuple, clock, Metrics(mode))
-    proxy = Proxy(inbox, [sync], clock, Periods(0.0), node_name=NODE, after_sync=flows.after)
+    flows = Flows(Connections(), tuple, clock, ProxyMetrics(mode))
+    proxy = Proxy(inbox, [sync], clock, SyncPeriods(0.0), node_name=NODE, after_sync=flows.after)
     proxy.turn()
     return proxy, inbox, target
 
@@ -172,12 +172,12 @@ def test_a_change_rewrites_its_own_chains_only():
 def listed(services):
     """A watch that has listed so many slices."""
     kept = Watch(ENDPOINT_SLICES, lambda: 0.5)
-    kept.take(Start(), 0.0)
-    kept.take(Opened(), 0.0)
+    kept.take(WatchStarted(), 0.0)
+    kept.take(ResponseOpened(), 0.0)
     lines = [line("ADDED", web_slice(number, 3), number + 1) for number in range(services)]
     meta = {"resourceVersion": str(services), "annotations": {"k8s.io/initial-events-end": "true"}}
     lines.append(msgspec.json.encode({"type": "BOOKMARK", "object": {"metadata": meta}}) + b"\n")
-    assert len(kept.take(Lines(b"".join(lines)), 0.0).events) == services
+    assert len(kept.take(LinesReceived(b"".join(lines)), 0.0).events) == services
     return kept
 
 
@@ -193,7 +193,7 @@ def test_a_line_of_a_watch_costs_the_same_in_a_big_cluster():
         kept = listed(services)
 
         def told(count, version, kept=kept):
-            assert kept.take(Lines(line("MODIFIED", web_slice(7, count), version)), 1.0).events
+            assert kept.take(LinesReceived(line("MODIFIED", web_slice(7, count), version)), 1.0).events
 
         told(4, BIG + 1)
         found.append(effort(lambda told=told: told(3, BIG + 2)))

@@ -5,7 +5,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
-from narthex.proxy.program.programming import Programming
+from narthex.proxy.program.programming import ProgrammingLatency
 from narthex.testing.build import endpoint, endpoint_slice
 
 FOUR = IPFamily.IPV4
@@ -36,7 +36,7 @@ def test_the_annotation(text, seconds):
 
 @pytest.mark.row("2.13", "20.5")
 def test_changes_count_from_their_time_until_they_are_written():
-    waiting = Programming(start=5.0)
+    waiting = ProgrammingLatency(start=5.0)
     first, second = changed_at("1970-01-01T00:00:10Z"), changed_at("1970-01-01T00:00:11Z")
     waiting.saw(None, first)
     waiting.saw(first, second)
@@ -47,7 +47,7 @@ def test_changes_count_from_their_time_until_they_are_written():
 
 @pytest.mark.row("2.13")
 def test_what_is_older_than_the_process_or_said_already_does_not_count():
-    waiting = Programming(start=20.0)
+    waiting = ProgrammingLatency(start=20.0)
     waiting.saw(None, changed_at("1970-01-01T00:00:10Z"))
     waiting.saw(None, changed_at("nonsense"))
     late = changed_at("1970-01-01T00:00:30Z")
@@ -57,13 +57,13 @@ def test_what_is_older_than_the_process_or_said_already_does_not_count():
 
 
 def test_a_clock_that_is_behind_gives_no_negative_time():
-    waiting = Programming(start=0.0)
+    waiting = ProgrammingLatency(start=0.0)
     waiting.saw(None, changed_at("1970-01-01T00:00:30Z"))
     assert waiting.written(FOUR, 29.0) == [0.0]
 
 
 def test_what_waits_is_bounded():
-    waiting = Programming(start=0.0)
+    waiting = ProgrammingLatency(start=0.0)
     for number in range(10_500):
         waiting.saw(None, changed_at(f"1970-01-02T0{number % 10}:00:00Z"))
     assert len(waiting.written(FOUR, 1e6)) == 10_000

@@ -15,14 +15,14 @@ import pytest
 from tests.free_ports import free_port
 
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.proxy.program.health import Health
-from narthex.proxy.program.metrics import Metrics
+from narthex.proxy.program.health import ProxyHealth
+from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.status import health_routes, metrics_routes
 from narthex.runtime.http import connection as http_connection
 from narthex.runtime.http import server as http_server
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer
-from narthex.runtime.status import BindError, Listener, StatusServer
+from narthex.runtime.status import BindError, StatusListener, StatusServer
 from narthex.testing.fakes import FakeClock
 
 
@@ -46,12 +46,12 @@ def ask(server, purpose, raw):
 
 @pytest.fixture
 def health():
-    return Health(FAMILIES, 30.0, FakeClock())
+    return ProxyHealth(FAMILIES, 30.0, FakeClock())
 
 
 @pytest.fixture
 def metrics():
-    return Metrics("nftables")
+    return ProxyMetrics("nftables")
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def server(http, health, metrics):
     shown = {"kubeproxy.config.k8s.io": {"mode": "nftables"}, "narthex": {}}
     serving.serve(
         [
-            Listener("health", "127.0.0.1", 0, health_routes(health, metrics)),
-            Listener("metrics", "::1", 0, metrics_routes(metrics, health, "nftables", shown)),
+            StatusListener("health", "127.0.0.1", 0, health_routes(health, metrics)),
+            StatusListener("metrics", "::1", 0, metrics_routes(metrics, health, "nftables", shown)),
         ]
     )
     return serving
@@ -169,7 +169,7 @@ def test_without_files_it_rests_and_goes_on(server, monkeypatch, caplog):
 def test_a_route_that_fails_answers_500(http):
     bad = {"/": lambda: HttpResponse(1 // 0, b""), "/slow": lambda: SlowResponse(lambda: HttpResponse(1 // 0, b""))}
     with_bug = StatusServer(http)
-    with_bug.serve([Listener("health", "127.0.0.1", 0, bad)])
+    with_bug.serve([StatusListener("health", "127.0.0.1", 0, bad)])
     assert get(with_bug, "health", "/")[0] == 500
     assert get(with_bug, "health", "/slow")[0] == 500
 
@@ -184,7 +184,7 @@ def test_a_slow_answer_holds_nobody_up(http):
     both = StatusServer(http)
     both.serve(
         [
-            Listener(
+            StatusListener(
                 "health", "127.0.0.1", 0, {"/": lambda: HttpResponse(200, b"now"), "/slow": lambda: SlowResponse(slow)}
             )
         ]
@@ -202,7 +202,7 @@ def test_a_taken_port_is_tried_again(http):
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         waiting = StatusServer(http, retry_seconds=0.05)
-        waiting.serve([Listener("health", "127.0.0.1", port, {"/": lambda: HttpResponse(200, b"here")})])
+        waiting.serve([StatusListener("health", "127.0.0.1", port, {"/": lambda: HttpResponse(200, b"here")})])
         time.sleep(0.1)
         assert waiting.addresses == {}
     end = time.monotonic() + 30
@@ -215,7 +215,7 @@ def test_a_taken_port_is_tried_again(http):
 def test_a_taken_port_is_fatal_with_hard_fail(http):
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
-        listeners = [Listener("metrics", "127.0.0.1", 0, {}), Listener("health", "127.0.0.1", port, {})]
+        listeners = [StatusListener("metrics", "127.0.0.1", 0, {}), StatusListener("health", "127.0.0.1", port, {})]
         strict = StatusServer(http)
         with pytest.raises(BindError, match=f"health server on 127.0.0.1:{port}: Address already in use") as caught:
             strict.serve(listeners, hard_fail=True)
@@ -228,10 +228,17 @@ def test_ports_move_while_it_runs(http):
         return {"/": lambda: HttpResponse(200, body)}
 
     moving = StatusServer(http)
-    moving.serve([Listener("health", "127.0.0.1", 0, routes(b"h")), Listener("metrics", "127.0.0.1", 0, routes(b"m"))])
+    moving.serve(
+        [
+            StatusListener("health", "127.0.0.1", 0, routes(b"h")),
+            StatusListener("metrics", "127.0.0.1", 0, routes(b"m")),
+        ]
+    )
     health, metrics = moving.addresses["health"], moving.addresses["metrics"]
     # The same address again is the same listener; the metrics go elsewhere, and then nowhere.
-    moving.serve([Listener("health", "127.0.0.1", 0, routes(b"h")), Listener("metrics", "::1", 0, routes(b"m"))])
+    moving.serve(
+        [StatusListener("health", "127.0.0.1", 0, routes(b"h")), StatusListener("metrics", "::1", 0, routes(b"m"))]
+    )
     assert moving.addresses["health"] == health
     assert moving.addresses["metrics"][0] == "::1"
     assert get(moving, "metrics", "/")[1] == b"m"
@@ -248,7 +255,9 @@ def test_a_port_of_ones_own_is_free_again_when_it_moves(http):
     moving = StatusServer(http)
     port = free_port()
     for address in ("127.0.0.1", "0.0.0.0", "127.0.0.1"):
-        moving.serve([Listener("health", address, port, {"/": lambda: HttpResponse(200, b"here")})], hard_fail=True)
+        moving.serve(
+            [StatusListener("health", address, port, {"/": lambda: HttpResponse(200, b"here")})], hard_fail=True
+        )
         assert moving.addresses["health"] == (address, port)
 
 
@@ -256,7 +265,7 @@ def test_a_wish_of_the_past_is_not_tried_again(http):
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         moving = StatusServer(http, retry_seconds=0.05)
-        moving.serve([Listener("health", "127.0.0.1", port, {})])
+        moving.serve([StatusListener("health", "127.0.0.1", port, {})])
         moving.serve([])
     done = threading.Event()
     http.later(0.3, done.set)
@@ -273,7 +282,7 @@ def test_a_server_without_listeners_does_nothing(http):
 
 def test_unspecified_ipv6_takes_ipv4_too(http):
     both = StatusServer(http)
-    both.serve([Listener("health", "::", 0, {"/": lambda: HttpResponse(200, b"both")})])
+    both.serve([StatusListener("health", "::", 0, {"/": lambda: HttpResponse(200, b"both")})])
     with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=30) as response:
         assert response.read() == b"both"
 

@@ -5,7 +5,7 @@ import logging
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.sync import SyncResult
 from narthex.proxy.program.unserved import Unserved
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
@@ -28,7 +28,7 @@ def test_sctp_is_reported_and_so_is_its_end(caplog):
     for objects in (sctp(), sctp(), ()):
         made = plan(*objects)
         rules[0] = UserspaceBackend().render(made).unserved
-        unserved.after(Sync(family=FOUR, plan=made, first=False, seconds={}))
+        unserved.after(SyncResult(family=FOUR, plan=made, first=False, seconds={}))
     assert caplog.messages == [
         "Service port shop/gtp:assoc (SCTP, IPv4) is refused: mode userspace does not carry SCTP; another mode does",
         "Service port shop/gtp:assoc (SCTP, IPv4) is not refused any more",

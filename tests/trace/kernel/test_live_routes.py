@@ -5,7 +5,7 @@ import os
 import pytest
 
 from narthex.linux import namespaces as netns
-from narthex.linux.routes import Hop, next_hop
+from narthex.linux.routes import RouteHop, next_hop
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
@@ -26,9 +26,9 @@ def namespace():
 
 
 def test_routes_of_a_namespace(namespace: str) -> None:
-    assert next_hop("10.9.1.7", namespace) == Hop(device="va")
-    assert next_hop("10.9.2.7", namespace) == Hop(device="va", via="10.9.1.2")
-    assert next_hop("10.9.1.1", namespace) == Hop(device="lo", local=True)
+    assert next_hop("10.9.1.7", namespace) == RouteHop(device="va")
+    assert next_hop("10.9.2.7", namespace) == RouteHop(device="va", via="10.9.1.2")
+    assert next_hop("10.9.1.1", namespace) == RouteHop(device="lo", local=True)
     assert "unreachable" in next_hop("192.0.2.1", namespace).problem.lower()
     assert next_hop("10.9.3.1", namespace).problem
     assert next_hop("fd00::1", namespace).problem

@@ -10,7 +10,7 @@ import sys
 
 from narthex.cni.kernel import files
 from narthex.cni.plan import SetElement
-from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.nfnetlink import DELETE_ELEMENTS, INET, NEW_ELEMENTS, NEW_UNTAKEN_ELEMENTS, NfNetlink
 from narthex.model.values import Value
@@ -88,7 +88,7 @@ class PodTable:
 
     def _make(self) -> None:
         """Create the missing or incomplete table."""
-        from narthex.linux.libnftables import NftError, NftMissing, run_nft
+        from narthex.linux.libnftables import NftError, NftMissingError, run_nft
 
         files.make_directory(self._lock.rpartition("/")[0])
         with files.Lock(self._lock):
@@ -96,7 +96,7 @@ class PodTable:
                 return
             try:
                 run_nft(f"table inet {self._name}\ndelete table inet {self._name}\n{self._frame()}")
-            except (NftError, NftMissing) as error:
+            except (NftError, NftMissingError) as error:
                 raise OSError(errno.EOPNOTSUPP, f"table {self._name} cannot be made: {error}") from None
 
     def is_whole(self) -> bool:
@@ -148,7 +148,7 @@ class PodTable:
                         for data, start, end in self._netlink.dump_elements(INET, self._name, name)
                         for one in _split(data[start:end])
                     ]
-                except Interrupted:
+                except DumpInterrupted:
                     continue
                 except NetlinkError as error:
                     if error.errno == errno.ENOENT:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from narthex.cni.plugins.bridge import BridgeConfig, BridgeState, VethIdentity
     from narthex.cni.program.node import NodeContext
     from narthex.cni.request import CniRequest
-    from narthex.linux.rtnetlink import Link
+    from narthex.linux.rtnetlink import LinkState
 
 _PORT_SECONDS, _PORT_PAUSE = 2.5, 0.0002
 KNOWN_ARGUMENTS = ("IP", "MAC")
@@ -221,9 +221,9 @@ def check(node: NodeContext, request: CniRequest) -> None:
         masquerade.check(node, request, masked_by, before.ips)
 
 
-def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> dict[int, Link]:
+def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> dict[int, LinkState]:
     """Check the node's ends of the attachment; return them by index."""
-    found: dict[int, Link] = {}
+    found: dict[int, LinkState] = {}
     master = 0
     if request.plugin == "bridge":
         config = bridge.read(request)
@@ -249,7 +249,7 @@ def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> di
     return found
 
 
-def _check_pod(request: CniRequest, before: CniResult, ends: dict[int, Link]) -> None:
+def _check_pod(request: CniRequest, before: CniResult, ends: dict[int, LinkState]) -> None:
     links = RtNetlink()
     try:
         inner = links.link(request.interface)
@@ -267,7 +267,7 @@ def _check_pod(request: CniRequest, before: CniResult, ends: dict[int, Link]) ->
         links.close()
 
 
-def _check_routes(links: RtNetlink, before: CniResult, inner: Link) -> None:
+def _check_routes(links: RtNetlink, before: CniResult, inner: LinkState) -> None:
     for wanted in pod.routed("", before.ips, before.routes):
         assert isinstance(wanted, AddRoute)
         if "table" in dict(wanted.numbers):

@@ -215,11 +215,11 @@ def _forget_flows(config: PortmapConfig, pod: PortmapTarget, only_to_pod: bool =
     """
     # Imported here: only UDP ports need them, and they take longer to load than the rest of the plugin.
     from narthex.linux.addresses import own_addresses
-    from narthex.linux.conntrack import Conntrack
+    from narthex.linux.conntrack import ConntrackTable
     from narthex.model.net import IPFamily, Protocol
 
     removed = 0
-    conntrack = Conntrack()
+    conntrack = ConntrackTable()
     own = {one.address for one in own_addresses()}
     for ip in pod.ips:
         family = IPFamily.IPV4 if len(ip) == 4 else IPFamily.IPV6

@@ -30,10 +30,10 @@ from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice
 from narthex.model.store import Event, Snapshot, Store, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
-from narthex.runtime.feed import Feed, Watched
+from narthex.runtime.feed import EventFeed, EventSource
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import Collector
-from narthex.runtime.problems import Problems
+from narthex.runtime.problems import ProblemLog
 from narthex.runtime.reconciler import Reconciler
 
 MOST_WORKERS = 4
@@ -82,7 +82,7 @@ class DnsPart:
     def __init__(
         self,
         settings: DnsSettings,
-        source: Watched,
+        source: EventSource,
         *,
         followed: Sequence[Heard] = (),
         collectors: Sequence[Collector] = (),
@@ -92,12 +92,12 @@ class DnsPart:
         """`followed` tells of the source's lists. `reread` is asked now and then for other server blocks, None: they
         are the same; it logs what is wrong with them. Nothing is opened yet."""
         self._settings = settings
-        self._feed = Feed(source)
+        self._feed = EventFeed(source)
         self._followed = followed
         self._reread = reread
         self._clock = clock or SystemClock()
         self._store = Store()
-        self._problems = Problems()
+        self._problems = ProblemLog()
         self._recorders: dict[int, Recorder] = {}
         self._workers: Workers | None = None
         self._blocks = settings.blocks

@@ -150,7 +150,7 @@ def serve(
     recursion: Sequence[str],
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises SourceError and ListenError."""
-    logs.start(sys.stderr)
+    logs.start_logging(sys.stderr)
     allow_many_files()
     for problem in configuration.problems:
         LOGGER.warning("%s", problem)

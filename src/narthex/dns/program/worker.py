@@ -27,7 +27,7 @@ from narthex.dns.server.udp import UdpServer
 from narthex.dns.zone.zone import Zone
 from narthex.linux.priority import go_first
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.logs import start as start_log
+from narthex.runtime.logs import start_logging as start_log
 
 if TYPE_CHECKING:
     from narthex.dns.program.resolver import BlockResolver

@@ -14,7 +14,7 @@ from narthex.dns.server.meter import ResolverCounts
 from narthex.dns.server.speech import Count, Counted, Listener, News, Open, Setup, frame, receive_counted
 from narthex.dns.server.tally import Counts
 from narthex.dns.zone.changes import Change
-from narthex.linux.run import Started, TimeoutExpired, start_module
+from narthex.linux.run import StartedProgram, TimeoutExpired, start_module
 from narthex.runtime.logs import LOGGER
 
 _PATIENCE = 20.0
@@ -33,7 +33,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE)
         with theirs:
-            self._process: Started[bytes] = start_module(
+            self._process: StartedProgram[bytes] = start_module(
                 _MODULE, str(theirs.fileno()), keep=[theirs.fileno(), *(sock.fileno() for sock in sockets)]
             )
         self._socket = ours

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Collection, Sequence
 
 from narthex.dns.node_local import tables
-from narthex.linux.libnftables import NftError, NftMissing, OwnedTables
+from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
 from narthex.linux.netlink import NetlinkError
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import NODE_LOCAL_DNS_LINK, AddAddress, SetUp
@@ -39,7 +39,7 @@ class OwnLink:
         try:
             self._tables = OwnedTables(tables(addresses, ports))
             _address(addresses)
-        except (NftError, NftMissing) as error:
+        except (NftError, NftMissingError) as error:
             self.close()
             raise OwnLinkError(f"rules that keep DNS from being tracked could not be loaded: {error}") from error
         except (NetlinkError, OSError) as error:

@@ -35,7 +35,7 @@ from narthex.lab.program.state import (
 from narthex.lab.topology import LabNode
 from narthex.linux import namespaces as netns
 from narthex.linux import processes
-from narthex.linux.processes import Process
+from narthex.linux.processes import ProcessIdentity
 
 if TYPE_CHECKING:
     from narthex.kube.access import Access
@@ -293,7 +293,7 @@ def down(name: str, *, forget: bool = False) -> bool:
     return True
 
 
-def _recorded_processes(state: LabState) -> list[Process]:
+def _recorded_processes(state: LabState) -> list[ProcessIdentity]:
     """The processes that are nowhere but in the state."""
     return [each for each in (state.controller, state.forks) if each is not None]
 

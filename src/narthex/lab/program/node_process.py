@@ -16,7 +16,7 @@ import msgspec
 from narthex.lab.containers import inside
 from narthex.lab.containers.forks import ForkServer, ProcessExit
 from narthex.linux import processes
-from narthex.linux.processes import Process, identify
+from narthex.linux.processes import ProcessIdentity, identify
 from narthex.linux.run import with_package
 
 NODE = "node"
@@ -69,7 +69,7 @@ def preload() -> None:
     """Load what nodes need. Before the first one is forked."""
     for module in _PRELOADED:
         importlib.import_module(module)
-    importlib.import_module("narthex.kube.decoders").make_known()
+    importlib.import_module("narthex.kube.decoders").prepare_decoders()
 
 
 def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ class NodeProcess:
         line = b""
         while not line.endswith(b"\n") and (part := self._control.recv(1)):
             line += part
-        self.identity: Process | None = None
+        self.identity: ProcessIdentity | None = None
         try:
             self.identity = identify(msgspec.json.decode(line, type=_StartedMessage).pid)
         except msgspec.DecodeError:

@@ -33,7 +33,7 @@ import msgspec
 from narthex.lab.faults import InjectedFault
 from narthex.lab.pod_network import NETWORK, NONE
 from narthex.lab.topology import LabNode, check_name
-from narthex.linux.processes import Process
+from narthex.linux.processes import ProcessIdentity
 from narthex.model.problem import Problem
 
 LABS = Path("/run/narthex/lab")
@@ -49,7 +49,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The process of one node: `narthex node`."""
 
     node: str
-    process: Process
+    process: ProcessIdentity
 
 
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +113,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """Directory of the user's manifests."""
     since: str
-    controller: Process
-    forks: Process | None = None
+    controller: ProcessIdentity
+    forks: ProcessIdentity | None = None
     """The process that forks the nodes' and the containers'."""
     server: str = ""
     """URL of the API, on this machine's loopback."""

@@ -10,7 +10,7 @@ from narthex.lab.program.state import LabError, StateDirectory
 from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
-from narthex.linux.routes import Hop, next_hop
+from narthex.linux.routes import RouteHop, next_hop
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host
 from narthex.model.store import Snapshot
@@ -132,7 +132,7 @@ def names_of(lab: Lab) -> dict[str, AddressName]:
     return names
 
 
-def route_text(hop: Hop, names: AddressNames) -> str:
+def route_text(hop: RouteHop, names: AddressNames) -> str:
     """A first hop in words."""
     if hop.problem:
         return f"none: {hop.problem}"

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from narthex.linux.addresses import own_addresses
-from narthex.linux.netlink import Interrupted, Netlink
+from narthex.linux.netlink import DumpInterrupted, Netlink
 from narthex.linux.rtnetlink import attributes
 
 _NETLINK_ROUTE, _GETLINK = 0, 18
@@ -71,7 +71,7 @@ def _dump(netlink: Netlink) -> list[tuple[str, int, bytes]]:
                     continue
                 name = values[_NAME].rstrip(b"\0").decode("utf-8", "surrogateescape")
                 found.append((name, index, values.get(_MAC, b"")))
-        except Interrupted:
+        except DumpInterrupted:
             continue
         return [each for each in found if len(each[2]) == 6]
 

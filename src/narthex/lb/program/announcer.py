@@ -29,7 +29,7 @@ from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import AnnouncerConfiguration
-from narthex.runtime.feed import Feed
+from narthex.runtime.feed import EventFeed
 from narthex.runtime.http.messages import HttpResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
@@ -131,7 +131,7 @@ class AnnouncerPart:
                 beats.send,
                 ignore_exclude_label=self._configuration.ignore_exclude_label,
             )
-            feed = Feed(self._origin.source)
+            feed = EventFeed(self._origin.source)
             pools = PoolsFile(Path(self._configuration.pools_file)) if self._configuration.pools_file else None
             writer = None
             if self._origin.access is not None:

@@ -15,9 +15,9 @@ from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
 from narthex.linux.clock import SystemClock
-from narthex.runtime.feed import Feed
+from narthex.runtime.feed import EventFeed
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.problems import Problems
+from narthex.runtime.problems import ProblemLog
 from narthex.runtime.reconciler import Reconciler
 
 RESCAN_SECONDS = 10.0
@@ -39,7 +39,7 @@ class AnnouncerLoop:
         transport: RawLinkTransport,
         beats: HeartbeatSockets,
         changes: LinkChanges,
-        feed: Feed,
+        feed: EventFeed,
         *,
         lock: AbstractContextManager[object],
         clock: SystemClock,
@@ -61,7 +61,7 @@ class AnnouncerLoop:
         self._conditions = conditions
         self._look_at = 0.0
         """When to read links, pools, and keys again."""
-        self._problems = Problems()
+        self._problems = ProblemLog()
         self._say_at = 0.0
         self.turned = clock.now()
         """Time of the last iteration."""

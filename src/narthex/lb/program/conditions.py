@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from narthex.kube.access import Access
-from narthex.kube.writes import ApiError, Missing, Writer, writing
+from narthex.kube.writes import ApiError, ApiWriter, NotFoundError, writing
 from narthex.lb.service_status import ServiceCondition, condition_patch
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.model.names import NamespacedName
 from narthex.runtime.logs import LOGGER, printable
 
@@ -56,7 +56,7 @@ class ConditionWriter:
 
     def running(self) -> AbstractContextManager[None]:
         """Return a context manager that runs the writer thread."""
-        return beside("conditions", self._run, self._end, patience=_REQUEST_SECONDS)
+        return in_background("conditions", self._run, self._end, patience=_REQUEST_SECONDS)
 
     def _end(self) -> None:
         self._stop.set()
@@ -94,13 +94,13 @@ class ConditionWriter:
                 async with asyncio.timeout(_REQUEST_SECONDS):
                     try:
                         await self._write(writer, key, condition)
-                    except Missing:
+                    except NotFoundError:
                         # The Service was deleted; its condition will be dropped soon.
                         continue
                 self._written[key] = condition
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _write(self, writer: Writer, key: NamespacedName, condition: ServiceCondition) -> None:
+    async def _write(self, writer: ApiWriter, key: NamespacedName, condition: ServiceCondition) -> None:
         path = f"/api/v1/namespaces/{key.namespace}/services/{key.name}"
         patch = condition_patch(condition, self._today().strftime("%Y-%m-%dT%H:%M:%SZ"))
         entry = patch["status"]["conditions"][0]

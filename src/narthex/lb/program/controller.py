@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.events import Events, Happening
+from narthex.kube.events import ClusterEvent, ClusterEventRecorder
 from narthex.kube.leader_election import Leader
 from narthex.kube.resources import ADDRESS_POOLS, ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS
-from narthex.kube.source import Followed, KubeSource
+from narthex.kube.source import FollowedList, KubeSource
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.ledger import AllocationLedger
 from narthex.lb.pool_usage import (
@@ -35,9 +35,9 @@ from narthex.linux.clock import Clock
 from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, Service
 from narthex.model.store import Snapshot, Store
-from narthex.runtime.feed import Feed
+from narthex.runtime.feed import EventFeed
 from narthex.runtime.logs import LOGGER, printable
-from narthex.runtime.problems import Problems
+from narthex.runtime.problems import ProblemLog
 from narthex.runtime.reconciler import Reconciler
 
 RESYNC_SECONDS = 5.0
@@ -77,7 +77,7 @@ class LoadBalancerController:
     """The controller. `run` belongs to one thread; `stop` may be called from any thread and from signal handlers."""
 
     def __init__(
-        self, access: Access, settings: LoadBalancerSettings, leader: Leader, events: Events, clock: Clock
+        self, access: Access, settings: LoadBalancerSettings, leader: Leader, events: ClusterEventRecorder, clock: Clock
     ) -> None:
         self._access = access
         self._settings = settings
@@ -92,7 +92,7 @@ class LoadBalancerController:
         """Number of the current term; 0 while another process leads."""
         self._term: _Term | None = None
         self.counts = ControllerCounts()
-        self.followed: tuple[Followed, ...] = ()
+        self.followed: tuple[FollowedList, ...] = ()
         self.results: Mapping[str, int] = {}
 
     def stop(self) -> None:
@@ -122,7 +122,7 @@ class LoadBalancerController:
         writer = StatusWriter(self._access, self._clock)
         self._resources.callback(writer.close)
         self.results = writer.results
-        feed = Feed(source)
+        feed = EventFeed(source)
         self._resources.enter_context(feed.running(self._loop.wake))
         return _Term(
             self._settings, self._file, source, feed, writer, self._events, self.counts, self._access, self._clock
@@ -137,9 +137,9 @@ class _Term:
         settings: LoadBalancerSettings,
         file: PoolsFile | None,
         source: KubeSource,
-        feed: Feed,
+        feed: EventFeed,
         writer: StatusWriter,
-        events: Events,
+        events: ClusterEventRecorder,
         counts: ControllerCounts,
         access: Access,
         clock: Clock,
@@ -149,7 +149,7 @@ class _Term:
         self._file = file
         self._source = source
         self._feed = feed
-        self._problems = Problems()
+        self._problems = ProblemLog()
         self._writer = writer
         self._events = events
         self._counts = counts
@@ -264,7 +264,7 @@ class _Term:
                 LOGGER.warning("pool %s is refused: %s", each.object.name, printable(each.reason))
                 if self._file is None:
                     self._events.tell(
-                        Happening(
+                        ClusterEvent(
                             kind="IPAddressPool",
                             api_version="metallb.io/v1beta1",
                             object=each.object.key,
@@ -298,7 +298,7 @@ class _Term:
     def _record_event(self, service: Service, event: ServiceEvent) -> None:
         LOGGER.log(30 if event.warning else 20, "%s: %s: %s", service.key, event.reason, printable(event.text))
         self._events.tell(
-            Happening(
+            ClusterEvent(
                 kind="Service",
                 object=service.key,
                 uid=service.uid,

@@ -12,7 +12,7 @@ import msgspec
 from narthex.kube.access import Access
 from narthex.kube.events import EventWriter
 from narthex.kube.leader_election import Leader
-from narthex.kube.lease import TIMES, Times
+from narthex.kube.lease import LEASE_TIMES, LeaseTimes
 from narthex.kube.origin import EventPoster, SourceMetrics
 from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import Clock, SystemClock
@@ -20,7 +20,7 @@ from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import counter, exposition, gauge, metrics_reply
 from narthex.runtime.process import run_until_signal
-from narthex.runtime.status import Listener
+from narthex.runtime.status import StatusListener
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -40,7 +40,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int
     lease_namespace: str
     lease_name: str = CONTROLLER
-    times: Times = TIMES
+    times: LeaseTimes = LEASE_TIMES
 
 
 def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptions) -> None:
@@ -63,7 +63,7 @@ def _listeners(
     metrics: ControllerMetrics,
     clock: Clock,
     place: ControllerOptions,
-) -> tuple[Listener, ...]:
+) -> tuple[StatusListener, ...]:
     def healthz() -> HttpResponse:
         idle = clock.now() - controller.counts.turn_at
         well = not controller.counts.turn_at or idle < _STUCK_SECONDS
@@ -74,8 +74,8 @@ def _listeners(
         return SlowResponse(lambda: metrics_reply(metrics.exposition()))
 
     return (
-        Listener("health", place.address, place.healthz_port, {"/healthz": healthz, "/livez": healthz}),
-        Listener("metrics", place.address, place.metrics_port, {"/metrics": exposition, "/healthz": healthz}),
+        StatusListener("health", place.address, place.healthz_port, {"/healthz": healthz, "/livez": healthz}),
+        StatusListener("metrics", place.address, place.metrics_port, {"/metrics": exposition, "/healthz": healthz}),
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.client import Api
+from narthex.kube.client import ApiClient
 from narthex.kube.resources import ALL_SERVICES
-from narthex.kube.writes import ApiError, Conflict, Missing, NoAnswer, Object, Writer, writing
+from narthex.kube.writes import ApiError, ApiWriter, ConflictError, JsonObject, NoResponseError, NotFoundError, writing
 from narthex.lb.service_status import ServiceChanges, pool_patch, service_path
 from narthex.linux.clock import Clock
 from narthex.model.backoff import Backoff
@@ -68,8 +68,8 @@ class StatusWriter:
     def __init__(self, access: Access, clock: Clock) -> None:
         self._clock = clock
         self._runner = asyncio.Runner()
-        self._api = Api(access)
-        self._writer = Writer(self._api)
+        self._api = ApiClient(access)
+        self._writer = ApiWriter(self._api)
         self._attempts: dict[NamespacedName, _Attempt] = {}
         self.results: Counter[str] = Counter()
         """Number of writes by result: done, conflict, gone, refused, unanswered."""
@@ -109,15 +109,15 @@ class StatusWriter:
                 version = str((stored.get("metadata") or {}).get("resourceVersion") or "")
             if changes.pool is not None:
                 self._patch(path, pool_patch(changes.pool, version), "", allowance)
-        except (Conflict, Missing) as error:
+        except (ConflictError, NotFoundError) as error:
             # Another write won; the watch will deliver it, and the next decision uses it.
-            self.results["conflict" if isinstance(error, Conflict) else "gone"] += 1
+            self.results["conflict" if isinstance(error, ConflictError) else "gone"] += 1
             self._await_news(service)
             return WriteOutcome.REFUSED
         except ApiError as error:
             self._put_off(service)
             LOGGER.warning("%s: %s", service.key, printable(str(error)))
-            if isinstance(error, NoAnswer):
+            if isinstance(error, NoResponseError):
                 self.results["unanswered"] += 1
                 raise ServerUnavailable from error
             self.results["refused"] += 1
@@ -137,18 +137,18 @@ class StatusWriter:
             made.at, made.quarrels = before.at, before.quarrels
         self._attempts[service.key] = made
 
-    def _patch(self, path: str, body: Object, subresource: str, allowance: Callable[[], float]) -> Object:
+    def _patch(self, path: str, body: JsonObject, subresource: str, allowance: Callable[[], float]) -> JsonObject:
         seconds = min(_REQUEST_SECONDS, allowance())
         if seconds <= 0:
-            raise NoAnswer(0, "PATCH", path, "not sent: this controller is no longer the leader")
+            raise NoResponseError(0, "PATCH", path, "not sent: this controller is no longer the leader")
         return self._runner.run(self._timed(path, body, subresource, seconds))
 
-    async def _timed(self, path: str, body: Object, subresource: str, seconds: float) -> Object:
+    async def _timed(self, path: str, body: JsonObject, subresource: str, seconds: float) -> JsonObject:
         try:
             async with asyncio.timeout(seconds):
                 return await self._writer.patch(path, body, subresource=subresource)
         except TimeoutError:
-            raise NoAnswer(0, "PATCH", path, f"no answer within {seconds:.1f} s; it will be retried") from None
+            raise NoResponseError(0, "PATCH", path, f"no answer within {seconds:.1f} s; it will be retried") from None
 
     def _put_off(self, service: Service) -> None:
         before = self._attempts.get(service.key)

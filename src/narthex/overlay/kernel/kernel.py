@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.rtnetlink import RtNetlink, attributes
 from narthex.model.net import IPFamily
@@ -207,7 +207,7 @@ class OverlayKernel:
         for _ in range(_ATTEMPTS):
             try:
                 return read()
-            except Interrupted:
+            except DumpInterrupted:
                 continue
         raise OSError(errno.EAGAIN, "the kernel state keeps changing during the dump")
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.linux.netlink import HEADER, PORTS, PORTS_MASK, bind_own_port
 
 _NETLINK_ROUTE = 0
@@ -56,7 +56,7 @@ class RouteMonitor:
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context manager in which `notice` is called, from another thread, whenever something may have changed."""
-        return beside("overlay-notices", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
+        return in_background("overlay-notices", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def _listen(self, notice: Callable[[], None]) -> None:
         poll, rest = select.poll(), select.poll()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from narthex.linux.errors import ApplyError
 from narthex.linux.iptables_variants import plain_command
-from narthex.linux.libnftables import NftError, NftMissing, run_nft
+from narthex.linux.libnftables import NftError, NftMissingError, run_nft
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.netfilter import nft, xtables
 from narthex.netfilter.ast import Table
@@ -62,7 +62,7 @@ class MasqueradeWriter:
                 return False
             remove = f"table {where}\ndelete table {where}\n"
             run_nft(remove + (nft.script(wanted) if wanted is not None else ""))
-        except NftMissing as error:
+        except NftMissingError as error:
             if wanted is None:
                 return False
             raise ApplyError(f"masquerading rules of {rules.family.label}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, writing
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model.backoff import Backoff
 from narthex.model.objects import Node
@@ -67,7 +67,7 @@ class NodeAnnotator:
 
     def running(self) -> AbstractContextManager[None]:
         """Return a context manager that runs the writer thread."""
-        return beside("overlay-announcer", self._run, self._stop, patience=_STOP_SECONDS)
+        return in_background("overlay-announcer", self._run, self._stop, patience=_STOP_SECONDS)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.decoders import make_known
+from narthex.kube.decoders import prepare_decoders
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.resources import NODES
 from narthex.kube.source import KubeSource
 from narthex.linux.clock import SystemClock
 from narthex.linux.iptables_variants import default_variant
-from narthex.linux.monitor import Concern, Foreign, watch_rules
+from narthex.linux.monitor import ForeignChanges, RuleScope, watch_rules
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.overlay.kernel.kernel import OverlayKernel
@@ -33,13 +33,13 @@ from narthex.overlay.program.loop import Overlay
 from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.selftest import SelfTest
 from narthex.overlay.program.settings import OverlaySettings
-from narthex.runtime.feed import Feed, Watched
+from narthex.runtime.feed import EventFeed, EventSource
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import exposition, metrics_reply
 from narthex.runtime.process import StartError, run_until_signal
 from narthex.runtime.reconciler import Reconciler, Throttle
-from narthex.runtime.status import Listener, Routes
+from narthex.runtime.status import Routes, StatusListener
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -49,7 +49,7 @@ _THROTTLE = Throttle(share=10.0, least=0.05, longest=0.5)
 _LATE = 3
 """Number of resync intervals without a reconciliation after which the part is unhealthy."""
 _CHAINS = frozenset((POSTROUTING, FORWARD, "POSTROUTING", "FORWARD"))
-_CONCERN = Concern(
+_CONCERN = RuleScope(
     tables=frozenset((*TABLES.values(), "nat", "filter")),
     chain=lambda table, chain: table in TABLES.values() or chain in _CHAINS,
 )
@@ -58,7 +58,7 @@ _CONCERN = Concern(
 class OverlayOrigin(NamedTuple):
     """The source of Nodes, and the writer of this node's own Node."""
 
-    source: Watched
+    source: EventSource
     writes: NodeWriter | None
     """None: there is no API server. Peers then use the InternalIP and derive the MAC address from the node's name."""
 
@@ -117,7 +117,7 @@ class OverlayPart:
             rules = _listeners()
             for each in rules:
                 stack.callback(each.close)
-            feed = Feed(self._origin.source)
+            feed = EventFeed(self._origin.source)
             announcer = None
             if self._origin.writes is not None:
                 announcer = NodeAnnotator(self._origin.writes, self._settings.set_condition)
@@ -142,7 +142,7 @@ class OverlayPart:
             self._loop.run(lambda: min(overlay.reconcile(), *(each.interval for each in rules)))
 
 
-def _listeners() -> list[Foreign]:
+def _listeners() -> list[ForeignChanges]:
     """Return the monitors of the rules: nf_tables covers nftables and iptables-nft; iptables-legacy must be polled."""
     found = [watch_rules(_CONCERN, FAMILIES, iptables=False)]
     if default_variant(IPFamily.IPV4) == "legacy":
@@ -150,16 +150,16 @@ def _listeners() -> list[Foreign]:
     return found
 
 
-def _changed(rules: list[Foreign]) -> bool:
+def _changed(rules: list[ForeignChanges]) -> bool:
     """Return True if any monitor reports a change. All are read, so that none reports the same change again."""
     return sum(sum(each.look().values()) for each in rules) > 0
 
 
 def serve_overlay(settings: OverlaySettings, origin: OverlayOrigin, healthz: tuple[str, int] | None) -> None:
     """Run the overlay until SIGTERM or SIGINT. `healthz` is address and port. Raises StartError."""
-    make_known()
+    prepare_decoders()
     part = OverlayPart(settings, origin)
-    run_until_signal(part, [Listener("health", *healthz, routes(part))] if healthz is not None else ())
+    run_until_signal(part, [StatusListener("health", *healthz, routes(part))] if healthz is not None else ())
     LOGGER.info("overlay: stopped; devices, routes, and rules stay in place")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.linux.clock import Clock, SystemClock
 from narthex.overlay.kernel import checksums
 from narthex.overlay.kernel.checksums import ChecksumVerdict
@@ -38,7 +38,7 @@ class SelfTest:
 
     def running(self) -> AbstractContextManager[None]:
         """Return a context manager that runs the tests."""
-        return beside("overlay-selftest", self._run, self._stop, patience=_STOP_SECONDS)
+        return in_background("overlay-selftest", self._run, self._stop, patience=_STOP_SECONDS)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from narthex.linux.errors import ApplyError
-from narthex.linux.monitor import Concern, Foreign, Monitor, watch_rules
+from narthex.linux.monitor import ForeignChanges, NftablesMonitor, RuleScope, watch_rules
 from narthex.linux.privileges import kernel_release, missing_tools, nft_release
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily
@@ -28,7 +28,7 @@ from narthex.proxy.backends.counts import ConnectionCounter
 from narthex.proxy.backends.iptables.names import OWN_TABLES, ChainOwnership
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.kernel_settings import ipvs_settings
-from narthex.runtime.configuration.values import IPVS
+from narthex.runtime.configuration.values import IpvsConfiguration
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
 
@@ -50,7 +50,7 @@ which may cost much more. Raises ApplyError. A reader has its own socket and is 
 class DataplaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the configuration that dataplanes depend on. Each uses its own part of it."""
 
-    ipvs: IPVS = IPVS()
+    ipvs: IpvsConfiguration = IpvsConfiguration()
     relay_ports: tuple[int, int] | None = None
     """First and last port of the relay; None: the default range."""
     udp_idle_seconds: float | None = None
@@ -136,15 +136,15 @@ class Dataplane:
         del family, namespace
         return None
 
-    def foreign_changes(self, families: Sequence[IPFamily]) -> Foreign:
+    def foreign_changes(self, families: Sequence[IPFamily]) -> ForeignChanges:
         """Return what notices changes by other programs in the network namespace of the calling thread."""
         owned = self.owned
-        concern = Concern(tables=owned.tables) if owned.chains is None else _concern(owned.chains)
+        concern = RuleScope(tables=owned.tables) if owned.chains is None else _concern(owned.chains)
         return watch_rules(concern, families, iptables=self.uses_iptables)
 
-    def is_watched(self, foreign: Foreign) -> bool:
+    def is_watched(self, foreign: ForeignChanges) -> bool:
         """Return True if the kernel notifies about all of the mode's objects, so that read-backs can be rare."""
-        return self.notifies and isinstance(foreign, Monitor)
+        return self.notifies and isinstance(foreign, NftablesMonitor)
 
     def transactions(self, changes: Any) -> int:
         """Return the number of nf_tables transactions of some changes; 0: they need no announcement to the monitor."""
@@ -403,9 +403,9 @@ def dataplane(mode: str, options: DataplaneOptions = _DEFAULT_OPTIONS) -> Datapl
     return DATAPLANES[mode](options)
 
 
-def _concern(chains: ChainOwnership) -> Concern:
+def _concern(chains: ChainOwnership) -> RuleScope:
     """Return what to watch: own chains, and built-in chains, which hold the jumps to them."""
-    return Concern(
+    return RuleScope(
         tables=frozenset(OWN_TABLES),
         chain=lambda table, name: chains.is_ours(table, name) or name in builtin_chains(table),
     )

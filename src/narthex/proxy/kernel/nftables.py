@@ -16,7 +16,7 @@ import msgspec
 
 from narthex.linux.errors import ApplyError
 from narthex.linux.libnftables import NftError, run_nft
-from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.nfnetlink import (
     DELETE_ELEMENTS,
     DELETE_RULE,
@@ -93,7 +93,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
                     return None
                 try:
                     table = self._read_table()
-                except (Interrupted, NftError):
+                except (DumpInterrupted, NftError):
                     continue
                 if table is not None and self._link().generation() == before:
                     self._seen = before
@@ -136,7 +136,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         except NetlinkError as error:
             if error.errno != errno.ENOENT:
                 raise ApplyError(f"cannot read the counters of {self._family.nft} {TABLE}: {error}") from error
-        except (OSError, ValueError, Interrupted) as error:
+        except (OSError, ValueError, DumpInterrupted) as error:
             raise ApplyError(f"cannot read the counters of {self._family.nft} {TABLE}: {error}") from error
         return counts
 

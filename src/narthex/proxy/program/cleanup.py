@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from narthex.linux.clock import Clock
-from narthex.linux.monitor import Own
+from narthex.linux.monitor import OwnTransactions
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.kernel.cleanup import Cleanup, Left, Outcome, Removed
 from narthex.proxy.kernel.dataplanes import DATAPLANES
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
 
 _SHOWN = 3
@@ -39,7 +39,11 @@ class Takeover:
     """Removes what is not of this mode after each family's first sync, and again later when that did not go well."""
 
     def __init__(
-        self, mode: str, clock: Clock, writing: Callable[[], AbstractContextManager[Own]], cleanup: Any = Cleanup
+        self,
+        mode: str,
+        clock: Clock,
+        writing: Callable[[], AbstractContextManager[OwnTransactions]],
+        cleanup: Any = Cleanup,
     ) -> None:
         self._mode = mode
         self._clock = clock
@@ -49,7 +53,7 @@ class Takeover:
         self._said: dict[IPFamily, tuple[Left, ...]] = {}
         self._done: set[IPFamily] = set()
 
-    def after(self, done: Sync) -> None:
+    def after(self, done: SyncResult) -> None:
         """A sync went well: the rules of this mode are in place."""
         family, now = done.family, self._clock.now()
         if family in self._done or now < self._next.get(family, now):
@@ -115,5 +119,5 @@ def to_builtins(outcome: Outcome) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _needs_localnet(mode: str, done: Sync) -> bool:
+def _needs_localnet(mode: str, done: SyncResult) -> bool:
     return DATAPLANES[mode].route_localnet and done.plan.node_ports.localhost

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from narthex.linux.monitor import Foreign
+from narthex.linux.monitor import ForeignChanges
 from narthex.model.net import IPFamily
 from narthex.proxy.backends.base import Target
 from narthex.proxy.kernel.dataplanes import Dataplane, DataplaneOptions, dataplane
-from narthex.proxy.program.settings import Settings
+from narthex.proxy.program.settings import ProxySettings
 
 R = TypeVar("R")
 C = TypeVar("C")
 
 
-def dataplane_of(settings: Settings) -> Dataplane:
+def dataplane_of(settings: ProxySettings) -> Dataplane:
     """Return the dataplane of the configured mode."""
     options = DataplaneOptions(
         ipvs=settings.ipvs, relay_ports=settings.relay_ports, udp_idle_seconds=settings.own.udp_idle_timeout
@@ -26,10 +26,10 @@ def dataplane_of(settings: Settings) -> Dataplane:
 class RunningDataplane:
     """A dataplane at work in the network namespace of the calling thread. Nothing is started or written at first."""
 
-    def __init__(self, settings: Settings, families: tuple[IPFamily, ...]) -> None:
+    def __init__(self, settings: ProxySettings, families: tuple[IPFamily, ...]) -> None:
         self.dataplane = plane = dataplane_of(settings)
         self.backend = plane.backend
-        self.foreign: Foreign = plane.foreign_changes(families)
+        self.foreign: ForeignChanges = plane.foreign_changes(families)
         self.targets: dict[IPFamily, Target[Any, Any]] = {
             family: AnnouncedTarget(plane.target(family), self.foreign, plane.transactions) for family in families
         }
@@ -47,7 +47,7 @@ class AnnouncedTarget(Target[R, C], Generic[R, C]):
     Changes without transactions need no announcement: they are small and go through sockets that the monitor knows.
     """
 
-    def __init__(self, target: Target[R, C], foreign: Foreign, transactions: Callable[[C], int]) -> None:
+    def __init__(self, target: Target[R, C], foreign: ForeignChanges, transactions: Callable[[C], int]) -> None:
         self._target = target
         self._foreign = foreign
         self._transactions = transactions

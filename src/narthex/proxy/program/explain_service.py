@@ -13,7 +13,7 @@ from narthex.model.objects import EndpointSlice, Service, SliceEndpoint
 from narthex.model.store import Slices, Snapshot
 from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, Pool, Scope, ServicePlan
 from narthex.proxy.plan.show import decision_text, frontend_text
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
 
 
@@ -25,7 +25,7 @@ class Explainer:
         self._snapshot = snapshot
         self._said: dict[IPFamily, tuple[str, tuple[ServicePlan, ...]]] = {}
 
-    def after(self, done: Sync) -> None:
+    def after(self, done: SyncResult) -> None:
         """Explain what this sync decided, unless it is what was explained last."""
         name = self.name
         if not name:

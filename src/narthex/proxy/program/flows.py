@@ -13,14 +13,14 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.stale import Owners, Reason, Search
-from narthex.proxy.program.metrics import Metrics
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.metrics import ProxyMetrics
+from narthex.proxy.program.sync import SyncResult
 from narthex.proxy.program.written import counted
 from narthex.runtime.logs import LOGGER, data
 
 
-class Table(Protocol):
-    """What `narthex.linux.conntrack.Conntrack` does."""
+class ConnectionTable(Protocol):
+    """What `narthex.linux.conntrack.ConntrackTable` does."""
 
     def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[ConntrackEntry]: ...
     def remove(self, family: IPFamily, entries: Sequence[ConntrackEntry]) -> list[bool]: ...
@@ -45,10 +45,10 @@ class Flows:
 
     def __init__(
         self,
-        table: Table,
+        table: ConnectionTable,
         own_addresses: Callable[[], Collection[str]],
         clock: Clock,
-        metrics: Metrics,
+        metrics: ProxyMetrics,
         *,
         relayed: bool = False,
         gentle: bool = False,
@@ -62,7 +62,7 @@ class Flows:
         self._gentle = gentle
         self._halves: dict[IPFamily, _Half] = {}
 
-    def after(self, done: Sync) -> None:
+    def after(self, done: SyncResult) -> None:
         """Bring the table in line with what was just synced."""
         half = self._halves.setdefault(done.family, _Half())
         half.changed |= done.changed

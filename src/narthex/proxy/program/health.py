@@ -27,7 +27,7 @@ class _FamilyHealth(msgspec.Struct):
     """Monotonic clock: when the oldest change came that is not written yet."""
 
 
-class Health:
+class ProxyHealth:
     """The loop writes it, the status server reads it from its own thread; single fields change atomically."""
 
     def __init__(

@@ -9,14 +9,14 @@ import msgspec
 
 from narthex.linux import sysctls
 from narthex.linux.privileges import kernel_release
-from narthex.linux.sysctls import Outcome
+from narthex.linux.sysctls import SysctlOutcome
 from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.plan.kernel_settings import TCP_BE_LIBERAL, conntrack_settings
 from narthex.proxy.program.dataplane import dataplane_of
-from narthex.proxy.program.settings import Settings
+from narthex.proxy.program.settings import ProxySettings
 from narthex.runtime.logs import LOGGER
 
-Apply = Callable[[Iterable[KernelSetting]], list[Outcome]]
+Apply = Callable[[Iterable[KernelSetting]], list[SysctlOutcome]]
 
 
 class KernelSettings:
@@ -42,19 +42,19 @@ class KernelSettings:
         return not any(each.error for each in outcomes)
 
 
-def kernel_settings(settings: Settings) -> list[KernelSetting]:
+def kernel_settings(settings: ProxySettings) -> list[KernelSetting]:
     """What the configuration and its mode ask of this machine."""
     asked = conntrack_settings(settings.conntrack, os.cpu_count() or 1)
     return [*asked, *dataplane_of(settings).kernel_settings(kernel_release())]
 
 
-def with_kernel(settings: Settings) -> Settings:
+def with_kernel(settings: ProxySettings) -> ProxySettings:
     """The settings, with what depends on the kernel's own at this moment (row 19.7)."""
     liberal = bool(sysctls.read(TCP_BE_LIBERAL))
     return msgspec.structs.replace(settings, node=msgspec.structs.replace(settings.node, drop_invalid=not liberal))
 
 
-def _refusal(outcome: Outcome) -> str:
+def _refusal(outcome: SysctlOutcome) -> str:
     setting = outcome.setting
     here = "" if outcome.was is None else f"; it stays {outcome.was}"
     ask = f", or ask for nothing ({setting.unasked})" if setting.unasked else ""

@@ -16,22 +16,22 @@ from typing import Any, Protocol
 import msgspec
 
 from narthex.linux.clock import Clock
-from narthex.linux.monitor import Foreign
+from narthex.linux.monitor import ForeignChanges
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
 from narthex.model.objects import AnyObject, EndpointSlice
 from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.ir import Plan
-from narthex.proxy.program.health import Health
-from narthex.proxy.program.metrics import Metrics
-from narthex.proxy.program.programming import Programming
-from narthex.proxy.program.report import Reporter
-from narthex.proxy.program.schedule import Half, Periods
-from narthex.proxy.program.sync import FamilySync, Planning, Sync
+from narthex.proxy.program.health import ProxyHealth
+from narthex.proxy.program.metrics import ProxyMetrics
+from narthex.proxy.program.programming import ProgrammingLatency
+from narthex.proxy.program.report import SyncReporter
+from narthex.proxy.program.schedule import FamilySchedule, SyncPeriods
+from narthex.proxy.program.sync import FamilyPlanner, FamilySync, SyncResult
 from narthex.runtime.reconciler import Reconciler
 
 
-class Inbox(Protocol):
+class EventInbox(Protocol):
     """Where the loop finds what its source has told. Whoever fills it calls `Proxy.notice`."""
 
     @property
@@ -49,38 +49,38 @@ class Proxy:
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: EventInbox,
         families: Sequence[FamilySync[Any, Any]],
         clock: Clock,
-        periods: Periods,
+        periods: SyncPeriods,
         *,
         node_name: str = "",
         complete: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
-        foreign: Foreign | None = None,
-        health: Health | None = None,
-        metrics: Metrics | None = None,
+        foreign: ForeignChanges | None = None,
+        health: ProxyHealth | None = None,
+        metrics: ProxyMetrics | None = None,
         follow: Callable[[Plan], float] = lambda _: math.inf,
-        after_sync: Callable[[Sync], object] = lambda _: None,
+        after_sync: Callable[[SyncResult], object] = lambda _: None,
     ) -> None:
         """`complete` adds to a snapshot what the node itself knows better (its own addresses). `foreign` tells
         of rules changed by others (row 29.9). `follow` is told at each turn, for each family, the plan that the kernel
         holds, and says in how many seconds it must be told again; `after_sync` of each good sync, when it is over."""
         self._inbox = inbox
-        self._halves = [Half(family) for family in families]
+        self._halves = [FamilySchedule(family) for family in families]
         self._clock = clock
         self._periods = periods
         self._node = NamespacedName("", node_name)
         self._complete = complete
         self._foreign = foreign
-        self.health = health or Health([family.family for family in families], periods.sync, clock)
-        self.metrics = metrics or Metrics()
+        self.health = health or ProxyHealth([family.family for family in families], periods.sync, clock)
+        self.metrics = metrics or ProxyMetrics()
         self._follow = follow
         self._after_sync = after_sync
-        self._report = Reporter(node_name, len(families))
-        self._programming = Programming(clock.wall())
+        self._report = SyncReporter(node_name, len(families))
+        self._programming = ProgrammingLatency(clock.wall())
         self._store = Store()
         self._loop = Reconciler(clock)
-        self._other: tuple[Callable[[IPFamily], Planning], Periods] | None = None
+        self._other: tuple[Callable[[IPFamily], FamilyPlanner], SyncPeriods] | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -104,7 +104,7 @@ class Proxy:
         """There is something in the inbox. Safe from any thread."""
         self._clock.wake()
 
-    def use(self, planner: Callable[[IPFamily], Planning], periods: Periods) -> None:
+    def use(self, planner: Callable[[IPFamily], FamilyPlanner], periods: SyncPeriods) -> None:
         """Decide and pace otherwise from the next turn on. Safe from any thread."""
         self._other = planner, periods
         self._clock.wake()
@@ -176,7 +176,7 @@ class Proxy:
         kind = event.kind if isinstance(event, Delete) else type(event.object).__name__
         self.metrics.changed(kind)
 
-    def _sync(self, half: Half, snapshot: Snapshot) -> None:
+    def _sync(self, half: FamilySchedule, snapshot: Snapshot) -> None:
         """Sync one family."""
         family = half.sync.family
         read_back = self._clock.now() >= half.read_back_at

@@ -20,7 +20,7 @@ from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import Reason
-from narthex.proxy.program.sync import PHASES, FamilySync, Sync
+from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
 from narthex.proxy.program.written import rules_by_table
 from narthex.runtime.metrics import Collector
 
@@ -47,7 +47,7 @@ def indicators(alive: bool) -> bytes:
     return generate_latest(registry)
 
 
-class Histogram:
+class LatencyHistogram:
     """Seconds, counted by bucket."""
 
     def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
@@ -71,11 +71,11 @@ class _FamilyMetrics:
     """Numbers of one family."""
 
     def __init__(self) -> None:
-        self.duration = Histogram()
-        self.full = Histogram()
-        self.partial = Histogram()
-        self.phases: dict[str, Histogram] = {}
-        self.waited = Histogram(_WAITED)
+        self.duration = LatencyHistogram()
+        self.full = LatencyHistogram()
+        self.partial = LatencyHistogram()
+        self.phases: dict[str, LatencyHistogram] = {}
+        self.waited = LatencyHistogram(_WAITED)
         self.last_good: float | None = None
         self.last_queued: float | None = None
         self.failures = 0
@@ -85,11 +85,11 @@ class _FamilyMetrics:
         self.plan: Plan | None = None
         self.rules: Any = None
         self.rules_written: dict[str, int] = {}
-        self.flow_searches = Histogram()
+        self.flow_searches = LatencyHistogram()
         self.flows_removed: Counter[Reason] = Counter()
 
 
-class Metrics:
+class ProxyMetrics:
     """Written by the loop, read by the status server's thread."""
 
     def __init__(self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}) -> None:
@@ -123,13 +123,13 @@ class Metrics:
         held.failures += 1
         held.partial_failures += held.plan is not None
 
-    def synced(self, sync: FamilySync[Any, Any], done: Sync, wall: float) -> None:
+    def synced(self, sync: FamilySync[Any, Any], done: SyncResult, wall: float) -> None:
         """A sync went well."""
         held = self._of(done.family)
         held.duration.observe(done.total)
         (held.full if done.first or "read" in done.seconds else held.partial).observe(done.total)
         for phase, seconds in done.seconds.items():
-            held.phases.setdefault(phase, Histogram()).observe(seconds)
+            held.phases.setdefault(phase, LatencyHistogram()).observe(seconds)
         held.last_good = wall
         held.drifts += done.drift
         held.plan, held.rules = done.plan, sync.rules
@@ -252,7 +252,7 @@ class Metrics:
         )
         for label, held in self._each():
             for phase in PHASES:
-                histogram = held.phases.get(phase) or Histogram()
+                histogram = held.phases.get(phase) or LatencyHistogram()
                 family.add_metric([phase, *label], histogram.buckets, histogram.sum)
         return family
 
@@ -303,7 +303,7 @@ class Metrics:
 
         family = HistogramMetricFamily(_PREFIX + name, text, labels=_LABEL)
         for label, held in self._each():
-            histogram: Histogram = getattr(held, field)
+            histogram: LatencyHistogram = getattr(held, field)
             family.add_metric(label, histogram.buckets, histogram.sum)
         return family
 

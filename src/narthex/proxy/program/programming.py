@@ -13,7 +13,7 @@ _MOST_WAITING = 10_000
 """Times kept for one family while its syncs fail; the newest count."""
 
 
-class Programming:
+class ProgrammingLatency:
     """Times of changes that are not in the kernel yet. Belongs to the loop."""
 
     def __init__(self, start: float) -> None:

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from narthex.linux.background import beside
+from narthex.linux.background import in_background
 from narthex.proxy.program.dataplane import dataplane_of
-from narthex.proxy.program.settings import Settings, SettingsError
+from narthex.proxy.program.settings import ProxySettings, SettingsError
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.watched_files import file_stamp
 
@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25
 """A look is one stat(2). Unlike a watch it also sees a file behind links that are exchanged, as a ConfigMap is."""
 
 
-Take = Callable[[Settings], bool]
+ApplySettings = Callable[[ProxySettings], bool]
 """Lets the running process go by other settings from now on. False: that did not work, and the process must replace
 itself."""
 
@@ -32,7 +32,7 @@ class ConfigurationFile:
     """Follows one file. `read` makes the settings of the file and the flags; `check` says by an exception of type
     RuntimeError that this machine cannot run them."""
 
-    def __init__(self, path: Path, read: Callable[[], Settings], check: Callable[[str], object]) -> None:
+    def __init__(self, path: Path, read: Callable[[], ProxySettings], check: Callable[[str], object]) -> None:
         self._path = path
         self._read = read
         self._check = check
@@ -41,11 +41,13 @@ class ConfigurationFile:
         self.replace = False
         """The process is to replace itself when the proxy has stopped."""
 
-    def followed(self, present: Settings, take: Take, stop: Callable[[], object]) -> AbstractContextManager[None]:
+    def followed(
+        self, present: ProxySettings, take: ApplySettings, stop: Callable[[], object]
+    ) -> AbstractContextManager[None]:
         """Inside the block, edits take effect: by `take` where that can be, else by `stop` and `replace`."""
-        return beside("config", lambda: self._follow(present, take, stop), self._stop.set)
+        return in_background("config", lambda: self._follow(present, take, stop), self._stop.set)
 
-    def _follow(self, present: Settings, take: Take, stop: Callable[[], object]) -> None:
+    def _follow(self, present: ProxySettings, take: ApplySettings, stop: Callable[[], object]) -> None:
         while not self.replace and not self._stop.wait(LOOK_SECONDS):
             stamp = file_stamp(self._path)
             # A file that is away is about to come back: editors and kubelet rename.
@@ -55,7 +57,7 @@ class ConfigurationFile:
         if self.replace:
             stop()
 
-    def _go_over(self, present: Settings, take: Take) -> Settings:
+    def _go_over(self, present: ProxySettings, take: ApplySettings) -> ProxySettings:
         """Use the file as it is now; returns the settings that are in force then."""
         try:
             told = self._read()
@@ -83,7 +85,7 @@ class ConfigurationFile:
         return told
 
 
-def in_place(before: Settings, after: Settings) -> bool:
+def in_place(before: ProxySettings, after: ProxySettings) -> bool:
     """Whether a running process can go over to other settings."""
     return (
         after.mode == before.mode

@@ -11,22 +11,22 @@ from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.ir import Conflict
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.sync import SyncResult
 from narthex.proxy.program.written import counted, written
 from narthex.runtime.logs import LOGGER, data
-from narthex.runtime.problems import Problems
+from narthex.runtime.problems import ProblemLog
 
 _NAMES_SHOWN = 3
 
 
-class Reporter:
+class SyncReporter:
     """Remembers what was said already. Not safe for threads; the loop owns it."""
 
     def __init__(self, node_name: str, families: int) -> None:
         self._node_name = node_name
         self._families = families
         self._ready: list[IPFamily] = []
-        self._problems = Problems()
+        self._problems = ProblemLog()
         self._conflicts: dict[IPFamily, tuple[Conflict, ...]] = {}
         self._failing: dict[IPFamily, str] = {}
         self._node_known: bool | None = None
@@ -87,7 +87,7 @@ class Reporter:
         LOGGER.debug("where the %s sync broke off", family.label, exc_info=error)
         self._failing[family] = str(error)
 
-    def synced(self, done: Sync) -> None:
+    def synced(self, done: SyncResult) -> None:
         """A sync went well."""
         family = done.family
         if self._failing.pop(family, None) is not None:
@@ -147,7 +147,7 @@ def _place(conflict: Conflict) -> str:
     return f"{conflict.kind.value} {where}/{protocol.value}"
 
 
-def _subject(done: Sync) -> str:
+def _subject(done: SyncResult) -> str:
     total = f"{counted(len(done.plan.services), 'Service port')}"
     if done.first or not done.changed:
         return total

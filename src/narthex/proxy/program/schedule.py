@@ -12,7 +12,7 @@ import msgspec
 
 from narthex.model.names import NamespacedName
 from narthex.model.store import Snapshot
-from narthex.proxy.program.sync import FamilySync, Sync
+from narthex.proxy.program.sync import FamilySync, SyncResult
 
 FIRST_RETRY = 1.0
 """Seconds until a failed sync is tried again; doubled each time, up to the sync period."""
@@ -24,7 +24,7 @@ SELDOM = 10
 """Where the kernel tells of changes, reading it back without a reason is this much rarer."""
 
 
-class Periods(msgspec.Struct, frozen=True):
+class SyncPeriods(msgspec.Struct, frozen=True):
     """Seconds between syncs."""
 
     minimum: float = 0.0
@@ -35,7 +35,7 @@ class Periods(msgspec.Struct, frozen=True):
     """The kernel tells when rules have changed, so it need not be read so often to know."""
 
 
-class Half:
+class FamilySchedule:
     """One family of a proxy: its sync, and when that is due."""
 
     def __init__(self, sync: FamilySync[Any, Any]) -> None:
@@ -66,13 +66,13 @@ class Half:
         wanted = self.read_back_at if snapshot is self.seen else -math.inf
         return max(wanted, self.earliest)
 
-    def changed(self, services: frozenset[NamespacedName], periods: Periods) -> None:
+    def changed(self, services: frozenset[NamespacedName], periods: SyncPeriods) -> None:
         """A change came in. It may mend what failed, so a long wait is cut to the first one."""
         self.waiting |= services
         if self.failures:
             self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
 
-    def succeeded(self, now: float, periods: Periods, snapshot: Snapshot, done: Sync) -> None:
+    def succeeded(self, now: float, periods: SyncPeriods, snapshot: Snapshot, done: SyncResult) -> None:
         """Note a good sync that ended now."""
         self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
         self.ended, self.earliest = now, now + periods.minimum
@@ -83,7 +83,7 @@ class Half:
                 self.rested = max(self.rested, now) + rest
             self.read_anyway = now + max(periods.sync, rest) * (SELDOM if periods.watched else 1)
 
-    def failed(self, now: float, periods: Periods) -> None:
+    def failed(self, now: float, periods: SyncPeriods) -> None:
         """Note a sync that failed now; wait longer each time."""
         self.seen = None
         self.ended = now

@@ -28,7 +28,7 @@ _Claims = Mapping[int, tuple[NamespacedName, HealthCheck]]
 """Whose each port is."""
 
 
-class Place(NamedTuple):
+class HealthCheckAddress(NamedTuple):
     """Where one port listens. An IPv6 address of a link carries its interface: `fe80::1%2`."""
 
     address: str
@@ -53,8 +53,8 @@ class _Family:
         self.checks: Mapping[NamespacedName, HealthCheck] = {}
         self.claims: _Claims = {}
         """Replaced as a whole: the server's thread reads it at any time."""
-        self.open: dict[Place, socket.socket] = {}
-        self.missing: dict[Place, tuple[NamespacedName, str]] = {}
+        self.open: dict[HealthCheckAddress, socket.socket] = {}
+        self.missing: dict[HealthCheckAddress, tuple[NamespacedName, str]] = {}
         """Who should be answered for there, and why nobody listens."""
         self.rivals: frozenset[_Rival] = frozenset()
 
@@ -96,7 +96,7 @@ class ServiceHealth:
         found = self._own(plan) if claims else ()
         if found is None:
             return AGAIN_SECONDS
-        wanted = {Place(address, port) for address in found for port in claims}
+        wanted = {HealthCheckAddress(address, port) for address in found for port in claims}
         self._close(state, wanted)
         state.checks, state.claims = plan.health_checks, claims
         self._open(plan.family, wanted)
@@ -117,13 +117,13 @@ class ServiceHealth:
             if each.family is plan.family and in_any(plan.node_ports.cidrs or (), each.address)
         )
 
-    def _close(self, state: _Family, wanted: set[Place]) -> None:
+    def _close(self, state: _Family, wanted: set[HealthCheckAddress]) -> None:
         for place in state.open.keys() - wanted:
             self._http.close(state.open.pop(place))
         for place in state.missing.keys() - wanted:
             del state.missing[place]
 
-    def _open(self, family: IPFamily, wanted: set[Place]) -> None:
+    def _open(self, family: IPFamily, wanted: set[HealthCheckAddress]) -> None:
         state = self._families[family]
         for place in sorted(wanted - state.open.keys()):
             name = state.claims[place.port][0]
@@ -159,7 +159,7 @@ class ServiceHealth:
 
         return answer
 
-    def _report_missing(self, state: _Family, place: Place, name: NamespacedName, error: OSError) -> None:
+    def _report_missing(self, state: _Family, place: HealthCheckAddress, name: NamespacedName, error: OSError) -> None:
         reason = error.strerror or str(error)
         if state.missing.get(place) == (name, reason):
             return

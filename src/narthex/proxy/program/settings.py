@@ -15,7 +15,7 @@ import msgspec
 from narthex.model.net import FAMILIES, IPFamily, family_of, split_port
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.planner import NodeConfig
-from narthex.proxy.program.schedule import Periods
+from narthex.proxy.program.schedule import SyncPeriods
 from narthex.runtime.configuration.file import (
     API_VERSION,
     KIND,
@@ -30,15 +30,15 @@ from narthex.runtime.configuration.file import (
 )
 from narthex.runtime.configuration.text import own_written, written
 from narthex.runtime.configuration.values import (
-    IPVS,
     ClientConnection,
-    Conntrack,
-    Logging,
+    ConntrackConfiguration,
+    IpvsConfiguration,
+    LoggingConfiguration,
     OwnConfiguration,
     ProxyConfiguration,
 )
 
-Fields = Mapping[str, Any]
+ConfigurationFields = Mapping[str, Any]
 """Part of a KubeProxyConfiguration as it is written: camelCase names, nested mappings. The field `OWN` holds the fields
 of a NarthexConfiguration."""
 
@@ -51,15 +51,15 @@ class SettingsError(ValueError):
     """The settings cannot be used; the message says which and why."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ProxySettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that a node proxy is told."""
 
     mode: str
     node: NodeConfig
-    periods: Periods = Periods()
-    conntrack: Conntrack = Conntrack()
+    periods: SyncPeriods = SyncPeriods()
+    conntrack: ConntrackConfiguration = ConntrackConfiguration()
     """Kernel settings that are asked for (group 19)."""
-    ipvs: IPVS = IPVS()
+    ipvs: IpvsConfiguration = IpvsConfiguration()
     relay_ports: tuple[int, int] | None = None
     """userspace: the relay listens between these two ports; None: where the mode has it."""
     client: ClientConnection = ClientConnection()
@@ -72,17 +72,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bind_address_hard_fail: bool = False
     oom_score_adj: int = -999
     profiling: bool = False
-    logging: Logging = Logging()
+    logging: LoggingConfiguration = LoggingConfiguration()
     own: OwnConfiguration = OwnConfiguration()
     feature_gates: tuple[tuple[str, bool], ...] = ()
-    configuration: Fields = {}
+    configuration: ConfigurationFields = {}
     """What `/configz` shows: the configuration in force, in kube-proxy's words."""
-    own_configuration: Fields = {}
+    own_configuration: ConfigurationFields = {}
     """The same of the NarthexConfiguration."""
     warnings: tuple[str, ...] = ()
 
 
-def settings(flags: Fields, file: Path | None, host_name: str) -> Settings:
+def settings(flags: ConfigurationFields, file: Path | None, host_name: str) -> ProxySettings:
     """Settings from flags (fields named as in the file) and perhaps a file. Raises SettingsError.
 
     An empty `healthzBindAddress` or `metricsBindAddress` among the flags, or one with port 0, switches that server
@@ -98,19 +98,19 @@ def settings(flags: Fields, file: Path | None, host_name: str) -> Settings:
     return _settings(configuration, off, host_name, warnings)
 
 
-def in_force(flags: Fields, file: Path | None) -> ProxyConfiguration:
+def in_force(flags: ConfigurationFields, file: Path | None) -> ProxyConfiguration:
     """The configuration that flags and file come to; what `--write-config-to` writes. Raises SettingsError."""
     return _told(flags, file)[0]
 
 
-def _told(flags: Fields, file: Path | None) -> tuple[ProxyConfiguration, frozenset[str], tuple[str, ...]]:
+def _told(flags: ConfigurationFields, file: Path | None) -> tuple[ProxyConfiguration, frozenset[str], tuple[str, ...]]:
     """Configuration, the servers that are switched off, warnings."""
     flags = {name: value for name, value in flags.items() if value is not None}
     off = frozenset(name for name in (HEALTHZ, METRICS) if str(flags.get(name, "-")).rpartition(":")[2] in _OFF)
     flags = {name: value for name, value in flags.items() if name not in off}
     try:
         warnings: list[str] = []
-        given: Fields = {}
+        given: ConfigurationFields = {}
         if file is not None:
             warnings += map(str, read(file)[1])
             given = _raw(file)
@@ -126,7 +126,7 @@ def _told(flags: Fields, file: Path | None) -> tuple[ProxyConfiguration, frozens
 
 def _settings(
     configuration: ProxyConfiguration, off: frozenset[str], host_name: str, warnings: tuple[str, ...]
-) -> Settings:
+) -> ProxySettings:
     mode = configuration.mode
     section = configuration.timing_section(mode)
     if configuration.detect_local_mode == "ClusterCIDR" and not configuration.cluster_cidrs:
@@ -134,10 +134,10 @@ def _settings(
             "no clusterCIDR is given, so pods cannot be told from others; give --cluster-cidr, "
             "or another detectLocalMode",
         )
-    return Settings(
+    return ProxySettings(
         mode=mode,
         node=node_config(configuration, mode, configuration.hostname_override or host_name),
-        periods=Periods(section.min_sync_period, section.sync_period),
+        periods=SyncPeriods(section.min_sync_period, section.sync_period),
         conntrack=configuration.conntrack,
         ipvs=configuration.ipvs,
         relay_ports=relay_ports_of(configuration),
@@ -184,7 +184,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
     )
 
 
-def family_warnings(told: Settings, families: tuple[IPFamily, ...]) -> tuple[str, ...]:
+def family_warnings(told: ProxySettings, families: tuple[IPFamily, ...]) -> tuple[str, ...]:
     """What does not fit the families that this node serves (row 26.6)."""
     said = []
     cidrs = told.node.cluster_cidrs if told.node.detect_local_mode == "ClusterCIDR" else ()
@@ -212,7 +212,7 @@ def family_warnings(told: Settings, families: tuple[IPFamily, ...]) -> tuple[str
     return tuple(said)
 
 
-def _check_flags(flags: Fields) -> None:
+def _check_flags(flags: ConfigurationFields) -> None:
     try:
         parse(_document(flags), "command line")
     except ConfigurationError as error:
@@ -220,7 +220,7 @@ def _check_flags(flags: Fields) -> None:
         raise SettingsError(f"command line: {said}") from error
 
 
-def _document(fields: Fields) -> bytes:
+def _document(fields: ConfigurationFields) -> bytes:
     """Fields as a file."""
     fields = dict(fields)
     own = fields.pop(OWN, {})
@@ -236,7 +236,7 @@ def _raw(file: Path) -> dict[str, Any]:
     return {**fields, OWN: own} if own else fields
 
 
-def _said(fields: Fields) -> dict[str, Any]:
+def _said(fields: ConfigurationFields) -> dict[str, Any]:
     """Fields without those that say nothing: kubeadm writes every field, most of them null or empty."""
     return {
         name: _said(value) if isinstance(value, Mapping) else value
@@ -245,7 +245,7 @@ def _said(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _merged(flags: Fields, given: Fields) -> dict[str, Any]:
+def _merged(flags: ConfigurationFields, given: ConfigurationFields) -> dict[str, Any]:
     """Both, the file's fields before the flags'; sections field by field. The name of the node and logging are the
     flags' first (rows 27.3, 27.4)."""
     merged = {**flags, **given}
@@ -257,7 +257,7 @@ def _merged(flags: Fields, given: Fields) -> dict[str, Any]:
     return merged
 
 
-def _joined(one: Fields, other: Fields) -> dict[str, Any]:
+def _joined(one: ConfigurationFields, other: ConfigurationFields) -> dict[str, Any]:
     """The fields of both, at all depths; the other's where both have one."""
     joined = {**one, **other}
     for name in one.keys() & other.keys():
@@ -266,7 +266,7 @@ def _joined(one: Fields, other: Fields) -> dict[str, Any]:
     return joined
 
 
-def _ignored(flags: Fields, merged: Fields, path: str = "") -> list[str]:
+def _ignored(flags: ConfigurationFields, merged: ConfigurationFields, path: str = "") -> list[str]:
     """Flags that came to nothing."""
     found = []
     for name, value in flags.items():

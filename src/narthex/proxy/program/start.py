@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from narthex.kube.events import (
-    Creator,
-    Events,
+    ClusterEventRecorder,
+    EventCreator,
     EventWriter,
-    NoEvents,
+    LogOnlyRecorder,
     cannot_check,
     cannot_serve,
     ipvs_deprecated,
@@ -24,7 +24,7 @@ from narthex.kube.events import (
 from narthex.kube.origin import Origin
 from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.linux.clock import Clock, SystemClock
-from narthex.linux.conntrack import Conntrack, load_module
+from narthex.linux.conntrack import ConntrackTable, load_module
 from narthex.linux.oom import set_oom_score
 from narthex.linux.privileges import allow_many_files
 from narthex.model.kernel_setting import KernelSetting
@@ -39,20 +39,20 @@ from narthex.proxy.program.dataplane import RunningDataplane, dataplane_of
 from narthex.proxy.program.dropped import DroppedPackets
 from narthex.proxy.program.explain_service import Explainer
 from narthex.proxy.program.flows import Flows
-from narthex.proxy.program.health import Health
+from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.kernel_settings import KernelSettings, kernel_settings, with_kernel
-from narthex.proxy.program.loop import Inbox, Proxy
+from narthex.proxy.program.loop import EventInbox, Proxy
 from narthex.proxy.program.machine import check_machine
-from narthex.proxy.program.metrics import Metrics
+from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.own_node import OwnNode
 from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.service_health import ServiceHealth
-from narthex.proxy.program.settings import Settings, family_warnings
-from narthex.proxy.program.status import Status
-from narthex.proxy.program.sync import FamilySync, Sync
+from narthex.proxy.program.settings import ProxySettings, family_warnings
+from narthex.proxy.program.status import StatusPorts
+from narthex.proxy.program.sync import FamilySync, SyncResult
 from narthex.proxy.program.unserved import Unserved
 from narthex.runtime import logs
-from narthex.runtime.feed import Feed
+from narthex.runtime.feed import EventFeed
 from narthex.runtime.http.server import HttpServer
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import Collector
@@ -60,7 +60,7 @@ from narthex.runtime.process import Runnable, StartError, ended_by_signal, repla
 from narthex.runtime.status import BindError
 
 
-class Parts(NamedTuple):
+class AssembledProxy(NamedTuple):
     """A proxy, and what of it can be told otherwise while it runs."""
 
     proxy: Proxy
@@ -70,23 +70,23 @@ class Parts(NamedTuple):
 
 
 def assemble(
-    settings: Settings,
-    inbox: Inbox,
+    settings: ProxySettings,
+    inbox: EventInbox,
     families: tuple[IPFamily, ...],
     clock: Clock,
     http: HttpServer,
-    events: Events,
+    events: ClusterEventRecorder,
     origin: Origin,
-) -> Parts:
+) -> AssembledProxy:
     """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
-    health = Health(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
+    health = ProxyHealth(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
     running = RunningDataplane(settings, families)
     plane, foreign, relayed = running.dataplane, running.foreign, Deviation.RELAYED in running.backend.deviations
     readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
     connections = Connections(readers, lambda: proxy.plans, clock, settings.own)
     drops = {family: read for family in families if (read := plane.invalid_drop_reader(family))}
     collectors: tuple[Collector, ...] = (connections, DroppedPackets(drops, clock), *origin.collectors)
-    metrics = Metrics(settings.mode, collectors, dict(settings.feature_gates))
+    metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates))
     explainer = Explainer(settings.own.explain_service, lambda: proxy.snapshot)
     syncs = [
         FamilySync(family, Planner(settings.node, family), running.backend, target, clock)
@@ -110,16 +110,18 @@ def assemble(
         follow=checks.follow,
         after_sync=_in_turn(
             Takeover(settings.mode, clock, foreign.writing).after,
-            Flows(Conntrack(), _own_addresses, clock, metrics, relayed=relayed, gentle=plane.drains_connections).after,
+            Flows(
+                ConntrackTable(), _own_addresses, clock, metrics, relayed=relayed, gentle=plane.drains_connections
+            ).after,
             explainer.after,
             unserved.after,
         ),
     )
-    return Parts(proxy, explainer, connections, running)
+    return AssembledProxy(proxy, explainer, connections, running)
 
 
-def _in_turn(*actions: Callable[[Sync], object]) -> Callable[[Sync], None]:
-    def all_of_them(done: Sync) -> None:
+def _in_turn(*actions: Callable[[SyncResult], object]) -> Callable[[SyncResult], None]:
+    def all_of_them(done: SyncResult) -> None:
         for action in actions:
             action(done)
 
@@ -130,7 +132,7 @@ def _own_addresses() -> frozenset[str]:
     return frozenset(own.address for own in own_addresses())
 
 
-def prepare(settings: Settings) -> None:
+def prepare(settings: ProxySettings) -> None:
     """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
     dataplane_of(settings).prepare()
     # Some settings come with this module, and `serve` may find them read-only by the time that its rules have loaded it.
@@ -150,13 +152,13 @@ def prepare(settings: Settings) -> None:
 class ProxyPart:
     """The node proxy, for one run; a part of a node, or all that a process does."""
 
-    def __init__(self, settings: Settings, origin: Origin, status: Status) -> None:
+    def __init__(self, settings: ProxySettings, origin: Origin, status: StatusPorts) -> None:
         self._settings = settings
         self._origin = origin
         self._status = status
         self._lock = threading.Lock()
         """For what `run` and other threads must not do at the same time: to make the proxy, and to tell it something."""
-        self._parts: Parts | None = None
+        self._parts: AssembledProxy | None = None
         self._stopping = False
 
     @property
@@ -172,7 +174,7 @@ class ProxyPart:
         if parts is not None:
             parts.proxy.stop()
 
-    def take_over(self, fresh: Settings) -> None:
+    def take_over(self, fresh: ProxySettings) -> None:
         """Go over to other settings while it runs (row 29.12)."""
         with self._lock:
             self._settings = fresh
@@ -196,10 +198,10 @@ class ProxyPart:
         asked = KernelSettings(kernel_settings(settings))
         asked.make(last=False)
         clock = SystemClock()
-        feed = Feed(self._origin.source)
+        feed = EventFeed(self._origin.source)
         http = HttpServer()
         writer = EventWriter(self._origin.creator, node_name, clock) if self._origin.creator else None
-        events: Events = writer or NoEvents()
+        events: ClusterEventRecorder = writer or LogOnlyRecorder()
         with self._lock:
             made = assemble(with_kernel(self._settings), feed, families, clock, http, events, self._origin)
             self._parts = made
@@ -247,23 +249,27 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-class Work(Runnable, Protocol):
+class ReconfigurableWork(Runnable, Protocol):
     """The work of a process whose settings may change."""
 
-    def take_over(self, fresh: Settings) -> None:
+    def take_over(self, fresh: ProxySettings) -> None:
         """Go over to other settings while it runs."""
         ...
 
 
-def serve(settings: Settings, origin: Origin, file: ConfigurationFile | None = None) -> None:
+def serve(settings: ProxySettings, origin: Origin, file: ConfigurationFile | None = None) -> None:
     """Be the node proxy until SIGTERM or SIGINT, or until edits of the configuration file ask for a new process.
     Raises StartError."""
-    status = Status()
-    run_until_told(ProxyPart(settings, origin, status), settings, status, origin.creator, file)
+    status = StatusPorts()
+    run_process(ProxyPart(settings, origin, status), settings, status, origin.creator, file)
 
 
-def run_until_told(
-    work: Work, settings: Settings, status: Status, creator: Creator | None, file: ConfigurationFile | None = None
+def run_process(
+    work: ReconfigurableWork,
+    settings: ProxySettings,
+    status: StatusPorts,
+    creator: EventCreator | None,
+    file: ConfigurationFile | None = None,
 ) -> None:
     """Do the work of a process, with all that a process has but once: its status ports, its signals, its configuration
     file. Raises StartError."""
@@ -279,9 +285,9 @@ def run_until_told(
                 pass
         raise StartError(str(error)) from error
 
-    def take_over(fresh: Settings) -> bool:
+    def take_over(fresh: ProxySettings) -> bool:
         """False when a port that must be had is taken: a new process then ends for it, as at any start."""
-        logs.start(sys.stderr, fresh.logging)
+        logs.start_logging(sys.stderr, fresh.logging)
         _protect(fresh.oom_score_adj)
         work.take_over(fresh)
         try:

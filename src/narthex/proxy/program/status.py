@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from narthex.proxy.program.health import Health
+from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.loop import Proxy
-from narthex.proxy.program.metrics import Metrics, indicators
-from narthex.proxy.program.settings import Settings
+from narthex.proxy.program.metrics import ProxyMetrics, indicators
+from narthex.proxy.program.settings import ProxySettings
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer
 from narthex.runtime.metrics import Collector
-from narthex.runtime.status import Listener, PartReport, RouteHandler, Routes, StatusServer
+from narthex.runtime.status import PartReport, RouteHandler, Routes, StatusListener, StatusServer
 
 
-class Judged(Protocol):
+class HealthReporter(Protocol):
     """Somebody's health, as HTTP status and body."""
 
     def healthz(self) -> tuple[int, dict[str, Any]]: ...
@@ -28,7 +28,7 @@ class Judged(Protocol):
     def livez(self) -> tuple[int, dict[str, Any]]: ...
 
 
-def health_routes(health: Judged, metrics: Metrics) -> Routes:
+def health_routes(health: HealthReporter, metrics: ProxyMetrics) -> Routes:
     """`/healthz` and `/livez` of the health port; both are counted (row 17.9)."""
 
     def answer(name: str, ask: Callable[[], tuple[int, dict[str, Any]]]) -> HttpResponse:
@@ -42,7 +42,9 @@ def health_routes(health: Judged, metrics: Metrics) -> Routes:
     }
 
 
-def metrics_routes(metrics: Metrics, health: Judged, mode: str, configurations: Mapping[str, Any]) -> Routes:
+def metrics_routes(
+    metrics: ProxyMetrics, health: HealthReporter, mode: str, configurations: Mapping[str, Any]
+) -> Routes:
     """What the metrics port serves (row 20.25). `configurations` is what `/configz` shows, by name."""
 
     def exposition(text: Callable[[], bytes]) -> SlowResponse:
@@ -67,10 +69,10 @@ PROXY = "proxy"
 Reports = Callable[[], Mapping[str, PartReport]]
 
 
-class NodeHealth:
-    """`Health` of a process with several parts, of which the proxy may be one and may be down."""
+class ProcessHealth:
+    """`ProxyHealth` of a process with several parts, of which the proxy may be one and may be down."""
 
-    def __init__(self, reports: Reports, proxy: Health | None = None) -> None:
+    def __init__(self, reports: Reports, proxy: ProxyHealth | None = None) -> None:
         """`reports` gives nothing where a proxy runs alone."""
         self._reports = reports
         self._proxy = proxy
@@ -97,7 +99,7 @@ class NodeHealth:
         return status, {**body, **_parts(reports)}
 
 
-class Status:
+class StatusPorts:
     """Listens where settings say. Safe from any thread."""
 
     def __init__(self, reports: Reports = dict, collectors: Iterable[Collector] = ()) -> None:
@@ -112,7 +114,7 @@ class Status:
         self._metrics: dict[str, RouteHandler] = {}
         self.hide()
 
-    def serve(self, settings: Settings) -> None:
+    def serve(self, settings: ProxySettings) -> None:
         """Listen where the settings say and show them. Raises BindError."""
         self._shown["kubeproxy.config.k8s.io"] = settings.configuration
         self._shown["narthex"] = settings.own_configuration
@@ -120,13 +122,13 @@ class Status:
 
     def show(self, proxy: Proxy, mode: str) -> None:
         """From now on answer for this proxy."""
-        health = NodeHealth(self._reports, proxy.health)
+        health = ProcessHealth(self._reports, proxy.health)
         _replace(self._health, health_routes(health, proxy.metrics))
         _replace(self._metrics, metrics_routes(proxy.metrics, health, mode, self._shown))
 
     def hide(self) -> None:
         """There is no proxy now."""
-        health, metrics = NodeHealth(self._reports), Metrics(more=self._collectors)
+        health, metrics = ProcessHealth(self._reports), ProxyMetrics(more=self._collectors)
         _replace(self._health, health_routes(health, metrics))
         _replace(self._metrics, metrics_routes(metrics, health, "", self._shown))
 
@@ -142,11 +144,11 @@ class Status:
         """Close the ports."""
         self._http.stop()
 
-    def _listeners(self, settings: Settings) -> Iterator[Listener]:
+    def _listeners(self, settings: ProxySettings) -> Iterator[StatusListener]:
         if settings.healthz:
-            yield Listener("health", *settings.healthz, self._health)
+            yield StatusListener("health", *settings.healthz, self._health)
         if settings.metrics:
-            yield Listener("metrics", *settings.metrics, self._metrics)
+            yield StatusListener("metrics", *settings.metrics, self._metrics)
 
 
 def _replace(present: dict[str, RouteHandler], routes: Routes) -> None:

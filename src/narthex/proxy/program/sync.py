@@ -24,13 +24,13 @@ Changed = frozenset[NamespacedName] | None
 """Services that may differ since the last call; None: any may."""
 
 
-class Planning(Protocol):
+class FamilyPlanner(Protocol):
     """What a Planner does."""
 
     def plan(self, snapshot: Snapshot, changed: Changed = None) -> Plan: ...
 
 
-class Sync(msgspec.Struct, frozen=True, kw_only=True):
+class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one good sync did."""
 
     family: IPFamily
@@ -63,7 +63,7 @@ class FamilySync(Generic[R, C]):
     """
 
     def __init__(
-        self, family: IPFamily, planner: Planning, backend: Backend[R, C], target: Target[R, C], clock: Clock
+        self, family: IPFamily, planner: FamilyPlanner, backend: Backend[R, C], target: Target[R, C], clock: Clock
     ) -> None:
         self.family = family
         self.backend = backend
@@ -98,12 +98,12 @@ class FamilySync(Generic[R, C]):
         called again, None when it does not."""
         return self._target.tend() if self._synced is not None else None
 
-    def use(self, planner: Planning) -> None:
+    def use(self, planner: FamilyPlanner) -> None:
         """Plan otherwise from the next sync on."""
         self._planner = planner
         self._planner_known = False
 
-    def sync(self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False) -> Sync:
+    def sync(self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False) -> SyncResult:
         """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
 
         Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
@@ -116,7 +116,7 @@ class FamilySync(Generic[R, C]):
             self._kernel_known = False
             raise
 
-    def _sync(self, snapshot: Snapshot, changed: Changed, read_back: bool) -> Sync:
+    def _sync(self, snapshot: Snapshot, changed: Changed, read_back: bool) -> SyncResult:
         drift = self._look() if self._kernel_known and read_back else False
         unsure = drift or not self._kernel_known
         if not self._kernel_known:
@@ -155,8 +155,8 @@ class FamilySync(Generic[R, C]):
         self._planner_known = True
         return plan
 
-    def _done(self, plan: Plan, last: Plan | None, *, changes: C | None = None, drift: bool = False) -> Sync:
-        return Sync(
+    def _done(self, plan: Plan, last: Plan | None, *, changes: C | None = None, drift: bool = False) -> SyncResult:
+        return SyncResult(
             family=self.family,
             plan=plan,
             first=last is None,

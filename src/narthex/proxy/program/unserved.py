@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily
-from narthex.proxy.program.sync import Sync
+from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
 
 
@@ -18,7 +18,7 @@ class Unserved:
         self._known = known
         self._said: dict[IPFamily, Mapping[ServicePortName, str]] = {}
 
-    def after(self, done: Sync) -> None:
+    def after(self, done: SyncResult) -> None:
         """A sync went well."""
         family = done.family
         now, before = self._known(family), self._said.get(family, {})

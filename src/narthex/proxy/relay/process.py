@@ -18,7 +18,7 @@ import sys
 import msgspec
 
 from narthex.linux.privileges import allow_many_files
-from narthex.linux.run import Started, TimeoutExpired, start_module
+from narthex.linux.run import StartedProgram, TimeoutExpired, start_module
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS, Relay
 from narthex.proxy.relay.wire import Answer, Order, frame, receive, shown_at
 
@@ -45,7 +45,7 @@ class RelayProcess:
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE)
         with theirs:
-            self._process: Started[bytes] = start_module(
+            self._process: StartedProgram[bytes] = start_module(
                 __name__,
                 str(theirs.fileno()),
                 msgspec.json.encode(setup).decode(),

@@ -35,7 +35,7 @@ from narthex.runtime.configuration.values import (
     DEFAULT_MODE,
     HEALTHZ_PORT,
     METRICS_PORT,
-    CniSettings,
+    CniConfiguration,
     NodeParts,
     OwnConfiguration,
     ProxyConfiguration,
@@ -249,9 +249,9 @@ def _parts(section: Fields) -> NodeParts:
     return NodeParts(**{name: section.flag(name, default) for name, default in defaults.items()})
 
 
-def _cni(section: Fields) -> CniSettings:
-    defaults = CniSettings()
-    return CniSettings(
+def _cni(section: Fields) -> CniConfiguration:
+    defaults = CniConfiguration()
+    return CniConfiguration(
         socket=section.read("socket", _socket_path, defaults.socket),
         state_directory=section.read("stateDirectory", _absolute_path, defaults.state_directory),
     )

@@ -9,15 +9,15 @@ from narthex.model import validate
 from narthex.model.problem import kind_of
 from narthex.runtime.configuration.fields import Fields
 from narthex.runtime.configuration.values import (
-    IPVS,
     AnnouncerConfiguration,
     ClientConnection,
-    Conntrack,
+    ConntrackConfiguration,
     DnsConfiguration,
-    Logging,
+    IpvsConfiguration,
+    LoggingConfiguration,
+    ModeConfiguration,
     OverlayConfiguration,
-    Rules,
-    Winkernel,
+    WinkernelConfiguration,
 )
 
 _MOST = 2**31 - 1
@@ -34,7 +34,7 @@ def client_connection(raw: Fields) -> ClientConnection:
     )
 
 
-def logging(raw: Fields) -> Logging:
+def logging(raw: Fields) -> LoggingConfiguration:
     """`logging`."""
     raw.raw("options")
     vmodule = []
@@ -45,7 +45,7 @@ def logging(raw: Fields) -> Logging:
     for index, entry in enumerate(entries or ()):
         item = Fields(entry, raw.report, raw.path(f"vmodule[{index}]"))
         vmodule.append((item.text("filePattern"), item.whole("verbosity", 0, 0, _MOST)))
-    return Logging(
+    return LoggingConfiguration(
         format=raw.word("format", ("text", "json"), "text"),
         verbosity=raw.whole("verbosity", 0, 0, _MOST),
         vmodule=tuple(vmodule),
@@ -60,10 +60,10 @@ def _flush_frequency(raw: Fields) -> float:
     return raw.seconds("flushFrequency", 5.0)
 
 
-def rules(raw: Fields, *, localhost: bool) -> Rules:
+def rules(raw: Fields, *, localhost: bool) -> ModeConfiguration:
     """`iptables` or `nftables`; only one of them has `localhostNodePorts`."""
     sync, least = _periods(raw)
-    return Rules(
+    return ModeConfiguration(
         masquerade_bit=raw.whole("masqueradeBit", 14, 0, 31),
         masquerade_all=raw.flag("masqueradeAll"),
         localhost_node_ports=raw.flag("localhostNodePorts", True) if localhost else False,
@@ -82,10 +82,10 @@ def _periods(raw: Fields) -> tuple[float, float]:
     return sync, found
 
 
-def ipvs(raw: Fields) -> IPVS:
+def ipvs(raw: Fields) -> IpvsConfiguration:
     """`ipvs`."""
     sync, least = _periods(raw)
-    return IPVS(
+    return IpvsConfiguration(
         sync_period=sync,
         min_sync_period=least,
         scheduler=raw.read("scheduler", _scheduler),
@@ -97,9 +97,9 @@ def ipvs(raw: Fields) -> IPVS:
     )
 
 
-def conntrack(raw: Fields) -> Conntrack:
+def conntrack(raw: Fields) -> ConntrackConfiguration:
     """`conntrack`."""
-    return Conntrack(
+    return ConntrackConfiguration(
         max_per_core=raw.whole("maxPerCore", 32768, 0, _MOST),
         min=raw.whole("min", 131072, 0, _MOST),
         tcp_established_timeout=raw.seconds("tcpEstablishedTimeout", 86400.0),
@@ -178,16 +178,16 @@ def _pattern(text: str) -> str:
     return text
 
 
-def winkernel(raw: Fields) -> Winkernel:
+def winkernel(raw: Fields) -> WinkernelConfiguration:
     """`winkernel`, with a warning when something is in it."""
-    made = Winkernel(
+    made = WinkernelConfiguration(
         network_name=raw.text("networkName"),
         source_vip=raw.text("sourceVip"),
         enable_dsr=raw.flag("enableDSR"),
         root_hns_endpoint_name=raw.text("rootHnsEndpointName"),
         forward_health_check_vip=raw.flag("forwardHealthCheckVip"),
     )
-    if made != Winkernel():
+    if made != WinkernelConfiguration():
         raw.report.warning("winkernel", "is for Windows, ignored")
     return made
 

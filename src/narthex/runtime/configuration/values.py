@@ -9,7 +9,7 @@ HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class ModeConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`iptables` and `nftables`: what these modes have in common."""
 
     masquerade_bit: int = 14
@@ -22,7 +22,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     Deployment wants to see the effect at once, and what comes while a sync runs is one sync anyway."""
 
 
-class IPVS(msgspec.Struct, frozen=True, kw_only=True):
+class IpvsConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`ipvs`."""
 
     sync_period: float = 30.0
@@ -36,7 +36,7 @@ class IPVS(msgspec.Struct, frozen=True, kw_only=True):
     udp_timeout: float = 0.0
 
 
-class Conntrack(msgspec.Struct, frozen=True, kw_only=True):
+class ConntrackConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`conntrack`."""
 
     max_per_core: int = 32768
@@ -60,7 +60,7 @@ class ClientConnection(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 10
 
 
-class Logging(msgspec.Struct, frozen=True, kw_only=True):
+class LoggingConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`logging`."""
 
     format: str = "text"
@@ -69,7 +69,7 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True):
     flush_frequency: float = 5.0
 
 
-class Winkernel(msgspec.Struct, frozen=True, kw_only=True):
+class WinkernelConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`winkernel`; Windows only, read and unused."""
 
     network_name: str = ""
@@ -89,7 +89,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     announcer: bool = False
 
 
-class CniSettings(msgspec.Struct, frozen=True, kw_only=True):
+class CniConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`cni` of a NarthexConfiguration: the CNI plugins' agent."""
 
     socket: str = "/run/narthex/cni.sock"
@@ -167,7 +167,7 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     udp_idle_timeout: float = 30.0
     """userspace only: a UDP client that was idle for so long may get another endpoint (row 25.7)."""
     parts: NodeParts = NodeParts()
-    cni: CniSettings = CniSettings()
+    cni: CniConfiguration = CniConfiguration()
     overlay: OverlayConfiguration = OverlayConfiguration()
     dns: DnsConfiguration = DnsConfiguration()
     announcer: AnnouncerConfiguration = AnnouncerConfiguration()
@@ -180,7 +180,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = DEFAULT_MODE
     feature_gates: tuple[tuple[str, bool], ...] = ()
     client_connection: ClientConnection = ClientConnection()
-    logging: Logging = Logging()
+    logging: LoggingConfiguration = LoggingConfiguration()
     hostname_override: str = ""
     bind_address: str = "0.0.0.0"
     healthz_bind_address: str = f"0.0.0.0:{HEALTHZ_PORT}"
@@ -188,10 +188,10 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     bind_address_hard_fail: bool = False
     enable_profiling: bool = False
     show_hidden_metrics_for_version: str = ""
-    iptables: Rules = Rules()
-    nftables: Rules = Rules(localhost_node_ports=False)
-    ipvs: IPVS = IPVS()
-    winkernel: Winkernel = Winkernel()
+    iptables: ModeConfiguration = ModeConfiguration()
+    nftables: ModeConfiguration = ModeConfiguration(localhost_node_ports=False)
+    ipvs: IpvsConfiguration = IpvsConfiguration()
+    winkernel: WinkernelConfiguration = WinkernelConfiguration()
     windows_run_as_service: bool = False
     detect_local_mode: str = "ClusterCIDR"
     bridge_interface: str = ""
@@ -200,17 +200,17 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     node_port_addresses: tuple[str, ...] | None = None
     """None: not set, the mode decides; ("primary",); or networks."""
     oom_score_adj: int = -999
-    conntrack: Conntrack = Conntrack()
+    conntrack: ConntrackConfiguration = ConntrackConfiguration()
     config_sync_period: float = 900.0
     port_range: str = ""
     """userspace only: where the relay listens."""
     own: OwnConfiguration = OwnConfiguration()
 
-    def rules_section(self, mode: str) -> Rules:
+    def rules_section(self, mode: str) -> ModeConfiguration:
         """Return the section with the masquerade settings of a mode; ipvs and userspace use `iptables` (row 27.12)."""
         return {"nftables": self.nftables}.get(mode, self.iptables)
 
-    def timing_section(self, mode: str) -> Rules | IPVS:
+    def timing_section(self, mode: str) -> ModeConfiguration | IpvsConfiguration:
         """Return the section with the sync periods of a mode."""
         return {"ipvs": self.ipvs}.get(mode) or self.rules_section(mode)
 

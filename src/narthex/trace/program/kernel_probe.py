@@ -22,8 +22,8 @@ import msgspec
 
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
-from narthex.linux.libnftables import NftError, NftMissing, OwnedTables
-from narthex.linux.run import Started, start_program
+from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
+from narthex.linux.run import StartedProgram, start_program
 from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.netfilter.dump.kernel_trace import KernelTrace, parse, probe_traces
 from narthex.trace.document import ProbeRecord
@@ -98,7 +98,7 @@ def _tables(probe_text: str, namespace: str | None) -> Iterator[None]:
             tables = OwnedTables(probe_text)
     except FileNotFoundError:
         raise KernelProbeError(f"there is no network namespace {namespace}") from None
-    except NftMissing as error:
+    except NftMissingError as error:
         raise KernelProbeError(str(error)) from error
     except NftError as error:
         raise KernelProbeError(
@@ -215,7 +215,7 @@ class _Monitor:
 
     def __enter__(self) -> _Monitor:
         try:
-            self._program: Started[bytes] = start_program(
+            self._program: StartedProgram[bytes] = start_program(
                 ["nft", "-a", "-n", "monitor", "trace"], namespace=self._namespace
             )
         except FileNotFoundError:

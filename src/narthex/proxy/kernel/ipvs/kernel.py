@@ -6,7 +6,7 @@ import errno
 
 from narthex.linux.errors import ApplyError
 from narthex.linux.genetlink import Genetlink
-from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.model.net import Protocol
 from narthex.netfilter.ipvs import VirtualServer
 from narthex.netfilter.netlink import ipvs as wire
@@ -92,6 +92,6 @@ def _in_use(link: Genetlink) -> set[str]:
             held = wire.read_server(body)
             if held is not None:
                 found.add(held.server.scheduler)
-    except Interrupted:
+    except DumpInterrupted:
         pass
     return found

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from narthex.linux.errors import ApplyError
-from narthex.linux.genetlink import Genetlink, Request
-from narthex.linux.netlink import Interrupted, NetlinkError
+from narthex.linux.genetlink import Genetlink, GenetlinkRequest
+from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink import ipvs as wire
@@ -49,7 +49,7 @@ class IpvsServers:
         for _ in range(_READ_ATTEMPTS):
             try:
                 return self._read(ours)
-            except Interrupted:
+            except DumpInterrupted:
                 continue
             except OSError as error:
                 # A virtual server that went away meanwhile has no real servers to list.
@@ -203,7 +203,7 @@ class IpvsServers:
         for _ in range(_READ_ATTEMPTS):
             try:
                 return self._reals(key)
-            except Interrupted:
+            except DumpInterrupted:
                 continue
             except OSError as error:
                 if error.errno in _GONE:
@@ -238,7 +238,7 @@ class _Request:
         self.server = server
 
     @property
-    def message(self) -> Request:
+    def message(self) -> GenetlinkRequest:
         if self.server is not None:
             return self.command, wire.server(self.server)
         return self.command, wire.real(self.key, self.real) if self.real is not None else wire.server_key(self.key)
