@@ -40,9 +40,9 @@ APART = fault(FaultKind.PARTITION, "node-1", "node-2")
     [
         (fault(FaultKind.LOSS, percent=5), "name a node"),
         (fault(FaultKind.LOSS, "node-9", percent=5), "there is no node or pod 'node-9'; there are: node-1, node-2"),
-        (fault(FaultKind.LOSS, "node-1"), "0 % cannot be lost"),
-        (fault(FaultKind.LOSS, "node-1", percent=101), "101 % cannot be lost"),
-        (fault(FaultKind.DELAY, "node-1"), "0 ms is no delay"),
+        (fault(FaultKind.LOSS, "node-1"), "0 % is not a valid loss"),
+        (fault(FaultKind.LOSS, "node-1", percent=101), "101 % is not a valid loss"),
+        (fault(FaultKind.DELAY, "node-1"), "0 ms is not a valid delay"),
     ],
 )
 def test_what_cannot_be(wrong, said):

@@ -124,7 +124,7 @@ def test_controllers_that_decide_otherwise_are_told(story):
     lines[number] = msgspec.json.encode(msgspec.structs.replace(pod, object=other)) + b"\n"
     path.write_bytes(b"".join(lines))
     with pytest.raises(
-        ReplayMismatch, match=rf'version {pod.change}: Pod .* differs at \.spec\.nodeName: "node-9" then'
+        ReplayMismatch, match=rf'version {pod.change}: Pod .* differs at \.spec\.nodeName: "node-9" in the history'
     ):
         replayed(path)
 
@@ -148,10 +148,10 @@ def test_a_secret_stays_where_it_is(tmp_path):
     ("lines", "said"),
     [
         ([], "empty"),
-        ([b'{"turn": "2026-01-01T00:00:00Z", "after": 1, "upto": 1}\n'], "line 1: a history begins with"),
+        ([b'{"turn": "2026-01-01T00:00:00Z", "after": 1, "upto": 1}\n'], "line 1: a history starts with"),
         ([b"GIF89a\n"], "line 1: "),
         ([b'{"history": 2, "lab": "x", "at": "2026-01-01T00:00:00Z", "version": 1}\n'], "of version 1"),
-        ([b'{"history": 1, "lab": "x", "at": "2026-01-01T00:00:00Z", "version": 1}\n', b'{"odd": 1}\n'], "line 2: this is no"),
+        ([b'{"history": 1, "lab": "x", "at": "2026-01-01T00:00:00Z", "version": 1}\n', b'{"odd": 1}\n'], "line 2: not an entry"),
         ([b'{"history": 1, "lab": "x", "at": "2026-01-01T00:00:00Z", "version": 1}\n', b'{"change": 2}\n'], "line 2: "),
     ],
 )  # fmt: skip

@@ -64,7 +64,7 @@ def test_long_pod_names_stay_apart():
 
 @pytest.mark.parametrize("name", ["", "A", "a.b", "a/b", "../x", "-a", "a-", "a" * 21, "a b", "a\n", "ä"])
 def test_names_that_no_lab_can_have(name):
-    with pytest.raises(ValueError, match="no name for a lab"):
+    with pytest.raises(ValueError, match="not a valid name of a lab"):
         topology.check_name(name)
 
 

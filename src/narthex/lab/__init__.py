@@ -1,1 +1,1 @@
-"""The lab: a cluster of network namespaces on one machine, as data and small controllers. Pure."""
+"""A Kubernetes cluster on one machine, made of network namespaces. See README.md."""

@@ -1,4 +1,8 @@
-"""What the API of every lab holds from the begin: the objects that a new cluster has before anybody has asked for one."""
+"""Initial objects of a lab's API, and its cluster DNS.
+
+Each node serves the cluster DNS: on the Service's address where the proxy mode allows it, and on its own addresses, which
+are the Service's endpoints. A user's Service with the same name replaces it.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,18 @@ Object = dict[str, Any]
 
 NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 API_SERVICE_ADDRESS = "10.96.0.1"
-"""The first of the Services' range, as everywhere."""
+"""The first address of the Service range, as in Kubernetes."""
 
 
 DOMAIN = "cluster.local"
 DNS_SERVICE = NamespacedName("kube-system", "kube-dns")
 ADDRESSES = ("10.96.0.10", "fd00:10:96::a")
-"""Where clusters have it by custom: the tenth address of the range."""
+"""The tenth address of each Service range, by convention."""
 DNS_PORT = 53
 
 
 def namespace(name: str) -> Object:
-    """A Namespace."""
+    """Return a Namespace."""
     return {
         "apiVersion": "v1",
         "kind": "Namespace",
@@ -35,7 +39,7 @@ def namespace(name: str) -> Object:
 
 
 def service_cidr() -> Object:
-    """The ServiceCIDR."""
+    """Return the ServiceCIDR."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "ServiceCIDR",
@@ -45,7 +49,7 @@ def service_cidr() -> Object:
 
 
 def api_service() -> list[Object]:
-    """`default/kubernetes`, and where it leads to."""
+    """Return the Service `default/kubernetes` and its EndpointSlice."""
     labels = {"component": "apiserver", "provider": "kubernetes"}
     return [
         {
@@ -80,7 +84,7 @@ def api_service() -> list[Object]:
 
 
 def custom_resource_definitions() -> list[Object]:
-    """The custom kinds that load balancers are configured with."""
+    """Return the definitions of MetalLB's kinds, which configure load balancers."""
     return [_definition("metallb.io", "v1beta1", kind) for kind in ("IPAddressPool", "L2Advertisement")]
 
 
@@ -109,7 +113,7 @@ def _definition(group: str, version: str, kind: str) -> Object:
 
 
 def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
-    """The cluster's DNS, which every node answers: a Service without a selector, and its slices."""
+    """Return the DNS Service, which has no selector, and its EndpointSlices with all nodes."""
     ports = [("dns", "UDP"), ("dns-tcp", "TCP")]
     meta = {"namespace": DNS_SERVICE.namespace, "labels": {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"}}
     service = {
@@ -155,13 +159,12 @@ def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
 
 
 def own_addresses(mode: str) -> tuple[str, ...]:
-    """The Service's addresses that nodes have themselves. In mode ipvs they are on the proxy's own link."""
+    """Return the Service addresses that nodes assign to themselves; in mode ipvs the proxy does."""
     return () if mode == "ipvs" else ADDRESSES
 
 
 def corefile() -> str:
-    """What every node answers. Nobody beyond the lab can be asked, so the root is answered here, too: a name that is not
-    the cluster's does not exist, and no resolver waits for it."""
+    """Return the nodes' Corefile. It serves the root zone too: the lab has no upstream server, so no query waits for one."""
     zones = f"{DOMAIN} in-addr.arpa ip6.arpa"
     return (
         f"{zones} {{\n    errors\n    kubernetes {zones} {{\n        pods insecure\n    }}\n"
@@ -171,6 +174,6 @@ def corefile() -> str:
 
 
 def resolv_conf(namespace: str) -> str:
-    """What a kubelet writes for a pod (row S22)."""
+    """Return a pod's resolv.conf as a kubelet writes it (row S22)."""
     zones = f"{namespace}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}"
     return f"search {zones}\nnameserver {ADDRESSES[0]}\noptions ndots:5\n"

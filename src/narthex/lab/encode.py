@@ -1,4 +1,4 @@
-"""Objects back into Kubernetes manifests: what the lab writes for its proxies to read, the inverse of `decode`."""
+"""Conversion of model objects to Kubernetes manifests, the inverse of `decode`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ _OPERATORS = {"in": "In", "notin": "NotIn", "exists": "Exists", "absent": "DoesN
 
 
 def manifest_list(objects: Iterable[AnyObject]) -> bytes:
-    """A `kind: List` in JSON, one object a line, so that a message about it can name a line that shows the object."""
+    """Return a JSON `kind: List` with one object in each line, so that line numbers in messages identify objects."""
     lines = b",\n".join(msgspec.json.encode(encode(obj)) for obj in objects)
     return b'{"apiVersion":"v1","kind":"List","items":[\n' + lines + b"\n]}\n"
 
 
 def encode(obj: AnyObject) -> Manifest:
-    """One object as Kubernetes writes it, without fields that say nothing. Raises TypeError for Deployments, which only
-    people write."""
+    """Return the manifest of an object without empty fields. Raises TypeError for kinds that only users write."""
     if isinstance(obj, Service):
         return _service(obj)
     if isinstance(obj, EndpointSlice):
@@ -70,7 +69,7 @@ def _head(api_version: str, kind: str, obj: Object) -> Manifest:
 
 
 def _filled(**fields: Any) -> Manifest:
-    """The fields that say something: not empty, not zero, not None."""
+    """Return the fields that are not empty."""
     return {name: value for name, value in fields.items() if value}
 
 

@@ -1,8 +1,8 @@
-"""Faults of a lab's network as data: what is lost, cut off or slow at present, and which rules make it so.
+"""Fault injection as data: faults, and the nftables rules and delays that cause them.
 
-Nodes are ports of the fabric's bridge, so their faults are rules of nft's bridge family there: ARP and neighbour discovery are
-lost as well, as on a bad cable. A pod's faults are rules in its own namespace. Both stand in a table of their own, which is
-replaced as a whole and leaves with the last fault. They are text: rules of a bridge are no part of what a walk can follow.
+A node's faults are rules of the bridge family on the fabric, where each node is a port, so ARP and neighbour discovery are
+affected as well. A pod's faults are rules in its own namespace. Each fault has a table of its own, which is replaced as a
+whole. The rules are text, since walks over rule sets do not follow bridge rules.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ _LOOPBACK = '"lo"'
 
 
 class FaultKind(enum.Enum):
-    """What goes wrong."""
+    """Kinds of faults."""
 
     LOSS = "loss"
-    """Some of the packets get lost, each by chance, in both directions."""
+    """Packets are lost at random, in both directions."""
     PARTITION = "partition"
-    """Nodes reach only one another, pods nobody."""
+    """Nodes reach only each other; pods reach nothing."""
     DELAY = "delay"
-    """Packets come later. Only where the kernel has netem."""
+    """Packets are delayed. Requires netem in the kernel."""
     API = "api"
-    """The API server takes no connections, and those that there are end."""
+    """The API server closes its listeners and connections."""
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault in force."""
+    """An active fault."""
 
     number: int
-    """By which it can be ended."""
+    """Identifies the fault in commands."""
     kind: FaultKind
     targets: tuple[str, ...] = ()
-    """Nodes (`node-1`) and pods (`namespace/name`); none for the API server."""
+    """Nodes (`node-1`) and pods (`namespace/name`); empty for the API server."""
     percent: int = 0
-    """Of packets lost."""
+    """Share of lost packets."""
     milliseconds: int = 0
-    """Of delay, in each direction."""
+    """Delay in each direction."""
     since: float = 0.0
     until: float | None = None
-    """Both in seconds since 1970; None: until somebody ends it."""
+    """Seconds since 1970, as `since`; None: until it is ended."""
 
     def text(self, now: float) -> str:
-        """For people: `loss of 30 % at node-1, 12 s more`."""
+        """Describe the fault: `loss of 30 % at node-1, 12 s more`."""
         what = {
             FaultKind.LOSS: f"loss of {self.percent} %",
             FaultKind.PARTITION: "partition",
@@ -59,21 +59,21 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the packets of a node or pod pass."""
+    """Where the packets of a node or pod are filtered."""
 
     namespace: str
-    """The network namespace of its rules: the fabric's for a node, its own for a pod."""
+    """Network namespace of the rules: the fabric's for a node, its own for a pod."""
     device: str
-    """A node's port at the fabric, a pod's own interface."""
+    """A node's bridge port, or a pod's interface."""
     node: bool
 
 
 class InvalidFault(ValueError):
-    """The fault cannot be; the message says why."""
+    """A fault that is impossible; the message says why."""
 
 
 def validate_fault(fault: InjectedFault, places: Mapping[str, FaultTarget]) -> InjectedFault:
-    """The fault, if it can be. `places`: of all nodes and pods. Raises BadFault."""
+    """Return the fault unless it is impossible. Raises InvalidFault."""
     if fault.kind is FaultKind.API:
         return fault
     if not fault.targets:
@@ -82,16 +82,16 @@ def validate_fault(fault: InjectedFault, places: Mapping[str, FaultTarget]) -> I
         if target not in places:
             raise InvalidFault(f"there is no node or pod {target!r}; there are: {', '.join(sorted(places)) or 'none'}")
     if fault.kind is FaultKind.LOSS and not 1 <= fault.percent <= 100:
-        raise InvalidFault(f"{fault.percent} % cannot be lost: say 1 to 100")
+        raise InvalidFault(f"{fault.percent} % is not a valid loss: use 1 to 100")
     if fault.kind is FaultKind.DELAY and not 1 <= fault.milliseconds <= 60_000:
-        raise InvalidFault(f"{fault.milliseconds} ms is no delay: say 1 to 60000")
+        raise InvalidFault(f"{fault.milliseconds} ms is not a valid delay: use 1 to 60000")
     return fault
 
 
 def active_faults(
     faults: Iterable[InjectedFault], places: Mapping[str, FaultTarget], now: float
 ) -> tuple[InjectedFault, ...]:
-    """Faults whose time has not come, without targets that are gone."""
+    """Return the faults that have not expired, without targets that no longer exist."""
     left = []
     for fault in faults:
         targets = tuple(target for target in fault.targets if target in places)
@@ -101,12 +101,12 @@ def active_faults(
 
 
 def next_end(faults: Iterable[InjectedFault]) -> float | None:
-    """When the next one ends by itself, in seconds since 1970; None: none does."""
+    """Return the time at which the next fault expires (seconds since 1970), None if none does."""
     return min((fault.until for fault in faults if fault.until is not None), default=None)
 
 
 def rules(faults: Sequence[InjectedFault], places: Mapping[str, FaultTarget]) -> dict[str, str]:
-    """By network namespace: all rules that the faults need there, as `nft -f` takes them."""
+    """Return the complete nft rules for the faults, by network namespace."""
     found: dict[str, tuple[bool, dict[str, list[str]]]] = {}
 
     def put(place: FaultTarget, chain: str, line: str) -> None:
@@ -136,7 +136,7 @@ def rules(faults: Sequence[InjectedFault], places: Mapping[str, FaultTarget]) ->
 
 
 def delete_table(node: bool) -> str:
-    """What takes the table away, there or not."""
+    """Return the nft commands that delete the table if it exists."""
     name = f"{_family(node)} {TABLE}"
     return f"add table {name}\ndelete table {name}\n"
 
@@ -155,8 +155,7 @@ def _table(node: bool, chains: Mapping[str, Sequence[str]]) -> str:
 
 
 def delays(faults: Iterable[InjectedFault], places: Mapping[str, FaultTarget]) -> dict[tuple[str, str], int]:
-    """By namespace and device: how many milliseconds later packets leave there. A node's are delayed on their way to it, a
-    pod's on their way out."""
+    """Return the delay in milliseconds by namespace and device: towards a node, and from a pod."""
     found: dict[tuple[str, str], int] = {}
     for fault in faults:
         if fault.kind is FaultKind.DELAY:

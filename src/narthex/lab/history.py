@@ -1,13 +1,13 @@
-"""A lab's history as lines of JSON: the objects at its begin, then each change, each time the controllers had their turn, and
-faults. `replay.py` goes through it again.
+"""The file format of a lab's history: JSON lines. `replay.py` replays it.
 
     {"history": 1, "lab": "default", "at": "2026-01-01T10:00:00.000000+00:00", "version": 1234}
-    {"object": {…}, "kind": "Service"}                                  what there was
-    {"change": 1235, "kind": "Pod", "name": "web", "namespace": "shop", "object": {…} or null, "at": …}
+    {"object": {...}, "kind": "Service"}                                initial objects
+    {"change": 1235, "kind": "Pod", "name": "web", "namespace": "shop", "object": {...} or null, "at": ...}
     {"turn": "2026-01-01T10:00:01.5+00:00", "after": 1235, "upto": 1238}  the controllers wrote 1236 to 1238
-    {"fault": {…}, "at": …}  {"ended": 3, "at": …}
+    {"fault": {...}, "at": ...}  {"ended": 3, "at": ...}
 
-A Secret is there by name only. The controllers begin anew with a history, so that they know nothing that is not in it.
+Secrets are recorded without content. Controllers start without state when a recording begins, so the history contains
+everything that they depend on.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class HistoryStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     lab: str
     at: datetime
     version: int
-    """Of the last change before."""
+    """Version of the last change before the recording."""
 
 
 class InitialObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An object that there was at the begin."""
+    """An object that existed when the recording began."""
 
     object: dict[str, Any]
     kind: str
 
 
 class ObjectChanged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One version of one object; None: it is gone."""
+    """A new version of an object; None: it was deleted."""
 
     change: int
     kind: str
@@ -54,25 +54,25 @@ class ObjectChanged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ControllersRan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The controllers had their turn until nothing was left to do. What they wrote stands before this line."""
+    """A run of the controllers until no work was left. Their writes precede this line."""
 
     turn: datetime
-    """The moment that they were told."""
+    """The time passed to the controllers."""
     after: int
-    """They saw the versions up to this one."""
+    """Version that the controllers started from."""
     upto: int
-    """And wrote those up to this one."""
+    """Version of their last write."""
 
 
 class FaultStarted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault began."""
+    """The start of a fault."""
 
     fault: InjectedFault
     at: datetime
 
 
 class FaultEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fault of this number ended."""
+    """The end of the fault with this number."""
 
     ended: int
     at: datetime
@@ -90,11 +90,11 @@ _KINDS: dict[str, type[HistoryEntry]] = {
 
 
 class InvalidHistory(ValueError):
-    """What was read is no history; the message says where and why."""
+    """A malformed history; the message names the line."""
 
 
 def initial_entries(lab: str, store: ObjectStore, at: datetime) -> Iterator[HistoryEntry]:
-    """What a history begins with."""
+    """Yield the first entries of a history."""
     yield HistoryStart(history=FORMAT, lab=lab, at=at, version=store.version)
     for kind in sorted(store.kinds()):
         for _, stored in store.entries(kind):
@@ -102,7 +102,7 @@ def initial_entries(lab: str, store: ObjectStore, at: datetime) -> Iterator[Hist
 
 
 def change_entry(change: StoreChange, at: datetime) -> ObjectChanged:
-    """One change."""
+    """Return the entry for a change."""
     after = change.after
     return ObjectChanged(
         change=change.version,
@@ -115,12 +115,12 @@ def change_entry(change: StoreChange, at: datetime) -> ObjectChanged:
 
 
 def encode_line(entry: HistoryEntry) -> bytes:
-    """An entry as it stands in the file."""
+    """Encode an entry as a line of the file."""
     return msgspec.json.encode(entry) + b"\n"
 
 
 def read(lines: Iterable[bytes]) -> Iterator[HistoryEntry]:
-    """Entries of a file. A last line that was cut off counts as not written. Raises BadHistory."""
+    """Yield the entries of a file. An incomplete last line is ignored. Raises InvalidHistory."""
     begun_once = False
     for number, text in enumerate(lines, 1):
         if not text.endswith(b"\n"):
@@ -132,20 +132,20 @@ def read(lines: Iterable[bytes]) -> Iterator[HistoryEntry]:
                 None,
             )
             if kind is None:
-                raise InvalidHistory(f"line {number}: this is no entry of a history")
+                raise InvalidHistory(f"line {number}: not an entry of a history")
             entry = msgspec.json.decode(text, type=kind)
         except msgspec.MsgspecError as error:
             raise InvalidHistory(f"line {number}: {error}") from None
         if isinstance(entry, HistoryStart) is begun_once or (
             isinstance(entry, HistoryStart) and entry.history != FORMAT
         ):
-            raise InvalidHistory(f"line {number}: a history begins with one line `history`, of version {FORMAT}")
+            raise InvalidHistory(f"line {number}: a history starts with one line `history` of version {FORMAT}")
         begun_once = True
         yield entry
 
 
 def _without_secrets(kind: str, raw: dict[str, Any]) -> dict[str, Any]:
-    """A Secret's name and type: what else it holds, the annotations of `kubectl apply` among it, stays where it is."""
+    """Reduce a Secret to its name and type; annotations of `kubectl apply` may contain its data, too."""
     if kind != _SECRET:
         return raw
     meta = {name: raw["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")

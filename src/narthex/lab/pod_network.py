@@ -1,42 +1,44 @@
-"""The pods' network as CNI plugins are told of it: one configuration for each node."""
+"""CNI network configurations of a lab's nodes, and the configuration of their overlay."""
 
 from __future__ import annotations
 
 from typing import Any
 
 NONE, VXLAN, HOST_GW = OVERLAYS = ("none", "vxlan", "host-gw")
-"""How pods of other nodes are reached: by routes that the lab makes itself, or by the nodes' overlay."""
+"""How pods of other nodes are reached: by static routes, or by the nodes' overlay."""
 NETWORK = "lab"
-"""Its name."""
+"""Name of the network."""
 
 _BRIDGE = {
     "type": "bridge",
     "bridge": "cni0",
     "isDefaultGateway": True,
     "hairpinMode": True,
-    # The answer of a neighbour would go over the bridge and pass by the connection tracking that must undo what the proxy
-    # rewrote. Real nodes load br_netfilter for this, which concerns the whole machine.
+    # Replies between pods of a node must pass connection tracking, which reverses the proxy's NAT. Real nodes load
+    # br_netfilter for this, which affects the whole machine.
     "throughNode": True,
 }
 
 
 def net_conf(overlay: str, cluster_cidrs: tuple[str, ...]) -> dict[str, Any]:
-    """What a cluster's overlay is told of: its `net-conf.json`. `cluster_cidrs`: of IPv4 and of IPv6."""
+    """Return the overlay's `net-conf.json`. `cluster_cidrs` has one network for IPv4 and one for IPv6."""
     four, six = cluster_cidrs
-    # Rules of iptables would be of another tool than those of the nodes' proxies by default.
+    # The nodes' proxies use nftables by default.
     common = {"EnableIPv4": True, "EnableIPv6": True, "EnableNFTables": True}
     return {**common, "Network": four, "IPv6Network": six, "Backend": {"Type": overlay}}
 
 
 def bridge_network(pod_cidrs: tuple[str, ...], reservations: str) -> dict[str, Any]:
-    """Pods of a node with these ranges, one for each family. `reservations`: path of the folder of taken addresses."""
+    """Return the configuration of a node with fixed pod ranges. `reservations` is the directory of host-local's reservations."""
     ranges = [[{"subnet": cidr}] for cidr in pod_cidrs]
     return _chain({**_BRIDGE, "ipam": {"type": "host-local", "ranges": ranges, "dataDir": reservations}})
 
 
 def overlay_network(subnet_file: str, kept: str, reservations: str) -> dict[str, Any]:
-    """Pods of a node that gets its ranges, and its packets' size, of the overlay by `subnet_file`. `kept`: path of the folder
-    of what was delegated."""
+    """Return the configuration of a node whose overlay provides ranges and MTU in `subnet_file`.
+
+    `kept` is the directory of delegated configurations, `reservations` that of host-local.
+    """
     plugin = {"type": "flannel", "subnetFile": subnet_file, "dataDir": kept, "delegate": _BRIDGE}
     return _chain({**plugin, "ipam": {"dataDir": reservations}})
 

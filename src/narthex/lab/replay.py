@@ -1,7 +1,7 @@
-"""A history once more: what people and nodes wrote is written again, and the controllers decide again.
+"""Replay of a history: writes of users and nodes are repeated, and the controllers decide again.
 
-Nothing that a turn of the controllers yields depends on anything but the objects and the time it is told, so they must decide the
-same; the first thing that differs is told. Names, addresses, uids, versions and times of the replay are the history's own.
+Controllers depend only on the objects and on the times passed in, so they must decide identically; the first difference is
+an error. Names, addresses, UIDs, versions, and times are those of the history.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from narthex.lab.history import (
 
 
 class ReplayMismatch(ValueError):
-    """The controllers decide otherwise than in the history; the message says what."""
+    """A controller decides differently than in the history; the message says where."""
 
 
 class Replay:
-    """A cluster that goes through a history, entry by entry."""
+    """A cluster that follows a history entry by entry."""
 
     def __init__(
         self, entries: Iterable[HistoryEntry], admit: Admit, controllers: ControllerManager | None = None
     ) -> None:
-        """`admit`: the API's, for what the controllers write. Raises BadHistory."""
+        """Load the initial objects. `admit` is the API's admission for writes of controllers. Raises InvalidHistory."""
         self._entries = iter(entries)
         begin = next(self._entries, None)
         if not isinstance(begin, HistoryStart):
-            raise InvalidHistory("it is empty")
+            raise InvalidHistory("the file is empty")
         self.begin = begin
         self._ahead: list[ObjectChanged] = []
-        """Changes of which is not known yet who made them."""
+        """Changes whose author is not known yet."""
         store = ObjectStore()
         first = None
         held = []
@@ -61,18 +61,21 @@ class Replay:
         self.registry = _Again(store, admit)
         self._control = controllers or lab_controllers()
         self.faults: dict[int, InjectedFault] = {}
-        """In force at this moment of the history, by number."""
+        """Active at this point of the history, by number."""
         self.turns = 0
         self.decided = 0
-        """Changes that the controllers decided again."""
+        """Changes by controllers, repeated identically."""
         self.written = 0
-        """Changes that people and nodes had written."""
+        """Changes by users and nodes."""
 
     def step(self) -> datetime | None:
-        """Go on to the next change of somebody else, turn or fault; its time, None at the end. Raises Differs, BadHistory."""
+        """Continue to the next external change, run of the controllers, or fault; return its time, None at the end.
+
+        Raises ReplayMismatch or InvalidHistory.
+        """
         for entry in self._entries:
             if isinstance(entry, ObjectChanged):
-                # Whether the controllers made it says the next line that is none.
+                # The next entry of another type tells whether the controllers made this change.
                 self._ahead.append(entry)
             elif isinstance(entry, ControllersRan):
                 self._turn(entry)
@@ -86,7 +89,7 @@ class Replay:
                 self.faults.pop(entry.ended, None)
                 return entry.at
             else:
-                raise InvalidHistory("objects of the begin stand before all else")
+                raise InvalidHistory("initial objects must precede all other entries")
         last = self._ahead[-1].at if self._ahead else None
         self._others()
         return last
@@ -111,12 +114,12 @@ class Replay:
         self.decided += len(told)
 
     def objects(self) -> list[Raw]:
-        """All objects now, by kind, namespace and name."""
+        """Return all current objects, by kind, namespace, and name."""
         return objects(self.registry.store)
 
 
 def objects(store: ObjectStore) -> list[Raw]:
-    """All objects, by kind, namespace and name: equal for equal clusters."""
+    """Return all objects, by kind, namespace, and name; equal for equal clusters."""
     return [
         {"apiVersion": "", "kind": kind, **stored.raw}
         for kind in sorted(store.kinds())
@@ -144,7 +147,7 @@ class _Again(Registry):
             self.store.put(change.kind, change.object)
         self._changed_kinds(change.kind)
         if self.version != change.change:
-            raise InvalidHistory(f"version {change.change} follows {self.version - 1}: something is missing")
+            raise InvalidHistory(f"version {change.change} follows {self.version - 1}: changes are missing")
 
     def expect(self, told: Mapping[int, ObjectChanged], now: datetime) -> None:
         """From now on these changes must be made, and no others."""
@@ -154,7 +157,7 @@ class _Again(Registry):
         """Raise Differs when a change was not made."""
         if self._told:
             first = self._told[min(self._told)]
-            raise ReplayMismatch(f"version {first.change}: {_what(first)} was written then and is not now")
+            raise ReplayMismatch(f"version {first.change}: {_what(first)} was written in the history but not in the replay")
 
     def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
         """As in the history, with the same uid."""
@@ -205,8 +208,8 @@ class _Again(Registry):
             told = self._told.pop(change.version, None)
             name = "/".join(part for part in change.key if part)
             if told is None or (told.kind, (told.namespace, told.name)) != (change.kind, change.key):
-                then = f"{_what(told)} was written then" if told is not None else "nothing was written then"
-                raise ReplayMismatch(f"version {change.version}: {change.kind} {name} is written now, {then}")
+                then = f"{_what(told)} was written in the history" if told is not None else "nothing was written in the history"
+                raise ReplayMismatch(f"version {change.version}: {change.kind} {name} is written in the replay, {then}")
             if told.object != change.after:
                 where = _difference(told.object, change.after)
                 raise ReplayMismatch(f"version {change.version}: {change.kind} {name} differs at {where}")
@@ -218,7 +221,7 @@ def _what(change: ObjectChanged) -> str:
 
 
 def _difference(one: Any, other: Any, path: str = "") -> str:
-    """The first place where two objects differ."""
+    """Describe the first difference between two objects."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted({*one, *other}):
             if one.get(name) != other.get(name):
@@ -228,4 +231,4 @@ def _difference(one: Any, other: Any, path: str = "") -> str:
             if mine != yours:
                 return _difference(mine, yours, f"{path}[{index}]")
     said = [msgspec.json.encode(each).decode()[:80] for each in (one, other)]
-    return f"{path or 'whether it is there'}: {said[0]} then, {said[1]} now"
+    return f"{path or 'existence'}: {said[0]} in the history, {said[1]} in the replay"

@@ -1,15 +1,14 @@
-"""The lab's network as data: names, addresses, links and routes. Nothing here touches the machine.
+"""The lab's network as data: names, addresses, links, and routes.
 
     outside 192.0.2.2 ──── fabric 192.0.2.1
                            fabric underlay 192.168.49.1, 192.168.49.2 (the API server)
                              ├── node-1 eth0 192.168.49.11 ── cni0 10.244.1.1 ── pods 10.244.1.2 …
                              └── node-2 eth0 192.168.49.12 ── cni0 10.244.2.1 ── pods 10.244.2.2 …
 
-Every box is a network namespace, made here but for the pods' cables and their bridge `cni0`, which the CNI plugins make
-(`pod_network.py`). The fabric is a namespace, too, so several labs use the same addresses side by side. The
-fabric and `outside` have no route to pods or to Services: they know the nodes' addresses only, as a network around a
-real cluster does. Of load balancers' addresses they know no more than that they are on the nodes' link: which node has one
-the fabric finds out as a router does, by asking on the link.
+Each box is a network namespace. CNI plugins create the pods' veth pairs and the bridge `cni0` (`pod_network.py`). Since the
+fabric is a namespace too, several labs can use the same addresses. Fabric and `outside` have no routes to pods or Services,
+only to the nodes, as in the network around a real cluster. Load balancer addresses are routed to the nodes' link; the fabric
+resolves the node that has one as a router does, with ARP or neighbour discovery.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from narthex.model.net import family_of
 
 MAX_NODES = 200
 MAX_PODS_PER_NODE = 250
-"""The node's /24 has a few more addresses, which rest before they are given again."""
+"""The node's /24 has a few more addresses, since released ones are not reused immediately."""
 
 CLUSTER_CIDRS = ("10.244.0.0/16", "fd00:10:244::/48")
-"""Where all pods are."""
+"""Networks of all pods."""
 SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
 
 API_ADDRESS = "192.168.49.2"
-"""Where nodes and pods find the API server. It is of the network around, so that no node's death takes it away."""
+"""Address of the API server for nodes and pods. It belongs to the fabric, so it survives the death of any node."""
 API_PORT = 6443
 
 OUTSIDE = "outside"
@@ -45,14 +44,14 @@ _UNDERLAY_CIDRS = ("192.168.49.0/24", "fd00:192:168:49::/64")
 _OUTSIDE_CIDRS = ("192.0.2.0/24", "fd00:192:0:2::/64")
 _OUTSIDE_GATEWAYS = ("192.0.2.1", "fd00:192:0:2::1")
 _API_ROUTES = 49
-"""The routing table for what the API server answers."""
+"""Routing table for responses of the API server."""
 
 _LAB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?", re.ASCII)
 _PREFIX = "nx-"
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
-    """What one namespace needs, in this order: settings, then commands in the words of `ip`."""
+    """Configuration of one namespace: sysctls, then `ip` commands."""
 
     namespace: str
     sysctls: dict[str, str]
@@ -60,7 +59,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a lab."""
+    """A node of a lab."""
 
     name: str
     namespace: str
@@ -68,17 +67,17 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     pod_cidrs: tuple[str, ...]
     gateways: tuple[str, ...]
-    """The node's own addresses towards its pods."""
+    """The node's addresses on its pods' bridge."""
 
 
 def check_name(lab: str) -> None:
-    """Raise ValueError for a name that no lab can have."""
+    """Raise ValueError if the name of a lab is invalid."""
     if not _LAB_NAME.fullmatch(lab):
-        raise ValueError(f"{lab!r} is no name for a lab: use at most 20 small letters, digits and '-' inside")
+        raise ValueError(f"{lab!r} is not a valid name of a lab: use at most 20 lowercase letters, digits, and '-' (not first or last)")
 
 
 def nodes(lab: str, count: int) -> tuple[LabNode, ...]:
-    """The lab's nodes, `node-1` and so on. Raises ValueError for a number out of range."""
+    """Return the lab's nodes, `node-1` and so on. Raises ValueError if the number is out of range."""
     if not 1 <= count <= MAX_NODES:
         raise ValueError(f"a lab has 1 to {MAX_NODES} nodes, not {count}")
     return tuple(_node(lab, index) for index in range(1, count + 1))
@@ -95,22 +94,22 @@ def _node(lab: str, index: int) -> LabNode:
 
 
 def fabric_namespace(lab: str) -> str:
-    """The namespace that holds the network between the nodes."""
+    """Return the namespace of the network between the nodes."""
     return f"{_PREFIX}{lab}-{_FABRIC}"
 
 
 def outside_namespace(lab: str) -> str:
-    """The namespace of the client beyond the cluster."""
+    """Return the namespace of the client outside the cluster."""
     return f"{_PREFIX}{lab}-{OUTSIDE}"
 
 
 def pod_namespace(lab: str, pod: NamespacedName) -> str:
-    """The network namespace of a pod: readable, and short enough whatever the pod is called."""
+    """Return the network namespace of a pod: readable, and short for any pod name."""
     return _short(f"{_PREFIX}{lab}.{pod.namespace}.{pod.name}")
 
 
 def container_id(pod: NamespacedName) -> str:
-    """What CNI plugins know a pod by, readable and short."""
+    """Return the CNI container ID of a pod, readable and short."""
     return _short(f"{pod.namespace}.{pod.name}")
 
 
@@ -121,8 +120,11 @@ def _short(name: str) -> str:
 
 
 def owns(lab: str, namespace: str) -> bool:
-    """Whether a namespace of this name belongs to the lab. Never true for two labs: pods have a dot after the lab's
-    name, which has none, and the others end in what no lab's name adds to."""
+    """Return True if a namespace belongs to the lab.
+
+    The result is unambiguous: pods have a dot after the lab's name, which contains none, and no name of a lab can extend the
+    suffixes of the others.
+    """
     if namespace.startswith(f"{_PREFIX}{lab}."):
         return True
     part = namespace.removeprefix(f"{_PREFIX}{lab}-")
@@ -130,13 +132,13 @@ def owns(lab: str, namespace: str) -> bool:
 
 
 def lab_of(namespace: str) -> str | None:
-    """The lab that a namespace belongs to, None when it belongs to none."""
+    """Return the lab that a namespace belongs to, None if there is none."""
     match = re.fullmatch(rf"{_PREFIX}([a-z0-9-]+?)(\..+|-{_FABRIC}|-{OUTSIDE}|-node-[1-9]\d*)", namespace)
     return match[1] if match and owns(match[1], namespace) else None
 
 
 _QUIET = {
-    # Addresses are ours to give: no router may add one, and none waits a second for a twin to object.
+    # All addresses are static: no router advertisements, and no delay for duplicate address detection.
     "net/ipv6/conf/default/accept_ra": "0",
     "net/ipv6/conf/default/accept_dad": "0",
     "net/ipv6/conf/default/accept_redirects": "0",
@@ -147,20 +149,22 @@ _ROUTER = {
     **_QUIET,
     "net/ipv4/ip_forward": "1",
     "net/ipv6/conf/all/forwarding": "1",
-    # Pods of one node talk through the node, in and out of the same bridge, which would earn them redirects.
+    # Traffic between pods of a node enters and leaves through the same bridge, which would cause redirects.
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
-    # Where br_netfilter is loaded, a bridge would rewrite packets by itself, and then not send a pod what came from it.
+    # With br_netfilter the bridge would apply NAT itself and then drop a pod's packets to itself.
     "net/bridge/bridge-nf-call-iptables": "0",
     "net/bridge/bridge-nf-call-ip6tables": "0",
 }
 
 
 def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> tuple[Wiring, ...]:
-    """The underlay bridge, a cable to every node and one to `outside`. The namespaces exist already. The API server's
-    answers, and nothing else, know the way to pods where no overlay gives them their node's address."""
+    """Return the wiring of the fabric and `outside`: a bridge, and veth pairs to all nodes and `outside`.
+
+    The namespaces exist already. Without an overlay, responses of the API server, and nothing else, are routed to pods.
+    """
     to_pods = [
         f"route add {node.pod_cidrs[0]} via {node.addresses[0]} dev {_UNDERLAY} table {_API_ROUTES}"
         for node in members
@@ -208,8 +212,7 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> 
 
 
 def wire_node(node: LabNode, members: tuple[LabNode, ...], overlay: str = NONE) -> Wiring:
-    """The node's own side: its address and, where no overlay does that, the way to the pods of other nodes. The bridge of
-    its own pods comes with the first of them."""
+    """Return the wiring of a node: its address and, without an overlay, routes to pods of other nodes."""
     routes = [
         f"route add {cidr} via {address}"
         for other in members
@@ -231,7 +234,7 @@ def wire_node(node: LabNode, members: tuple[LabNode, ...], overlay: str = NONE) 
 
 
 def taken_networks() -> dict[str, str]:
-    """Networks of which no load balancer may have an address, and what they are."""
+    """Return networks that load balancer pools must not overlap, with their use."""
     return {
         **dict.fromkeys(CLUSTER_CIDRS, "where the lab's pods are"),
         **dict.fromkeys(SERVICE_CIDRS, "where the lab's cluster IPs are"),
@@ -240,15 +243,14 @@ def taken_networks() -> dict[str, str]:
 
 
 def taken_addresses(members: Sequence[LabNode]) -> dict[str, str]:
-    """Single addresses that are somebody's, and whose."""
+    """Return single addresses in use, with their owners."""
     routers = {address.partition("/")[0]: "the router's" for address in _FABRIC_ADDRESSES}
     routers[API_ADDRESS] = "the API server's"
     return {**routers, **{ip: f"an address of {node.name}" for node in members for ip in node.addresses}}
 
 
 def wire_balancers(lab: str, gone: Iterable[str], new: Iterable[str]) -> tuple[Wiring, ...]:
-    """What changes when load balancers' addresses are in other networks: the fabric has these on the nodes' link, and
-    `outside` reaches them by the fabric. No node gets an address."""
+    """Return the changes for other load balancer networks: routes on the fabric to the nodes' link, and from `outside`."""
     words = [("del", cidr) for cidr in gone] + [("replace", cidr) for cidr in new]
     gateway = {family_of(address): address for address in _OUTSIDE_GATEWAYS}
     ways = [f"route {word} {cidr} via {gateway[family_of(cidr.partition('/')[0])]}" for word, cidr in words]
@@ -263,5 +265,5 @@ def wire_balancers(lab: str, gone: Iterable[str], new: Iterable[str]) -> tuple[W
 
 
 def wire_dead(lab: str, node: LabNode) -> Wiring:
-    """What happens to the network when a node dies: its cable has no power at the other end."""
+    """Return the change that disconnects a dead node: its port on the fabric goes down."""
     return Wiring(namespace=fabric_namespace(lab), sysctls={}, commands=(f"link set {node.name} down",))

@@ -274,7 +274,7 @@ def test_a_broken_manifest_harms_nothing_else(web):
 
 def test_a_name_is_taken_once(web):
     found, directory = web
-    assert "is there already" in narthex("up", str(directory), "--name", found.name, status=1)
+    assert "already exists" in narthex("up", str(directory), "--name", found.name, status=1)
     assert lab.open_lab(found.name)
 
 
@@ -432,7 +432,7 @@ def test_down_works_from_names_alone(crashing):
     ("arguments", "message"),
     [
         (["up", "/no/such/directory"], "no directory '/no/such/directory'"),
-        (["up", "--name", "Not_A_Name"], "no name for a lab"),
+        (["up", "--name", "Not_A_Name"], "is not a valid name of a lab"),
         (["up", "--nodes", "1000"], "1 to 200 nodes"),
         (["status", "--name", "nxt-nothing"], "there is no lab 'nxt-nothing'"),
     ],

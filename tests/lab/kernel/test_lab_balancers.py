@@ -178,7 +178,7 @@ def test_a_lab_without_pools_says_so_when_one_comes(tmp_path):
         assert not state["balancing"] and not StateDirectory(name).announcer_key.exists()
         assert '"announcer": false' in StateDirectory(name).node("node-1").configuration.read_text()
         (tmp_path / "late.yaml").write_text(LATE_POOLS)
-        assert "IPAddressPool metallb-system/late: came when the nodes ran without announcers" in narthex(
+        assert "IPAddressPool metallb-system/late: was added while the nodes run without announcers" in narthex(
             "lab", "wait", "--name", name
         )
     finally:

@@ -176,7 +176,7 @@ def test_a_history_is_recorded_and_replays_to_the_very_same_objects(cluster, tmp
     file = tmp_path / "history"
     kinds = "deployments,replicasets,pods,services,endpointslices"
     assert "is being written" in cluster.narthex("record", str(file))
-    assert "is being recorded already" in cluster.narthex("record", str(tmp_path / "other"), status=1)
+    assert "is running; `narthex lab record --end` ends it" in cluster.narthex("record", str(tmp_path / "other"), status=1)
     cluster.kubectl("create", "deployment", "app", "--image=app:1", "--replicas=3")
     cluster.kubectl("expose", "deployment", "app", "--port=80", "--target-port=8080")
     cluster.narthex("fault", "loss", "node-1", "--percent", "10", "--for", "1s")
@@ -188,7 +188,7 @@ def test_a_history_is_recorded_and_replays_to_the_very_same_objects(cluster, tmp
     eventually(lambda: len(cluster.get("pods", "-l", "app=app")["items"]) == 2, "two pods")
     at_the_end = cluster.get(kinds, "-A")["items"]
     cluster.narthex("record", "--end")
-    assert "nothing is recorded" in cluster.narthex("record", "--end", status=1)
+    assert "no recording is running" in cluster.narthex("record", "--end", status=1)
     one, other = (json.loads(narthex("lab", "replay", str(file), "-o", "json")) for _ in range(2))
     assert one == other
     held = {(each["kind"], each["metadata"]["uid"]): each for each in one["objects"]}

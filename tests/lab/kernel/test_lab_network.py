@@ -231,7 +231,7 @@ def test_a_lab_whose_node_cannot_start_says_why_and_leaves_nothing(tmp_path):
         timeout=60,
     )
     assert done.returncode == 1
-    assert "the process of node-1 ended (status 1):\n(it said nothing)" in done.stderr
+    assert "the process of node-1 ended (status 1):\n(its log is empty)" in done.stderr
     assert left_of(name) == []
 
 

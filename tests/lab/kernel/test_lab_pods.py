@@ -193,7 +193,7 @@ def test_a_container_that_crashes_is_started_again_with_pauses(lab):
 
 def test_a_program_that_is_not_there_is_said(lab):
     until(lambda: "ErrImagePull" in kubectl(lab, "get", "pod", "nothing"), "the reason")
-    assert "/no/such/program is no program on this machine" in narthex("status", "--name", lab)
+    assert "/no/such/program is not a program on this machine" in narthex("status", "--name", lab)
 
 
 def test_probes_are_really_run_against_the_echo_server(lab):

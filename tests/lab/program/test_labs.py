@@ -83,7 +83,7 @@ def test_a_crashed_lab_is_not_opened(elsewhere):
 
 
 def test_an_absent_lab_names_the_others(elsewhere):
-    with pytest.raises(LabError, match="`narthex lab up` makes one"):
+    with pytest.raises(LabError, match="`narthex lab up` starts one"):
         lab.read("t")
     (elsewhere / "other").mkdir()
     with pytest.raises(LabError, match="there are: other"):
@@ -104,7 +104,7 @@ def test_one_owner_at_a_time(elsewhere):
 
 @pytest.mark.parametrize("name", ["", "../t", "a b", "UP"])
 def test_names_of_no_lab(name):
-    with pytest.raises(LabError, match="no name for a lab"):
+    with pytest.raises(LabError, match="not a valid name of a lab"):
         StateDirectory(name)
 
 

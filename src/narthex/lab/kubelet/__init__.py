@@ -1,1 +1,1 @@
-"""What a kubelet decides of a pod, as data: its containers' environment and files, and its status."""
+"""The lab's kubelet: decisions about pods as data. `program/` runs the pods."""

@@ -1,4 +1,4 @@
-"""What a container finds in its environment, and its command line.
+"""Environment variables and command lines of containers.
 
 Follows Kubernetes 1.34: kubelet_pods.go (makeEnvironmentVariables, podFieldSelectorRuntimeValue), envvars.go,
 third_party/forked/golang/expansion.
@@ -14,7 +14,7 @@ from typing import Any
 
 Object = Mapping[str, Any]
 Lookup = Callable[[str, str], Object | None]
-"""Kind and name of an object in the pod's namespace."""
+"""Returns an object of the pod's namespace by kind and name."""
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
@@ -22,11 +22,11 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ContainerConfigError(ValueError):
-    """A container cannot be started as its spec is; the message is a kubelet's."""
+    """A container whose configuration is invalid; the message is a kubelet's."""
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
-    """With `$(NAME)` replaced where NAME is known, and `$$` by `$`."""
+    """Replace `$(NAME)` where NAME is defined, and `$$` by `$`."""
 
     def replaced(found: re.Match[str]) -> str:
         if found[1] is None:
@@ -37,8 +37,14 @@ def expand(text: str, known: Mapping[str, str]) -> str:
 
 
 def environment(pod: Object, container: Object, services: Iterable[Object], lookup: Lookup) -> dict[str, str]:
-    """All variables of a container. `services`: those of the pod's namespace and `default/kubernetes`. `pod.status` holds its
-    addresses. Raises ConfigFault."""
+    """Return all variables of a container. Raises ContainerConfigError.
+
+    Args:
+        pod: The pod, whose status holds its addresses.
+        container: The container's spec.
+        services: Services of the pod's namespace, and `default/kubernetes`.
+        lookup: Finds ConfigMaps and Secrets.
+    """
     made: dict[str, str] = {"PATH": _PATH, "HOSTNAME": hostname(pod)}
     given: dict[str, str] = {}
     for source in container.get("envFrom") or ():
@@ -57,13 +63,13 @@ def environment(pod: Object, container: Object, services: Iterable[Object], look
 
 
 def command_line(container: Object, image: str, known: Mapping[str, str]) -> tuple[str, ...]:
-    """What is run: `command` takes the place of the image's program, `args` follow."""
+    """Return the arguments to execute: `command` (or the image's program), then `args`."""
     command = [expand(str(word), known) for word in container.get("command") or ()]
     return (*(command or [image]), *(expand(str(word), known) for word in container.get("args") or ()))
 
 
 def hostname(pod: Object) -> str:
-    """The pod's host name, at most 63 characters."""
+    """Return the pod's host name, at most 63 characters."""
     return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63].rstrip("-.")
 
 
@@ -137,7 +143,7 @@ def _value_from(source: Object, pod: Object, container: Object, lookup: Lookup) 
 
 
 def field_value(pod: Object, path: str) -> str:
-    """What the downward API says. Raises ConfigFault."""
+    """Return a field of the downward API. Raises ContainerConfigError."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     if subscript := _SUBSCRIPT.fullmatch(path):
         return str((metadata.get(subscript[1]) or {}).get(subscript[2], ""))

@@ -1,4 +1,4 @@
-"""What a kubelet puts in a pod's place of the machine's files.
+"""Content of a pod's /etc/hosts and /etc/resolv.conf.
 
 Follows Kubernetes 1.34: kubelet_pods.go (managedHostsFileContent), network/dns/dns.go.
 """
@@ -23,7 +23,7 @@ fe00::2\tip6-allrouters
 
 
 def hosts(pod: Mapping[str, Any], addresses: Iterable[str]) -> str:
-    """/etc/hosts."""
+    """Return /etc/hosts."""
     spec, name = pod["spec"], hostname(pod)
     if spec.get("subdomain"):
         name = f"{name}.{spec['subdomain']}.{pod['metadata'].get('namespace', '')}.svc.{DOMAIN}\t{name}"
@@ -36,7 +36,7 @@ def hosts(pod: Mapping[str, Any], addresses: Iterable[str]) -> str:
 
 
 def resolver(pod: Mapping[str, Any]) -> str | None:
-    """/etc/resolv.conf; None: the machine's own."""
+    """Return /etc/resolv.conf; None if the pod uses the machine's."""
     spec = pod["spec"]
     policy = spec.get("dnsPolicy") or "ClusterFirst"
     if policy == "Default" or (policy == "ClusterFirst" and spec.get("hostNetwork")):
@@ -46,7 +46,7 @@ def resolver(pod: Mapping[str, Any]) -> str | None:
 
 
 def _with(text: str, more: Mapping[str, Any]) -> str:
-    """The text with a `dnsConfig` merged in: what it names comes after what is there, its options win."""
+    """Merge a `dnsConfig`: its searches and nameservers are appended, its options take precedence."""
     searches: list[str] = []
     servers: list[str] = []
     options: dict[str, str] = {}

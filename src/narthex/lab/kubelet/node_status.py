@@ -1,4 +1,4 @@
-"""What a node says of itself: its Node object, its status, its Lease.
+"""A node's API objects: Node, its status, and its Lease.
 
 Follows Kubernetes 1.34: nodestatus/setters.go, lease/controller.go.
 """
@@ -22,7 +22,7 @@ CONDITIONS = (
 
 
 def node(lab_node: LabNode, machine: Mapping[str, str]) -> Object:
-    """A Node as it registers itself; `machine` as `status` has it."""
+    """Return the Node that a kubelet registers; `machine` as in `status`."""
     labels = {
         "kubernetes.io/hostname": lab_node.name,
         "kubernetes.io/os": "linux",
@@ -37,8 +37,10 @@ def node(lab_node: LabNode, machine: Mapping[str, str]) -> Object:
 
 
 def status(lab_node: LabNode, machine: Mapping[str, str], before: Mapping[str, Any], now: str) -> Object:
-    """A Node's status. `machine`: architecture, kernelVersion, osImage, bootID, machineID, systemUUID, version, cpu,
-    memory."""
+    """Return a Node's status.
+
+    `machine` holds architecture, kernelVersion, osImage, bootID, machineID, systemUUID, version, cpu, and memory.
+    """
     room = {
         "cpu": machine["cpu"],
         "ephemeral-storage": "0",
@@ -86,7 +88,7 @@ def _condition(before: Any, kind: str, state: str, reason: str, words: str, now:
 
 
 def lease(name: str, duration: int, now: str) -> Object:
-    """A node's heartbeat; `now` as metav1.MicroTime."""
+    """Return a node's Lease; `now` as `metav1.MicroTime`."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

@@ -1,11 +1,11 @@
-"""Judging of a container's probes (kubernetes `pkg/kubelet/prober`): when one is due, and what its results come to.
+"""Probes of containers (kubernetes `pkg/kubelet/prober`): their specs, schedule, and results.
 
-Running them is the kubelet's work. It keeps a `ProbeState` for each run of a container:
+The kubelet runs the probes and keeps a `ProbeState` for each run of a container:
 
-    judgement = Judgement(probes_of(container), started=now)
-    for probe in judgement.due(now):
-        judgement.tell(probe, ok, now)       # once it has run
-    judgement.ready, judgement.started, judgement.to_restart
+    state = ProbeState(probes_of(container), started=now)
+    for probe in state.due(now):
+        state.record_result(probe, ok, now)       # after the probe has run
+    state.ready, state.started, state.to_restart
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PURPOSES: tuple[ProbePurpose, ...] = ("startup", "liveness", "readiness")
 
 
 class HttpGetAction(msgspec.Struct, frozen=True, kw_only=True):
-    """Fetch a page: any status from 200 to 399 is a success."""
+    """An HTTP GET request; a status from 200 to 399 is a success."""
 
     host: str
     """Empty: the pod's address."""
     port: int
     path: str
     scheme: str
-    """http or https; no certificate is looked at."""
+    """http or https; certificates are not verified."""
     headers: tuple[tuple[str, str], ...] = ()
 
 
 class TcpSocketAction(msgspec.Struct, frozen=True, kw_only=True):
-    """Connect: who answers is a success."""
+    """A TCP connection; an established connection is a success."""
 
     host: str
     """Empty: the pod's address."""
@@ -43,13 +43,13 @@ class TcpSocketAction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecAction(msgspec.Struct, frozen=True, kw_only=True):
-    """Run a command in the container: exit status 0 is a success."""
+    """A command in the container; exit status 0 is a success."""
 
     command: tuple[str, ...]
 
 
 class UnsupportedAction(msgspec.Struct, frozen=True, kw_only=True):
-    """What cannot be run; it counts as a failure each time."""
+    """An action that cannot run and always fails."""
 
     why: str
 
@@ -58,7 +58,7 @@ ProbeAction: TypeAlias = HttpGetAction | TcpSocketAction | ExecAction | Unsuppor
 
 
 class ContainerProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """One probe of a container. Times in seconds."""
+    """A probe of a container. Times in seconds."""
 
     purpose: ProbePurpose
     action: ProbeAction
@@ -66,17 +66,17 @@ class ContainerProbe(msgspec.Struct, frozen=True, kw_only=True):
     period: int = 10
     timeout: int = 1
     successes: int = 1
-    """So many one after the other turn a failure into success."""
+    """Consecutive successes that turn failure into success."""
     failures: int = 3
-    """So many one after the other turn a success into failure."""
+    """Consecutive failures that turn success into failure."""
 
     def failure_message(self, why: str) -> str:
-        """The message of the Event Unhealthy, as upstream words it."""
+        """Return upstream's message for the Event Unhealthy."""
         return f"{self.purpose.capitalize()} probe failed: {why}"
 
 
 def probes_of(container: Mapping[str, Any]) -> tuple[ContainerProbe, ...]:
-    """The probes of a container, as its spec has them."""
+    """Return the probes in a container's spec."""
     found = []
     for purpose in _PURPOSES:
         spec = container.get(f"{purpose}Probe")
@@ -132,16 +132,16 @@ def _port(port: object, container: Mapping[str, Any]) -> int | None:
 
 
 def is_http_success(status: int) -> bool:
-    """Whether a status of HTTP is a success."""
+    """Return True if an HTTP status is a success."""
     return 200 <= status < 400
 
 
 class _ProbeTally:
-    """What one probe's results came to."""
+    """The results of one probe."""
 
     def __init__(self, probe: ContainerProbe, started: datetime) -> None:
         self.due = started + timedelta(seconds=probe.initial_delay)
-        # Before its first result a container lives, and serves nobody.
+        # Until the first result a container counts as alive, but not as ready.
         self.passed = probe.purpose == "liveness"
         self.last: bool | None = None
         self.count = 0
@@ -155,41 +155,41 @@ class _ProbeTally:
 
 
 class ProbeState:
-    """Of one run of a container. A restarted one gets a new judgement."""
+    """Results and schedule of the probes of one run of a container."""
 
     def __init__(self, probes: tuple[ContainerProbe, ...], started: datetime) -> None:
-        """`started`: when its process began."""
+        """Start the schedule; `started` is the start time of the container."""
         self._tallies = {probe: _ProbeTally(probe, started) for probe in probes}
         self._startup_passed = not any(probe.purpose == "startup" for probe in probes)
         self.to_restart: ContainerProbe | None = None
-        """The probe for which it is to be ended and started anew."""
+        """The failed probe that requires a restart."""
 
     @property
     def started(self) -> bool:
-        """`status.containerStatuses[].started`: no startup probe is still waited for."""
+        """True if no startup probe is pending (`status.containerStatuses[].started`)."""
         return self._startup_passed
 
     @property
     def ready(self) -> bool:
-        """It started, and its readiness probe passes, where there is one."""
+        """True if the container has started and its readiness probe, if any, passes."""
         return self._startup_passed and all(
             tally.passed for probe, tally in self._tallies.items() if probe.purpose == "readiness"
         )
 
     def due(self, now: datetime) -> tuple[ContainerProbe, ...]:
-        """The probes to run now."""
+        """Return the probes to run now."""
         return tuple(probe for probe in self._enabled_probes() if self._tallies[probe].due <= now)
 
     def next_due(self) -> datetime | None:
-        """When one is due next; None when there is nothing to ask."""
+        """Return the time at which the next probe is due, None without probes."""
         return min((self._tallies[probe].due for probe in self._enabled_probes()), default=None)
 
     def mark_started(self, probe: ContainerProbe, now: datetime) -> None:
-        """A probe begins to run: it is not due again before its period is over, or its result is there."""
+        """Record the start of a probe, which is due again after its period or timeout."""
         self._tallies[probe].due = now + timedelta(seconds=max(probe.period, probe.timeout))
 
     def record_result(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
-        """A probe has ended."""
+        """Record the result of a probe."""
         if self.to_restart is not None:
             return
         tally = self._tallies[probe]
@@ -200,7 +200,7 @@ class ProbeState:
             self.to_restart = probe
 
     def _enabled_probes(self) -> list[ContainerProbe]:
-        """A startup probe alone until it passes, then never again."""
+        """Return the startup probe until it passes, then the others."""
         if self.to_restart is not None:
             return []
         return [probe for probe in self._tallies if (probe.purpose == "startup") != self._startup_passed]

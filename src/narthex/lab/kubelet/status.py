@@ -1,4 +1,4 @@
-"""A pod's status, out of what its node knows of the containers.
+"""Pod status, derived from the state of its containers.
 
 Follows Kubernetes 1.34: kubelet_pods.go (getPhase, convertToAPIContainerStatuses), status/generate.go.
 """
@@ -18,21 +18,21 @@ IMAGE_ID = "narthex://"
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """It does not run."""
+    """A container that does not run."""
 
     reason: str = "ContainerCreating"
     message: str = ""
 
 
 class Running(msgspec.Struct, frozen=True):
-    """It runs."""
+    """A container that runs."""
 
     started: str
-    """As metav1.Time."""
+    """As `metav1.Time`."""
 
 
 class Terminated(msgspec.Struct, frozen=True):
-    """It has ended."""
+    """A container that has ended."""
 
     exit_code: int
     reason: str
@@ -44,31 +44,31 @@ class Terminated(msgspec.Struct, frozen=True):
 
 
 class ContainerFacts(msgspec.Struct, kw_only=True):
-    """What is known of one container now."""
+    """The observed state of a container."""
 
     name: str
     image: str
     state: Waiting | Running | Terminated = Waiting()
     last: Terminated | None = None
-    """How it ended the last time, when it was started again."""
+    """The previous end, if the container was restarted."""
     restarts: int = 0
     started: bool = False
-    """Its startup probe has succeeded, or it has none."""
+    """The startup probe has succeeded, or there is none."""
     ready: bool = False
     container_id: str = ""
     init: bool = False
 
 
 class PodFacts(msgspec.Struct, kw_only=True):
-    """What is known of one pod now."""
+    """The observed state of a pod."""
 
     containers: list[ContainerFacts]
-    """The init containers first."""
+    """Init containers first."""
     host_ips: tuple[str, ...] = ()
     ips: tuple[str, ...] = ()
     start_time: str = ""
     networked: bool = False
-    """Its namespaces and addresses are there."""
+    """Its namespaces and addresses exist."""
 
     @property
     def init(self) -> list[ContainerFacts]:
@@ -77,22 +77,22 @@ class PodFacts(msgspec.Struct, kw_only=True):
 
     @property
     def main(self) -> list[ContainerFacts]:
-        """The others."""
+        """The containers other than init containers."""
         return [each for each in self.containers if not each.init]
 
     @property
     def initialized(self) -> bool:
-        """The init containers have done their work."""
+        """True if all init containers have succeeded."""
         return all(isinstance(each.state, Terminated) and each.state.exit_code == 0 for each in self.init)
 
     @property
     def ready(self) -> bool:
-        """All containers are ready."""
+        """True if all containers are ready."""
         return self.initialized and bool(self.main) and all(each.ready for each in self.main)
 
 
 def phase(facts: PodFacts, policy: str) -> str:
-    """Pending, Running, Succeeded or Failed."""
+    """Return Pending, Running, Succeeded, or Failed."""
     failed_init = any(isinstance(each.state, Terminated) and each.state.exit_code for each in facts.init)
     if not facts.initialized:
         return "Failed" if failed_init and policy == "Never" else "Pending"
@@ -110,7 +110,7 @@ def phase(facts: PodFacts, policy: str) -> str:
 
 
 def status(pod: Mapping[str, Any], facts: PodFacts, now: str) -> Object:
-    """The whole status. Conditions that others write are kept."""
+    """Return the complete status. Conditions of other writers are kept."""
     before = pod.get("status") or {}
     policy = pod["spec"].get("restartPolicy") or "Always"
     found = phase(facts, policy)
@@ -227,11 +227,13 @@ _RESTART_BACKOFF = Backoff(10.0, 300.0)
 
 
 def back_off(restarts: int) -> float:
-    """Seconds until a container that has ended so many times is started again: none the first time, then 10 s, doubled
-    each time, at most 5 minutes (kuberuntime_manager.go, backOffPeriod)."""
+    """Return the seconds until a container is restarted: 0 the first time, then 10 s, doubled up to 5 minutes.
+
+    As backOffPeriod in kuberuntime_manager.go.
+    """
     return _RESTART_BACKOFF.delay(restarts)
 
 
 def wants_restart(policy: str, ended: Iterable[Terminated]) -> bool:
-    """Whether what has ended like this is started again."""
+    """Return True if the restart policy restarts a container that ended like this."""
     return policy == "Always" or (policy == "OnFailure" and any(each.exit_code for each in ended))

@@ -1,1 +1,1 @@
-"""A cluster on one machine: brought up, looked at, asked, taken away."""
+"""Programs of a lab: bringing labs up and down, the lab's process, and commands that inspect a running lab."""

@@ -1,4 +1,4 @@
-"""What the announcers of a running lab say: why a Service's addresses are answered for, and by which node."""
+"""Load balancer announcers of a running lab: which node answers for an address, and why."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from narthex.lb.why import ServiceExplanation
 
 
 def states(lab: Lab) -> dict[str, Mapping[str, Any]]:
-    """What each announcer says that answers, by node."""
+    """Return the status of each announcer that responds, by node."""
     told = {node.name: read_status(announcer_status(node.namespace)) for node in lab.nodes}
     return {name: state for name, state in told.items() if state is not None}
 
 
 def holder(told: States, address: str) -> str:
-    """The node that answers for an address now; empty when none does."""
+    """Return the node that answers for an address, empty if none does."""
     return next(
         (
             node
@@ -31,7 +31,7 @@ def holder(told: States, address: str) -> str:
 
 
 def why_lab(name: str, service: str) -> ServiceExplanation:
-    """Why a Service's addresses are answered for in a running lab, or not. Raises WhyError."""
+    """Explain which node answers for each address of a Service in a running lab, and why. Raises WhyError."""
     try:
         lab = open_lab(name)
     except LabError as error:

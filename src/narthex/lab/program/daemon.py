@@ -1,6 +1,6 @@
-"""The begin of a lab's process: forked from the one that calls `up`, and told apart from it.
+"""Start of a lab's process: forked from `lab up`, then detached.
 
-Everything is loaded already, so the fork costs nothing where a fresh interpreter would cost a tenth of the whole start.
+All modules are loaded already, so a fork is free; a new interpreter would take a tenth of the whole start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def block_interrupts() -> Iterator[None]:
-    """An interrupt is raised at the end of this, and not in it."""
+    """Defer SIGINT until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -33,15 +33,21 @@ def block_interrupts() -> Iterator[None]:
 def start_process(
     directory: StateDirectory, make: Callable[[], LabProcess], remove: Callable[[StateDirectory], None]
 ) -> bytes:
-    """Fork the lab's process and wait for its word: `ready`, or what went wrong; empty when it died."""
+    """Fork the lab's process and return its report: `ready`, or an error message; empty if it died.
+
+    Args:
+        directory: The lab's files, whose lock the process inherits.
+        make: Creates the lab in the new process.
+        remove: Removes the lab's remains after an error.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
-    # Raised in the hooks that libraries run around a fork, an interrupt would be lost.
+    # Libraries' fork hooks would swallow a KeyboardInterrupt.
     with block_interrupts():
         child = os.fork()
     if child == 0:
-        # Forked twice, so that the caller has no child to collect when the lab ends.
+        # Fork twice, so that the caller has no child to reap.
         if os.fork() == 0:
             os.close(reader)
             _run_lab(directory, make, remove, writer)
@@ -60,8 +66,8 @@ def start_process(
 def create_lab_process(
     directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str]
 ) -> LabProcess:
-    # Loaded after the fork: who only asks need not wait for it. First comes the process that will fork the nodes, which
-    # has much to load itself.
+    # Imported after the fork, so that other commands start faster.
+    """Create a lab in its new process. The fork server is created first, because its preloading takes longest."""
     from narthex.lab.containers.container import JOBS
     from narthex.lab.containers.forks import ForkServer
     from narthex.lab.program.node_process import NODE, preload, run_node
@@ -75,7 +81,7 @@ def create_lab_process(
 def _run_lab(
     directory: StateDirectory, make: Callable[[], LabProcess], remove: Callable[[StateDirectory], None], writer: int
 ) -> NoReturn:
-    """The rest of the forked process's life. It keeps the lock, which it has inherited, until its end."""
+    """Detach from the caller, start the lab, report the result, and run until the process is killed."""
     try:
         os.setsid()
         os.chdir("/")
@@ -90,7 +96,7 @@ def _run_lab(
         from narthex.lab.program import control_socket
 
         control_socket.listen(process, directory)
-        # Nobody at the other end any more: whoever wanted the lab is gone, and this raises.
+        # Raises BrokenPipeError if the caller is gone.
         os.write(writer, b"ready")
         os.close(writer)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Where in a lab a command runs: in the network of a node or of the client outside, or in a pod, beside its program."""
+"""Commands in a lab: in the network of a node or of the outside client, or in a pod next to its program."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirect
 
 
 class ExecTarget(NamedTuple):
-    """What a command sees that runs somewhere in a lab."""
+    """Where a command runs."""
 
     network_namespace: str
     pod: PodRecord | None = None
-    """None: only the network is another one, as for nodes and what shares their network."""
+    """None for nodes and `outside`: only the network differs from the machine's."""
 
 
 def find_target(state: LabState, target: str) -> ExecTarget:
-    """Inside of a node, of `outside`, or of a pod (`name` or `namespace/name`). Raises LabError."""
+    """Return the target for a node, `outside`, or a pod (`name` or `namespace/name`). Raises LabError."""
     if target == topology.OUTSIDE:
         return ExecTarget(state.outside)
     for node in state.nodes:
@@ -42,8 +42,10 @@ def find_target(state: LabState, target: str) -> ExecTarget:
 
 
 def container_pid(pod: PodRecord, container: str) -> int:
-    """Process number of a container's program, 0 when the echo server stands for it. `container`: empty is the first that
-    runs. Raises LabError."""
+    """Return the PID of a container's program, 0 if the echo server replaces it. Raises LabError.
+
+    An empty `container` selects the first that runs.
+    """
     running = pod.containers
     if not container:
         return next(iter(running.values()), 0)
@@ -54,7 +56,7 @@ def container_pid(pod: PodRecord, container: str) -> int:
 
 
 def pod_file_mounts(lab: str, pod: PodRecord) -> tuple[BindMount, ...]:
-    """The files that a pod has of its own."""
+    """Return the files that a pod mounts over the machine's."""
     place = StateDirectory(lab).pods / pod.uid
     files = [("resolv.conf", "/etc/resolv.conf")]
     if pod.hostname:
@@ -65,7 +67,7 @@ def pod_file_mounts(lab: str, pod: PodRecord) -> tuple[BindMount, ...]:
 
 
 def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
-    """Run a command there with this process's terminal and files, and end with its status. Raises LabError."""
+    """Run a command with this process's terminal and files, and exit with its status. Raises LabError."""
     if place.pod is None:
         # `ip netns exec` also puts the namespace's own view of /sys in place.
         os.execvp("ip", ["ip", "netns", "exec", place.network_namespace, *argv])
@@ -87,7 +89,7 @@ def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str 
 
     def in_a_place_of_its_own() -> NoReturn:
         inside.enter(told)
-        # The first process of a namespace would not hear Ctrl-C.
+        # PID 1 of a namespace would not receive SIGINT.
         _run_and_wait(lambda: inside.become_beside(told, executable))
 
     def beside_the_program() -> NoReturn:
@@ -115,7 +117,7 @@ def _run_and_wait(become: Callable[[], NoReturn]) -> NoReturn:
                 os.write(2, f"Error: {error.strerror or error}\n".encode(errors="replace"))
         os._exit(127)
     for number in (signal.SIGINT, signal.SIGQUIT):
-        # The terminal tells the command as well.
+        # The terminal sends these to the command as well.
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
     while True:

@@ -219,8 +219,6 @@ class LabProcess:
             raise LabError(str(content.get("message") or f"{method} {path}: {response.status}"))
         return content
 
-    # Waiting.
-
     def settle(self, timeout: float = _SETTLE_SECONDS) -> None:
         """Wait until manifests, pods, dead nodes, and the rules of all running nodes reflect the present state.
 
@@ -270,8 +268,6 @@ class LabProcess:
                 return
             time.sleep(_POLL_SECONDS)
 
-    # Commands.
-
     def scale(self, namespace: str, name: str, replicas: int) -> None:
         """Set the number of replicas of a Deployment. Raises LabError."""
         with self.parts.registry.held() as registry:
@@ -292,7 +288,7 @@ class LabProcess:
             names = ", ".join(each.name for each in self.parts.nodes)
             raise LabError(f"there is no node {node!r}; there are: {names}")
         if node in self.state.killed:
-            raise LabError(f"{node} is dead already")
+            raise LabError(f"{node} is already dead")
         wire(topology.wire_dead(self.state.name, found))
         self.parts.node_processes.kill(node)
         self.parts.heartbeats.stop(node)

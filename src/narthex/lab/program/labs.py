@@ -1,6 +1,6 @@
-"""Labs from outside: bring one up, look at it, ask it for something, take it away.
+"""Operations on labs from outside: up, down, status, scale, kill.
 
-The lab itself is another process (`process.py`), forked from the one that calls `up` (`daemon.py`).
+A lab runs in its own process (`lab_process.py`), which `up` forks (`daemon.py`).
 """
 
 from __future__ import annotations
@@ -48,64 +48,62 @@ _CLOSE_SECONDS = 10.0
 
 
 class Lab(NamedTuple):
-    """A lab that runs, for commands that look into it."""
+    """A running lab, for commands that inspect it."""
 
     name: str
     mode: str
     kubeconfig: Path
-    """Of its API, by this machine's loopback."""
+    """Of the lab's API on loopback."""
     nodes: tuple[LabNode, ...]
-    """With `name`, `namespace` (of the network), `addresses`, `pod_cidrs`."""
     outside: str
-    """Network namespace of the client beyond the cluster."""
+    """Network namespace of the client outside the cluster."""
     pods: tuple[PodRecord, ...]
-    """With `namespace`, `name`, `node`, `network_namespace`, `addresses`, `ready`."""
     balancing: bool = False
-    """Nodes answer for load balancers' addresses."""
+    """Nodes answer for load balancer addresses."""
 
 
 class LabNodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's process, asked now."""
+    """The current state of a node's process."""
 
     node: str
     running: bool
     healthy: bool
-    """It says that all its parts do their work."""
+    """All parts of the process report that they work."""
     killed: bool = False
     """By `lab kill`."""
 
 
 class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A lab, asked now."""
+    """The current state of a lab."""
 
     running: bool
     """The lab's own process runs."""
     healthy: bool
-    """Everything runs, and every node says that it is well."""
+    """Everything runs, and every node is healthy."""
     nodes: tuple[LabNodeStatus, ...]
     state: LabState
 
 
 class StartedLab(NamedTuple):
-    """What `up` did."""
+    """The result of `up`."""
 
     state: LabState
     seconds: float
     cleared: bool
-    """Remains of a crashed lab of this name were removed first."""
+    """The remains of a crashed lab of this name were removed first."""
 
 
 def open_lab(name: str) -> Lab:
-    """The running lab of this name. Raises LabError when there is none."""
+    """Return the running lab of this name. Raises LabError if there is none."""
     state = read(name)
     if not state.running or not is_running(state):
-        raise LabError(f"lab {name!r} does not run; `narthex lab down --name {name}` removes what is left of it")
+        raise LabError(f"lab {name!r} is not running; `narthex lab down --name {name}` removes its remains")
     kubeconfig = StateDirectory(name).kubeconfig
     return Lab(state.name, state.mode, kubeconfig, state.nodes, state.outside, state.pods, state.balancing)
 
 
 def access_of(lab: Lab) -> Access:
-    """How to reach its API."""
+    """Return the access to the lab's API."""
     from narthex.kube.access import Access
     from narthex.runtime.configuration.values import ClientConnection
 
@@ -113,24 +111,24 @@ def access_of(lab: Lab) -> Access:
 
 
 def read(name: str) -> LabState:
-    """The state of a lab, crashed or not. Raises LabError when there is none."""
+    """Return the state of a lab, running or crashed. Raises LabError if there is none."""
     state = StateDirectory(name).read()
     if state is None:
         others = ", ".join(existing())
         raise LabError(
             f"there is no lab {name!r}; "
-            + (f"there are: {others} (choose with --name)" if others else "`narthex lab up` makes one")
+            + (f"there are: {others} (choose with --name)" if others else "`narthex lab up` starts one")
         )
     return state
 
 
 def is_running(state: LabState) -> bool:
-    """Whether the lab's own process runs."""
+    """Return True if the lab's own process runs."""
     return processes.alive(state.controller)
 
 
 def inspect_lab(name: str) -> LabStatus:
-    """The lab as it is now. Raises LabError when there is none."""
+    """Return the current status of a lab. Raises LabError if there is none."""
     state = read(name)
     recorded = {each.node: each.process for each in state.processes}
     nodes = []
@@ -149,23 +147,23 @@ def inspect_lab(name: str) -> LabStatus:
 
 
 def inspect_all() -> list[LabStatus]:
-    """All labs of this machine that have a state."""
+    """Return the status of all labs on this machine."""
     return [inspect_lab(name) for name in existing() if StateDirectory(name).read() is not None]
 
 
 def all_names() -> list[str]:
-    """Names of all labs, also of those of which only namespaces or programs are left."""
+    """Return the names of all labs, including those of which only namespaces or files are left."""
     left = (topology.lab_of(namespace) for namespace in netns.names())
     return sorted({*remaining(), *(name for name in left if name is not None)})
 
 
 def is_kept(name: str) -> bool:
-    """Whether a next lab of this name goes on with what was kept of an earlier one."""
+    """Return True if kept objects of a lab of this name exist."""
     return name in kept()
 
 
 def kept_names() -> list[str]:
-    """Names of all labs of which something is kept, running or not."""
+    """Return the names of all labs with kept objects, running or not."""
     return kept()
 
 
@@ -179,11 +177,19 @@ def up(
     *,
     keep: bool = False,
 ) -> StartedLab:
-    """Bring a lab up; returns when every node has done its first sync. `source`: None makes an empty directory. `pools`:
-    ranges of addresses for load balancers. `keep`: what its API holds outlives it, and the next lab of this name goes on with
-    that.
+    """Start a lab; return when every node has completed its first sync. After any error or interrupt nothing is left.
 
-    Raises LabError. Whatever goes wrong, also an interrupt, nothing of the lab is left.
+    Args:
+        name: Name of the lab.
+        source: Directory of manifests; None creates an empty one.
+        nodes: Number of nodes.
+        mode: Proxy mode.
+        overlay: One of OVERLAYS.
+        pools: Address ranges for load balancers.
+        keep: Keep the API's objects for the next lab of this name.
+
+    Raises:
+        LabError: The lab cannot start.
     """
     started = time.monotonic()
     _check_machine(mode)
@@ -233,7 +239,7 @@ def send_command(directory: StateDirectory, command: dict[str, Any], timeout: fl
     except OSError as error:
         raise LabError(
             f"the process of lab {name!r} does not answer ({error.strerror}); "
-            f"`narthex lab down --name {name}` removes what is left"
+            f"`narthex lab down --name {name}` removes its remains"
         ) from None
     if not line:
         raise LabError(f"the process of lab {name!r} ended during the command; see {directory.logs}")
@@ -244,9 +250,9 @@ def send_command(directory: StateDirectory, command: dict[str, Any], timeout: fl
 
 
 def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState:
-    """Ask for a number of pods; returns when they are there and all proxies know. Raises LabError."""
+    """Scale a Deployment; return when its pods run and all proxies have synced. Raises LabError."""
     if not 0 <= replicas <= topology.MAX_NODES * topology.MAX_PODS_PER_NODE:
-        raise LabError(f"{replicas} is no number of replicas")
+        raise LabError(f"{replicas} is not a valid number of replicas")
     state = read(name)
     content = {"scale": {"namespace": namespace, "name": deployment, "replicas": replicas}}
     send_command(StateDirectory(state.name), content, _REQUEST_SECONDS)
@@ -254,29 +260,28 @@ def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState
 
 
 def kill(name: str, node: str) -> LabState:
-    """Let a node die: its process is killed and its cable is dead; returns at once. Raises LabError."""
+    """Kill a node: its process and its link. Returns at once. Raises LabError."""
     send_command(StateDirectory(read(name).name), {"kill": {"node": node}}, _REQUEST_SECONDS)
     return read(name)
 
 
 def settle(name: str) -> LabState:
-    """Wait until the lab has taken in the manifests as they are now and all proxies know. Raises LabError."""
+    """Wait until the current manifests are applied and all proxies have synced. Raises LabError."""
     send_command(StateDirectory(read(name).name), {"settle": True}, _REQUEST_SECONDS)
     return read(name)
 
 
 def down(name: str, *, forget: bool = False) -> bool:
-    """Take the lab away with all that is in it, running or crashed. False: there was nothing. Raises LabError. Of a lab that
-    is kept the kept things stay, unless they are to be forgotten.
+    """Remove a lab, running or crashed; return False if there was none. Raises LabError.
 
-    A process belongs to the lab when it is recorded as the lab's own, or when it lives in one of its namespaces.
+    Kept objects stay unless `forget`. A process belongs to the lab if it is recorded as such, or lives in one of its namespaces.
     """
     _check_root()
     directory = StateDirectory(name)
     state = directory.read()
     if state is not None:
         if state.kept and not forget and is_running(state):
-            # It may have something left to write.
+            # It may have pending writes.
             with contextlib.suppress(LabError):
                 send_command(directory, {"close": True}, _CLOSE_SECONDS)
         processes.kill(_recorded_processes(state))
@@ -294,12 +299,12 @@ def down(name: str, *, forget: bool = False) -> bool:
 
 
 def _recorded_processes(state: LabState) -> list[ProcessIdentity]:
-    """The processes that are nowhere but in the state."""
+    """Return the processes that live in no namespace of the lab."""
     return [each for each in (state.controller, state.forks) if each is not None]
 
 
 def _wait_for_lock(directory: StateDirectory) -> int | None:
-    """Own the lab; None when it has no directory. The process may have been forked but not recorded yet."""
+    """Lock the lab; None if it has no directory. Its process may have been forked but not recorded yet."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while directory.path.is_dir():
         lock = directory.lock()
@@ -315,9 +320,9 @@ def _wait_for_lock(directory: StateDirectory) -> int | None:
 
 
 def _remove(directory: StateDirectory, *, forget: bool = False) -> None:
-    """Processes, namespaces, files. The caller owns the lab, so nothing new comes."""
+    """Remove processes, namespaces, and files. The caller holds the lock, so no new ones appear."""
     while True:
-        # The names are read again each time: a namespace may have been made just before its maker was killed.
+        # List again each time: a process may have created a namespace just before it was killed.
         namespaces = [name for name in netns.names() if topology.owns(directory.name, name)]
         inside = processes.inside(namespaces)
         if not inside:
@@ -340,20 +345,20 @@ def _remove(directory: StateDirectory, *, forget: bool = False) -> None:
 
 
 def _acquire_name(directory: StateDirectory) -> tuple[int, bool]:
-    """Own the name: the lock, and whether remains of a crashed lab had to go. Raises LabError when it is taken."""
+    """Lock the name; return the lock, and True if remains of a crashed lab were removed. Raises LabError if it is in use."""
     cleared = any(topology.owns(directory.name, name) for name in netns.names())
     try:
         LABS.mkdir(mode=0o755, parents=True, exist_ok=True)
         directory.path.mkdir(mode=0o700, exist_ok=True)
         lock = directory.lock()
     except FileNotFoundError:
-        # A `down` at this very moment took the directory away again.
+        # A concurrent `down` removed the directory.
         return _acquire_name(directory)
     except OSError as error:
         raise LabError(f"cannot use {directory.path}: {error.strerror}") from None
     if lock is None:
         raise LabError(
-            f"a lab {directory.name!r} is there already; `narthex lab down --name {directory.name}` takes it away, "
+            f"a lab {directory.name!r} already exists; `narthex lab down --name {directory.name}` removes it, "
             f"or choose another --name"
         )
     if any(directory.path.iterdir()) or cleared:
@@ -364,7 +369,7 @@ def _acquire_name(directory: StateDirectory) -> tuple[int, bool]:
 
 
 def _make_directories(directory: StateDirectory, *, keep: bool) -> Path:
-    """Where manifests go when none are given."""
+    """Create the lab's directories and return the default one for manifests."""
     for path in (directory.logs, directory.input):
         path.mkdir(mode=0o700)
     directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -389,10 +394,10 @@ def _check_machine(mode: str) -> None:
 
 def _check_root() -> None:
     if os.geteuid() != 0:
-        raise LabError("a lab is made of network namespaces, and only root may make those; run it with sudo")
+        raise LabError("a lab needs network namespaces, which only root can create; run it with sudo")
 
 
 def to_builtins(state: LabState) -> dict[str, object]:
-    """The state as plain values, for JSON."""
+    """Return the state as plain values for JSON."""
     plain: dict[str, object] = msgspec.to_builtins(state)
     return plain

@@ -1,6 +1,6 @@
-"""Addresses for a lab's load balancers: the decisions of `narthex lb controller`, in the lab's own turns.
+"""Allocation of load balancer addresses, with the decisions of `narthex lb controller`.
 
-Loaded by labs that have a pool, since the others have no use for it.
+Only labs with a pool import this module.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ _NAMESPACE = "metallb-system"
 
 
 class AddressAllocation(NamedTuple):
-    """What comes of the pools."""
+    """The result of an allocation."""
 
     changed: dict[NamespacedName, Service]
-    """Services that are to have other addresses than they have."""
+    """Services whose addresses change, with their new values."""
     networks: tuple[str, ...]
-    """Where the addresses are that nodes answer for, in order."""
+    """Networks of the addresses that nodes answer for, sorted."""
     problems: tuple[Problem, ...]
 
 
 def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddressPool, ...]:
-    """Pools of ranges that a person has typed. The first of each IP family make one pool, so that a Service can have both,
-    the second ones another, and so on. Raises ValueError with the reason when one cannot be used."""
+    """Return pools for ranges from the command line. Raises ValueError with the reason if a range is unusable.
+
+    The first range of each IP family form one pool, so that a Service can have both families, the second ones another, etc.
+    """
     read = [read_range(text) for text in ranges]
     four, six = ([each.text for each in read if each.family is family] for family in (IPFamily.IPV4, IPFamily.IPV6))
     made = tuple(
@@ -56,7 +58,7 @@ def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddress
             name=f"lab-{number}",
             namespace=_NAMESPACE,
             addresses=tuple(filter(None, both)),
-            # Nobody who reads on would take the first address of 192.168.15.0/28 for one of a host.
+            # The first address of 192.168.15.0/28 would look like a network address.
             avoid_buggy=True,
         )
         for number, both in enumerate(zip_longest(four, six), 1)
@@ -67,7 +69,7 @@ def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddress
 
 
 def allocate_addresses(snapshot: Snapshot, nodes: Sequence[LabNode]) -> AddressAllocation:
-    """Give addresses to the cluster's Services, which keep what they have."""
+    """Allocate addresses for the cluster's Services, which keep those that they have."""
     pools = _settled(snapshot.address_pools.values(), nodes, _own_ranges(snapshot))
     services = snapshot.services
     decisions = allocate(
@@ -84,7 +86,7 @@ def allocate_addresses(snapshot: Snapshot, nodes: Sequence[LabNode]) -> AddressA
 
 
 def patches(service: Service) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path and merge patch of what has to be written of a Service that `allocate_addresses` has changed."""
+    """Yield path and merge patch of each write that a changed Service needs."""
     version = ""
     yield service_path(service), _unversioned(pool_patch(pool_of(service), version))
     addresses = tuple(entry.ip for entry in service.ingress)
@@ -92,13 +94,13 @@ def patches(service: Service) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _unversioned(patch: dict[str, Any]) -> dict[str, Any]:
-    """Nobody writes in between: the lock is held."""
+    """Remove the resourceVersion: the caller holds the lock, so no other write intervenes."""
     meta = {name: value for name, value in patch.get("metadata", {}).items() if name != "resourceVersion"}
     return {**patch, "metadata": meta}
 
 
 def answered_addresses(services: Iterable[Service]) -> frozenset[str]:
-    """All addresses that a node may have to answer for."""
+    """Return all addresses that a node may answer for."""
     return frozenset(address for service in services for address in announced_addresses(service))
 
 
@@ -124,7 +126,7 @@ def _decided(service: Service, decision: AllocationDecision) -> Service:
 
 
 def _with(service: Service, ingress: tuple[LoadBalancerIngress, ...], pool: str) -> Service:
-    """With this status, and the annotation that a controller writes beside it."""
+    """Return the Service with this status and the annotation that a controller writes."""
     name = PREFIX + ALLOCATED_FROM
     others = [each for each in service.annotations if each[0] != name]
     annotations = tuple(sorted([*others, (name, pool)] if pool else others))
@@ -144,7 +146,7 @@ def _said(service: Service, decision: AllocationDecision) -> Iterator[Problem]:
 
 
 def _networks(pools: Pools, given: Iterable[str]) -> list[str]:
-    """All that must be on the nodes' link: the pools, and what was given from one that is refused by now."""
+    """Return the networks to route to the nodes' link: all pools, and addresses from pools that are rejected by now."""
     found = {cidr for pool in pools.accepted for each in pool.ranges for cidr in _cidrs(each)}
     found |= {host_network(ip) for ip in given if pools.of(ip) is None}
     return sorted(found)

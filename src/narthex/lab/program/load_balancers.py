@@ -1,4 +1,4 @@
-"""A lab's load balancers get their addresses, after the network leads to them."""
+"""Load balancers of a lab: routes to their networks, then their addresses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from narthex.model.store import Snapshot
 MERGE = "application/merge-patch+json"
 
 Send = Callable[[str, str, dict[str, Any], str], object]
-"""Method, path, body and content type of a request to the API."""
+"""Sends a request to the API: method, path, body, content type."""
 
 
 class LoadBalancerAddresses:
-    """What the network has of them. Used by one thread at a time."""
+    """Keeps routes and Services in line with the address pools. Used by one thread at a time."""
 
     def __init__(self, lab: str, nodes: Sequence[LabNode], send: Send) -> None:
         self._lab = lab
@@ -27,17 +27,20 @@ class LoadBalancerAddresses:
         self._send = send
         self._networks: tuple[str, ...] = ()
         self.problems: tuple[Problem, ...] = ()
-        """Pools and Services that cannot have what they ask for."""
+        """Rejected pools and Services."""
 
     def reconcile(self, snapshot: Snapshot, *, balancing: bool) -> None:
-        """Decide anew. `balancing`: the nodes answer for addresses. Raises what the machine says of its network."""
+        """Allocate addresses and configure their networks.
+
+        `balancing` is True if the nodes run announcers. Raises errors of the network's configuration.
+        """
         if not snapshot.address_pools:
             self.problems = ()
             return
         if not balancing:
             self.problems = tuple(map(_not_announced, snapshot.address_pools.values()))
             return
-        # Loaded by labs that have a pool, since the others have no use for it.
+        # Imported only by labs with a pool.
         from narthex.lab.program import load_balancer_addresses as balancers
 
         allocation = balancers.allocate_addresses(snapshot, self._nodes)
@@ -53,5 +56,5 @@ class LoadBalancerAddresses:
 
 
 def _not_announced(pool: IPAddressPool) -> Problem:
-    message = "came when the nodes ran without announcers, so nothing is given from it: take the lab down and bring it up again"
+    message = "was added while the nodes run without announcers, so it is not used: restart the lab with it"
     return Problem(origin=pool.origin, object=f"IPAddressPool {pool.key}", message=message, severity="warning")

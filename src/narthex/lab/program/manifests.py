@@ -1,7 +1,7 @@
-"""The user's manifests, applied to the API as `kubectl apply --server-side` does, and followed.
+"""Server-side apply of the user's manifests, which are watched for changes.
 
-What a file no longer holds is deleted. What is refused is told with file and line, and tried again at each turn; the rest
-goes on.
+Objects that disappear from the files are deleted. Errors are reported with file and line and retried; the other objects
+are applied regardless.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from narthex.model.problem import Problem
 from narthex.model.store import Delete, Synced, Upsert
 
 MANAGER = "manifests"
-"""The field manager that the user's files are."""
+"""Field manager of objects from manifests."""
 
 _APPLY_FIRST = ("Namespace", "CustomResourceDefinition", "ConfigMap", "Secret")
-"""What others need comes before them."""
+"""Kinds that other objects depend on."""
 _SERVER_FIELDS = (
     "creationTimestamp",
     "deletionGracePeriodSeconds",
@@ -41,11 +41,11 @@ _SERVER_FIELDS = (
     "selfLink",
     "uid",
 )
-"""Metadata that only a server writes; files that came out of a cluster have them."""
+"""Metadata that only a server writes; exported manifests contain them."""
 
 
 class ManifestObject(Object, frozen=True, kw_only=True):
-    """An object of any kind, as a file has it."""
+    """An object of any kind as a manifest defines it."""
 
     kind: str
     api_version: str
@@ -53,14 +53,14 @@ class ManifestObject(Object, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """Kind and key, for messages."""
         return f"{self.kind} {self.key}"
 
 
 def decode_document(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None) -> Decoded:
-    """One document of a file. What Narthex knows well is looked at here already, since the API knows no lines."""
+    """Decode one document. Kinds of the model are validated here, since the API's errors have no line numbers."""
     if not isinstance(raw, dict):
-        return _refused(origin, "", "is no Kubernetes object: apiVersion, kind, metadata, ...")
+        return _refused(origin, "", "is not a Kubernetes object: apiVersion, kind, metadata, ...")
     kind, version, meta = raw.get("kind"), raw.get("apiVersion"), raw.get("metadata")
     if not isinstance(kind, str) or not isinstance(version, str) or not kind or not version:
         return _refused(origin, "", "apiVersion and kind are required: a Kubernetes object has them, and metadata")
@@ -88,7 +88,7 @@ def _refused(origin: str, label: str, message: str) -> Decoded:
 
 
 class ManifestApplier:
-    """Keeps the API as the files are. Used by one thread."""
+    """Keeps the API's objects in line with the manifests. Used by one thread."""
 
     def __init__(
         self,
@@ -98,7 +98,15 @@ class ManifestApplier:
         nodes: tuple[str, ...],
         record_file: Path | None = None,
     ) -> None:
-        """`nodes`: names of the lab's. `kept`: the file that remembers what was applied."""
+        """Create an applier.
+
+        Args:
+            source: File or directory of manifests.
+            registry: The registry behind `api`.
+            api: The API that objects are applied to.
+            nodes: Names of the lab's nodes.
+            record_file: Remembers the applied objects for the next lab; None keeps nothing.
+        """
         self._record_file = record_file
         self._source = ManifestSource(source, decode_document)
         self._registry = registry
@@ -106,16 +114,16 @@ class ManifestApplier:
         self._nodes = nodes
         self._desired: dict[Identity, ManifestObject] = {}
         self._scanned = False
-        """The files were there once."""
+        """The files have been read at least once."""
         self._pending: set[Identity] = set()
         self._applied: dict[Identity, ManifestObject] = _load_applied(record_file)
         self._unconfirmed = set(self._applied)
-        """Applied by an earlier lab, and not seen among the files yet."""
+        """Applied by an earlier lab, and not found in the files yet."""
         self._object_problems: dict[Identity, Problem] = {}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All that is wrong with the files now."""
+        """All current errors of the manifests."""
         return (
             *self._source.problems,
             *(fault for _, fault in sorted(self._object_problems.items(), key=lambda each: each[1].origin)),
@@ -123,15 +131,15 @@ class ManifestApplier:
 
     @property
     def pending(self) -> bool:
-        """Something could not be done yet and is worth another try."""
+        """True if a failed object is worth another attempt."""
         return bool(self._pending)
 
     def desired(self, kind: str, key: NamespacedName) -> ManifestObject | None:
-        """What the files say of an object."""
+        """Return an object as the manifests define it."""
         return self._desired.get((kind, key)) or self._desired.get((kind, NamespacedName("", key.name)))
 
     def apply_changes(self) -> None:
-        """Take in what the files hold now."""
+        """Apply new and changed objects, delete removed ones, and retry failed ones."""
         removed: list[Identity] = []
         events = self._source.scan()
         self._scanned = self._scanned or any(isinstance(event, Synced) for event in events)
@@ -170,18 +178,18 @@ class ManifestApplier:
         return order, self._desired[identity].origin.rpartition(":")[0], identity
 
     def _apply(self, identity: Identity, item: ManifestObject) -> bool:
-        """Whether it is over, done or not."""
+        """Apply an object; return True if no further attempt is useful."""
         kind = self._kind(item)
         if kind is None:
-            self._report(identity, item, f"this lab knows no {item.kind} of {item.api_version}")
+            self._report(identity, item, f"this lab has no kind {item.kind} in {item.api_version}")
             return False
         if item.kind == "Node" and item.name not in self._nodes:
             first, last = self._nodes[0], self._nodes[-1]
-            message = f"is not one of this lab's nodes ({first} to {last}), so it is left out"
+            message = f"is not one of this lab's nodes ({first} to {last}), so it is ignored"
             self._report(identity, item, message, severity="warning")
             return True
         if item.kind in ("EndpointSlice", "Endpoints") and self._has_selector(item):
-            # Its slices are made by the cluster; files that came out of another one have those of that one.
+            # The cluster creates these slices; exported manifests contain those of another cluster.
             self._object_problems.pop(identity, None)
             return True
         self._ensure_namespace(kind, item)
@@ -199,13 +207,13 @@ class ManifestApplier:
         self, identity: Identity, item: ManifestObject, kind: ApiResource, response: ApiResponse
     ) -> bool:
         if item.kind == "Pod" and identity in self._applied and response.status == 422:
-            # Most of a pod cannot be changed: there is to be another one of this name, when this one has gone.
+            # Most fields of a pod are immutable: delete it, and create it again once it is gone.
             self._send("DELETE", self._path(kind, item), {})
             return False
         status = msgspec.json.decode(response.body)
         message = str(status.get("message") or f"is refused ({response.status})")
         self._report(identity, item, message)
-        # What cannot be understood is not understood better later; the file has to change.
+        # Invalid objects stay invalid until the file changes.
         return response.status in (400, 422)
 
     def _report(self, identity: Identity, item: ManifestObject, message: str, severity: str = "error") -> None:
@@ -251,7 +259,7 @@ class ManifestApplier:
         return response
 
     def _body(self, identity: Identity, item: ManifestObject) -> dict[str, Any]:
-        """What is applied: the file's object without what only servers write."""
+        """Return the object to apply, without fields that only servers write."""
         meta = {name: value for name, value in item.raw["metadata"].items() if name not in _SERVER_FIELDS}
         made = {**item.raw, "metadata": meta}
         made.pop("status", None)
@@ -268,8 +276,7 @@ class ManifestApplier:
         return made
 
     def _scaled_replicas(self, identity: Identity, item: ManifestObject) -> int | None:
-        """The number of replicas that somebody else has asked for, as long as the file does not ask for another one
-        itself."""
+        """Return the replicas that another client has set, unless the manifest itself has changed its number."""
         before = self._applied.get(identity)
         if before is None or _replicas(before.raw) is None or _replicas(before.raw) != _replicas(item.raw):
             return None
@@ -287,7 +294,7 @@ class ManifestApplier:
         return bool(held and (held.get("spec") or {}).get("selector"))
 
     def _ensure_namespace(self, kind: ApiResource, item: ManifestObject) -> None:
-        """Namespaces come with the first thing that is in them, so that a file can be tried alone."""
+        """Create the namespace of an object if needed, so that single files can be applied."""
         target_namespace = item.namespace
         if kind.namespaced and target_namespace:
             with self._registry.held() as registry:
@@ -296,7 +303,7 @@ class ManifestApplier:
 
 
 def _with_images(spec: Any) -> Any:
-    """A pod's spec in which each container has an image: a lab's file need not name one for the echo server."""
+    """Return a pod's spec in which each container has an image; the default is the echo server."""
     containers = spec.get("containers") if isinstance(spec, dict) else None
     if not isinstance(containers, list):
         return spec
@@ -317,7 +324,7 @@ def _replicas(raw: Mapping[str, Any]) -> int | None:
 
 
 def _statuses(item: ManifestObject) -> Iterator[dict[str, Any]]:
-    """What a file says of a load balancer's address is kept: no controller of the lab gave it."""
+    """Yield the load balancer status of a manifest, which is kept: no controller of the lab has assigned it."""
     load_balancer = (
         (item.raw.get("status") or {}).get("loadBalancer") if isinstance(item.raw.get("status"), dict) else None
     )

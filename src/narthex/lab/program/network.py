@@ -1,4 +1,4 @@
-"""The lab's network as the machine has it: namespaces, cables, and pods' places on it by the CNI plugins."""
+"""The lab's network on the machine: namespaces, veth pairs, and pods attached by CNI plugins."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from narthex.model.names import NamespacedName
 
 
 def wire(wiring: Wiring) -> None:
-    """Make one namespace as its wiring says."""
+    """Configure one namespace."""
     links.set_sysctls(wiring.namespace, wiring.sysctls)
     links.batch(wiring.namespace, wiring.commands)
 
 
 def make_network(lab: str, nodes: tuple[LabNode, ...], overlay: str) -> None:
-    """Fabric, nodes and `outside`, without pods."""
+    """Create the fabric, nodes, and `outside`, without pods."""
     fabric, outside = topology.wire_fabric(lab, nodes, overlay)
     own_sides = [outside, *(topology.wire_node(node, nodes, overlay) for node in nodes)]
     for wiring in (fabric, *own_sides):
         netns.create(wiring.namespace)
-    # Settings come first everywhere: a link takes the defaults of the moment it is made, also the one made from the
-    # other end.
+    # Set sysctls in all namespaces first: a link takes the defaults at its creation, which may happen from its peer.
     for wiring in own_sides:
         links.set_sysctls(wiring.namespace, wiring.sysctls)
     wire(fabric)
@@ -40,7 +39,7 @@ def make_network(lab: str, nodes: tuple[LabNode, ...], overlay: str) -> None:
 
 
 class PodNetwork:
-    """Puts pods on their nodes' networks. Pods of different nodes may come and go side by side."""
+    """Attaches pods to their nodes' networks. Pods of different nodes may be handled in parallel."""
 
     def __init__(self, directory: StateDirectory, nodes: tuple[LabNode, ...]) -> None:
         self._directory = directory
@@ -48,19 +47,19 @@ class PodNetwork:
         self._networks: dict[str, NetworkConfigList] = {}
 
     def install(self) -> None:
-        """Put each node's plugins in place. Raises OSError."""
+        """Install each node's CNI plugins. Raises OSError."""
         for name in self._nodes:
             paths = self._directory.node(name)
             install(paths.programs, None, socket=str(paths.socket), state=str(paths.records), subnet="")
 
     def namespace(self, pod: Mapping[str, Any]) -> str:
-        """The name of the network namespace where a pod's processes run; it need not be there yet."""
+        """Return the name of the network namespace of a pod, which may not exist yet."""
         if pod["spec"].get("hostNetwork"):
             return self._nodes[pod["spec"]["nodeName"]].namespace
         return topology.pod_namespace(self._directory.name, _key(pod))
 
     def add(self, pod: Mapping[str, Any]) -> tuple[str, ...]:
-        """Make the pod's namespace; its addresses. Raises OSError, LinkError or CniError; then nothing of it is left."""
+        """Create the pod's network and return its addresses. Raises OSError, LinkError, or CniError and leaves nothing behind."""
         node = self._nodes[pod["spec"]["nodeName"]]
         if pod["spec"].get("hostNetwork"):
             return node.addresses
@@ -74,7 +73,7 @@ class PodNetwork:
         return tuple(address.text(ip.network.address) for ip in made.ips)
 
     def remove(self, pod: Mapping[str, Any]) -> None:
-        """Take the pod off the network; it may be off it. Raises CniError; then its namespace is gone all the same."""
+        """Remove the pod's network if it exists. Raises CniError after the namespace is removed."""
         if pod["spec"].get("hostNetwork"):
             return
         try:
@@ -109,7 +108,7 @@ def _key(pod: Mapping[str, Any]) -> NamespacedName:
 
 
 def _host_ports(pod: Mapping[str, Any]) -> list[dict[str, object]]:
-    """The host ports that its containers ask for, as the capability has them."""
+    """Return the host ports of a pod in the form of the CNI capability `portMappings`."""
     return [
         {
             "hostPort": port["hostPort"],

@@ -1,4 +1,4 @@
-"""Questions to the processes of a lab: a proxy's health, a proxy's times, a request to the lab process."""
+"""Requests to node processes of a lab: health, sync times, announcer status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMES = re.compile(
 
 
 def get(namespace: str, port: int, path: str, timeout: float = 2.0) -> tuple[int, bytes]:
-    """HTTP status and body from the loopback address of a namespace. Raises OSError when nobody answers there."""
+    """Return HTTP status and body from a loopback port of a namespace. Raises OSError if nothing answers."""
     with netns.entered(namespace):
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     with sock:
@@ -36,7 +36,7 @@ def get(namespace: str, port: int, path: str, timeout: float = 2.0) -> tuple[int
 
 
 def healthy(namespace: str) -> bool:
-    """Whether the node's process says that the kernel holds what its proxy wants, and that all its parts do their work."""
+    """Return True if the proxy has synced and all parts of the node's process work."""
     try:
         status, body = get(namespace, HEALTH_PORT, "/healthz")
         parts = msgspec.json.decode(body)["parts"]
@@ -46,7 +46,7 @@ def healthy(namespace: str) -> bool:
 
 
 def synced_since(namespace: str, moment: float) -> bool:
-    """Whether the node's proxy has seen a change after this moment (seconds since 1970) and written all it has seen."""
+    """Return True if the proxy has seen a change after `moment` (seconds since 1970) and has written all changes it has seen."""
     try:
         _, body = get(namespace, METRICS_PORT, "/metrics")
     except OSError:
@@ -59,29 +59,29 @@ def synced_since(namespace: str, moment: float) -> bool:
 
 
 class AnnouncedAddress(msgspec.Struct, frozen=True):
-    """What a node's announcer says of one address."""
+    """One address in the status of a node's announcer."""
 
     address: str
     turn: str
-    """The node whose turn it is; empty when none can answer."""
+    """The elected node; empty if none can answer."""
     answers: bool
 
 
 class AnnouncerState(msgspec.Struct, frozen=True):
-    """What a node's announcer says, as much of it as matters here."""
+    """The status of a node's announcer."""
 
     listening: bool
-    """It decides nothing yet."""
+    """True until the announcer has learned enough to decide."""
     entries: tuple[AnnouncedAddress, ...] = msgspec.field(name="addresses")
 
     @property
     def addresses(self) -> dict[str, AnnouncedAddress]:
-        """By address."""
+        """The entries by address."""
         return {each.address: each for each in self.entries}
 
 
 def announcer_status(namespace: str) -> bytes:
-    """The status of the node's announcer, JSON (`docs/reference/announcer.md`); empty when none runs."""
+    """Return the JSON status of the node's announcer (`docs/reference/announcer.md`), empty if none runs."""
     try:
         status, body = get(namespace, METRICS_PORT, "/announcer")
     except OSError:
@@ -90,7 +90,7 @@ def announcer_status(namespace: str) -> bytes:
 
 
 def announcer_state(namespace: str) -> AnnouncerState | None:
-    """What the node's announcer says; None when none runs, or it has just begun."""
+    """Return the decoded status of the node's announcer, None if none runs or it is starting."""
     try:
         return msgspec.json.decode(announcer_status(namespace), type=AnnouncerState)
     except msgspec.DecodeError:

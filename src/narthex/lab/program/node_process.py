@@ -1,4 +1,4 @@
-"""A node's process: `narthex node`, forked from a process that has loaded all of it already."""
+"""A node's process: `narthex node`, forked from a process that has preloaded it."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _PRELOADED = (
     "concurrent.futures.thread",
     "encodings.idna",
 )
-"""What every node loads sooner or later."""
+"""Modules that every node loads."""
 
 
 class NodeStartRequest(msgspec.Struct, frozen=True):
-    """What a node's process is told."""
+    """Parameters of a node's process."""
 
     namespace: str
-    """Its network namespace."""
+    """Network namespace."""
     log: str
-    """The file for its log."""
+    """Path of the log file."""
     arguments: tuple[str, ...]
-    """Of `narthex node`."""
+    """Arguments of `narthex node`."""
 
 
 class _StartedMessage(msgspec.Struct, frozen=True):
@@ -66,14 +66,14 @@ class _StartedMessage(msgspec.Struct, frozen=True):
 
 
 def preload() -> None:
-    """Load what nodes need. Before the first one is forked."""
+    """Import what nodes need, before the first one is forked."""
     for module in _PRELOADED:
         importlib.import_module(module)
     importlib.import_module("narthex.kube.decoders").prepare_decoders()
 
 
 def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> None:
-    """Be `narthex node`: a job of `ForkServer`."""
+    """Run `narthex node` in a forked process (a job of `ForkServer`)."""
     del files
     request = msgspec.json.decode(message, type=NodeStartRequest)
     control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
@@ -83,21 +83,21 @@ def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> No
         os.dup2(handle, number)
     inside.join_network(request.namespace)
     os.chdir("/")
-    # A node that takes over another configuration starts itself anew by these.
+    # A node restarts itself with these arguments when its configuration changes.
     sys.argv = ["narthex", "node", *request.arguments]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]
     os.environ.update(with_package(os.environ))
-    # What was loaded before belongs to all of them; a process of its own looks after what it makes itself.
+    # Preloaded objects were frozen to be shared; this process collects its own garbage again.
     gc.unfreeze()
-    # As `python -m narthex` does: it is a program of its own, which this one does not know.
+    # Run as `python -m narthex`, since this module must not depend on the CLI.
     runpy.run_module("narthex", run_name="__main__")
 
 
 class NodeProcess:
-    """One of them, seen from the lab's process."""
+    """A node's process, seen from the lab's process."""
 
     def __init__(self, forks: ForkServer, message: NodeStartRequest) -> None:
-        """Start it. Raises OSError."""
+        """Start the process. Raises OSError."""
         self._control = forks.start(NODE, msgspec.json.encode(message))
         self._lock = threading.Lock()
         self._status: int | None = None
@@ -108,11 +108,11 @@ class NodeProcess:
         try:
             self.identity = identify(msgspec.json.decode(line, type=_StartedMessage).pid)
         except msgspec.DecodeError:
-            # It has ended before it could say anything.
+            # The process ended before it sent the message.
             self._status = _status(line)
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while it runs."""
         with self._lock:
             if self._status is None:
                 try:
@@ -125,11 +125,11 @@ class NodeProcess:
             return self._status
 
     def kill(self) -> None:
-        """End it at once, as a crash would; returns when it has ended."""
+        """Kill the process and wait for its end."""
         if self.identity is not None:
             processes.kill([self.identity])
 
 
 def _status(line: bytes) -> int:
-    """How it ended. Nothing is said when whoever forked it has ended with it."""
+    """Return the exit status. The line is empty if the fork server has ended, too."""
     return os.waitstatus_to_exitcode(msgspec.json.decode(line, type=ProcessExit).ended) if line else -9

@@ -1,4 +1,4 @@
-"""The processes of a lab's nodes: `narthex node` on each, as on a real one, with a configuration of its own."""
+"""The node processes of a lab: `narthex node` on each node, with a configuration of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SYNC_PERIOD = "100ms"
 
 
 class NodeProcesses:
-    """Starts them and waits for them. Used by one thread."""
+    """Starts the node processes and waits for them. Used by one thread."""
 
     def __init__(
         self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: ForkServer
@@ -44,10 +44,10 @@ class NodeProcesses:
         self._start_requests: dict[str, NodeStartRequest] = {}
         self._processes: dict[str, NodeProcess] = {}
         self._crashed: set[str] = set()
-        """Names of those that a signal has ended while all were waited for."""
+        """Names of nodes that have crashed once during the start."""
 
     def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
-        """Start all of them. `announce`: they answer for load balancers' addresses. Raises OSError."""
+        """Start all nodes. With `announce` they answer for load balancer addresses. Raises OSError."""
         records = []
         if announce:
             self._make_key()
@@ -70,7 +70,7 @@ class NodeProcesses:
 
     @property
     def records(self) -> tuple[NodeRecord, ...]:
-        """Of the present processes."""
+        """Records of the current processes."""
         started = ((name, process.identity) for name, process in self._processes.items())
         return tuple(NodeRecord(node=name, process=identity) for name, identity in started if identity is not None)
 
@@ -79,7 +79,7 @@ class NodeProcesses:
         return [NodeRecord(node=name, process=process.identity)] if process.identity is not None else []
 
     def restart(self, name: str) -> list[NodeRecord]:
-        """End a node's process at once, and start another, as a supervisor would; the record of that. Raises OSError."""
+        """Kill a node's process and start a new one; return its record. Raises OSError."""
         self.kill(name)
         return self._start(name)
 
@@ -89,11 +89,11 @@ class NodeProcesses:
             key.write(f"{os.urandom(32).hex()}\n")
 
     def kill(self, name: str) -> None:
-        """End a node's process at once, as a crash would."""
+        """Kill a node's process."""
         self._processes[name].kill()
 
     def pids(self) -> dict[str, int]:
-        """Numbers of those that run."""
+        """Return the PIDs of running nodes."""
         return {
             name: process.identity.pid
             for name, process in self._processes.items()
@@ -101,25 +101,26 @@ class NodeProcesses:
         }
 
     def await_agents(self) -> None:
-        """Return when plugins can be run. They would work without their agents: 12 pods of 3 nodes then take a tenth more of
-        a processor's time until all is there, 100 pods of 10 nodes a sixth. Raises LabError."""
+        """Wait for the CNI agents of all nodes. Raises LabError.
+
+        Plugins work without agents, but use more CPU: a tenth for 12 pods on 3 nodes, a sixth for 100 pods on 10 nodes.
+        """
         self._await(lambda node: self._directory.node(node.name).socket.exists(), _FIRST_SECONDS, "has no CNI agent")
 
     def await_overlay(self) -> None:
-        """Return when the overlay has told each node's plugins which addresses are theirs. Raises LabError."""
+        """Wait until the overlay has written the subnet file of each node. Raises LabError."""
         self._await(lambda node: self._directory.node(node.name).subnet_file.exists(), _FIRST_SECONDS, "has no overlay")
 
     def await_first_sync(self) -> None:
-        """Return when all say that they are well. Raises LabError."""
+        """Wait until all nodes are healthy. Raises LabError."""
         self._await(lambda node: healthy(node.namespace), _FIRST_SECONDS, "is not ready")
 
     def synced(self, moment: float) -> bool:
-        """Whether all that run have written what has changed at this moment (seconds since 1970)."""
+        """Return True if all running proxies have written the changes up to `moment` (seconds since 1970)."""
         return all(synced_since(node.namespace, moment) for node in self._running)
 
     def await_answers(self, addresses: frozenset[str]) -> None:
-        """Return when all that run know of these addresses, and one answers for each that any node can answer for. Raises
-        LabError."""
+        """Wait until all running announcers know the addresses, and a node answers for each that has an elected node. Raises LabError."""
 
         def settled(_: LabNode) -> bool:
             states = [announcer_state(node.namespace) for node in self._running]
@@ -129,7 +130,7 @@ class NodeProcesses:
             turns = {ip for entry in entries for ip, each in entry.items() if each.turn and ip in addresses}
             return all(any(entry[ip].answers for entry in entries) for ip in turns)
 
-        self._await(settled, _ANSWER_SECONDS, "sees nobody answer for a load balancer's address", self._running[:1])
+        self._await(settled, _ANSWER_SECONDS, "sees no node answer for a load balancer address", self._running[:1])
 
     @property
     def _running(self) -> list[LabNode]:
@@ -154,12 +155,11 @@ class NodeProcesses:
             if time.monotonic() > deadline:
                 name = waiting[0].name
                 raise LabError(f"{name} {failure} after {timeout:.0f} s:\n{self._log_tail(name)}")
-            # To ask takes the nodes' time, of which they have little now.
+            # Polling costs CPU time, which the starting nodes need.
             time.sleep(_POLL_SECONDS * (1 + len(waiting)))
 
     def _restart_crashed(self, name: str, status: int) -> bool:
-        """Start another process in the place of one that has crashed, as a DaemonSet does; once. What the first one said stays in
-        its log. False when it was no crash, or not the first."""
+        """Restart a crashed process once, as a DaemonSet would; False if it did not crash or crashed before."""
         if status >= 0 or name in self._crashed:
             return False
         self._crashed.add(name)
@@ -170,7 +170,7 @@ class NodeProcesses:
 
     def _log_tail(self, node: str) -> str:
         log = (self._directory.logs / f"{node}.log").read_text(errors="replace")
-        return "\n".join(log.splitlines()[-10:]) or "(it said nothing)"
+        return "\n".join(log.splitlines()[-10:]) or "(its log is empty)"
 
     def _network(self, node: LabNode) -> dict[str, Any]:
         paths = self._directory.node(node.name)
@@ -186,10 +186,10 @@ class NodeProcesses:
             "mode": self._mode,
             "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
             "detectLocalMode": "ClusterCIDR",
-            # Where pods come by the dozen the rules need not follow each of them.
+            # Batch syncs when many pods start together.
             **{mode: {"minSyncPeriod": _SYNC_PERIOD} for mode in ("iptables", "ipvs", "nftables")},
             "clientConnection": {"kubeconfig": str(self._directory.node_kubeconfig)},
-            # The table's size is the machine's alone, and no namespace may change it.
+            # The size of the conntrack table cannot be set in a namespace.
             "conntrack": {"maxPerCore": 0},
             "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
             "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
@@ -214,7 +214,7 @@ class NodeProcesses:
         }
         if announce:
             own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
-            # In mode ipvs every node has the addresses itself, and only one may say so.
+            # In mode ipvs all nodes have the addresses, but only the announcer may answer ARP.
             proxy["ipvs"] = {"minSyncPeriod": _SYNC_PERIOD, "strictARP": True}
         return [proxy, own]
 

@@ -1,4 +1,4 @@
-"""A lab that is kept: what its API held, and which manifests were applied, for the next lab of its name."""
+"""Persistence of a lab started with `--keep`: the API's objects and the applied manifests."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from narthex.lab.server.keeping import ObjectDatabase, UnreadableDatabase
 
 
 class LabPersistence:
-    """The files of one lab."""
+    """The kept files of one lab."""
 
     def __init__(self, directory: StateDirectory) -> None:
-        """Raises LabError when they cannot be read."""
-        self._hint = f"`narthex lab down --forget --name {directory.name}` begins anew"
+        """Open the files. Raises LabError if they cannot be read."""
+        self._hint = f"`narthex lab down --forget --name {directory.name}` removes them"
         self.applied: Path = directory.applied
         try:
             self._keeper = ObjectDatabase(directory.objects)
         except (UnreadableDatabase, OSError) as error:
-            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._hint}") from error
+            raise LabError(f"the kept objects of this lab are unusable: {error}; {self._hint}") from error
 
     def load(self, store: ObjectStore) -> None:
-        """Put what was kept into an empty store. Raises LabError."""
+        """Load the kept objects into an empty store. Raises LabError."""
         try:
             self._keeper.load(store)
         except UnreadableDatabase as error:
-            raise LabError(f"what was kept of this lab cannot be used: {error}; {self._hint}") from error
+            raise LabError(f"the kept objects of this lab are unusable: {error}; {self._hint}") from error
 
     def reset_objects(self, registry: Registry, nodes: Collection[str]) -> None:
-        """Nothing of it runs any more: nodes that this lab does not have are gone, pods that were going are gone, and the
-        others are to be started once more."""
+        """Adapt the loaded objects to a new start: delete missing nodes and terminating pods, and reset the others to Pending."""
         for kind, namespace in (("Node", ""), ("Lease", LEASES)):
             for each in registry.list(kind, namespace):
                 if each["metadata"]["name"] not in nodes:
@@ -51,11 +50,11 @@ class LabPersistence:
             registry.update("Pod", {**pod, "status": pending}, subresource="status")
 
     def follow(self, shared: SharedRegistry) -> None:
-        """Keep what is changed from now on."""
+        """Write all changes from now on."""
         with shared.held() as registry:
             self._keeper.follow(registry, shared.lock)
         shared.listen(self._keeper.wake)
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write pending changes."""
         self._keeper.close()

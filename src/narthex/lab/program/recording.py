@@ -1,4 +1,4 @@
-"""Writes a lab's history into a file while it happens. Whoever calls holds the lock of the objects."""
+"""Recording of a lab's history into a file, and its replay."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from narthex.lab.replay import Replay, ReplayMismatch
 
 
 class HistoryRecorder:
-    """One history."""
+    """Writes one history. Callers hold the registry's lock."""
 
     def __init__(self, path: Path, lab: str, store: ObjectStore, now: datetime) -> None:
-        """Begins the file, which must not be there yet. Raises OSError."""
-        # Objects may hold what is nobody else's business.
+        """Create the file, which must not exist, and write the initial objects. Raises OSError."""
+        # Objects may contain confidential data.
         path.touch(mode=0o600, exist_ok=False)
         self.path = path
         self._file = path.open("ab")
@@ -44,31 +44,31 @@ class HistoryRecorder:
         self._file.flush()
 
     def record_controllers(self, moment: datetime, after: int, now: datetime) -> None:
-        """The controllers had their turn with the objects of version `after`, and were told `moment`."""
+        """Record a run of the controllers at time `moment` with the objects of version `after`."""
         self.record_changes(now)
         self._write(ControllersRan(turn=moment, after=after, upto=self._version))
         self._file.flush()
 
     def record_fault(self, fault: InjectedFault, now: datetime) -> None:
-        """A fault began."""
+        """Record the start of a fault."""
         self.record_changes(now)
         self._write(FaultStarted(fault=fault, at=now))
         self._file.flush()
 
     def record_fault_end(self, number: int, now: datetime) -> None:
-        """A fault ended."""
+        """Record the end of a fault."""
         self.record_changes(now)
         self._write(FaultEnded(ended=number, at=now))
         self._file.flush()
 
     def record_changes(self, now: datetime) -> None:
-        """Write what has changed since the last time."""
+        """Record the changes of objects since the last call."""
         for change in self._store.changes(self._version):
             self._write(change_entry(change, now))
         self._version = self._store.version
 
     def close(self, now: datetime) -> None:
-        """End the file."""
+        """Record pending changes and close the file."""
         self.record_changes(now)
         self._file.close()
 
@@ -77,25 +77,30 @@ class HistoryRecorder:
 
 
 class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A history that was gone through."""
+    """The result of a complete replay."""
 
     lab: str
     begin: datetime
     end: datetime
     written: int
-    """Changes that people and nodes had made."""
+    """Changes by users and nodes."""
     decided: int
-    """Changes that the controllers decided again, each as then."""
+    """Changes by controllers, all repeated identically."""
     turns: int
     objects: list[dict[str, Any]]
-    """At the end, by kind, namespace and name."""
+    """Final objects, by kind, namespace, and name."""
 
 
 def replay(
     path: Path, speed: float | None = None, on_step: Callable[[datetime, Replay], object] | None = None
 ) -> ReplaySummary:
-    """Go through the history in a file. `speed`: 2 takes half the time that it took then; None waits for nothing. `seen` is
-    told after each step. Raises LabError when it is no history, and when the controllers decide otherwise."""
+    """Replay the history in a file. Raises LabError if it is malformed or a controller decides differently.
+
+    Args:
+        path: The recorded file.
+        speed: Factor of the original pace; None does not wait.
+        on_step: Called after each step with its time and the replay.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
@@ -112,9 +117,9 @@ def replay(
                 if on_step is not None:
                     on_step(last, replay_)
     except InvalidHistory as error:
-        raise LabError(f"{path} is no history of a lab: {error}") from None
+        raise LabError(f"{path} is not a history of a lab: {error}") from None
     except ReplayMismatch as error:
-        raise LabError(f"{path}: the controllers of this version decide otherwise: {error}") from None
+        raise LabError(f"{path}: the controllers of this version decide differently: {error}") from None
     return ReplaySummary(
         lab=replay_.begin.lab,
         begin=begin,

@@ -1,4 +1,4 @@
-"""The cluster's objects, the one lock around them, and those who want to know when they have changed."""
+"""The API's objects for several threads: one lock, change notifications, and a Snapshot in the model's types."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _RULES = {
     "EndpointSlice": ("endpoints", "ports", "addressType"),
     "ServiceCIDR": ("spec",),
 }
-"""What of which objects the nodes make rules of."""
+"""Fields that proxies compile into rules, by kind."""
 _HEADLESS = "service.kubernetes.io/headless"
 
 
 class SharedRegistry:
-    """A Registry for several threads."""
+    """A Registry with its lock and listeners."""
 
     def __init__(self, registry: Registry) -> None:
         self.lock = threading.RLock()
@@ -33,16 +33,15 @@ class SharedRegistry:
         self._checked_version = registry.version
         self._checked_at = time.time()
         self.rules_changed_at = 0.0
-        """No later than when something last changed that the nodes make rules of, in seconds since 1970; 0.0: never."""
+        """Lower bound of the time of the last change that affects rules, in seconds since 1970; 0.0: never."""
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this whenever something has changed. It must be quick, and safe in any thread; it may be called while the
-        lock is held."""
+        """Call `listener` after each change. It must be fast and safe in any thread, also while the lock is held."""
         self._listeners.append(listener)
 
     @contextmanager
     def held(self) -> Iterator[Registry]:
-        """The registry, for as long as the lock is held; who listens is told afterwards, if something has changed."""
+        """Hold the lock and yield the registry; notify listeners afterwards if it has changed."""
         with self.lock:
             before = self._registry.version
             try:
@@ -55,7 +54,7 @@ class SharedRegistry:
             self._notify_listeners()
 
     def notify(self) -> None:
-        """Something has changed, by somebody who has held the lock without `held`."""
+        """Notify listeners of a change made by a caller that held the lock without `held`."""
         with self.lock:
             self._check_rules()
         self._notify_listeners()
@@ -65,7 +64,7 @@ class SharedRegistry:
             listener()
 
     def _check_rules(self) -> None:
-        """See whether the nodes are to be concerned. What has changed has done so since the last look."""
+        """Update `rules_changed_at` if a change since the last check affects rules."""
         now = time.time()
         try:
             affected = any(map(_affects_rules, self._registry.changes_since(self._checked_version)))
@@ -94,7 +93,7 @@ def _part(obj: dict[str, Any], field: str) -> Any:
 
 
 _CUSTOM_KINDS = {"IPAddressPool.metallb.io": "IPAddressPool", "L2Advertisement.metallb.io": "L2Advertisement"}
-"""Custom kinds, as the registry calls them."""
+"""Custom kinds, as the registry names them."""
 _REGISTERED = {**{kind: kind for kind in KINDS if kind not in _CUSTOM_KINDS.values()}, **_CUSTOM_KINDS}
 
 
@@ -108,14 +107,17 @@ class _Registry(Protocol):
 
 
 class RegistrySnapshot:
-    """Used by one thread at a time."""
+    """A Snapshot that follows the registry. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._store = Store()
         self._version = -1
 
     def sync(self, registry: _Registry) -> Snapshot:
-        """All there is now. The caller holds the registry's lock. An object that cannot be read is left out."""
+        """Apply the changes since the last call and return the Snapshot. The caller holds the registry's lock.
+
+        Objects that cannot be decoded are left out.
+        """
         try:
             if self._version < 0:
                 raise StatusError(410, "Expired", "nothing is known yet")

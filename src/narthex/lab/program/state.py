@@ -1,25 +1,25 @@
-"""A lab's directory below /run: what the lab process writes and everybody else reads.
+"""A lab's files, written by its process and read by all commands.
 
-    /run/narthex/lab/NAME/state.json             the whole state, replaced at once
-                         /kubeconfig              of its API, for people: by loopback
-                         /nodes.kubeconfig        the same, for the nodes: by the network between them
-                         /api/                    the API server's certificate and key, the token
-                         /pods/UID/               files and logs of a pod (`pod_files.py`)
-                         /account/NAMESPACE/      what pods need to call the API
-                         /net-conf.json           the overlay's configuration, where there is one
-                         /Corefile                what the nodes' DNS answers
-                         /announcer.key           the key of the nodes' announcers, where there is a pool
-                         /control.sock            requests to the lab process
+    /run/narthex/lab/NAME/state.json             the state, replaced atomically
+                         /kubeconfig              for the API on loopback
+                         /nodes.kubeconfig        for the API on the lab's network
+                         /api/                    the API server's certificate, key, and token
+                         /pods/UID/               files and logs of a pod (`volumes.py`)
+                         /account/NAMESPACE/      service account files of pods
+                         /net-conf.json           configuration of the overlay, if there is one
+                         /Corefile                configuration of the nodes' DNS
+                         /announcer.key           key of the nodes' announcers, if there is a pool
+                         /control.sock            commands to the lab's process
                          /log/                    one file for each process
-                         /input/                  manifests, when none were given
-                         /NODE/                   what a node has of its own: see NodePlaces
-    /var/lib/narthex/lab/NAME/NODE/               the node's CNI plugins: programs do not run from /run everywhere
-    /var/lib/narthex/lab/NAME/kept/objects.db     what the API held, of a lab that is kept; `lab down` leaves it
-                             /kept/applied.json   which manifests had been applied
-                             /kept/input/         manifests, when none were given
+                         /input/                  the default directory for manifests
+                         /NODE/                   a node's own files: see NodePaths
+    /var/lib/narthex/lab/NAME/NODE/               the node's CNI plugins: /run may be mounted noexec
+    /var/lib/narthex/lab/NAME/kept/objects.db     the API's objects of a lab with --keep; `lab down` leaves it
+                             /kept/applied.json   applied manifests
+                             /kept/input/         the default directory for manifests
 
-Whoever holds the lock on the directory owns the lab. The kernel lets the lock go with its last holder, so a lab
-without one has crashed.
+The holder of the lock on the directory owns the lab. The kernel releases the lock with its last holder, so a lab without
+a lock has crashed.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ KEPT = "kept"
 
 
 class LabError(RuntimeError):
-    """What a lab command cannot do; the message says what to do about it."""
+    """An operation on a lab that fails; the message says what to do."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The process of one node: `narthex node`."""
+    """A node's process, `narthex node`."""
 
     node: str
     process: ProcessIdentity
 
 
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod."""
+    """A pod."""
 
     namespace: str
     name: str
     node: str = ""
-    """Empty while no node takes it."""
+    """Empty if the pod is not scheduled."""
     network_namespace: str = ""
     addresses: tuple[str, ...] = ()
     ready: bool = False
     terminating: bool = False
     uid: str = ""
-    """Of the Pod; its files are in a directory of this name."""
+    """Also the name of the directory with its files."""
     hostname: str = ""
-    """Empty: it has its node's."""
+    """Empty if it shares the node's."""
     containers: dict[str, int] = {}
-    """Those that run, by name: the process number of the container's program, 0 for the echo server."""
+    """Names and PIDs of running containers; 0 for the echo server."""
     problem: str = ""
 
 
 class FrontendRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One address that a Service answers on."""
+    """An address on which a Service is reachable."""
 
     kind: str
     address: str
@@ -83,20 +83,20 @@ class FrontendRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One Service."""
+    """A Service."""
 
     namespace: str
     name: str
     type: str
     frontends: tuple[FrontendRecord, ...] = ()
     endpoints: int = 0
-    """How many are ready; one that has addresses of both families counts once."""
+    """Number of ready endpoints; dual-stack endpoints count once."""
     pods: tuple[str, ...] = ()
-    """Names of the pods behind it."""
+    """Names of the pods of ready endpoints."""
 
 
 class ScaleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One `lab scale` in force."""
+    """A Deployment whose replicas differ from its manifest."""
 
     namespace: str
     name: str
@@ -104,7 +104,7 @@ class ScaleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabState(msgspec.Struct, frozen=True, kw_only=True):
-    """All about one lab."""
+    """The state of a lab, as in its state file."""
 
     name: str
     mode: str
@@ -115,44 +115,44 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     since: str
     controller: ProcessIdentity
     forks: ProcessIdentity | None = None
-    """The process that forks the nodes' and the containers'."""
+    """The fork server of nodes and containers."""
     server: str = ""
-    """URL of the API, on this machine's loopback."""
+    """URL of the API on loopback."""
     running: bool = False
-    """False until everything is up for the first time."""
+    """False during the start."""
     nodes: tuple[LabNode, ...]
     outside: str
-    """Network namespace of the client beyond the cluster."""
+    """Network namespace of the client outside the cluster."""
     processes: tuple[NodeRecord, ...] = ()
     balancing: bool = False
-    """Nodes answer for load balancers' addresses: there was a pool when the lab came up."""
+    """Nodes answer for load balancer addresses: a pool existed at the start."""
     kept: bool = False
-    """What its API holds outlives it."""
+    """The API's objects outlive the lab."""
     killed: tuple[str, ...] = ()
-    """Nodes that `lab kill` has ended."""
+    """Nodes ended by `lab kill`."""
     pods: tuple[PodRecord, ...] = ()
     services: tuple[ServiceRecord, ...] = ()
     scales: tuple[ScaleRecord, ...] = ()
     problems: tuple[Problem, ...] = ()
     faults: tuple[InjectedFault, ...] = ()
-    """What goes wrong on request."""
+    """Active injected faults."""
 
 
 class NodePaths:
-    """Paths of what a node has of its own, since the nodes of a lab share a file system."""
+    """Paths of a node's own files, since the nodes of a lab share the machine's file system."""
 
     def __init__(self, path: Path, programs: Path) -> None:
         self.path = path
         self.programs = programs
         """The CNI plugins."""
         self.configuration = path / "config.json"
-        """Of `narthex node`."""
+        """Configuration of `narthex node`."""
         self.network = path / "net.d" / f"10-{NETWORK}.conflist"
         """The CNI configuration."""
         self.attached = path / "attached"
-        """What the runtime has written down of each pod."""
+        """Attachments recorded by the runtime."""
         self.records = path / "cni"
-        """What the plugins have."""
+        """State of the plugins."""
         self.reservations = path / "networks"
         self.delegated = path / "flannel"
         self.socket = path / "cni.sock"
@@ -160,10 +160,10 @@ class NodePaths:
 
 
 class StateDirectory:
-    """Paths, and atomic reading and writing."""
+    """Paths of a lab's files, and atomic access to its state."""
 
     def __init__(self, name: str) -> None:
-        """Raises LabError for a name that no lab can have."""
+        """Raise LabError if `name` is not a valid name."""
         try:
             check_name(name)
         except ValueError as error:
@@ -171,7 +171,7 @@ class StateDirectory:
         self.name = name
         self.path = LABS / name
         self.kubeconfig = self.path / "kubeconfig"
-        """Of the lab's API, for people and their programs."""
+        """For the lab's API on loopback."""
         self.node_kubeconfig = self.path / "nodes.kubeconfig"
         self.certificate = self.path / "api" / "ca.crt"
         self.key = self.path / "api" / "tls.key"
@@ -179,35 +179,35 @@ class StateDirectory:
         self.pods = self.path / "pods"
         self.control = self.path / "control.sock"
         self.net_conf = self.path / "net-conf.json"
-        """Of the nodes' overlay."""
+        """Configuration of the nodes' overlay."""
         self.corefile = self.path / "Corefile"
-        """Of the nodes' DNS."""
+        """Configuration of the nodes' DNS."""
         self.announcer_key = self.path / "announcer.key"
-        """What the nodes' announcers sign with."""
+        """Key of the nodes' announcers."""
         self.logs = self.path / "log"
         self.input = self.path / "input"
         self.programs = PROGRAMS / name
         self.kept = self.programs / KEPT
-        """Of a lab that is kept; else it is not there."""
+        """Exists only for a lab with `--keep`."""
         self.objects = self.kept / "objects.db"
         self.applied = self.kept / "applied.json"
         self._state = self.path / "state.json"
 
     def node(self, name: str) -> NodePaths:
-        """What one node has of its own."""
+        """Return the paths of a node."""
         return NodePaths(self.path / name, self.programs / name)
 
     def read(self) -> LabState | None:
-        """The state as last written; None when there is none."""
+        """Return the last written state, None if there is none."""
         try:
             return msgspec.json.decode(self._state.read_bytes(), type=LabState)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError:
-            raise LabError(f"{self.path} may not be read: run as root") from None
+            raise LabError(f"{self.path} is not readable: run as root") from None
 
     def write(self, state: LabState) -> None:
-        """Replace the state."""
+        """Replace the state atomically."""
         self._replace(self._state, msgspec.json.format(msgspec.json.encode(state)))
 
     def _replace(self, path: Path, content: bytes) -> None:
@@ -216,11 +216,11 @@ class StateDirectory:
         draft.rename(path)
 
     def lock(self) -> int | None:
-        """Own the lab: a file descriptor to keep open, None when somebody else owns it. Raises FileNotFoundError."""
+        """Lock the lab; return a file descriptor to keep open, None if another process owns it. Raises FileNotFoundError."""
         handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The directory may have been removed, even made anew, between opening and locking it.
+            # The directory may have been removed or recreated between opening and locking it.
             if not os.path.samestat(os.fstat(handle), self.path.stat()):
                 raise FileNotFoundError(self.path)
         except BlockingIOError:
@@ -233,18 +233,18 @@ class StateDirectory:
 
 
 def existing() -> list[str]:
-    """Names of all labs that have a directory."""
+    """Return the names of all labs with a directory below /run."""
     return _folders(LABS)
 
 
 def remaining() -> list[str]:
-    """Names of all labs that have files. What is below /run goes when the machine is started anew, programs do not."""
+    """Return the names of all labs with files. /run is empty after a reboot, the CNI plugins' directory is not."""
     programs = (name for name in _folders(PROGRAMS) if any(each.name != KEPT for each in (PROGRAMS / name).iterdir()))
     return sorted({*_folders(LABS), *programs})
 
 
 def kept() -> list[str]:
-    """Names of all labs of which something is kept."""
+    """Return the names of all labs with kept objects."""
     return [name for name in _folders(PROGRAMS) if (PROGRAMS / name / KEPT).is_dir()]
 
 

@@ -1,4 +1,4 @@
-"""A packet's way through a running lab: the rules and routes that its nodes have at this moment."""
+"""Traces of packets in a running lab, by the current rules and routes of its nodes."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def trace_lab(
 
 
 class _Announcing(NamedTuple):
-    """Who answers for load balancers' addresses."""
+    """The announcers of load balancer addresses."""
 
     holder: str
-    """The node that answers for the packet's destination; empty when none does."""
+    """The node that answers for the packet's destination; empty if none does."""
     known: dict[str, NodeAnnouncerState]
 
 
@@ -101,7 +101,7 @@ def _rules(mode: str, family: IPFamily, namespace: str) -> Any:
 
 
 def _node(lab: Lab, name: str) -> LabNode:
-    """The node by name; the first one when the packet's ends say nothing."""
+    """Return the named node, or the first one without a name. Raises TraceError."""
     found = next((node for node in lab.nodes if node.name == name), None)
     if name and found is None:
         raise TraceError(f"lab {lab.name} has no node {name}; it has {', '.join(node.name for node in lab.nodes)}")
@@ -109,12 +109,12 @@ def _node(lab: Lab, name: str) -> LabNode:
 
 
 def cluster_of(lab: Lab) -> ClusterObjects:
-    """The lab's objects as they are now. Raises InputError."""
+    """Return the lab's current objects. Raises InputError."""
     return read_server(str(lab.kubeconfig), "", pods=True)
 
 
 def pods_of(lab: Lab) -> list[AddressOwner]:
-    """The lab's pods that have addresses."""
+    """Return the lab's pods that have addresses."""
     return [
         AddressOwner(kind="pod", name=f"{pod.namespace}/{pod.name}", addresses=pod.addresses, node=pod.node)
         for pod in lab.pods
@@ -123,7 +123,7 @@ def pods_of(lab: Lab) -> list[AddressOwner]:
 
 
 def names_of(lab: Lab) -> dict[str, AddressName]:
-    """What the lab's addresses are."""
+    """Return the owners of the lab's addresses."""
     names = {ip: AddressName("outside", "") for ip in OUTSIDE_ADDRESSES}
     for pod in lab.pods:
         names.update({ip: AddressName("pod", f"{pod.namespace}/{pod.name}", pod.node) for ip in pod.addresses})
@@ -133,7 +133,7 @@ def names_of(lab: Lab) -> dict[str, AddressName]:
 
 
 def route_text(hop: RouteHop, names: AddressNames) -> str:
-    """A first hop in words."""
+    """Describe a next hop."""
     if hop.problem:
         return f"none: {hop.problem}"
     if hop.local:
@@ -150,7 +150,7 @@ _MOST_PODS = 8
 
 
 def known_of(name: str) -> KnownCluster:
-    """All nodes of a lab. Raises TraceError, InputError."""
+    """Return the views of all nodes of a lab. Raises TraceError or InputError."""
     lab = _open(name)
     return KnownCluster(
         views=tuple(live(node.name, node.namespace) for node in lab.nodes),
@@ -163,7 +163,7 @@ def known_of(name: str) -> KnownCluster:
 
 
 def look_into_pods(name: str, known: KnownCluster, journey: PacketPath) -> None:
-    """Add to the nodes what the pods at the journey's ends tell: their routes, and who listens there."""
+    """Add routes and listeners of the pods at the ends of the path to the views of their nodes."""
     ends = [journey.packet.source, *(leaf.end.address for leaf in journey.leaves())]
     wanted = set(list(dict.fromkeys(ends))[: _MOST_PODS + 1])
     views = {view.name: view for view in known.views}
@@ -174,11 +174,11 @@ def look_into_pods(name: str, known: KnownCluster, journey: PacketPath) -> None:
             try:
                 view.pods = {**view.pods, key: _pod(key, pod.network_namespace)}
             except FileNotFoundError:
-                continue  # it has gone meanwhile
+                continue  # the pod was deleted in the meantime
 
 
 def namespace_of(name: str, what: str) -> str:
-    """The network namespace of a node, by its name, or of whoever in the lab has an address. Raises TraceError."""
+    """Return the network namespace of a node by its name, or of the owner of an address. Raises TraceError."""
     lab = _open(name)
     for node in lab.nodes:
         if what == node.name or what in node.addresses:
@@ -188,7 +188,7 @@ def namespace_of(name: str, what: str) -> str:
             return pod.network_namespace
     if what in OUTSIDE_ADDRESSES:
         return lab.outside
-    raise TraceError(f"the probe: nobody in lab {name} has {what}, so no packet can be sent from there")
+    raise TraceError(f"the probe: no node or pod in lab {name} has the address {what}, so no packet can be sent from it")
 
 
 def _pod(name: str, namespace: str) -> NodeView:

@@ -1,4 +1,4 @@
-"""A running lab for the page: its objects, its nodes' counts, its live rules."""
+"""The page of a running lab: its objects, connection counts, and packet traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_ONCE = 16
 
 
 def board_of(name: str) -> tuple[Board, Tracer]:
-    """What the page shows of a lab, and how it traces there. Raises LabError."""
+    """Return the content of the page of a lab, and its trace function. Raises LabError."""
     lab = open_lab(name)
     title = f"lab {lab.name}, {lab.mode} mode"
     board = Board(title, source_of(access_of(lab)), partial(connections, lab))
@@ -25,7 +25,7 @@ def board_of(name: str) -> tuple[Board, Tracer]:
 
 
 def connections(lab: Lab) -> ConnectionCounts | None:
-    """New connections of all nodes together; None when no node can be asked."""
+    """Return the new connections on all nodes, None if no node answers."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pages = [page for page in pool.map(_metrics, (node.namespace for node in lab.nodes)) if page is not None]
     return count(pages) if pages else None

@@ -1,1 +1,1 @@
-"""The lab's kubelet: runs pods, probes them, and reports their status."""
+"""Programs of the lab's kubelet: run pods, probe them, report their status."""

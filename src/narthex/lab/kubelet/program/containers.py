@@ -1,4 +1,4 @@
-"""What pods are made with, and how one of their containers is started: as a program of the machine, or by the echo server."""
+"""Start of a container: as a program of this machine, or by the echo server."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ Object = Mapping[str, Any]
 
 
 class RecordEvent(Protocol):
-    """Takes what is to become an Event."""
+    """Records an Event."""
 
     def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
-        """`about`: the pod; the rest as Events have it."""
+        """Record an Event about an object."""
 
 
 class IsReleased(Protocol):
-    """Says whether nobody is sent to a pod any more."""
+    """Checks whether proxies still route traffic to a pod."""
 
     def __call__(self, key: NamespacedName, since: float) -> bool:
-        """`since`: when its end was wished, in seconds since 1970."""
+        """Return True once no proxy routes traffic to a pod that was deleted at `since` (seconds since 1970)."""
 
 
 class PodDependencies(NamedTuple):
-    """What pods are made with."""
+    """Services that pods use."""
 
     registry: SharedRegistry
     network: PodNetwork
@@ -55,27 +55,27 @@ class PodDependencies(NamedTuple):
 
 
 class ContainerRun:
-    """One container of a pod, from start to end."""
+    """One run of a container."""
 
     def __init__(self, container: RunningContainer | None, spec: Object, environment: dict[str, str]) -> None:
         self.container = container
-        """None: the echo server does its work."""
+        """None: the echo server replaces the program."""
         self.environment = environment
         self.began = time.monotonic()
         self.probes = ProbeState(probes_of(spec), datetime.now(UTC))
         self.check_scheduled = False
-        """It is going to be judged again."""
+        """The next evaluation of probes is scheduled."""
         self.failed = False
-        """It is being ended for a probe."""
+        """It is being terminated because of a probe."""
 
 
 def echo_name(pod: Object, container: str) -> str:
-    """What the echo server knows a container by."""
+    """Return the echo server's name for a container."""
     return f"{pod['metadata']['uid']}/{container}"
 
 
 def start_echo(pod: Object, spec: Object, deps: PodDependencies) -> ContainerRun:
-    """Let the echo server stand for a container. Raises OSError."""
+    """Let the echo server replace a container's program. Raises OSError."""
     ports = _ports(spec)
     node = pod["spec"]["nodeName"]
     if pod["spec"].get("hostNetwork") and any(number == DNS_PORT for _, number in ports):
@@ -93,8 +93,10 @@ def start_program(
     deps: PodDependencies,
     ended: Callable[[RunningContainer], None],
 ) -> ContainerRun:
-    """Run a container's program; `image` is what stands behind its image. `ended` is called by another thread. Raises
-    ConfigFault, StartError, OSError."""
+    """Start a container's program. Raises ContainerConfigError, StartError, or OSError.
+
+    `image` is the path of the program behind the image. `ended` is called in another thread.
+    """
     known = environment_of(pod, spec, deps.registry)
     argv = command_line(spec, image, known)
     directory = spec.get("workingDir") or "/"
@@ -119,7 +121,7 @@ def start_program(
 
 
 def environment_of(pod: Object, spec: Object, shared: SharedRegistry) -> dict[str, str]:
-    """The variables of a container. From any thread. Raises ConfigFault."""
+    """Return the variables of a container. Safe from any thread. Raises ContainerConfigError."""
     home = pod["metadata"]["namespace"]
     with shared.held() as registry:
         services = [*registry.list("Service", "default"), *registry.list("Service", home)]
@@ -127,32 +129,31 @@ def environment_of(pod: Object, spec: Object, shared: SharedRegistry) -> dict[st
 
 
 def _ports(spec: Object) -> list[tuple[str, int]]:
-    """What a container declares, each once."""
+    """Return the declared ports without duplicates."""
     declared = ((str(port.get("protocol") or "TCP"), int(port["containerPort"])) for port in spec.get("ports") or ())
     return list(dict.fromkeys(declared))
 
 
 ECHO = "echo"
-"""The image that always is the lab's own server, although machines have a command of that name."""
+"""The image of the echo server, although machines have a command of this name."""
 
 
 class ContainerImage(NamedTuple):
-    """What stands behind an image."""
+    """What an image stands for in a lab, which fetches no images."""
 
     program: str = ""
-    """Absolute path of a program of this machine; empty: the echo server stands for it."""
+    """Absolute path of a program of this machine; empty: the echo server."""
     missing: str = ""
-    """Why it cannot be had."""
+    """Why it is unavailable."""
 
 
 def image_of(container: Mapping[str, Any]) -> ContainerImage:
-    """A path (`/opt/shop/serve`) or a command (`redis-server`) of this machine is that program; everything else is the echo
-    server, on the ports that the container declares."""
+    """Return the program for a container's image: a path or command of this machine, else the echo server."""
     name = str(container.get("image") or "")
     if name.startswith("/"):
         if Path(name).is_file() and os.access(name, os.X_OK):
             return ContainerImage(name)
-        return ContainerImage(missing=f"{name} is no program on this machine")
+        return ContainerImage(missing=f"{name} is not a program on this machine")
     if not name or name == ECHO or "/" in name or ":" in name:
         return ContainerImage()
     return ContainerImage(shutil.which(name) or "")

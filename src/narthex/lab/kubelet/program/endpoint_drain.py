@@ -1,4 +1,4 @@
-"""Whether a pod that goes away is still sent anything: the nodes' proxies say what they have written."""
+"""Detection that no proxy routes traffic to a terminating pod any more."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model.names import NamespacedName
 
 _SETTLED_SECONDS = 0.3
-"""So long after the slices have changed the nodes have at least begun to take it in."""
+"""Time after a change of slices in which nodes may not have seen it yet."""
 _FRESH_SECONDS = 0.05
 
 
 class EndpointDrain:
-    """Asks the nodes, for many pods at once. Safe from any thread."""
+    """Queries the nodes' proxies for many pods together. Safe from any thread."""
 
     def __init__(self, registry: SharedRegistry, synced: Callable[[float], bool]) -> None:
-        """`synced(moment)`: all proxies have seen a change after it, and written all that they have seen."""
+        """`synced(moment)` returns True if all proxies have seen and written all changes up to that time."""
         self._registry = registry
         self._synced = synced
         self._lock = threading.Lock()
         self._taken_out: dict[NamespacedName, tuple[float, float]] = {}
-        """By pod: when its end was wished, and since when no slice has it as ready."""
+        """By pod: time of the deletion request, and time since which no slice lists it as ready."""
         self._answers: dict[float, tuple[float, bool]] = {}
 
     def __call__(self, key: NamespacedName, since: float) -> bool:
-        """Whether nobody is sent to the pod any more whose end was wished then (seconds since 1970)."""
+        """Return True once no proxy routes traffic to a pod that was deleted at `since` (seconds since 1970)."""
         now = time.time()
         listed, ready = self._slices(key)
         if not listed:
@@ -54,7 +54,7 @@ class EndpointDrain:
         return answer
 
     def _slices(self, key: NamespacedName) -> tuple[bool, bool]:
-        """Whether a Service with an address has the pod among its endpoints, and as a ready one."""
+        """Return True for each: slices with addresses list the pod, and as a ready endpoint."""
         listed = ready = False
         with self._registry.held() as registry:
             for each in registry.list("EndpointSlice", key.namespace):

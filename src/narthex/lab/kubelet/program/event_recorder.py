@@ -1,4 +1,4 @@
-"""Events of the kubelets, written into the API behind everything else, since nobody waits for them."""
+"""The event recorder of the kubelets, which writes Events in the background."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from narthex.lab.api.errors import StatusError
 from narthex.lab.program.shared_registry import SharedRegistry
 
 _BATCH = 20
-"""So many are written while the lock is held."""
+"""Events written while the lock is held."""
 _PAUSE_SECONDS = 0.1
 
 
 class EventRecorder:
-    """Takes Events from any thread. `write` belongs to one."""
+    """Accepts Events from any thread. `run` belongs to one thread."""
 
     def __init__(self, registry: SharedRegistry) -> None:
         self._registry = registry
@@ -26,12 +26,12 @@ class EventRecorder:
         self._names: dict[tuple[str, str, str], str] = {}
 
     def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
-        """What has happened to an object. The same words again count up."""
+        """Record an Event about an object. A repeated Event increases the count of the first."""
         self._pending.append((about, reason, message, warning, time.time()))
         self._wake.set()
 
     def run(self) -> None:
-        """Write them as they come, for good."""
+        """Write Events until the process ends."""
         while True:
             self._wake.wait()
             self._wake.clear()
@@ -47,7 +47,7 @@ class EventRecorder:
         meta = about["metadata"]
         namespace = meta.get("namespace") or "default"
         identity = (str(meta.get("uid")), reason, message)
-        # In the order of time, which whoever lists them sees where seconds are the same.
+        # Names sort by time, which orders Events of the same second in lists.
         name = self._names.setdefault(identity, f"{meta['name'][:230]}.{time.time_ns():x}")
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
         held = registry.get("Event", namespace, name)
@@ -57,7 +57,7 @@ class EventRecorder:
                 return
             registry.create("Event", _event(about, namespace, name, reason, message, warning, now))
         except StatusError:
-            # Its namespace is going, or it has been taken away at this moment: nobody misses it.
+            # The namespace is terminating, or the Event has just expired.
             return
 
 

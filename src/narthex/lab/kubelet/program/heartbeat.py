@@ -1,4 +1,4 @@
-"""The nodes' word to the API: that they are there, what they are, and that they still live."""
+"""Registration, status, and Lease renewals of the nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def machine() -> dict[str, str]:
-    """This machine, in the words of a Node's status."""
+    """Return this machine's properties for a Node's status."""
     found = platform.machine()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -51,12 +51,12 @@ def _read(path: str) -> str:
 
 
 class NodeHeartbeats:
-    """Heartbeats of all nodes. `beat` belongs to one thread."""
+    """Renews the Leases of all nodes. `run` belongs to one thread."""
 
     def __init__(
         self, nodes: Iterable[LabNode], registry: SharedRegistry, *, interval: float, lease_seconds: int
     ) -> None:
-        """`every`: seconds between two heartbeats; `lasts`: what the Leases say."""
+        """Prepare the heartbeats. `interval` is in seconds; `lease_seconds` is the duration in the Leases."""
         self._nodes = {node.name: node for node in nodes}
         self._registry = registry
         self._interval = interval
@@ -66,7 +66,7 @@ class NodeHeartbeats:
         self._cut_off: frozenset[str] = frozenset()
 
     def register(self) -> None:
-        """Make what is not there yet."""
+        """Create missing Nodes and Leases, and post the nodes' status."""
         with self._registry.held() as registry:
             for node in self._nodes.values():
                 if registry.get("Node", "", node.name) is None:
@@ -75,18 +75,18 @@ class NodeHeartbeats:
         self._renew()
 
     def _post_status(self, registry: Registry, node: LabNode) -> None:
-        """The node is well, it says."""
+        """Post the status of a healthy node."""
         held = registry.get("Node", "", node.name) or {}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         status = node_objects.status(node, self._machine, held.get("status") or {}, now)
         registry.update("Node", {**held, "status": status}, subresource="status")
 
     def stop(self, node: str) -> None:
-        """No more heartbeats of this one."""
+        """End the heartbeats of a dead node."""
         self._stopped.add(node)
 
     def cut_off(self, names: frozenset[str]) -> None:
-        """Nothing of these nodes arrives at present. Those of which it does again say at once that they are well."""
+        """Suspend the heartbeats of these nodes only. Nodes that are reconnected post their status at once."""
         reconnected, self._cut_off = self._cut_off - names - self._stopped, names
         with contextlib.suppress(StatusError), self._registry.held() as registry:
             for name in sorted(reconnected):
@@ -94,7 +94,7 @@ class NodeHeartbeats:
         self._renew()
 
     def run(self) -> None:
-        """For good."""
+        """Renew Leases until the process ends."""
         while True:
             time.sleep(self._interval)
             self._renew()

@@ -1,7 +1,7 @@
-"""The kubelets of all nodes of a lab: pods that the API gives to a node come to lifecycle there, and their state goes back.
+"""The kubelets of all nodes: start the pods that are bound to a node and report their status.
 
-One thread follows the API; each node has a thread of its own for its pods, so that pods of different nodes are made side
-by side (`pod.py` is what happens to one of them).
+One thread follows the API; each node has a thread for its pods, so that pods of different nodes start in parallel. `pod.py`
+implements the lifecycle of one pod.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPLACE_SECONDS = 0.02
 
 
 class Kubelet:
-    """All pods of a lab. `notice` is safe from any thread."""
+    """All pods of a lab."""
 
     def __init__(self, nodes: Iterable[LabNode], registry: SharedRegistry, deps: PodDependencies) -> None:
         self._registry = registry
@@ -37,7 +37,7 @@ class Kubelet:
         self._wake = threading.Event()
 
     def start(self) -> None:
-        """Begin: pods that are in the API already come to lifecycle, too."""
+        """Start all pods in the API, and follow changes."""
         for worker in self._workers.values():
             worker.start()
         with self._registry.held() as registry:
@@ -49,7 +49,7 @@ class Kubelet:
         self._registry.listen(self._wake.set)
 
     def kill_node(self, node: str) -> None:
-        """A node is dead: its kubelet does nothing more, and its programs end."""
+        """Stop the kubelet of a dead node and kill its programs."""
         self._dead.add(node)
         self._workers[node].stop()
         for lifecycle in self.pods():
@@ -59,7 +59,7 @@ class Kubelet:
                         run.container.signal(9)
 
     def crash(self, key: NamespacedName) -> bool:
-        """Kill a pod's containers, as a fault of theirs would; False when no living node has it."""
+        """Kill a pod's containers; return False if no running node has the pod."""
         lifecycle = self.pod(key)
         if lifecycle is None or self.on_dead_node(lifecycle):
             return False
@@ -67,23 +67,23 @@ class Kubelet:
         return True
 
     def pods(self) -> list[PodLifecycle]:
-        """All pods that are not gone. From any thread; what is in them belongs to their workers."""
+        """Return all pods that are not finished. Safe from any thread; their content belongs to the threads of their nodes."""
         return [lifecycle for lifecycle in tuple(self._pods.values()) if not lifecycle.finished]
 
     def pod(self, key: NamespacedName) -> PodLifecycle | None:
-        """One pod; None when no node has it."""
+        """Return a pod, None if no node has it."""
         lifecycle = self._pods.get(key)
         return None if lifecycle is None or lifecycle.finished else lifecycle
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be done at this moment, as far as this side knows of the API."""
+        """True if all changes of the API are handled."""
         with self._registry.held() as registry:
             known = registry.version == self._version
         return known and all(worker.idle for name, worker in self._workers.items() if name not in self._dead)
 
     def on_dead_node(self, lifecycle: PodLifecycle) -> bool:
-        """Nobody takes care of it any more."""
+        """Return True if the pod's node is dead."""
         return lifecycle.pod["spec"].get("nodeName") in self._dead
 
     def _follow(self) -> None:
@@ -96,7 +96,7 @@ class Kubelet:
                     changes = registry.changes_since(self._version)
                     latest = {change.key: change.after for change in changes if change.kind == "Pod"}
                 except StatusError:
-                    # Too much has happened to be told of: look at all there is.
+                    # The changes are no longer kept: compare all pods.
                     latest = dict.fromkeys(self._pods)
                     for each in registry.list("Pod"):
                         latest[each["metadata"]["namespace"], each["metadata"]["name"]] = each
@@ -115,7 +115,7 @@ class Kubelet:
             worker.post(lambda: self._update_pod(worker, key, pod))
 
     def _update_pod(self, worker: WorkQueue, key: NamespacedName, pod: Object | None) -> None:
-        """What the API says of a pod has changed. Called by the worker of its node."""
+        """Handle a changed or deleted pod object in the thread of its node."""
         lifecycle = self._pods.get(key)
         if lifecycle is not None and lifecycle.finished:
             del self._pods[key]
@@ -124,7 +124,7 @@ class Kubelet:
             if pod is not None and pod["metadata"]["uid"] == lifecycle.uid:
                 lifecycle.update(pod)
                 return
-            # It was taken away without its kubelet's word.
+            # The pod was deleted without confirmation by its kubelet.
             lifecycle.terminate(0.0)
             if pod is not None:
                 worker.after(_REPLACE_SECONDS, lambda: self._update_pod(worker, key, pod))

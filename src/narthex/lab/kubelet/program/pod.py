@@ -1,7 +1,7 @@
-"""The life of one pod on its node: network, containers one after the other or side by side, restarts, its end.
+"""The lifecycle of one pod on its node: network, containers, probes, restarts, termination.
 
-All of it is done by its node's one thread (`WorkQueue`); others only post to it. What becomes known goes into `facts`, and
-from there into the API as the pod's status.
+Everything runs in the thread of the pod's node (`WorkQueue`); other threads only post to it. The observed state is in `facts`
+and is written to the API as the pod's status.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ Object = dict[str, Any]
 
 _RETRY_SECONDS = 1.0
 _STABLE_SECONDS = 600.0
-"""A container that has run so long may fail again as if it were the first time."""
+"""Run time after which the restart backoff of a container is reset."""
 _DRAIN_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 30
 _DRAIN_SECONDS = 10.0
-"""The echo server lets itself be kept so long at most by those who still come, after its end was wished."""
+"""Maximum time that the echo server keeps serving a terminating pod."""
 _QUIET_SECONDS = 0.25
 _IDLE_SECONDS = 1.0
-"""A connection to the echo server on which nothing was said for so long is over, when its pod goes."""
+"""Idle time after which a connection to the echo server of a terminating pod is closed."""
 
 
 class PodLifecycle:
-    """One pod. Everything is called by its node's worker."""
+    """One pod. All methods are called in the thread of its node."""
 
     def __init__(self, pod: Object, node: LabNode, worker: WorkQueue, deps: PodDependencies) -> None:
         self.pod = pod
         self.key = NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"])
         self.uid: str = pod["metadata"]["uid"]
         self.problem = ""
-        """Why it does not run; empty when it does."""
+        """Reason why it does not run; empty if it does."""
         self.runs: dict[str, ContainerRun] = {}
         self._node = node
         self._worker = worker
@@ -90,20 +90,18 @@ class PodLifecycle:
 
     @property
     def namespace(self) -> str:
-        """The network namespace of its processes, by name."""
+        """Name of the pod's network namespace."""
         return self._deps.network.namespace(self.pod)
 
     @property
     def starting(self) -> bool:
-        """It has containers that are about to be started for the first time, and need not wait for others."""
+        """True if containers are about to start for the first time."""
         return self.facts.initialized and any(
             isinstance(each.state, Waiting) and each.last is None for each in self.facts.main
         )
 
-    # What there is to do.
-
     def start(self) -> None:
-        """Put it on the network and start its containers; tried again until it can be had."""
+        """Create the pod's network and start its containers; retry until it succeeds."""
         if self._ending or self._finished:
             return
         self.facts.start_time = self.facts.start_time or _timestamp()
@@ -121,7 +119,7 @@ class PodLifecycle:
             )
         else:
             self.problem = ""
-            # The downward API tells the addresses.
+            # The downward API exposes the addresses.
             self.pod = {**self.pod, "status": status(self.pod, self.facts, _timestamp())}
             self._start_next()
         self.write_status()
@@ -132,7 +130,7 @@ class PodLifecycle:
         self._worker.after(_RETRY_SECONDS, retry)
 
     def _start_next(self) -> None:
-        """Start what is next: an init container, or all others."""
+        """Start the next init container, or all main containers."""
         for facts in self.facts.init:
             if isinstance(facts.state, Terminated) and facts.state.exit_code == 0:
                 continue
@@ -180,10 +178,8 @@ class PodLifecycle:
 
         return start_program(self.pod, spec, program, facts.restarts, self._deps, ended)
 
-    # Probes.
-
     def _evaluate_probes(self, facts: ContainerFacts, run: ContainerRun) -> None:
-        """Take over what its probes have come to, and run those that are due."""
+        """Apply the results of a container's probes, and run those that are due."""
         probes, now = run.probes, datetime.now(UTC)
         facts.started, facts.ready = probes.started, probes.ready and not facts.init
         if probes.to_restart is not None:
@@ -207,7 +203,7 @@ class PodLifecycle:
     def _on_probe_result(
         self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult
     ) -> None:
-        """By another thread."""
+        """Post a result to the node's thread. Called in another thread."""
         self._worker.post(lambda: self._handle_probe_result(facts, run, probe, result))
 
     def _handle_probe_result(
@@ -222,7 +218,7 @@ class PodLifecycle:
         self.write_status()
 
     def _restart_for_probe(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe) -> None:
-        """End a container for its probe; it is started again as after any other end."""
+        """Terminate a container whose probe failed; it restarts as after any other end."""
         run.failed = True
         message = f"Container {facts.name} failed {probe.purpose} probe, will be restarted"
         self._deps.record_event(self.pod, "Killing", message)
@@ -240,15 +236,13 @@ class PodLifecycle:
         )
 
     def _retry_container(self, facts: ContainerFacts) -> None:
-        """Start a container that could not be started, or has waited for its turn."""
+        """Start a container again after a failure or backoff."""
         if not self._ending and not self._finished and facts.name not in self.runs:
             self._start_container(facts)
             self.write_status()
 
-    # What happens to it.
-
     def update(self, pod: Object) -> None:
-        """The API holds another state of it."""
+        """Handle a changed pod object."""
         self.pod = {**pod, "status": self.pod.get("status") or pod.get("status") or {}}
         if pod["metadata"].get("deletionTimestamp"):
             self.terminate(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
@@ -293,10 +287,8 @@ class PodLifecycle:
     def _full_name(self) -> str:
         return f"{self.key.name}_{self.key.namespace}({self.uid})"
 
-    # Its end.
-
     def terminate(self, grace: float) -> None:
-        """Stop its containers: SIGTERM, and SIGKILL after so many seconds. A second time may only shorten that."""
+        """Send SIGTERM to all containers, and SIGKILL after `grace` seconds. A second call can only shorten the time."""
         if self._finished:
             return
         self._worker.after(grace, self._kill)
@@ -317,7 +309,7 @@ class PodLifecycle:
         self._finish_if_stopped()
 
     def _drain_echo(self, facts: ContainerFacts) -> None:
-        """End the echo server's part when nobody is sent to it any more and nobody speaks with it."""
+        """Remove an echo container once no proxy routes traffic to it and its connections are idle."""
         run = self.runs.get(facts.name)
         if run is None or run.container is not None:
             return
@@ -334,7 +326,7 @@ class PodLifecycle:
         self._container_ended(facts, 0)
 
     def _deletion_requested_at(self) -> float:
-        """No later than when its end was wished; the API counts whole seconds."""
+        """Return a lower bound of the time of the deletion request, since the API counts whole seconds."""
         meta = self.pod["metadata"]
         if not meta.get("deletionTimestamp"):
             return self._ending_since - 1.0
@@ -342,13 +334,13 @@ class PodLifecycle:
         return terminate - float(meta.get("deletionGracePeriodSeconds") or 0)
 
     def _in_use(self, facts: ContainerFacts) -> bool:
-        """Somebody has come a moment ago, or has a connection that may still be used."""
+        """Return True if a client connected just now or has a connection that is not idle."""
         name = echo_name(self.pod, facts.name)
         quiet = time.monotonic() - self._deps.echo.quiet_since(name)
         return quiet < (_IDLE_SECONDS if self._deps.echo.open(name) else _QUIET_SECONDS)
 
     def crash(self) -> None:
-        """Its containers are killed by somebody."""
+        """Kill all containers."""
         for facts in self.facts.containers:
             run = self.runs.get(facts.name)
             if run is not None and run.container is not None:
@@ -377,7 +369,7 @@ class PodLifecycle:
             try:
                 self._deps.network.remove(self.pod)
             except (OSError, CniError) as error:
-                # What the plugins still hold of it they take back by themselves: its namespace is gone.
+                # The plugins release leftovers later: the namespace is gone.
                 self._deps.record_event(self.pod, "FailedKillPod", f"error killing pod: {error}", warning=True)
         self._deps.files.remove(self.pod)
         with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
@@ -387,11 +379,11 @@ class PodLifecycle:
 
     @property
     def finished(self) -> bool:
-        """Nothing of it is left."""
+        """True if nothing of the pod is left on the node."""
         return self._finished
 
     def write_status(self) -> None:
-        """Tell the API how it is, if that is another way than before."""
+        """Write the status to the API if it has changed."""
         if self._finished:
             return
         with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
@@ -410,7 +402,7 @@ def _send_sigterm(run: ContainerRun) -> None:
 
 
 def _pre_stop_seconds(spec: Mapping[str, Any], grace: float) -> float:
-    """Seconds that its preStop hook sleeps."""
+    """Return the duration of the container's preStop sleep."""
     hook = (spec.get("lifecycle") or {}).get("preStop") or {}
     return min(float((hook.get("sleep") or {}).get("seconds") or 0), grace)
 
@@ -420,7 +412,7 @@ def _id(*parts: object) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """As Go prints it."""
+    """Format a duration as Go does."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 

@@ -1,4 +1,4 @@
-"""What the API asks of those who run pods: a container's log, and programs beside it."""
+"""Logs and exec for the API server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KEEPALIVE_POLLS = 5
 
 
 class PodAccess:
-    """Safe from any thread."""
+    """Access to running containers. Safe from any thread."""
 
     def __init__(self, kubelet: Kubelet, deps: PodDependencies) -> None:
         self._kubelet = kubelet
@@ -53,7 +53,7 @@ class PodAccess:
         previous: bool,
         timestamps: bool,
     ) -> Iterator[bytes]:
-        """What a container has written. Raises ApiFault."""
+        """Yield the log of a container. Raises ApiFault."""
         lifecycle, facts = self._find(namespace, pod, container)
         number = facts.restarts - (1 if previous else 0)
         if previous and number < 0:
@@ -79,7 +79,7 @@ class PodAccess:
             yield b"".join(reader.tail(tail))
             idle_polls = 0
             while follow:
-                # Asked before it is read: what was said before the end is not missed.
+                # Checked before reading, so that output before the end is not missed.
                 over = lifecycle.finished or facts.restarts != number or not isinstance(facts.state, Running)
                 new = b"".join(reader.more())
                 if new:
@@ -102,7 +102,7 @@ class PodAccess:
         since: float | None,
         timestamps: bool,
     ) -> Iterator[bytes]:
-        """The echo server's log is whom it has answered; it remembers the last ones."""
+        """Yield the requests that the echo server has answered, of which it remembers the last ones."""
         name = echo_name(lifecycle.pod, facts.name)
         answers = [each for each in self._echo.said(name) if since is None or each[0] >= since]
         wanted = answers if tail is None else answers[-tail:] if tail else []
@@ -151,7 +151,7 @@ class PodAccess:
         environment: dict[str, str],
         tty: bool,
     ) -> ProgramSpec:
-        """No program runs there that it could be beside, so it has a place of its own that looks the same."""
+        """Return a program with namespaces like those of the pod, in which no program runs."""
         spec = lifecycle.specs[facts.name]
         return ProgramSpec(
             argv=tuple(argv),
@@ -181,7 +181,7 @@ class PodAccess:
 
 
 class PodProcess:
-    """A program beside a container's."""
+    """A program started with exec."""
 
     def __init__(self, container: RunningContainer, files: Sequence[int], *, tty: bool) -> None:
         self._container = container
@@ -198,28 +198,28 @@ class PodProcess:
         self.stderr = os.fdopen(err, "rb", buffering=0)
 
     def resize(self, rows: int, columns: int) -> None:
-        """The terminal has another size."""
+        """Set the size of the terminal."""
         if self.stdout is not None and self.stderr is None:
             fcntl.ioctl(self.stdout, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def wait(self) -> int:
-        """Its exit status, when it has ended."""
+        """Wait for the end and return the exit status."""
         status = self._container.wait()
         return 137 if status is None else status
 
     def kill(self) -> None:
-        """End it; nothing happens when it has ended."""
+        """Kill the program if it still runs."""
         self._container.signal(9)
 
 
 def _terminal() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Our end and the program's three."""
+    """Return our end of a terminal, and the program's three files."""
     master, slave = os.openpty()
     return (master,), (slave, slave, slave)
 
 
 def _pipes(stdin: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Our ends and the program's. Without input it finds the end of it at once."""
+    """Return our ends of three pipes, and the program's. Without `stdin` the program reads end of file."""
     (its_in, to), (out, its_out), (err, its_err) = os.pipe(), os.pipe(), os.pipe()
     if not stdin:
         os.close(to)
@@ -233,6 +233,6 @@ def _line(said: tuple[float, str], timestamps: bool) -> bytes:
 
 
 def _stamp(moment: float) -> str:
-    """As a log file has it."""
+    """Format a time as in log files."""
     seconds, rest = divmod(int(moment * 1e9), 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"

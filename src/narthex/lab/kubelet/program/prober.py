@@ -1,7 +1,6 @@
-"""Probes, run against a pod from its node's network as a kubelet does.
+"""Execution of probes from the network of the pod's node.
 
-What a result comes to is judged elsewhere (`lab/kubelet/probes.py`). The messages are upstream's
-(`pkg/probe/http`, `pkg/probe/tcp`).
+`lab/kubelet/probes.py` evaluates the results. Messages are upstream's (`pkg/probe/http`, `pkg/probe/tcp`).
 """
 
 from __future__ import annotations
@@ -31,38 +30,38 @@ from narthex.model.net import join_port
 
 _AT_ONCE = 8
 _MOST_BYTES = 10 * 1024
-"""So much is read of an answer (`maxRespBodyLength`)."""
+"""Maximum length of a response that is read (`maxRespBodyLength`)."""
 
 
 class ProbeResult(NamedTuple):
-    """What a probe has found."""
+    """The result of a probe."""
 
     ok: bool
     why: str = ""
-    """Why not."""
+    """Reason of a failure."""
 
 
 class ProbeTarget(NamedTuple):
-    """Against what a probe runs."""
+    """The container that a probe checks."""
 
     namespace: str
-    """The node's network namespace."""
+    """Network namespace of the node."""
     address: str
-    """The pod's first address."""
+    """The pod's primary address."""
     process: int
-    """Number of the container's program; 0: the echo server stands for it."""
+    """PID of the container's program; 0 for the echo server."""
     environment: dict[str, str]
 
 
 class Prober:
-    """Runs probes, a few at once."""
+    """Runs several probes in parallel."""
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
         self._pool = ThreadPoolExecutor(_AT_ONCE, "probe")
 
     def run(self, probe: ContainerProbe, place: ProbeTarget, told: Callable[[ProbeResult], None]) -> None:
-        """Run a probe; `told` is called with its result by another thread."""
+        """Run a probe; `on_result` is called in another thread."""
         self._pool.submit(lambda: told(self._run(probe.action, place, float(probe.timeout))))
 
     def _run(self, action: ProbeAction, place: ProbeTarget, timeout: float) -> ProbeResult:
@@ -75,12 +74,12 @@ class Prober:
                 return self._execute(action, place, timeout)
             return ProbeResult(False, action.why)
         except Exception as error:
-            # Whatever a stranger's server says, it is a probe that failed.
+            # Any error caused by the probed server is a failed probe.
             return ProbeResult(False, f"{type(error).__name__}: {error}")
 
     def _execute(self, action: ExecAction, place: ProbeTarget, timeout: float) -> ProbeResult:
         if not place.process:
-            # The echo server has none of the image's programs, and is well when it answers.
+            # The echo server has none of the image's programs; it is healthy while it serves.
             return ProbeResult(True)
         reader, writer = os.pipe()
         try:
@@ -159,14 +158,14 @@ def _request(action: HttpGetAction, authority: str) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """Without what would begin another line."""
+    """Remove line breaks, which would start another header."""
     return text.replace("\r", "").replace("\n", "")
 
 
 def _secured(sock: socket.socket, action: HttpGetAction) -> socket.socket:
     if action.scheme != "https":
         return sock
-    # A kubelet looks at no certificate.
+    # A kubelet does not verify certificates.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,9 +1,9 @@
-"""Files of the lab's pods: what they see in the place of the machine's, their volumes, their logs.
+"""Files of pods: volumes, mounted system files, logs.
 
 /run/narthex/lab/NAME/pods/UID/hosts, hostname, resolv.conf
-                              /volumes/VOLUME/          what its volumes hold
-                              /log/CONTAINER/N.log      N: how often it had been started before
-                     /account/NAMESPACE/                token, ca.crt, namespace: what a pod needs to call the API
+                              /volumes/VOLUME/          content of a volume
+                              /log/CONTAINER/N.log      N: number of earlier restarts
+                     /account/NAMESPACE/                token, ca.crt, namespace: the service account
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 
 
 class PodFiles:
-    """Makes and removes them. Files of different pods may come and go side by side."""
+    """Creates and removes pod files. Different pods may be handled in parallel."""
 
     def __init__(self, directory: StateDirectory, registry: SharedRegistry) -> None:
         self._pods = directory.path / "pods"
@@ -35,24 +35,24 @@ class PodFiles:
         self._registry = registry
 
     def place(self, pod: Mapping[str, Any]) -> Path:
-        """The pod's directory."""
+        """Return the pod's directory."""
         return self._pods / str(pod["metadata"]["uid"])
 
     def log(self, pod: Mapping[str, Any], container: str, number: int) -> Path:
-        """The log of a container that had been started so often before."""
+        """Return the log of a container after `number` restarts."""
         return self.place(pod) / "log" / container / f"{number}.log"
 
     def resolver(self, pod: Mapping[str, Any]) -> Path:
-        """The pod's resolv.conf; it is not there when the pod has the machine's."""
+        """Return the pod's resolv.conf, which exists only if the pod does not use the machine's."""
         return self.place(pod) / "resolv.conf"
 
     def check(self, pod: Mapping[str, Any]) -> None:
-        """Raise ConfigFault when a volume cannot be had."""
+        """Raise ContainerConfigError if a volume is unavailable."""
         for volume in pod["spec"].get("volumes") or ():
             self._content(pod, volume)
 
     def write(self, pod: Mapping[str, Any], addresses: tuple[str, ...]) -> None:
-        """Write all that it has. Raises OSError, ConfigFault."""
+        """Write all files of a pod. Raises OSError or ContainerConfigError."""
         place = self.place(pod)
         place.mkdir(mode=0o755, parents=True, exist_ok=True)
         resolver = files.resolver(pod)
@@ -67,13 +67,13 @@ class PodFiles:
             if content is not None:
                 folder = place / "volumes" / volume["name"]
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-                # Whoever the program runs as writes to an emptyDir.
+                # Any user may write to an emptyDir.
                 folder.chmod(0o777)
                 for name, data in content.items():
                     (folder / name).write_bytes(data)
 
     def shows(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[BindMount]:
-        """What a container sees at other places than the machine does. Raises ConfigFault."""
+        """Yield the mounts of a container. Raises ContainerConfigError."""
         place = self.place(pod)
         if self.resolver(pod).exists():
             yield BindMount(str(self.resolver(pod)), "/etc/resolv.conf")
@@ -94,7 +94,7 @@ class PodFiles:
             yield BindMount(source, str(mount["mountPath"]), bool(mount.get("readOnly")))
 
     def remove(self, pod: Mapping[str, Any]) -> None:
-        """Take all of it away."""
+        """Remove all files of a pod."""
         shutil.rmtree(self.place(pod), ignore_errors=True)
 
     def _account(self, namespace: str) -> Path:
@@ -108,7 +108,7 @@ class PodFiles:
         return place
 
     def _content(self, pod: Mapping[str, Any], volume: Mapping[str, Any]) -> dict[str, bytes] | None:
-        """The files of a volume; None for one that is a place of the machine."""
+        """Return the files of a volume; None for a hostPath."""
         if "hostPath" in volume:
             return None
         for field, kind, name_field in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
@@ -129,7 +129,7 @@ class PodFiles:
         data |= {key: base64.b64decode(value) for key, value in (held.get("binaryData") or {}).items()}
         if told.get("items"):
             data = {str(item["path"]): data[item["key"]] for item in told["items"] if item["key"] in data}
-        # A path of more than a name would lead elsewhere.
+        # Reject paths that would lead outside of the volume.
         return {path: value for path, value in data.items() if "/" not in path and path not in ("", ".", "..")}
 
 
@@ -138,7 +138,7 @@ def _bytes(kind: str, value: Any) -> bytes:
 
 
 def _below(folder: str, path: str) -> str:
-    """A path below a folder. Raises ConfigFault when it leads out."""
+    """Return a path below a directory. Raises ContainerConfigError if it leads outside."""
     found = os.path.realpath(f"{folder}/{path}")
     if not found.startswith(f"{os.path.realpath(folder)}/"):
         raise ContainerConfigError(f"subPath {path!r} leads out of its volume")

@@ -1,4 +1,4 @@
-"""One thread that does what it is told, one thing after the other, at once or later."""
+"""A thread that runs tasks in sequence, immediately or later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Task = Callable[[], object]
 
 
 class WorkQueue:
-    """Tasks in the order of their moments. `post`, `after` and `stop` are safe from any thread."""
+    """Tasks in the order of their due times. `post`, `after`, and `stop` are safe from any thread."""
 
     def __init__(self, name: str) -> None:
         self._tasks: list[tuple[float, int, Task]] = []
@@ -23,21 +23,21 @@ class WorkQueue:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Do nothing more after the present task."""
+        """Stop after the current task."""
         with self._news:
             self._stopped = True
             self._news.notify()
 
     def post(self, task: Task) -> None:
-        """Do this soon, after what was posted before."""
+        """Run a task after those posted before."""
         self.after(0.0, task)
 
     def after(self, seconds: float, task: Task) -> None:
-        """Do this in so many seconds."""
+        """Run a task after a delay in seconds."""
         moment = time.monotonic() + seconds if seconds > 0 else 0.0
         with self._news:
             heapq.heappush(self._tasks, (moment, next(self._numbers), task))
@@ -45,7 +45,7 @@ class WorkQueue:
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be done now."""
+        """True if no task runs or is due."""
         with self._news:
             return not self._busy and not (self._tasks and self._tasks[0][0] <= time.monotonic())
 
@@ -64,9 +64,9 @@ class WorkQueue:
             try:
                 task()
             except Exception:
-                # Whatever it was, the others go on.
+                # The other tasks continue.
                 traceback.print_exc()
 
     def _wait(self) -> float | None:
-        """Seconds until the next task; None: there is none."""
+        """Return the seconds until the next task, None if there is none."""
         return max(0.0, self._tasks[0][0] - time.monotonic()) if self._tasks else None
