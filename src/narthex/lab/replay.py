@@ -157,7 +157,9 @@ class _Again(Registry):
         """Raise Differs when a change was not made."""
         if self._told:
             first = self._told[min(self._told)]
-            raise ReplayMismatch(f"version {first.change}: {_what(first)} was written in the history but not in the replay")
+            raise ReplayMismatch(
+                f"version {first.change}: {_what(first)} was written in the history but not in the replay"
+            )
 
     def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
         """As in the history, with the same uid."""
@@ -208,7 +210,11 @@ class _Again(Registry):
             told = self._told.pop(change.version, None)
             name = "/".join(part for part in change.key if part)
             if told is None or (told.kind, (told.namespace, told.name)) != (change.kind, change.key):
-                then = f"{_what(told)} was written in the history" if told is not None else "nothing was written in the history"
+                then = (
+                    f"{_what(told)} was written in the history"
+                    if told is not None
+                    else "nothing was written in the history"
+                )
                 raise ReplayMismatch(f"version {change.version}: {change.kind} {name} is written in the replay, {then}")
             if told.object != change.after:
                 where = _difference(told.object, change.after)

@@ -73,7 +73,9 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True):
 def check_name(lab: str) -> None:
     """Raise ValueError if the name of a lab is invalid."""
     if not _LAB_NAME.fullmatch(lab):
-        raise ValueError(f"{lab!r} is not a valid name of a lab: use at most 20 lowercase letters, digits, and '-' (not first or last)")
+        raise ValueError(
+            f"{lab!r} is not a valid name of a lab: use at most 20 lowercase letters, digits, and '-' (not first or last)"
+        )
 
 
 def nodes(lab: str, count: int) -> tuple[LabNode, ...]:

@@ -176,7 +176,9 @@ def test_a_history_is_recorded_and_replays_to_the_very_same_objects(cluster, tmp
     file = tmp_path / "history"
     kinds = "deployments,replicasets,pods,services,endpointslices"
     assert "is being written" in cluster.narthex("record", str(file))
-    assert "is running; `narthex lab record --end` ends it" in cluster.narthex("record", str(tmp_path / "other"), status=1)
+    assert "is running; `narthex lab record --end` ends it" in cluster.narthex(
+        "record", str(tmp_path / "other"), status=1
+    )
     cluster.kubectl("create", "deployment", "app", "--image=app:1", "--replicas=3")
     cluster.kubectl("expose", "deployment", "app", "--port=80", "--target-port=8080")
     cluster.narthex("fault", "loss", "node-1", "--percent", "10", "--for", "1s")

@@ -188,7 +188,9 @@ def namespace_of(name: str, what: str) -> str:
             return pod.network_namespace
     if what in OUTSIDE_ADDRESSES:
         return lab.outside
-    raise TraceError(f"the probe: no node or pod in lab {name} has the address {what}, so no packet can be sent from it")
+    raise TraceError(
+        f"the probe: no node or pod in lab {name} has the address {what}, so no packet can be sent from it"
+    )
 
 
 def _pod(name: str, namespace: str) -> NodeView:
