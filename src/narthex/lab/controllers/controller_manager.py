@@ -180,7 +180,7 @@ def lab_controllers(node_grace: float = NODE_GRACE_SECONDS) -> ControllerManager
 
 
 class ObjectWriter(RegistryView, Protocol):
-    """A view that also accepts writes: `narthex.lab.api.registry.Registry`. Each method raises ApiFault."""
+    """A view that also accepts writes: `narthex.lab.api.registry.Registry`. Each method raises StatusError."""
 
     def create(self, kind: str, obj: Object) -> Any:
         """Create an object."""

@@ -57,7 +57,7 @@ class RegistryView(Protocol):
         """Return all objects of a kind, or those in one namespace."""
 
     def changes_since(self, version: int) -> Iterable[RecordedChange]:
-        """Return the changes after `version`, oldest first. Raises ApiFault 410 if they are no longer kept."""
+        """Return the changes after `version`, oldest first. Raises StatusError 410 if they are no longer kept."""
 
 
 class WorkItem(NamedTuple):

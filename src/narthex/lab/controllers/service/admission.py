@@ -42,7 +42,7 @@ class ServiceAllocator:
     def admit(
         self, view: RegistryView, kind: _Named, held: Mapping[str, Any] | None, new: Object, subresource: str
     ) -> Object:
-        """Return the object to store. Objects other than Services are unchanged. Raises ApiFault."""
+        """Return the object to store. Objects other than Services are unchanged. Raises StatusError."""
         if kind.name != "Service" or subresource:
             return new
         return self.admit_service(new, dict(held) if held is not None else None, view)
@@ -50,7 +50,7 @@ class ServiceAllocator:
     def admit_service(self, new: Object, old: Object | None, view: RegistryView) -> Object:
         """Return `new` with allocated values, reusing those of `old` where its type still allows them.
 
-        Raises ApiFault 422 for a value that is invalid or taken, and 500 when a range is full.
+        Raises StatusError 422 for a value that is invalid or taken, and 500 when a range is full.
         """
         self._allocated.sync(view)
         try:

@@ -53,7 +53,7 @@ class PodAccess:
         previous: bool,
         timestamps: bool,
     ) -> Iterator[bytes]:
-        """Yield the log of a container. Raises ApiFault."""
+        """Yield the log of a container. Raises StatusError."""
         lifecycle, facts = self._find(namespace, pod, container)
         number = facts.restarts - (1 if previous else 0)
         if previous and number < 0:
@@ -119,7 +119,7 @@ class PodAccess:
                 yield b""
 
     def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
-        """Start a program in a container. Raises ApiFault."""
+        """Start a program in a container. Raises StatusError."""
         lifecycle, facts = self._find(namespace, pod, container)
         run = lifecycle.runs.get(facts.name)
         if run is None:
