@@ -126,7 +126,7 @@ def test_every_print_of_the_rules_says_the_same(form):
 
 def test_a_listing_without_interfaces_says_so():
     (outcome,) = trace([f"{SAVED}.nat-L-n"], "192.168.1.11", 30080).outcomes
-    assert outcome.supposing == ("iptables -L without -v leaves out the interfaces that a rule asks for",)
+    assert outcome.supposing == ("iptables -L without -v omits the interfaces of a rule",)
     assert not trace([f"{SAVED}.nat-L-nv"], "192.168.1.11", 30080).outcomes[0].supposing
 
 
@@ -186,7 +186,7 @@ def test_ufw():
     assert [end[0] for end in ends(name, "192.168.1.11", 8080)] == [Disposition.DROPPED]
     assert [end[0] for end in ends(name, "192.168.1.11", 0, protocol=Protocol.ICMP)] == [Disposition.NOT_OURS]
     (limited,) = trace(name, "192.168.1.11", 22).outcomes
-    assert "how often the sender came before" in limited.note
+    assert "the number of earlier packets from the source" in limited.note
     assert {end[0] for end in limited.may} == {Disposition.NOT_OURS, Disposition.REJECTED}
 
 

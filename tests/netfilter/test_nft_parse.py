@@ -92,7 +92,7 @@ def rule(text, family="ip"):
         (
             'limit rate 5/second burst 5 packets log prefix "drop accept" drop',
             (
-                UndecidableMatch("how many packets came before", "limit rate 5/second burst 5 packets"),
+                UndecidableMatch("the number of earlier packets", "limit rate 5/second burst 5 packets"),
                 IgnoredStatement('log prefix "drop accept"'),
                 DropPacket(),
             ),

@@ -77,7 +77,7 @@ TCP = Compare(Field.L4PROTO, ("tcp",))
         ("-m addrtype --dst-type MULTICAST -j Y", (AddressType(Field.DADDR, ("multicast",)), Jump("Y"))),
         (
             "-m addrtype --dst-type LOCAL --limit-iface-in -j Y",
-            (IsLocal(Field.DADDR), UndecidableMatch("which interface has the address", "-m addrtype --limit-iface-in"), Jump("Y")),
+            (IsLocal(Field.DADDR), UndecidableMatch("the interface of the address", "-m addrtype --limit-iface-in"), Jump("Y")),
         ),
         ("-m conntrack --ctstate NEW -j Y", (CtState(("new",)), Jump("Y"))),
         ("-m state --state RELATED,ESTABLISHED -j ACCEPT", (CtState(("related", "established")), Accept())),
@@ -129,7 +129,7 @@ TCP = Compare(Field.L4PROTO, ("tcp",))
         ("-m ipvs ! --ipvs -j RETURN", (IpvsMatch(negate=True), Return())),
         ("-m ipvs --vaddr 10.0.0.1 --vproto 6 --vport 80 -j DROP", (IpvsMatch("10.0.0.1", "6", 80), DropPacket())),
         ("-m ipvs ! --vaddr 10.0.0.1 -j DROP", (Unknown('-m ipvs ! --vaddr "10.0.0.1"'), DropPacket())),
-        ("-m limit --limit 5/sec -j LOG --log-prefix \"-j Y \" --log-level 4", (UndecidableMatch("how many packets came before", '-m limit --limit "5/sec"'), IgnoredStatement('-j LOG --log-prefix "-j Y " --log-level 4'))),
+        ("-m limit --limit 5/sec -j LOG --log-prefix \"-j Y \" --log-level 4", (UndecidableMatch("the number of earlier packets", '-m limit --limit "5/sec"'), IgnoredStatement('-j LOG --log-prefix "-j Y " --log-level 4'))),
         ("-f -j DROP", (Unknown("-f"), DropPacket())),
         ("-c 5 300 -j DROP", (DropPacket(),)),
         ("-j NOTRACK", (NoTrack(),)),

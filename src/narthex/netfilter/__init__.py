@@ -1,1 +1,1 @@
-"""One language for all who read or write netfilter rules: nodes, printers, parsers, and a walk through them."""
+"""Netfilter rules as typed data: nodes, printers, parsers, netlink codecs, and a walk of packets through them."""

@@ -333,8 +333,10 @@ class DnatMap(msgspec.Struct, frozen=True, tag=True):
 
 
 class Redirect(msgspec.Struct, frozen=True, tag=True):
-    """Rewrite the destination to this host at a port: in prerouting to an address of the input interface, in output to
-    loopback."""
+    """Rewrite the destination to this host at a port.
+
+    In prerouting the new destination is an address of the input interface, in output it is loopback.
+    """
 
     port: int
 

@@ -1,6 +1,6 @@
 """Short descriptions of rules for traces: close to nft's syntax, and the same for both tools.
 
-They are for people. The `print` modules of `nft` and `xtables` produce text for the kernel tools.
+They are for display only. The `print` modules of `nft` and `xtables` produce text for the kernel tools.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def _dnat(expression: ast.Dnat) -> str:
 
 
 def _by_ipvs(expression: ast.IpvsMatch) -> str:
-    asked = [
+    properties = [
         f"{name} {value}"
         for name, value in zip(
             ("address", "protocol", "port"), (expression.address, expression.protocol, expression.port), strict=True
         )
         if value is not None
     ]
-    server = f" for the virtual server with {', '.join(asked)}" if asked else ""
-    return f"{_not(expression.negate)}sent on by IPVS{server}"
+    server = f" for the virtual server with {', '.join(properties)}" if properties else ""
+    return f"{_not(expression.negate)}forwarded by IPVS{server}"
 
 
 def _any_of(e: ast.AnyOf) -> str:
@@ -106,7 +106,7 @@ def _flags(bits: int) -> str:
 _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.Compare: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{_values(e.values)}",
     ast.PortRange: lambda e: f"{_FIELDS[e.field]} {_not(e.negate)}{e.first}-{e.last}",
-    ast.IsLocal: lambda e: f"{_FIELDS[e.field]} is {_not(e.negate)}an own address",
+    ast.IsLocal: lambda e: f"{_FIELDS[e.field]} is {_not(e.negate)}a local address",
     ast.CtState: lambda e: f"connection is {_not(e.negate)}{' or '.join(e.states)}",
     ast.CtStatus: lambda e: f"connection has {_not(e.negate)}{' or '.join(e.bits)}",
     ast.TcpReset: lambda _: "TCP reset",
@@ -127,15 +127,15 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.OmittedMatch: lambda _: "",
     ast.SetMark: lambda e: f"set {'connection ' if e.connection else ''}mark & {e.mask:#x} to {e.value:#x}",
     ast.CopyMark: lambda e: (
-        "save the mark to the connection" if e.to_connection else "take the mark from the connection"
+        "save the mark to the connection" if e.to_connection else "restore the mark from the connection"
     ),
     ast.NoTrack: lambda _: "do not track",
     ast.IgnoredStatement: lambda e: e.text,
     ast.Snat: lambda e: f"snat to {_range(e.first, e.last)}",
     ast.DnatRange: _dnat_range,
     ast.RedirectRange: lambda e: "redirect to this machine" + (f"'s ports {e.first}-{e.last}" if e.first else ""),
-    ast.InlineVerdictMap: lambda e: f"one of {len(e.arms)} ways by what the packet is",
-    ast.RandomMap: lambda e: f"draw one of {e.mod}",
+    ast.InlineVerdictMap: lambda e: f"one of {len(e.arms)} verdicts by the first match",
+    ast.RandomMap: lambda e: f"random number below {e.mod}",
     ast.Unknown: lambda e: e.text,
     ast.Jump: lambda e: f"jump {e.chain}",
     ast.Goto: lambda e: f"goto {e.chain}",
@@ -144,7 +144,7 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.DropPacket: lambda _: "drop",
     ast.RejectPacket: lambda e: f"reject with {e.kind}",
     ast.MarkOr: lambda e: f"set mark bits {e.bits:#x}",
-    ast.MarkXor: lambda e: f"turn mark bits {e.bits:#x}",
+    ast.MarkXor: lambda e: f"toggle mark bits {e.bits:#x}",
     ast.Masquerade: lambda _: "masquerade",
     ast.Dnat: _dnat,
     ast.Redirect: lambda e: f"redirect to this machine's port {e.port}",

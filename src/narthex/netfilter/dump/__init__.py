@@ -1,1 +1,1 @@
-"""Output of rule tools, in any number of texts, read as one rule set. Pure."""
+"""Dumps: the output of a node's rule tools, in any number of texts, as one rule set."""

@@ -1,9 +1,9 @@
-"""The kernel's own trace of packets: the text of `nft monitor trace`, `xtables-monitor --trace`, and the TRACE log lines of
-iptables-legacy.
+"""Parser for the kernel's own trace of packets.
 
-The nft format is that of nft 1.0 and 1.1 (src/netlink.c, netlink_events_trace_cb), with or without `-a` and `-n`. It also
-covers iptables with the nf_tables backend, whose TRACE target sets the same flag. Other lines, which a monitor prints too,
-are ignored.
+The formats are the text of `nft monitor trace`, `xtables-monitor --trace`, and the TRACE log lines of iptables-legacy. The
+nft format is that of nft 1.0 and 1.1 (src/netlink.c, netlink_events_trace_cb), with or without `-a` and `-n`. It also covers
+iptables with the nf_tables backend, where the TRACE target sets the same flag. Other lines, which a monitor prints too, are
+ignored.
 """
 
 from __future__ import annotations

@@ -19,23 +19,7 @@ from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Any
 
 from narthex.model.net import IPFamily, Protocol, networks_between
-from narthex.netfilter.ast import (
-    Accept,
-    Atom,
-    DropPacket,
-    ElementData,
-    ElementKey,
-    Field,
-    Goto,
-    Jump,
-    Key,
-    KeyPart,
-    Return,
-    Set,
-    Slot,
-    Unprintable,
-    Verdict,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.netlink import NESTED, attribute, attributes
 
 LIST_ELEM = 1
@@ -45,19 +29,19 @@ VERDICT_CODE, VERDICT_CHAIN = 1, 2
 EXPR_NAME, EXPR_DATA = 1, 2
 COUNTER_BYTES, COUNTER_PACKETS = 1, 2
 
-_CODES: dict[type, int] = {DropPacket: 0, Accept: 1, Jump: -3, Goto: -4, Return: -5}
+_CODES: dict[type, int] = {ast.DropPacket: 0, ast.Accept: 1, ast.Jump: -3, ast.Goto: -4, ast.Return: -5}
 PROTOCOL_NUMBERS = {protocol.lower: protocol.number for protocol in Protocol}
 
 MISFITS = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
 """Exceptions raised by atoms of the wrong type or size."""
 
-ENDPOINT: Key = (Field.DADDR, Field.DPORT)
+ENDPOINT: ast.Key = (ast.Field.DADDR, ast.Field.DPORT)
 """The value of a map to endpoints."""
 
-Encoder = Callable[[Iterable[tuple[ElementKey, ElementData]]], Iterator[bytes]]
+Encoder = Callable[[Iterable[tuple[ast.ElementKey, ast.ElementData]]], Iterator[bytes]]
 
 
-def is_config_set(one: Set) -> bool:
+def is_config_set(one: ast.Set) -> bool:
     """Return True for a plain set of networks, which is read and written as nft text.
 
     The kernel encodes an interval of a single field in a form that depends on its version, and nft knows all of them.
@@ -65,7 +49,7 @@ def is_config_set(one: Set) -> bool:
     return one.interval and len(one.key) == 1
 
 
-def encoder(one: Set, family: IPFamily) -> Encoder:
+def encoder(one: ast.Set, family: IPFamily) -> Encoder:
     """Return a function that encodes (key, data) pairs as NFTA_LIST_ELEM attributes, with data if the set is a map.
 
     The function raises Unprintable for an element that does not fit the set.
@@ -73,14 +57,14 @@ def encoder(one: Set, family: IPFamily) -> Encoder:
     return _encoder(one.name, one.key, one.data, one.interval, family)
 
 
-def key_encoder(one: Set, family: IPFamily) -> Encoder:
+def key_encoder(one: ast.Set, family: IPFamily) -> Encoder:
     """Return a function like that of `encoder` that encodes only the keys, for deletions."""
     encode = _encoder(one.name, one.key, "", one.interval, family)
     return lambda pairs: encode((key, None) for key, _ in pairs)
 
 
 @lru_cache(maxsize=256)
-def _encoder(name: str, key: Key, data: str, interval: bool, family: IPFamily) -> Encoder:
+def _encoder(name: str, key: ast.Key, data: str, interval: bool, family: IPFamily) -> Encoder:
     """Return an encoder. Layouts are cached, so that changing one element does not need to build one."""
     if interval:
         return _interval_encoder(name, key, data, family)
@@ -89,7 +73,7 @@ def _encoder(name: str, key: Key, data: str, interval: bool, family: IPFamily) -
     return plain_encoder(name, key, ENDPOINT if data == "endpoint" else (), family)
 
 
-def plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) -> Encoder:
+def plain_encoder(name: str, key_parts: ast.Key, data_parts: ast.Key, family: IPFamily) -> Encoder:
     """Return an encoder for sets, and for maps to an address and a port, which have one fixed layout."""
     key_size, data_size = size_of(key_parts, family), size_of(data_parts, family)
     headers = list(nested_headers(key_size, data_size))
@@ -100,18 +84,18 @@ def plain_encoder(name: str, key_parts: Key, data_parts: Key, family: IPFamily) 
     fill, aim = fillers(key_parts, family), fillers(data_parts, family)
     before, between = [repeat(each) for each in first], [repeat(each) for each in second]
 
-    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+    def rows(pairs: Sequence[tuple[ast.ElementKey, ast.ElementData]]) -> list[bytes]:
         keys, data = zip(*pairs, strict=True)
         return list(map(layout.pack, *before, *columns(fill, keys), *between, *columns(aim, data if aim else ())))
 
     return partial(_encode, name, rows)
 
 
-Rows = Callable[[Sequence[tuple[ElementKey, ElementData]]], list[bytes]]
+Rows = Callable[[Sequence[tuple[ast.ElementKey, ast.ElementData]]], list[bytes]]
 """Encodes elements; raises one of MISFITS if one of them does not fit."""
 
 
-def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ElementKey, ElementData]]) -> Iterator[bytes]:
+def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ast.ElementKey, ast.ElementData]]) -> Iterator[bytes]:
     """Encode elements in batches. An initial load has a hundred thousand, and C code handles whole columns of them."""
     rest = iter(pairs)
     while some := list(islice(rest, _BATCH)):
@@ -126,11 +110,11 @@ def _encode(name: str, rows: Rows, pairs: Iterable[tuple[ElementKey, ElementData
 _BATCH = 1024
 
 
-def _encode_one(name: str, rows: Rows, pair: tuple[ElementKey, ElementData]) -> bytes:
+def _encode_one(name: str, rows: Rows, pair: tuple[ast.ElementKey, ast.ElementData]) -> bytes:
     try:
         return rows([pair])[0]
     except MISFITS as error:
-        raise Unprintable(f"element {pair[0]!r} does not fit the set {name}: {error}") from None
+        raise ast.Unprintable(f"element {pair[0]!r} does not fit the set {name}: {error}") from None
 
 
 def columns(put_of: list[Filler], rows: Sequence[Any]) -> list[Iterable[bytes | int]]:
@@ -148,13 +132,13 @@ def nested_headers(key_size: int, data_size: int) -> Iterator[int]:
         yield from (8 + data_size, ELEM_DATA | NESTED, 4 + data_size, DATA_VALUE)
 
 
-def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
+def _verdict_encoder(name: str, key_parts: ast.Key, family: IPFamily) -> Encoder:
     size = size_of(key_parts, family)
     layout = struct.Struct("=6H" + layout_of(key_parts, family))
     fill = fillers(key_parts, family)
     tail_of = cache(_verdict_attribute)
 
-    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+    def rows(pairs: Sequence[tuple[ast.ElementKey, ast.ElementData]]) -> list[bytes]:
         keys, data = zip(*pairs, strict=True)
         tails = list(map(tail_of, data))
         heads = map(
@@ -172,27 +156,27 @@ def _verdict_encoder(name: str, key_parts: Key, family: IPFamily) -> Encoder:
     return partial(_encode, name, rows)
 
 
-def _verdict_attribute(verdict: ElementData) -> bytes:
+def _verdict_attribute(verdict: ast.ElementData) -> bytes:
     code = _CODES.get(type(verdict))
     if code is None:
-        raise Unprintable(f"{verdict!r} is not valid in a verdict map")
+        raise ast.Unprintable(f"{verdict!r} is not valid in a verdict map")
     payload = attribute(VERDICT_CODE, struct.pack(">i", code))
-    if isinstance(verdict, Jump | Goto):
+    if isinstance(verdict, ast.Jump | ast.Goto):
         payload += attribute(VERDICT_CHAIN, verdict.chain.encode("ascii") + b"\0")
     return attribute(ELEM_DATA | NESTED, attribute(DATA_VERDICT | NESTED, payload))
 
 
-def _interval_encoder(name: str, key_parts: Key, data: str, family: IPFamily) -> Encoder:
+def _interval_encoder(name: str, key_parts: ast.Key, data: str, family: IPFamily) -> Encoder:
     """Return an encoder for concatenations with networks, which have a first and a last key, both included."""
     layout = struct.Struct("=" + layout_of(key_parts, family))
     fill = fillers(key_parts, family)
     if data or len(key_parts) == 1:
-        raise Unprintable(f"set {name}: only concatenated sets of networks are supported")
+        raise ast.Unprintable(f"set {name}: only concatenated sets of networks are supported")
 
-    def packed(keys: Sequence[ElementKey]) -> list[bytes]:
+    def packed(keys: Sequence[ast.ElementKey]) -> list[bytes]:
         return list(map(layout.pack, *columns(fill, keys)))
 
-    def rows(pairs: Sequence[tuple[ElementKey, ElementData]]) -> list[bytes]:
+    def rows(pairs: Sequence[tuple[ast.ElementKey, ast.ElementData]]) -> list[bytes]:
         ends = [[_ends(atom) for atom in key] for key, _ in pairs]
         low, high = (packed([tuple([end[side] for end in key]) for key in ends]) for side in (0, 1))
         return [
@@ -207,35 +191,35 @@ def _interval_encoder(name: str, key_parts: Key, data: str, family: IPFamily) ->
     return partial(_encode, name, rows)
 
 
-def _ends(atom: Atom) -> tuple[Atom, Atom]:
+def _ends(atom: ast.Atom) -> tuple[ast.Atom, ast.Atom]:
     if isinstance(atom, str) and "/" in atom:
         net = ipaddress.ip_network(atom)
         return str(net.network_address), str(net.broadcast_address)
     return atom, atom
 
 
-def _part_size(part: KeyPart, family: IPFamily) -> int:
-    return family.host_bits // 8 if part in (Field.SADDR, Field.DADDR) else 4
+def _part_size(part: ast.KeyPart, family: IPFamily) -> int:
+    return family.host_bits // 8 if part in (ast.Field.SADDR, ast.Field.DADDR) else 4
 
 
-def size_of(key: tuple[KeyPart, ...], family: IPFamily) -> int:
+def size_of(key: tuple[ast.KeyPart, ...], family: IPFamily) -> int:
     """Return the size of a key in bytes."""
     return sum(_part_size(part, family) for part in key)
 
 
-def layout_of(key: tuple[KeyPart, ...], family: IPFamily) -> str:
+def layout_of(key: tuple[ast.KeyPart, ...], family: IPFamily) -> str:
     """Return the `struct` format of a key. Ports are two bytes, so that one struct can contain both byte orders."""
-    letters = {Field.L4PROTO: "B3x", Field.SPORT: "2s2x", Field.DPORT: "2s2x"}
+    letters = {ast.Field.L4PROTO: "B3x", ast.Field.SPORT: "2s2x", ast.Field.DPORT: "2s2x"}
     text = ""
     for part in key:
-        if isinstance(part, Slot):
+        if isinstance(part, ast.Slot):
             text += "I"
-        elif part in (Field.SADDR, Field.DADDR):
+        elif part in (ast.Field.SADDR, ast.Field.DADDR):
             text += f"{family.host_bits // 8}s"
         elif part in letters:
             text += letters[part]
         else:
-            raise Unprintable(f"{part.value} has is not supported in elements")
+            raise ast.Unprintable(f"{part.value} has is not supported in elements")
     return text
 
 
@@ -245,35 +229,35 @@ Filler = Callable[[Iterable[Any]], Iterable[bytes | int]]
 """Converts the atoms of one column of keys to arguments of `struct`."""
 
 
-def fillers(key: tuple[KeyPart, ...], family: IPFamily) -> list[Filler]:
+def fillers(key: tuple[ast.KeyPart, ...], family: IPFamily) -> list[Filler]:
     """Return a filler for each part of a key. Per atom, only C code runs."""
     af = AF_INET if family is IPFamily.IPV4 else AF_INET6
 
-    def filler(part: KeyPart) -> Filler:
-        if isinstance(part, Slot):
+    def filler(part: ast.KeyPart) -> Filler:
+        if isinstance(part, ast.Slot):
             return partial(map, int)
-        if part in (Field.SADDR, Field.DADDR):
+        if part in (ast.Field.SADDR, ast.Field.DADDR):
             return partial(map, inet_pton, repeat(af))
-        if part is Field.L4PROTO:
+        if part is ast.Field.L4PROTO:
             return partial(map, PROTOCOL_NUMBERS.__getitem__)
         return partial(map, _PORT.pack)
 
     return [filler(part) for part in key]
 
 
-_VERDICTS: dict[int, Callable[[str], Verdict]] = {
-    0: lambda _: DropPacket(),
-    1: lambda _: Accept(),
-    -3: Jump,
-    -4: Goto,
-    -5: lambda _: Return(),
+_VERDICTS: dict[int, Callable[[str], ast.Verdict]] = {
+    0: lambda _: ast.DropPacket(),
+    1: lambda _: ast.Accept(),
+    -3: ast.Jump,
+    -4: ast.Goto,
+    -5: lambda _: ast.Return(),
 }
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}
 
 
 def decode_list(
-    one: Set, family: IPFamily, data: bytes | memoryview, start: int, end: int
-) -> Iterator[tuple[ElementKey, ElementData, int]]:
+    one: ast.Set, family: IPFamily, data: bytes | memoryview, start: int, end: int
+) -> Iterator[tuple[ast.ElementKey, ast.ElementData, int]]:
     """Decode the payload of NFTA_SET_ELEM_LIST_ELEMENTS into key, data, and packet count (0 without a counter).
 
     A range of addresses that is not a single network yields several elements. Raises ValueError for data that does not fit the
@@ -282,12 +266,12 @@ def decode_list(
     read_key = _reader(one.key, family)
     read_data = _reader(ENDPOINT, family)
     key_size, data_size = size_of(one.key, family), size_of(ENDPOINT, family)
-    for _, first, behind in attributes(data, start, end):
-        low: ElementKey = ()
-        high: ElementKey | None = None
-        value: ElementData = None
+    for _, first, last in attributes(data, start, end):
+        low: ast.ElementKey = ()
+        high: ast.ElementKey | None = None
+        value: ast.ElementData = None
         packets = 0
-        for kind, at, stop in attributes(data, first, behind):
+        for kind, at, stop in attributes(data, first, last):
             if kind == ELEM_KEY:
                 low = read_key(data, _value_offset(at, stop, key_size))
             elif kind == ELEM_KEY_END:
@@ -312,30 +296,30 @@ def _value_offset(at: int, stop: int, size: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _reader(key: tuple[KeyPart, ...], family: IPFamily) -> Callable[[bytes | memoryview, int], ElementKey]:
+def _reader(key: tuple[ast.KeyPart, ...], family: IPFamily) -> Callable[[bytes | memoryview, int], ast.ElementKey]:
     layout = struct.Struct("=" + layout_of(key, family))
 
-    def part_reader(part: KeyPart) -> Callable[[bytes | int], Atom]:
-        if isinstance(part, Slot):
+    def part_reader(part: ast.KeyPart) -> Callable[[bytes | int], ast.Atom]:
+        if isinstance(part, ast.Slot):
             return lambda raw: raw  # type: ignore[return-value]
-        if part in (Field.SADDR, Field.DADDR):
+        if part in (ast.Field.SADDR, ast.Field.DADDR):
             return _address_text if family is IPFamily.IPV6 else lambda raw: inet_ntop(AF_INET, raw)  # type: ignore[arg-type]
-        if part is Field.L4PROTO:
+        if part is ast.Field.L4PROTO:
             return lambda raw: _PROTOCOL_NAMES.get(raw, raw)  # type: ignore[arg-type]
         return lambda raw: int.from_bytes(raw, "big")  # type: ignore[arg-type]
 
     readers = [part_reader(part) for part in key]
 
-    def read(data: bytes | memoryview, offset: int) -> ElementKey:
+    def read(data: bytes | memoryview, offset: int) -> ast.ElementKey:
         return tuple([reader(raw) for reader, raw in zip(readers, layout.unpack_from(data, offset), strict=True)])
 
     return read
 
 
-def _read_verdict(data: bytes | memoryview, start: int, end: int) -> Verdict:
+def _read_verdict(data: bytes | memoryview, start: int, end: int) -> ast.Verdict:
     code, chain = 0, ""
-    for _, first, behind in attributes(data, start, end):
-        for kind, at, stop in attributes(data, first, behind):
+    for _, first, last in attributes(data, start, end):
+        for kind, at, stop in attributes(data, first, last):
             if kind == VERDICT_CODE:
                 code = struct.unpack_from(">i", data, at)[0]
             elif kind == VERDICT_CHAIN:
@@ -347,15 +331,15 @@ def _read_verdict(data: bytes | memoryview, start: int, end: int) -> Verdict:
 
 def _read_counter(data: bytes | memoryview, start: int, end: int) -> int:
     """Return the packet count of a counter expression, 0 for another expression."""
-    for kind, first, behind in attributes(data, start, end):
+    for kind, first, last in attributes(data, start, end):
         if kind == EXPR_DATA:
-            for inner, at, stop in attributes(data, first, behind):
+            for inner, at, stop in attributes(data, first, last):
                 if inner == COUNTER_PACKETS and stop - at == 8:
                     return int(struct.unpack_from(">Q", data, at)[0])
     return 0
 
 
-def _networks(low: ElementKey, high: ElementKey) -> Iterator[ElementKey]:
+def _networks(low: ast.ElementKey, high: ast.ElementKey) -> Iterator[ast.ElementKey]:
     """Yield the keys between two ends that differ in one part, an address."""
     apart = [index for index, (one, other) in enumerate(zip(low, high, strict=True)) if one != other]
     if len(apart) != 1 or not isinstance(low[apart[0]], str):

@@ -153,7 +153,7 @@ def read_real(body: bytes) -> KernelRealServer:
         _address(number, data),
         int.from_bytes(values[_REAL_PORT]),
         _number(values, _WEIGHT),
-        _FORWARD_WORDS.get(_number(values, _FORWARD) & _FORWARD_MASK, "another way"),
+        _FORWARD_WORDS.get(_number(values, _FORWARD) & _FORWARD_MASK, "another method"),
     )
     return KernelRealServer(found, _number(values, _ACTIVE) + _number(values, _INACTIVE))
 

@@ -198,8 +198,8 @@ def fib(cursor: TokenCursor) -> Expressions:
         return (plain,)
     text = cursor.slice(start, cursor.position)
     if negate:
-        return (ast.UndecidableMatch("which interface has the address", text),)
-    return plain, ast.UndecidableMatch("which interface has the address", text)
+        return (ast.UndecidableMatch("the interface of the address", text),)
+    return plain, ast.UndecidableMatch("the interface of the address", text)
 
 
 # ---- ICMP ----------------------------------------------------------------------------------------------------------
@@ -243,39 +243,39 @@ _NFT_ICMP_6 = {
 # ---- undecidable matches -------------------------------------------------------------------------------------------
 
 _UNDECIDABLE: dict[tuple[str, ...], tuple[str, bool, bool]] = {
-    ("meta", "skuid"): ("which process sends", False, True),
-    ("meta", "skgid"): ("which process sends", False, True),
-    ("meta", "cgroup"): ("which process sends", False, True),
-    ("meta", "pkttype"): ("how the link addressed it", True, True),
-    ("meta", "length"): ("the packet's length", True, True),
-    ("meta", "priority"): ("the packet's class", True, True),
-    ("meta", "cpu"): ("the processor that takes it", True, True),
-    ("meta", "time"): ("the time of day", True, True),
-    ("meta", "hour"): ("the time of day", True, True),
-    ("meta", "day"): ("the time of day", True, True),
-    ("meta", "iifgroup"): ("the group of the interface", True, True),
-    ("meta", "oifgroup"): ("the group of the interface", True, True),
-    ("meta", "iiftype"): ("the kind of the interface", True, True),
-    ("meta", "ibrname"): ("which port of a bridge it passes", True, False),
-    ("meta", "obrname"): ("which port of a bridge it passes", True, False),
-    ("ip", "ttl"): ("the packet's time to live", True, True),
-    ("ip6", "hoplimit"): ("the packet's hop limit", True, True),
-    ("ip", "dscp"): ("the packet's class of service", True, True),
-    ("ip6", "dscp"): ("the packet's class of service", True, True),
-    ("ip", "length"): ("the packet's length", True, True),
-    ("ip", "id"): ("a number that the sender draws", True, True),
-    ("ip", "frag-off"): ("whether it is a fragment", True, True),
-    ("ip", "ecn"): ("the packet's congestion bits", True, True),
-    ("ether", "saddr"): ("the sender's hardware address", True, False),
-    ("ether", "daddr"): ("the hardware address that it came to", True, False),
-    ("ct", "expiration"): ("how old the connection is", True, True),
-    ("ct", "helper"): ("helpers of connection tracking", True, True),
-    ("ct", "zone"): ("the connection's zone", True, True),
-    ("ct", "bytes"): ("how much the connection has carried", True, True),
-    ("ct", "packets"): ("how much the connection has carried", True, True),
-    ("ct", "count"): ("how many connections there are", True, True),
-    ("socket", "transparent"): ("whether a socket waits for it", True, True),
-    ("socket", "mark"): ("whether a socket waits for it", True, True),
+    ("meta", "skuid"): ("the sending process", False, True),
+    ("meta", "skgid"): ("the sending process", False, True),
+    ("meta", "cgroup"): ("the sending process", False, True),
+    ("meta", "pkttype"): ("the link-layer packet type", True, True),
+    ("meta", "length"): ("the packet length", True, True),
+    ("meta", "priority"): ("the packet priority", True, True),
+    ("meta", "cpu"): ("the CPU that handles the packet", True, True),
+    ("meta", "time"): ("the time", True, True),
+    ("meta", "hour"): ("the time", True, True),
+    ("meta", "day"): ("the time", True, True),
+    ("meta", "iifgroup"): ("the interface group", True, True),
+    ("meta", "oifgroup"): ("the interface group", True, True),
+    ("meta", "iiftype"): ("the interface type", True, True),
+    ("meta", "ibrname"): ("the bridge port", True, False),
+    ("meta", "obrname"): ("the bridge port", True, False),
+    ("ip", "ttl"): ("the TTL", True, True),
+    ("ip6", "hoplimit"): ("the hop limit", True, True),
+    ("ip", "dscp"): ("the DSCP field", True, True),
+    ("ip6", "dscp"): ("the DSCP field", True, True),
+    ("ip", "length"): ("the packet length", True, True),
+    ("ip", "id"): ("the IP identification", True, True),
+    ("ip", "frag-off"): ("the fragment offset", True, True),
+    ("ip", "ecn"): ("the ECN bits", True, True),
+    ("ether", "saddr"): ("the source MAC address", True, False),
+    ("ether", "daddr"): ("the destination MAC address", True, False),
+    ("ct", "expiration"): ("the remaining lifetime of the connection", True, True),
+    ("ct", "helper"): ("the conntrack helper", True, True),
+    ("ct", "zone"): ("the conntrack zone", True, True),
+    ("ct", "bytes"): ("the traffic of the connection", True, True),
+    ("ct", "packets"): ("the traffic of the connection", True, True),
+    ("ct", "count"): ("the number of connections", True, True),
+    ("socket", "transparent"): ("a matching local socket", True, True),
+    ("socket", "mark"): ("a matching local socket", True, True),
     ("rt", "ipsec"): ("IPsec policies", True, True),
     ("meta", "ipsec"): ("IPsec policies", True, True),
 }
@@ -323,7 +323,7 @@ def limit(cursor: TokenCursor) -> Expressions:
             or cursor.peek()[:1].isdigit()
         ):
             cursor.take()
-    return (ast.UndecidableMatch("how many packets came before", cursor.slice(start, cursor.position)),)
+    return (ast.UndecidableMatch("the number of earlier packets", cursor.slice(start, cursor.position)),)
 
 
 READERS: dict[str, Callable[[TokenCursor], Expressions]] = {

@@ -10,40 +10,27 @@ import itertools
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, networks_between
-from narthex.netfilter.ast import (
-    Atom,
-    Chain,
-    ElementData,
-    ElementKey,
-    Field,
-    Hook,
-    Key,
-    KeyPart,
-    Rule,
-    Ruleset,
-    Set,
-    Table,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.nft.cursor import Lexer, TokenCursor, UnknownSyntax, canonical, duration
 from narthex.netfilter.nft.print import priority_number
 from narthex.netfilter.nft.rule import parse_rule
 from narthex.netfilter.nft.statements import verdict
 
 FAMILIES = {"ip": IPFamily.IPV4, "ip6": IPFamily.IPV6, "inet": None}
-_DATATYPES: dict[str, KeyPart] = {
-    "ipv4_addr": Field.DADDR,
-    "ipv6_addr": Field.DADDR,
-    "inet_proto": Field.L4PROTO,
-    "inet_service": Field.DPORT,
-    "ifname": Field.IIFNAME,
+_DATATYPES: dict[str, ast.KeyPart] = {
+    "ipv4_addr": ast.Field.DADDR,
+    "ipv6_addr": ast.Field.DADDR,
+    "inet_proto": ast.Field.L4PROTO,
+    "inet_service": ast.Field.DPORT,
+    "ifname": ast.Field.IIFNAME,
 }
-_ENDPOINT_KEYS = ((Field.DADDR, Field.DPORT), (Field.SADDR, Field.SPORT))
+_ENDPOINT_KEYS = ((ast.Field.DADDR, ast.Field.DPORT), (ast.Field.SADDR, ast.Field.SPORT))
 
 
-def parse(text: str) -> Ruleset:
+def parse(text: str) -> ast.Ruleset:
     """Parse all tables of the families ip, ip6, and inet, in order. Blocks of the same table are merged."""
     lexer = Lexer(text)
-    tables: dict[tuple[str, str], Table] = {}
+    tables: dict[tuple[str, str], ast.Table] = {}
     while (word := lexer.next()) is not None:
         if word != "table":
             continue
@@ -59,32 +46,34 @@ def parse(text: str) -> Ruleset:
         block = _table(lexer, family, name)
         before = tables.get((family, name))
         tables[family, name] = block if before is None else _merged(before, block)
-    return Ruleset(tuple(tables.values()))
+    return ast.Ruleset(tuple(tables.values()))
 
 
-def parse_chain(text: str, name: str) -> Chain:
+def parse_chain(text: str, name: str) -> ast.Chain:
     """Parse the text after the opening brace of a chain."""
     return _chain(Lexer(text), name)
 
 
-def parse_set(text: str, name: str) -> Set:
+def parse_set(text: str, name: str) -> ast.Set:
     """Parse the text after the opening brace of a set or map. The result is `unsupported` if it is not understood."""
     return _set(Lexer(text), name)
 
 
-def _merged(one: Table, more: Table) -> Table:
+def _merged(one: ast.Table, more: ast.Table) -> ast.Table:
     chains = dict(one.chains)
     for name, chain in more.chains.items():
         have = chains.get(name)
         chains[name] = (
-            chain if have is None else Chain(name=name, hook=have.hook or chain.hook, rules=have.rules + chain.rules)
+            chain
+            if have is None
+            else ast.Chain(name=name, hook=have.hook or chain.hook, rules=have.rules + chain.rules)
         )
-    return Table(family=one.family, name=one.name, chains=chains, sets={**one.sets, **more.sets})
+    return ast.Table(family=one.family, name=one.name, chains=chains, sets={**one.sets, **more.sets})
 
 
-def _table(lexer: Lexer, family: str, name: str) -> Table:
-    chains: dict[str, Chain] = {}
-    sets: dict[str, Set] = {}
+def _table(lexer: Lexer, family: str, name: str) -> ast.Table:
+    chains: dict[str, ast.Chain] = {}
+    sets: dict[str, ast.Set] = {}
     while (word := lexer.next()) not in (None, "}"):
         if word == "chain":
             chain_name = lexer.next() or ""
@@ -98,28 +87,28 @@ def _table(lexer: Lexer, family: str, name: str) -> Table:
                 sets[set_name] = one
         elif word == "{":
             lexer.skip_block()
-    return Table(family=FAMILIES[family], name=name, chains=chains, sets=sets)
+    return ast.Table(family=FAMILIES[family], name=name, chains=chains, sets=sets)
 
 
-def _chain(lexer: Lexer, name: str) -> Chain:
-    hook: Hook | None = None
-    rules: list[Rule] = []
+def _chain(lexer: Lexer, name: str) -> ast.Chain:
+    hook: ast.Hook | None = None
+    rules: list[ast.Rule] = []
     while (cursor := lexer.statement()) is not None:
         first = cursor.peek()
         if first == "type" and not rules and hook is None:
             hook = _hook(cursor.texts())
         elif first == "policy" and hook is not None:
-            hook = Hook(type=hook.type, hook=hook.hook, priority=hook.priority, policy=cursor.at(1))
+            hook = ast.Hook(type=hook.type, hook=hook.hook, priority=hook.priority, policy=cursor.at(1))
         elif not (first == "comment" and not rules) and first != "flags":
             rules.append(parse_rule(cursor))
-    return Chain(name=name, rules=tuple(rules), hook=hook)
+    return ast.Chain(name=name, rules=tuple(rules), hook=hook)
 
 
-def _hook(texts: list[str]) -> Hook | None:
+def _hook(texts: list[str]) -> ast.Hook | None:
     """Parse `type filter hook prerouting [device x] priority dstnat - 10`."""
     try:
         at = texts.index("priority")
-        return Hook(type=texts[1], hook=texts[3], priority=priority_number(texts[at + 1 :]))
+        return ast.Hook(type=texts[1], hook=texts[3], priority=priority_number(texts[at + 1 :]))
     except (ValueError, KeyError, IndexError):
         return None
 
@@ -127,10 +116,10 @@ def _hook(texts: list[str]) -> Hook | None:
 # ---- sets and maps -------------------------------------------------------------------------------------------------
 
 
-def _set(lexer: Lexer, name: str) -> Set:
+def _set(lexer: Lexer, name: str) -> ast.Set:
     properties: dict[str, object] = {}
     elements: TokenCursor | None = None
-    key: Key | None = None
+    key: ast.Key | None = None
     data = ""
     unknown_types = ""
     while (cursor := lexer.statement()) is not None:
@@ -152,15 +141,15 @@ def _set(lexer: Lexer, name: str) -> Set:
             case "elements":
                 elements = cursor
     if key is None or unknown_types:
-        return Set(name=name, key=(), unsupported=unknown_types or "it does not say what it holds")
+        return ast.Set(name=name, key=(), unsupported=unknown_types or "it does not say what it holds")
     try:
         parsed = {} if elements is None or properties.get("dynamic") else dict(_elements(elements, data))
     except UnknownSyntax:
-        return Set(name=name, key=(), unsupported="its elements")
-    return Set(name=name, key=key, data=data, elements=parsed, **properties)  # type: ignore[arg-type]
+        return ast.Set(name=name, key=(), unsupported="its elements")
+    return ast.Set(name=name, key=key, data=data, elements=parsed, **properties)  # type: ignore[arg-type]
 
 
-def _types(cursor: TokenCursor) -> tuple[Key, str]:
+def _types(cursor: TokenCursor) -> tuple[ast.Key, str]:
     """Parse `typeof ip daddr . th dport : verdict` or `type ipv4_addr : verdict` into key and `Set.data`."""
     read_key = _datatypes if cursor.take() == "type" else TokenCursor.key
     key = read_key(cursor)
@@ -174,8 +163,8 @@ def _types(cursor: TokenCursor) -> tuple[Key, str]:
     raise UnknownSyntax
 
 
-def _datatypes(cursor: TokenCursor) -> Key:
-    parts: list[KeyPart] = []
+def _datatypes(cursor: TokenCursor) -> ast.Key:
+    parts: list[ast.KeyPart] = []
     while not cursor.done and cursor.peek() != ":":
         word = cursor.take()
         if word != ".":
@@ -185,7 +174,7 @@ def _datatypes(cursor: TokenCursor) -> Key:
     return tuple(parts)
 
 
-def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ElementKey, ElementData]]:
+def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, ast.ElementData]]:
     """Parse `elements = { KEY [counter …] [timeout …] [: DATA], … }`."""
     cursor.expect("elements")
     cursor.expect("=")
@@ -196,7 +185,7 @@ def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ElementKey, Elem
         while cursor.peek() not in (":", ",", "}"):
             # Counters, remaining timeouts, and comments are not part of an element.
             cursor.take()
-        value: ElementData = None
+        value: ast.ElementData = None
         if cursor.take_if(":"):
             value = _data(cursor, data)
         elif data:
@@ -205,7 +194,7 @@ def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ElementKey, Elem
             yield key, value
 
 
-def _data(cursor: TokenCursor, data: str) -> ElementData:
+def _data(cursor: TokenCursor, data: str) -> ast.ElementData:
     if data == "verdict":
         return verdict(cursor)
     if data != "endpoint":
@@ -218,7 +207,7 @@ def _data(cursor: TokenCursor, data: str) -> ElementData:
     return canonical(address), int(port)
 
 
-def _atoms(text: str) -> tuple[Atom, ...]:
+def _atoms(text: str) -> tuple[ast.Atom, ...]:
     """Return the values of one component. A range of addresses becomes the networks that cover it."""
     if text.isdigit():
         return (int(text),)

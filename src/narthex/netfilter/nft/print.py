@@ -9,44 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from narthex.model.net import IPFamily, family_of
-from narthex.netfilter.ast import (
-    Accept,
-    Atom,
-    Chain,
-    Compare,
-    Counter,
-    CtState,
-    CtStatus,
-    Dnat,
-    DnatMap,
-    DropPacket,
-    ElementData,
-    ElementKey,
-    Expression,
-    Field,
-    Goto,
-    Hook,
-    InSet,
-    IsLocal,
-    Jump,
-    Key,
-    MarkIs,
-    MarkOr,
-    MarkXor,
-    Masquerade,
-    PortRange,
-    RandomGoto,
-    RejectPacket,
-    Return,
-    Rule,
-    Set,
-    Slot,
-    Table,
-    TcpReset,
-    Unprintable,
-    UpdateSet,
-    VerdictMap,
-)
+from narthex.netfilter import ast
 
 NAME_LIMIT = 127
 """Longest chain name in characters (NFT_CHAIN_MAXNAMELEN without the terminating byte)."""
@@ -62,7 +25,7 @@ _PRIORITIES = {"raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "securi
 _ONLY_IN = {"dstnat": "prerouting", "srcnat": "postrouting"}
 
 
-def script(table: Table) -> str:
+def script(table: ast.Table) -> str:
     """Return a complete table with its elements as a block for `nft -f`."""
     lines = [f"table {_family_word(table.family)} {name_text(table.name)} {{"]
     lines += [set_text(one, table.family) for one in table.sets.values()]
@@ -70,7 +33,7 @@ def script(table: Table) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def chain_text(chain: Chain, family: Family) -> str:
+def chain_text(chain: ast.Chain, family: Family) -> str:
     """Return a chain as a block inside a table block."""
     lines = [f"\tchain {name_text(chain.name)} {{"]
     if chain.hook is not None:
@@ -79,13 +42,13 @@ def chain_text(chain: Chain, family: Family) -> str:
     return "\n".join([*lines, "\t}"])
 
 
-def set_text(one: Set, family: Family) -> str:
+def set_text(one: ast.Set, family: Family) -> str:
     """Return a set or map with its elements as a block inside a table block."""
     datatype = {"": "", "verdict": " : verdict"}.get(one.data)
     if datatype is None:
         if one.data != "endpoint":
-            raise Unprintable(f"map {one.name}: unsupported data {one.data!r}")
-        datatype = f" : {key_text((Field.DADDR, Field.DPORT), family)}"
+            raise ast.Unprintable(f"map {one.name}: unsupported data {one.data!r}")
+        datatype = f" : {key_text((ast.Field.DADDR, ast.Field.DPORT), family)}"
     flags = [
         word for word, on in (("interval", one.interval), ("dynamic", one.dynamic), ("timeout", one.timeout)) if on
     ]
@@ -107,7 +70,7 @@ def set_text(one: Set, family: Family) -> str:
     return "\n".join([*lines, "\t}"])
 
 
-def element_text(key: ElementKey, data: ElementData) -> str:
+def element_text(key: ast.ElementKey, data: ast.ElementData) -> str:
     """Return an element such as `10.0.0.1 . tcp . 80 : goto send-c2`."""
     text = " . ".join(_atom_text(atom) for atom in key)
     if data is None:
@@ -117,27 +80,27 @@ def element_text(key: ElementKey, data: ElementData) -> str:
     return f"{text} : {_expression_text(data, None)}"
 
 
-def rule_text(rule: Rule, family: Family) -> str:
+def rule_text(rule: ast.Rule, family: Family) -> str:
     """Return a rule on one line."""
     words = [_expression_text(expression, family) for expression in rule.expressions]
     if rule.comment:
         if not _COMMENT.fullmatch(rule.comment):
-            raise Unprintable(f"comment {rule.comment!r}")
+            raise ast.Unprintable(f"comment {rule.comment!r}")
         words.append(f'comment "{rule.comment}"')
     return " ".join(words)
 
 
-def key_text(key: Key, family: Family) -> str:
+def key_text(key: ast.Key, family: Family) -> str:
     """Return a key such as `ip daddr . meta l4proto . th dport`."""
     return " . ".join(
-        f"numgen random mod {part.mod:d}" if isinstance(part, Slot) else _field_text(part, family) for part in key
+        f"numgen random mod {part.mod:d}" if isinstance(part, ast.Slot) else _field_text(part, family) for part in key
     )
 
 
 def name_text(name: str) -> str:
     """Return the name of a table, chain, or set if nft can read it without quotes. Raises Unprintable."""
     if len(name) > NAME_LIMIT or not _NAME.fullmatch(name):
-        raise Unprintable(f"{name!r} is not a valid nft name")
+        raise ast.Unprintable(f"{name!r} is not a valid nft name")
     return name
 
 
@@ -150,70 +113,70 @@ def duration_text(seconds: int) -> str:
     return text or "0s"
 
 
-def _expression_text(one: Expression, family: Family) -> str:
+def _expression_text(one: ast.Expression, family: Family) -> str:
     """Print comparisons of a key, then other matches and statements by type."""
     match one:
-        case Compare(field, values, negate):
+        case ast.Compare(field, values, negate):
             return f"{_compared_field(field, values, family)} {'!= ' if negate else ''}{_values_text(field, values)}"
-        case PortRange(field, first, last, negate):
+        case ast.PortRange(field, first, last, negate):
             return f"{_field_text(field, family)} {'!= ' if negate else ''}{first:d}-{last:d}"
-        case InSet(key, name, negate):
+        case ast.InSet(key, name, negate):
             return f"{key_text(key, family)} {'!= ' if negate else ''}@{name_text(name)}"
-        case VerdictMap(key, name):
+        case ast.VerdictMap(key, name):
             return f"{key_text(key, family)} vmap @{name_text(name)}"
-        case DnatMap(key, name):
+        case ast.DnatMap(key, name):
             return f"dnat {_family_word(family)} to {key_text(key, family)} map @{name_text(name)}"
-        case UpdateSet(key, name):
+        case ast.UpdateSet(key, name):
             return f"update @{name_text(name)} {{ {key_text(key, family)} }}"
-        case RandomGoto(chains):
+        case ast.RandomGoto(chains):
             targets = ", ".join(f"{slot} : goto {name_text(chain)}" for slot, chain in enumerate(chains))
             return f"numgen random mod {len(chains)} vmap {{ {targets} }}"
     return _match_text(one) or _statement_text(one, family)
 
 
-def _match_text(one: Expression) -> str:
+def _match_text(one: ast.Expression) -> str:
     match one:
-        case IsLocal(field, negate):
-            if field not in (Field.SADDR, Field.DADDR):
-                raise Unprintable(f"fib of {field.value}")
+        case ast.IsLocal(field, negate):
+            if field not in (ast.Field.SADDR, ast.Field.DADDR):
+                raise ast.Unprintable(f"fib of {field.value}")
             return f"fib {field.value} type {'!= ' if negate else ''}local"
-        case CtState(states, negate):
+        case ast.CtState(states, negate):
             return f"ct state {'! ' if negate else ''}{','.join(map(_word_text, states))}"
-        case CtStatus(bits, negate):
+        case ast.CtStatus(bits, negate):
             return f"ct status {'! ' if negate else ''}{','.join(map(_word_text, bits))}"
-        case TcpReset():
+        case ast.TcpReset():
             return "tcp flags rst"
-        case MarkIs(value, mask, negate):
+        case ast.MarkIs(value, mask, negate):
             masked = "" if mask == 0xFFFFFFFF else f"& 0x{mask:08x} "
             return f"meta mark {masked}{'!=' if negate else '=='} 0x{value:08x}"
     return ""
 
 
-def _statement_text(one: Expression, family: Family) -> str:
+def _statement_text(one: ast.Expression, family: Family) -> str:
     match one:
-        case Jump(chain):
+        case ast.Jump(chain):
             return f"jump {name_text(chain)}"
-        case Goto(chain):
+        case ast.Goto(chain):
             return f"goto {name_text(chain)}"
-        case Return():
+        case ast.Return():
             return "return"
-        case Accept():
+        case ast.Accept():
             return "accept"
-        case DropPacket():
+        case ast.DropPacket():
             return "drop"
-        case RejectPacket(kind):
+        case ast.RejectPacket(kind):
             return _reject_text(kind, family)
-        case MarkOr(bits):
+        case ast.MarkOr(bits):
             return f"meta mark set meta mark | 0x{bits:08x}"
-        case MarkXor(bits):
+        case ast.MarkXor(bits):
             return f"meta mark set meta mark ^ 0x{bits:08x}"
-        case Masquerade(fully_random):
+        case ast.Masquerade(fully_random):
             return "masquerade fully-random" if fully_random else "masquerade"
-        case Dnat(address, port):
+        case ast.Dnat(address, port):
             return f"dnat to {_target_text(address, port)}"
-        case Counter():
+        case ast.Counter():
             return "counter"
-    raise Unprintable(f"{type(one).__name__} is not supported by nft")
+    raise ast.Unprintable(f"{type(one).__name__} is not supported by nft")
 
 
 def _reject_text(kind: str, family: Family) -> str:
@@ -232,9 +195,9 @@ def _target_text(address: str, port: int | None) -> str:
     return f"[{target}]:{port:d}" if ":" in target else f"{target}:{port:d}"
 
 
-def _hook_text(hook: Hook) -> str:
+def _hook_text(hook: ast.Hook) -> str:
     if hook.policy not in ("accept", "drop"):
-        raise Unprintable(f"policy {hook.policy!r}")
+        raise ast.Unprintable(f"policy {hook.policy!r}")
     where = f"type {_word_text(hook.type)} hook {_word_text(hook.hook)}"
     return f"{where} priority {priority_text(hook.priority, hook.hook)}; policy {hook.policy};"
 
@@ -257,43 +220,43 @@ def priority_number(words: Sequence[str]) -> int:
     return base + int("".join(words[1:3])) if len(words) > 1 else base
 
 
-def _field_text(field: Field, family: Family) -> str:
-    if field in (Field.SADDR, Field.DADDR):
+def _field_text(field: ast.Field, family: Family) -> str:
+    if field in (ast.Field.SADDR, ast.Field.DADDR):
         if family is None:
-            raise Unprintable("an address in an inet table needs its family")
+            raise ast.Unprintable("an address in an inet table needs its family")
         return f"{family.nft} {field.value}"
     if field.name.startswith("ORIG_"):
-        raise Unprintable(f"{field.value} is not supported here")
+        raise ast.Unprintable(f"{field.value} is not supported here")
     return str(field.value)
 
 
-def _compared_field(field: Field, values: tuple[Atom, ...], family: Family) -> str:
-    if family is None and field in (Field.SADDR, Field.DADDR):
+def _compared_field(field: ast.Field, values: tuple[ast.Atom, ...], family: Family) -> str:
+    if family is None and field in (ast.Field.SADDR, ast.Field.DADDR):
         families = {family_of(str(value)) for value in values}
         return _field_text(field, families.pop() if len(families) == 1 else None)
     return _field_text(field, family)
 
 
-def _values_text(field: Field, values: Iterable[Atom]) -> str:
-    quoted = field in (Field.IIFNAME, Field.OIFNAME)
+def _values_text(field: ast.Field, values: Iterable[ast.Atom]) -> str:
+    quoted = field in (ast.Field.IIFNAME, ast.Field.OIFNAME)
     texts = [_interface_text(value) if quoted else _atom_text(value) for value in values]
     if not texts:
-        raise Unprintable("a comparison with no value")
+        raise ast.Unprintable("a comparison with no value")
     return texts[0] if len(texts) == 1 else f"{{ {', '.join(texts)} }}"
 
 
-def _atom_text(atom: Atom) -> str:
+def _atom_text(atom: ast.Atom) -> str:
     """Print a number, an address or network, or a protocol."""
     if isinstance(atom, int):
         return f"{atom:d}"
     if atom in _PROTOCOLS or (_NETWORK.fullmatch(atom) and ("." in atom or ":" in atom)):
         return atom
-    raise Unprintable(f"{atom!r} is not an address, network, or protocol")
+    raise ast.Unprintable(f"{atom!r} is not an address, network, or protocol")
 
 
-def _interface_text(atom: Atom) -> str:
+def _interface_text(atom: ast.Atom) -> str:
     if not isinstance(atom, str) or not _INTERFACE.fullmatch(atom):
-        raise Unprintable(f"{atom!r} is not a valid interface name for nft")
+        raise ast.Unprintable(f"{atom!r} is not a valid interface name for nft")
     return f'"{atom}"'
 
 
@@ -302,13 +265,13 @@ _PROTOCOLS = frozenset({"tcp", "udp", "sctp", "icmp", "ipv6-icmp", "udplite", "d
 
 def _address_text(address: str) -> str:
     if not _NETWORK.fullmatch(address):
-        raise Unprintable(f"{address!r} is not an address")
+        raise ast.Unprintable(f"{address!r} is not an address")
     return address
 
 
 def _word_text(word: str) -> str:
     if not _WORD.fullmatch(word):
-        raise Unprintable(f"{word!r} is not an nft keyword")
+        raise ast.Unprintable(f"{word!r} is not an nft keyword")
     return word
 
 

@@ -1,1 +1,1 @@
-"""The path of a packet through rules, with exact probabilities. Pure."""
+"""The path of a packet through rules, with exact probabilities."""

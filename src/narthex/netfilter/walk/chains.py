@@ -10,25 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from narthex.model.packet import WalkNearMiss
-from narthex.netfilter.ast import (
-    Accept,
-    Chain,
-    Compare,
-    Counter,
-    Dnat,
-    DropPacket,
-    EveryNth,
-    Expression,
-    Field,
-    Goto,
-    IgnoredStatement,
-    Jump,
-    OmittedMatch,
-    RandomMatch,
-    RejectPacket,
-    Rule,
-    Table,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher
@@ -49,7 +31,7 @@ _LEGACY_JUMPS = 100
 """xt_jumpstack grows with the table. No table written by a person is deeper than this."""
 _MAX_RULES = 5_000_000
 _MAX_NEAR, _MAX_NEAR_ADDRESSES = 200, 20
-_SILENT = (Counter, IgnoredStatement)
+_SILENT = (ast.Counter, ast.IgnoredStatement)
 
 
 class ChainPosition:
@@ -57,7 +39,7 @@ class ChainPosition:
 
     __slots__ = ("chain", "depth", "path", "point", "table", "where")
 
-    def __init__(self, point: HookPoint, table: Table, chain: Chain, path: tuple[str, ...], depth: int) -> None:
+    def __init__(self, point: HookPoint, table: ast.Table, chain: ast.Chain, path: tuple[str, ...], depth: int) -> None:
         self.point, self.table, self.chain, self.path, self.depth = point, table, chain, path, depth
         self.where = f"{point.hook} {table.name} {chain.name}"
 
@@ -80,20 +62,20 @@ class ChainWalk:
         """The rules of which exactly one match failed so far. Those that failed at the destination come last."""
         return (*self._near.values(), *self._near_addresses.values())
 
-    def base(self, point: HookPoint, table: Table, chain: Chain, branch: Branch) -> ChainResults:
+    def base(self, point: HookPoint, table: ast.Table, chain: ast.Chain, branch: Branch) -> ChainResults:
         """Return the results of a base chain. A result that is not a `BranchEnd` passes this chain."""
         assert chain.hook is not None
         results: ChainResults = []
         for continuation, out in self._chain(point, table, chain, branch, (), 0):
             if (continuation is None or continuation == RETURN) and chain.hook.policy == "drop":
                 out.note(ChainPosition(point, table, chain, (), 0).where, "policy drop")
-                results += self._executor.verdict(DropPacket(), out)
+                results += self._executor.verdict(ast.DropPacket(), out)
             else:
                 results.append((continuation, out))
         return results
 
     def _chain(
-        self, point: HookPoint, table: Table, chain: Chain, branch: Branch, path: tuple[str, ...], depth: int
+        self, point: HookPoint, table: ast.Table, chain: ast.Chain, branch: Branch, path: tuple[str, ...], depth: int
     ) -> ChainResults:
         """Return the results of a chain. RETURN and the end of the chain are both None."""
         if chain.name in path:
@@ -141,7 +123,7 @@ class ChainWalk:
 
     # ---- rules -----------------------------------------------------------------------------------------------------
 
-    def _rule(self, at: ChainPosition, number: int, rule: Rule, branch: Branch, start: int = 0) -> ChainResults:
+    def _rule(self, at: ChainPosition, number: int, rule: ast.Rule, branch: Branch, start: int = 0) -> ChainResults:
         """Return the results of a rule, starting at one of its expressions."""
         results: ChainResults = []
         doubt = omission = ""
@@ -160,14 +142,14 @@ class ChainWalk:
                 if answer is not True:
                     doubt = doubt or answer
                 continue
-            if kind is Counter:
+            if kind is ast.Counter:
                 continue
-            if kind is OmittedMatch:
-                assert isinstance(expression, OmittedMatch)
+            if kind is ast.OmittedMatch:
+                assert isinstance(expression, ast.OmittedMatch)
                 bare = _is_bare(rule)
                 doubt, omission = (doubt or expression.text, omission) if bare else (doubt, expression.text)
                 continue
-            if kind is RandomMatch or kind is EveryNth:
+            if kind is ast.RandomMatch or kind is ast.EveryNth:
                 hit = branch.take(_probability(expression))
                 if branch.probability:
                     results.append((None, branch))
@@ -193,7 +175,7 @@ class ChainWalk:
         return [*results, (None, branch)]
 
     def _in_doubt(
-        self, at: ChainPosition, number: int, rule: Rule, branch: Branch, position: int, doubt: str
+        self, at: ChainPosition, number: int, rule: ast.Rule, branch: Branch, position: int, doubt: str
     ) -> ChainResults:
         """Return the results of a rule whose matches before `position` cannot be determined."""
         rest = rule.expressions[position:]
@@ -210,12 +192,12 @@ class ChainWalk:
         return [*results, (None, branch)]
 
     def _note(
-        self, at: ChainPosition, number: int, rule: Rule, branch: Branch, description: str, why: str = ""
+        self, at: ChainPosition, number: int, rule: ast.Rule, branch: Branch, description: str, why: str = ""
     ) -> None:
         why = rule.comment or why or self._why(rule)
         branch.note(at.where, description, why, (at.table.name, at.chain.name, number))
 
-    def _act(self, at: ChainPosition, number: int, rule: Rule, position: int, branch: Branch) -> ChainResults:
+    def _act(self, at: ChainPosition, number: int, rule: ast.Rule, position: int, branch: Branch) -> ChainResults:
         """Execute a statement that determines the path of the packet."""
         results: ChainResults = []
         for result in self._executor.act(rule.expressions[position], branch, at.point, at.table, at.where):
@@ -223,7 +205,7 @@ class ChainWalk:
             if result.description:
                 self._note(at, number, rule, out, result.description, result.why)
             what = result.verdict
-            if isinstance(what, (Jump, Goto)):
+            if isinstance(what, (ast.Jump, ast.Goto)):
                 results += self._call(at, what, out)
             elif what is not None:
                 results += self._executor.verdict(what, out)
@@ -231,25 +213,25 @@ class ChainWalk:
                 results.append((result.continuation, out))
         return results
 
-    def _call(self, at: ChainPosition, verdict: Jump | Goto, branch: Branch) -> ChainResults:
+    def _call(self, at: ChainPosition, verdict: ast.Jump | ast.Goto, branch: Branch) -> ChainResults:
         target = at.table.chains.get(verdict.chain)
         if target is None:
             return [(unsupported(f"the chain {verdict.chain} of table {at.table.name} does not exist"), branch)]
-        if isinstance(verdict, Jump):
+        if isinstance(verdict, ast.Jump):
             return self._chain(at.point, at.table, target, branch, at.path, at.depth + 1)
         results = self._chain(at.point, at.table, target, branch, at.path, at.depth)
         return [(RETURN if continuation is None else continuation, out) for continuation, out in results]
 
-    def _why(self, rule: Rule) -> str:
-        addresses = (each.address for each in rule.expressions if isinstance(each, Dnat))
+    def _why(self, rule: ast.Rule) -> str:
+        addresses = (each.address for each in rule.expressions if isinstance(each, ast.Dnat))
         return next(filter(None, map(self._executor.name_of, addresses)), "")
 
     # ---- near misses -----------------------------------------------------------------------------------------------
 
-    def _missed(self, at: ChainPosition, number: int, rule: Rule, position: int, branch: Branch) -> None:
+    def _missed(self, at: ChainPosition, number: int, rule: ast.Rule, position: int, branch: Branch) -> None:
         """Record the rule as a near miss if the match at `position` is the only one that failed."""
         failed = rule.expressions[position]
-        elsewhere = type(failed) is Compare and failed.field is Field.DADDR
+        elsewhere = type(failed) is ast.Compare and failed.field is ast.Field.DADDR
         kept, limit = (self._near_addresses, _MAX_NEAR_ADDRESSES) if elsewhere else (self._near, _MAX_NEAR)
         if len(kept) >= limit or branch.doubt:
             return
@@ -275,14 +257,14 @@ class ChainWalk:
         )
 
 
-def _is_bare(rule: Rule) -> bool:
+def _is_bare(rule: ast.Rule) -> bool:
     """Return True for a rule with a verdict and without any visible match. Most often it has one for an interface."""
-    rest = [each for each in rule.expressions if not isinstance(each, (Counter, OmittedMatch))]
-    return len(rest) == 1 and isinstance(rest[0], (Accept, DropPacket, RejectPacket))
+    rest = [each for each in rule.expressions if not isinstance(each, (ast.Counter, ast.OmittedMatch))]
+    return len(rest) == 1 and isinstance(rest[0], (ast.Accept, ast.DropPacket, ast.RejectPacket))
 
 
-def _probability(chance: Expression) -> Fraction:
-    if isinstance(chance, EveryNth):
-        return Fraction(1, max(chance.every, 1))
-    assert isinstance(chance, RandomMatch)
-    return min(max(Fraction(chance.probability), Fraction(0)), Fraction(1))
+def _probability(match: ast.Expression) -> Fraction:
+    if isinstance(match, ast.EveryNth):
+        return Fraction(1, max(match.every, 1))
+    assert isinstance(match, ast.RandomMatch)
+    return min(max(Fraction(match.probability), Fraction(0)), Fraction(1))

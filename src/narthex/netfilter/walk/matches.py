@@ -13,34 +13,7 @@ from typing import Any
 
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.model.packet import Host, Memory, Packet
-from narthex.netfilter.ast import (
-    AddressType,
-    AnyOf,
-    Atom,
-    Compare,
-    ConnMarkIs,
-    CtDirection,
-    CtState,
-    CtStatus,
-    Expression,
-    Field,
-    IcmpType,
-    InSet,
-    IpvsMatch,
-    IsLocal,
-    Key,
-    MarkIs,
-    MatchSet,
-    PortRange,
-    RecentCheck,
-    Rule,
-    Slot,
-    Table,
-    TcpFlags,
-    TcpReset,
-    UndecidableMatch,
-    Unknown,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import ElementIndex, RulesetIndex, ipset_fields, ipset_index
 from narthex.netfilter.walk.state import Branch, HookPoint, KernelObjects
@@ -48,10 +21,10 @@ from narthex.netfilter.xtables.values import TABLES
 
 Answer = bool | str
 
-_ORIGINAL = frozenset((Field.ORIG_SADDR, Field.ORIG_DADDR, Field.ORIG_SPORT, Field.ORIG_DPORT))
-_PORTS = frozenset((Field.SPORT, Field.DPORT))
+_ORIGINAL = frozenset((ast.Field.ORIG_SADDR, ast.Field.ORIG_DADDR, ast.Field.ORIG_SPORT, ast.Field.ORIG_DPORT))
+_PORTS = frozenset((ast.Field.SPORT, ast.Field.DPORT))
 _NO_PORTS = "a packet without ports has a checksum, which is not known, where others have them"
-_ADDRESSES = frozenset((Field.SADDR, Field.DADDR, Field.ORIG_SADDR, Field.ORIG_DADDR))
+_ADDRESSES = frozenset((ast.Field.SADDR, ast.Field.DADDR, ast.Field.ORIG_SADDR, ast.Field.ORIG_DADDR))
 _ICMP = {IPFamily.IPV4: ("icmp", 1), IPFamily.IPV6: ("icmpv6", "ipv6-icmp", 58)}
 _OWN_STATUS = ("dnat", "snat")
 _NEVER_ON_FIRST_PACKET = {"seen-reply", "assured", "expected", "dying", "confirmed"}
@@ -89,34 +62,34 @@ class Matcher:
         self._objects = objects
         self._state = state
         ports = packet.protocol.value != "ICMP"
-        self._protocol: tuple[Atom, ...] = (
+        self._protocol: tuple[ast.Atom, ...] = (
             (packet.protocol.lower, packet.protocol.number) if ports else _ICMP[self.family]
         )
         self._has_ports = ports
-        self.answers: dict[type, Callable[[Any, Branch, HookPoint, Table], Answer]] = {
-            Compare: self._compare,
-            PortRange: self._port_range,
-            IsLocal: self._is_local,
-            CtState: self._ct_state,
-            CtStatus: self._ct_status,
-            TcpReset: self._tcp_reset,
-            MarkIs: self._mark_is,
-            InSet: self._in_set,
-            MatchSet: self._match_set,
-            IpvsMatch: self._by_ipvs,
-            RecentCheck: self._recent,
-            Unknown: self._unknown,
-            AnyOf: self._any_of,
-            AddressType: self._address_type,
-            TcpFlags: self._tcp_flags,
-            IcmpType: self._icmp_type,
-            ConnMarkIs: self._conn_mark_is,
-            CtDirection: self._ct_direction,
-            UndecidableMatch: self._undecidable,
+        self.answers: dict[type, Callable[[Any, Branch, HookPoint, ast.Table], Answer]] = {
+            ast.Compare: self._compare,
+            ast.PortRange: self._port_range,
+            ast.IsLocal: self._is_local,
+            ast.CtState: self._ct_state,
+            ast.CtStatus: self._ct_status,
+            ast.TcpReset: self._tcp_reset,
+            ast.MarkIs: self._mark_is,
+            ast.InSet: self._in_set,
+            ast.MatchSet: self._match_set,
+            ast.IpvsMatch: self._by_ipvs,
+            ast.RecentCheck: self._recent,
+            ast.Unknown: self._unknown,
+            ast.AnyOf: self._any_of,
+            ast.AddressType: self._address_type,
+            ast.TcpFlags: self._tcp_flags,
+            ast.IcmpType: self._icmp_type,
+            ast.ConnMarkIs: self._conn_mark_is,
+            ast.CtDirection: self._ct_direction,
+            ast.UndecidableMatch: self._undecidable,
         }
         """By type of match. Every other expression is a statement or a random match."""
 
-    def all_of(self, matches: tuple[Expression, ...], branch: Branch, point: HookPoint, table: Table) -> Answer:
+    def all_of(self, matches: tuple[ast.Expression, ...], branch: Branch, point: HookPoint, table: ast.Table) -> Answer:
         """Return True if all of the matches match."""
         doubt = ""
         for each in matches:
@@ -141,21 +114,21 @@ class Matcher:
         loopback = "127.0.0.1" if self.family is IPFamily.IPV4 else "::1"
         return loopback if hook == "output" else next(known, loopback)
 
-    def key(self, key: Key, branch: Branch, point: HookPoint) -> tuple[Atom, ...] | None:
+    def key(self, key: ast.Key, branch: Branch, point: HookPoint) -> tuple[ast.Atom, ...] | None:
         """Return a key without random parts, or None if the packet lacks a field. Raises ValueNotKnown."""
         return next(self.draws(key, branch, point), (Fraction(1), None))[1]
 
-    def draws(self, key: Key, branch: Branch, point: HookPoint) -> Iterator[tuple[Fraction, tuple[Atom, ...]]]:
+    def draws(self, key: ast.Key, branch: Branch, point: HookPoint) -> Iterator[tuple[Fraction, tuple[ast.Atom, ...]]]:
         """Yield all values of a key with their probabilities, none if the packet lacks a field. Raises ValueNotKnown."""
-        if not self._has_ports and Field.L4PROTO in key:
+        if not self._has_ports and ast.Field.L4PROTO in key:
             # Other protocols have other data in place of the ports. A set that names the protocol has no such element.
-            values: list[Atom | None] = [
-                None if isinstance(part, Slot) else -1 if part in _PORTS else self._value(part, branch, point)
+            values: list[ast.Atom | None] = [
+                None if isinstance(part, ast.Slot) else -1 if part in _PORTS else self._value(part, branch, point)
                 for part in key
             ]
         else:
-            values = [None if isinstance(part, Slot) else self._value(part, branch, point) for part in key]
-        slots = [(position, part.mod) for position, part in enumerate(key) if isinstance(part, Slot)]
+            values = [None if isinstance(part, ast.Slot) else self._value(part, branch, point) for part in key]
+        slots = [(position, part.mod) for position, part in enumerate(key) if isinstance(part, ast.Slot)]
         if sum(value is None for value in values) > len(slots):
             return
         total = 1
@@ -170,14 +143,14 @@ class Matcher:
                 rest //= mod
             yield Fraction(1, total), tuple(value for value in values if value is not None)
 
-    def describe_match(self, rule: Rule, branch: Branch, point: HookPoint, table: Table) -> str:
+    def describe_match(self, rule: ast.Rule, branch: Branch, point: HookPoint, table: ast.Table) -> str:
         """Describe the rule with the set elements that matched. Must be called before the statements of the rule run."""
         texts = (self._describe(expression, branch, point, table) for expression in rule.expressions)
         return ", ".join(filter(None, texts)) or describe_rule(rule)
 
-    def _describe(self, expression: Expression, branch: Branch, point: HookPoint, table: Table) -> str:
+    def _describe(self, expression: ast.Expression, branch: Branch, point: HookPoint, table: ast.Table) -> str:
         text = describe(expression)
-        if isinstance(expression, (InSet, MatchSet)) and not expression.negate:
+        if isinstance(expression, (ast.InSet, ast.MatchSet)) and not expression.negate:
             with contextlib.suppress(ValueNotKnown):
                 elements, fields = self._lookup(expression, table)
                 key = self.key(fields, branch, point)
@@ -186,9 +159,9 @@ class Matcher:
                     return f"{text} {{ {' . '.join(map(str, met))} }}"
         return text
 
-    def _lookup(self, e: InSet | MatchSet, table: Table) -> tuple[ElementIndex | None, Key]:
+    def _lookup(self, e: ast.InSet | ast.MatchSet, table: ast.Table) -> tuple[ElementIndex | None, ast.Key]:
         """Return the set of a match, or None if it does not exist, and the key to look up. Raises ValueNotKnown."""
-        if isinstance(e, InSet):
+        if isinstance(e, ast.InSet):
             return self._index.elements(table, e.name), e.key
         ipset = self._objects.sets.get(e.name)
         if ipset is None:
@@ -198,66 +171,66 @@ class Matcher:
         except ValueError as error:
             raise ValueNotKnown(str(error)) from None
 
-    def remembered(self, name: str, key: tuple[Atom, ...], branch: Branch, seconds: float) -> bool:
+    def remembered(self, name: str, key: tuple[ast.Atom, ...], branch: Branch, seconds: float) -> bool:
         """Return True if an earlier packet, or this packet in an earlier rule, added the key to a list."""
         if (name, key) in branch.remembers:
             return True
         return self._memory is not None and self._memory.seen(name, key, self._now, seconds)
 
-    def _value(self, field: Field, branch: Branch, point: HookPoint) -> Atom | None:
-        if field is Field.DADDR:
+    def _value(self, field: ast.Field, branch: Branch, point: HookPoint) -> ast.Atom | None:
+        if field is ast.Field.DADDR:
             return branch.daddr
-        if field is Field.DPORT:
+        if field is ast.Field.DPORT:
             return branch.dport if self._has_ports else None
-        if field is Field.L4PROTO:
+        if field is ast.Field.L4PROTO:
             return self._protocol[0]
-        if field is Field.SADDR:
+        if field is ast.Field.SADDR:
             if branch.saddr:
                 return branch.saddr
             if branch.masquerade:
                 raise ValueNotKnown("the source after masquerading depends on the outgoing link")
             return self.packet.source
-        if field is Field.IIFNAME:
+        if field is ast.Field.IIFNAME:
             return point.iif
-        if field is Field.OIFNAME:
+        if field is ast.Field.OIFNAME:
             if point.oif is None:
                 raise ValueNotKnown("the outgoing interface is decided by routing")
             return point.oif
         packet = self.packet
-        if field is Field.NFPROTO:
+        if field is ast.Field.NFPROTO:
             return "ipv4" if self.family is IPFamily.IPV4 else "ipv6"
         if field in _ORIGINAL and not branch.tracked:
             return None
-        if field is Field.ORIG_SADDR:
+        if field is ast.Field.ORIG_SADDR:
             return packet.source
-        if field is Field.ORIG_DADDR:
+        if field is ast.Field.ORIG_DADDR:
             return packet.destination
         if not self._has_ports:
             return None
-        if field is Field.ORIG_DPORT:
+        if field is ast.Field.ORIG_DPORT:
             return packet.port
-        if packet.source_port and (field is Field.ORIG_SPORT or not branch.masquerade):
+        if packet.source_port and (field is ast.Field.ORIG_SPORT or not branch.masquerade):
             return packet.source_port
         raise ValueNotKnown("the client's own port is drawn by the client")
 
-    def _compare(self, e: Compare, branch: Branch, point: HookPoint, _table: Table) -> Answer:
+    def _compare(self, e: ast.Compare, branch: Branch, point: HookPoint, _table: ast.Table) -> Answer:
         field = e.field
-        if field is Field.L4PROTO:
+        if field is ast.Field.L4PROTO:
             return any(value in self._protocol for value in e.values) is not e.negate
         try:
             value = self._value(field, branch, point)
         except ValueNotKnown as error:
             # Routing never sends a packet for another host to loopback.
-            return e.negate if field is Field.OIFNAME and e.values == ("lo",) else str(error)
+            return e.negate if field is ast.Field.OIFNAME and e.values == ("lo",) else str(error)
         if value is None:
             return _NO_PORTS if field in _PORTS else False
         if field in _ADDRESSES:
             return self._address_in(str(value), e)
-        if field is Field.IIFNAME or field is Field.OIFNAME:
+        if field is ast.Field.IIFNAME or field is ast.Field.OIFNAME:
             return any(_interface(str(pattern), str(value)) for pattern in e.values) is not e.negate
         return (value in e.values) is not e.negate
 
-    def _address_in(self, address: str, e: Compare) -> bool:
+    def _address_in(self, address: str, e: ast.Compare) -> bool:
         found = False
         other_family = True
         for value in e.values:
@@ -271,7 +244,7 @@ class Matcher:
         # In an inet table `ip saddr != …` first requires an IPv4 packet.
         return not other_family and found is not e.negate
 
-    def _port_range(self, e: PortRange, branch: Branch, point: HookPoint, _table: Table) -> Answer:
+    def _port_range(self, e: ast.PortRange, branch: Branch, point: HookPoint, _table: ast.Table) -> Answer:
         try:
             value = self._value(e.field, branch, point)
         except ValueNotKnown as error:
@@ -280,16 +253,16 @@ class Matcher:
             return _NO_PORTS if e.field in _PORTS else False
         return (e.first <= value <= e.last) is not e.negate
 
-    def _is_local(self, e: IsLocal, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
-        if e.field is Field.SADDR:
+    def _is_local(self, e: ast.IsLocal, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
+        if e.field is ast.Field.SADDR:
             own = self.local(branch.saddr or self.packet.source) or (branch.masquerade and not branch.saddr)
             return own is not e.negate
         return self.local(branch.daddr) is not e.negate
 
-    def _address_type(self, e: AddressType, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _address_type(self, e: ast.AddressType, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         """Evaluate the route type of an address as far as it follows from the address alone."""
-        address = branch.daddr if e.field is Field.DADDR else branch.saddr or self.packet.source
-        if (e.field is Field.SADDR and branch.masquerade and not branch.saddr) or self.local(address):
+        address = branch.daddr if e.field is ast.Field.DADDR else branch.saddr or self.packet.source
+        if (e.field is ast.Field.SADDR and branch.masquerade and not branch.saddr) or self.local(address):
             kind = "local"
         elif contains(_MULTICAST[self.family], address):
             kind = "multicast"
@@ -297,10 +270,10 @@ class Matcher:
             kind = "broadcast"
         elif self.family is IPFamily.IPV4 and address.endswith((".255", ".0")):
             # Possibly the broadcast address of a network of the host, which is not known.
-            asked = {"unicast", "broadcast"}
-            if asked <= set(e.types):
+            requested = {"unicast", "broadcast"}
+            if requested <= set(e.types):
                 return not e.negate
-            if asked.isdisjoint(e.types) and _DECIDABLE_TYPES.issuperset(e.types):
+            if requested.isdisjoint(e.types) and _DECIDABLE_TYPES.issuperset(e.types):
                 return e.negate
             return f"whether {address} is a broadcast address depends on the routes"
         else:
@@ -312,7 +285,7 @@ class Matcher:
             return f"whether the route to {address} is of type {unknown[0]} depends on the routes"
         return e.negate
 
-    def _tcp_flags(self, e: TcpFlags, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _tcp_flags(self, e: ast.TcpFlags, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         """Evaluate the flags of a SYN packet, which may also have the congestion bits (ECE, CWR)."""
         if self.packet.protocol.value != "TCP":
             return False
@@ -320,31 +293,31 @@ class Matcher:
             return "whether the first packet asks for congestion notification is the client's choice"
         return (_SYN & e.mask == e.value) is not e.negate
 
-    def _icmp_type(self, e: IcmpType, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _icmp_type(self, e: ast.IcmpType, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         """Evaluate the type of an echo request."""
         if self.packet.protocol.value != "ICMP":
             return False
         found = _ECHO[self.family] in e.types and (e.codes is None or e.codes[0] <= 0 <= e.codes[1])
         return found is not e.negate
 
-    def _conn_mark_is(self, e: ConnMarkIs, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _conn_mark_is(self, e: ast.ConnMarkIs, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         """Evaluate the connection mark. It is 0 until a rule sets it, and an untracked packet has none."""
         return branch.tracked and (branch.connection_mark & e.mask == e.value) is not e.negate
 
-    def _ct_direction(self, e: CtDirection, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _ct_direction(self, e: ast.CtDirection, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         """Evaluate the direction. The first packet has the original one."""
         return branch.tracked and e.original
 
-    def _undecidable(self, e: UndecidableMatch, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _undecidable(self, e: ast.UndecidableMatch, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         """Return False for packets that cannot have the property, else that it is not known."""
         if not (e.sent_locally if self.packet.from_host else e.forwarded):
             return False
         return f"depends on {e.about}: {e.text}"
 
-    def _ct_state(self, e: CtState, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _ct_state(self, e: ast.CtState, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         return ((self._state if branch.tracked else "untracked") in e.states) is not e.negate
 
-    def _ct_status(self, e: CtStatus, branch: Branch, _place: HookPoint, table: Table) -> Answer:
+    def _ct_status(self, e: ast.CtStatus, branch: Branch, _place: HookPoint, table: ast.Table) -> Answer:
         if not branch.tracked:
             # For iptables these are states, which an untracked packet does not have. For nft the match fails.
             return e.negate and table.family is not None and table.name in TABLES
@@ -355,19 +328,19 @@ class Matcher:
         found = ("dnat" in e.bits and branch.rewritten) or ("snat" in e.bits and source)
         return found is not e.negate
 
-    def _tcp_reset(self, _e: TcpReset, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _tcp_reset(self, _e: ast.TcpReset, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         return False  # the first packet of a connection is not a reset
 
-    def _mark_is(self, e: MarkIs, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _mark_is(self, e: ast.MarkIs, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         return (branch.mark & e.mask == e.value) is not e.negate
 
-    def _in_set(self, e: InSet, branch: Branch, point: HookPoint, table: Table) -> Answer:
+    def _in_set(self, e: ast.InSet, branch: Branch, point: HookPoint, table: ast.Table) -> Answer:
         elements = self._index.elements(table, e.name)
         if elements is None:
             return f"the set {e.name} does not exist"
         if elements.set.unsupported:
             return f"the set {e.name} is not understood: {elements.set.unsupported}"
-        if any(isinstance(part, Slot) for part in e.key):
+        if any(isinstance(part, ast.Slot) for part in e.key):
             return f"a random number is looked up in the set {e.name}"
         try:
             key = self.key(e.key, branch, point)
@@ -380,7 +353,7 @@ class Matcher:
             found = self.remembered(e.name, key, branch, elements.set.timeout or float("inf"))
         return found is not e.negate
 
-    def _match_set(self, e: MatchSet, branch: Branch, point: HookPoint, table: Table) -> Answer:
+    def _match_set(self, e: ast.MatchSet, branch: Branch, point: HookPoint, table: ast.Table) -> Answer:
         try:
             elements, fields = self._lookup(e, table)
             if elements is None:
@@ -391,7 +364,7 @@ class Matcher:
         # A packet without ports is in none of the kernel's sets with ports.
         return (key is not None and elements.find(key) is not None) is not e.negate
 
-    def _by_ipvs(self, e: IpvsMatch, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _by_ipvs(self, e: ast.IpvsMatch, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         if branch.served is None:
             # A packet that IPVS has not handled has no properties of a virtual server.
             return e.negate
@@ -402,10 +375,10 @@ class Matcher:
             and e.port in (None, port)
         ) is not e.negate
 
-    def _recent(self, e: RecentCheck, branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _recent(self, e: ast.RecentCheck, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         return self.remembered(e.name, (self.packet.source,), branch, e.seconds)
 
-    def _any_of(self, e: AnyOf, branch: Branch, point: HookPoint, table: Table) -> Answer:
+    def _any_of(self, e: ast.AnyOf, branch: Branch, point: HookPoint, table: ast.Table) -> Answer:
         doubt = ""
         for alternative in e.alternatives:
             answer = self.all_of(alternative, branch, point, table)
@@ -415,7 +388,7 @@ class Matcher:
                 doubt = doubt or answer
         return doubt or e.negate
 
-    def _unknown(self, e: Unknown, _branch: Branch, _place: HookPoint, _table: Table) -> Answer:
+    def _unknown(self, e: ast.Unknown, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         return f"not understood: {e.text}"
 
 

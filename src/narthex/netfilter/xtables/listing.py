@@ -24,7 +24,7 @@ CHAIN = re.compile(r"\**Chain\s+(\S+)\s+\(\s*(?:policy\s+(\w+)[^)]*|\d+\s+refere
 _HEADER = re.compile(r"(?:num\s+)?(?:pkts\s+bytes\s+)?target\s+prot\s+opt\b")
 _DASHES = ("--", "—", "–", "-f", "!f", "-", "----")
 _OMISSION = re.compile(r"\.{3,}$|…$|\(.*(?:omitted|省略).*\)$")
-_NO_INTERFACES = "iptables -L without -v leaves out the interfaces that a rule asks for"
+_NO_INTERFACES = "iptables -L without -v omits the interfaces of a rule"
 
 
 class ListedRule(NamedTuple):

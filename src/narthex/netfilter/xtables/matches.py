@@ -17,31 +17,31 @@ from narthex.netfilter.xtables.values import (
 )
 
 _UNDECIDABLE: dict[str, tuple[str, bool, bool]] = {
-    "limit": ("how many packets came before", True, True),
-    "hashlimit": ("how many packets came before", True, True),
-    "connlimit": ("how many connections there are", True, True),
-    "connbytes": ("how much the connection has carried", True, True),
-    "quota": ("how much has been carried", True, True),
-    "rateest": ("how much is carried", True, True),
-    "owner": ("which process sends", False, True),
-    "cgroup": ("which process sends", False, True),
-    "socket": ("whether a socket waits for it", True, True),
-    "physdev": ("which port of a bridge it passes", True, False),
-    "mac": ("the sender's hardware address", True, False),
-    "length": ("the packet's length", True, True),
-    "ttl": ("the packet's time to live", True, True),
-    "hl": ("the packet's hop limit", True, True),
-    "dscp": ("the packet's class of service", True, True),
-    "tos": ("the packet's class of service", True, True),
-    "ecn": ("the packet's congestion bits", True, True),
-    "pkttype": ("how the link addressed it", True, True),
-    "rpfilter": ("the route back to the sender", True, False),
-    "time": ("the time of day", True, True),
-    "cpu": ("the processor that takes it", True, True),
-    "devgroup": ("the group of the interface", True, True),
+    "limit": ("the number of earlier packets", True, True),
+    "hashlimit": ("the number of earlier packets", True, True),
+    "connlimit": ("the number of connections", True, True),
+    "connbytes": ("the traffic of the connection", True, True),
+    "quota": ("the traffic so far", True, True),
+    "rateest": ("the current rate", True, True),
+    "owner": ("the sending process", False, True),
+    "cgroup": ("the sending process", False, True),
+    "socket": ("a matching local socket", True, True),
+    "physdev": ("the bridge port", True, False),
+    "mac": ("the source MAC address", True, False),
+    "length": ("the packet length", True, True),
+    "ttl": ("the TTL", True, True),
+    "hl": ("the hop limit", True, True),
+    "dscp": ("the DSCP field", True, True),
+    "tos": ("the DSCP field", True, True),
+    "ecn": ("the ECN bits", True, True),
+    "pkttype": ("the link-layer packet type", True, True),
+    "rpfilter": ("the reverse path", True, False),
+    "time": ("the time", True, True),
+    "cpu": ("the CPU that handles the packet", True, True),
+    "devgroup": ("the interface group", True, True),
     "policy": ("IPsec policies", True, True),
-    "realm": ("the route's realm", True, True),
-    "helper": ("helpers of connection tracking", True, True),
+    "realm": ("the routing realm", True, True),
+    "helper": ("the conntrack helper", True, True),
 }
 """Matches that depend on something that no dump contains: what it is, and whether a packet that arrived on an interface, or
 one that a local process sent, can match at all."""
@@ -148,7 +148,7 @@ def _iprange(option: Option) -> Iterator[ast.Expression]:
 
 def _addrtype(option: Option) -> Iterator[ast.Expression]:
     if option.name in ("--limit-iface-in", "--limit-iface-out"):
-        yield ast.UndecidableMatch("which interface has the address", f"-m addrtype {option.text()}")
+        yield ast.UndecidableMatch("the interface of the address", f"-m addrtype {option.text()}")
         return
     field = {"--dst-type": ast.Field.DADDR, "--src-type": ast.Field.SADDR}[option.name]
     if option.value == "LOCAL":
@@ -181,7 +181,7 @@ def _conntrack(option: Option) -> Iterator[ast.Expression]:
     elif name == "--ctstatus" and option.value != "NONE":
         yield ast.CtStatus(tuple(_STATUS_BITS.get(word, word.lower()) for word in option.value.split(",")), negate)
     elif name == "--ctexpire":
-        yield ast.UndecidableMatch("how old the connection is", f"-m conntrack {option.text()}")
+        yield ast.UndecidableMatch("the remaining lifetime of the connection", f"-m conntrack {option.text()}")
     else:
         raise NoEquivalentNode
 
@@ -287,7 +287,7 @@ def _recent(options: Options) -> ast.Expression:
         raise NoEquivalentNode
     if verbs and "--hitcount" in options:
         return ast.UndecidableMatch(
-            "how often the sender came before", extension_text("-m", "recent", [*options.values()])
+            "the number of earlier packets from the source", extension_text("-m", "recent", [*options.values()])
         )
     if len(verbs) != 1 or options.keys() - verbs - {"--seconds", "--name"}:
         raise NoEquivalentNode
