@@ -313,12 +313,12 @@ class _Judge:
             names = _listed(each.name for each in self._advertisements)
             return AnnouncementReason.NODE_SELECTOR, f"the nodeSelectors of {names} do not select Node {node.name}"
         if announcer.links is not None:
-            wanted = _interfaces(fitting, node)
+            allowed = _interfaces(fitting, node)
             if not announcer.links:
                 return AnnouncementReason.NO_INTERFACE, f"no broadcast link of {node.name} is up"
-            if wanted is not None and not set(wanted) & set(announcer.links):
+            if allowed is not None and not set(allowed) & set(announcer.links):
                 have = _listed(announcer.links)
-                return AnnouncementReason.NO_INTERFACE, f"only {_listed(wanted)} may be used; {node.name} has {have}"
+                return AnnouncementReason.NO_INTERFACE, f"only {_listed(allowed)} may be used; {node.name} has {have}"
         if unserved := self.unserved(node.name):
             names = _listed(each.key for each in unserved)
             if len(unserved) == len(self._services):

@@ -259,10 +259,10 @@ BpfInstruction = tuple[int, int, int, int]
 
 def arp_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
     """Return a filter for an ARP socket that passes messages from or about one of the addresses."""
-    wanted = sorted(_tail(each) for each in addresses if ":" not in each)
-    if len(wanted) > _MOST_LISTED:
+    words = sorted(_tail(each) for each in addresses if ":" not in each)
+    if len(words) > _MOST_LISTED:
         return ((_RETURN, 0, 0, _WHOLE),)
-    return (*_one_of(_ARP_TARGET, wanted), *_one_of(_ARP_SENDER, wanted), (_RETURN, 0, 0, _NONE))
+    return (*_one_of(_ARP_TARGET, words), *_one_of(_ARP_SENDER, words), (_RETURN, 0, 0, _NONE))
 
 
 def nd_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
@@ -270,8 +270,8 @@ def nd_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
 
     Matches the last four bytes of the target. Extension headers are not parsed; Neighbor Discovery has none.
     """
-    wanted = sorted({_tail(each) for each in addresses if ":" in each})
-    picked = ((_RETURN, 0, 0, _WHOLE),) if len(wanted) > _MOST_LISTED else _one_of(_ND_TARGET_END, wanted)
+    words = sorted({_tail(each) for each in addresses if ":" in each})
+    picked = ((_RETURN, 0, 0, _WHOLE),) if len(words) > _MOST_LISTED else _one_of(_ND_TARGET_END, words)
     return (
         (_LD_BYTE, 0, 0, _ND_NEXT),
         (_JUMP_EQUAL, 1, 0, _ICMPV6),
@@ -285,10 +285,10 @@ def nd_filter(addresses: Collection[str]) -> tuple[BpfInstruction, ...]:
     )
 
 
-def _one_of(at: int, wanted: Collection[int]) -> tuple[BpfInstruction, ...]:
+def _one_of(at: int, words: Collection[int]) -> tuple[BpfInstruction, ...]:
     """Return instructions that pass packets with one of these words at an offset."""
     steps: list[BpfInstruction] = [(_LD_WORD, 0, 0, at)]
-    for word in wanted:
+    for word in words:
         steps += [(_JUMP_EQUAL, 0, 1, word), (_RETURN, 0, 0, _WHOLE)]
     return tuple(steps)
 

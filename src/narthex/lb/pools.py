@@ -140,11 +140,11 @@ class ReservedAddresses(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING_RESERVED = ReservedAddresses()
 
 
-def validate_pools(objects: Iterable[IPAddressPool], surroundings: ReservedAddresses = NOTHING_RESERVED) -> Pools:
+def validate_pools(objects: Iterable[IPAddressPool], reserved: ReservedAddresses = NOTHING_RESERVED) -> Pools:
     """Accept or refuse each pool. If two pools overlap, the first one by name is accepted."""
     accepted: list[AddressPool] = []
     refused: list[RefusedPool] = []
-    foreign = _Foreign(surroundings)
+    foreign = _Foreign(reserved)
     for each in sorted(objects, key=lambda pool: (pool.name, pool.namespace)):
         try:
             ranges = _ranges(each.addresses)
@@ -268,21 +268,21 @@ def _check_overlap(ranges: Sequence[AddressRange], accepted: Iterable[AddressPoo
 class _Foreign:
     """The reserved addresses, prepared for checking many pools."""
 
-    def __init__(self, surroundings: ReservedAddresses) -> None:
-        self._networks = [(_of_network(cidr), whose) for cidr, whose in sorted(surroundings.networks.items())]
-        self._addresses = [(address_key(each), each, whose) for each, whose in sorted(surroundings.addresses.items())]
+    def __init__(self, reserved: ReservedAddresses) -> None:
+        self._networks = [(_of_network(cidr), purpose) for cidr, purpose in sorted(reserved.networks.items())]
+        self._addresses = [(address_key(each), each, purpose) for each, purpose in sorted(reserved.addresses.items())]
 
     def check(self, ranges: Sequence[AddressRange]) -> None:
         """Raise ValueError if a range contains a reserved address."""
         for mine in ranges:
-            for network_, whose in self._networks:
+            for network_, purpose in self._networks:
                 if mine.meets(network_):
-                    raise ValueError(f"{mine.text} overlaps {network_.text}, {whose}: take other addresses")
-            for key, text, whose in self._addresses:
+                    raise ValueError(f"{mine.text} overlaps {network_.text}, {purpose}: take other addresses")
+            for key, text, purpose in self._addresses:
                 if _inside(mine, key):
                     left = " and ".join(_without(mine, key[1]))
                     instead = f"leave it out: {left}" if left else "take another address"
-                    raise ValueError(f"{mine.text} holds {text}, {whose}: {instead}")
+                    raise ValueError(f"{mine.text} holds {text}, {purpose}: {instead}")
 
 
 def _without(range_: AddressRange, number: int) -> Iterator[str]:

@@ -105,17 +105,17 @@ def sharing_profile(service: Service, *, ours: bool = True) -> SharingProfile:
 
 def sharing_conflict(one: SharingProfile, other: SharingProfile) -> str:
     """Return why `one` cannot use the address of `other`; empty if it can."""
-    whose = f"{other.service} has it"
+    conflict = f"{other.service} has it"
     if not other.ours:
-        return f"{whose}, which another controller serves or which cannot be decoded"
+        return f"{conflict}, which another controller serves or which cannot be decoded"
     if not one.key or not other.key:
         lacks = one if not one.key else other
-        return f"{whose}, and {lacks.service} has no annotation {PREFIX}{ALLOW_SHARED_IP}"
+        return f"{conflict}, and {lacks.service} has no annotation {PREFIX}{ALLOW_SHARED_IP}"
     if one.key != other.key:
-        return f"{whose}, and their annotations {PREFIX}{ALLOW_SHARED_IP} differ"
+        return f"{conflict}, and their annotations {PREFIX}{ALLOW_SHARED_IP} differ"
     if both := sorted((port, protocol.value) for protocol, port in one.ports & other.ports):
         port, protocol = both[0]
-        return f"{whose}, and both use port {port}/{protocol}"
+        return f"{conflict}, and both use port {port}/{protocol}"
     if one.backend != other.backend:
-        return f"{whose}, and unless both have externalTrafficPolicy Cluster, both must select the same pods"
+        return f"{conflict}, and unless both have externalTrafficPolicy Cluster, both must select the same pods"
     return ""

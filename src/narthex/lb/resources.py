@@ -101,14 +101,16 @@ def selects_service(advertisement: L2Advertisement, service: Service) -> bool:
 
 def pool_serves(pool: IPAddressPool, service: Service, namespace_labels: Labels) -> bool:
     """Return True if a Service may use the pool. `namespace_labels` are the labels of its namespace."""
-    wanted = pool.allocation
-    if wanted is None:
+    allocation = pool.allocation
+    if allocation is None:
         return True
-    somewhere = not wanted.namespaces and not wanted.namespace_selectors
+    somewhere = not allocation.namespaces and not allocation.namespace_selectors
     somewhere = (
-        somewhere or service.namespace in wanted.namespaces or _any(wanted.namespace_selectors, namespace_labels)
+        somewhere
+        or service.namespace in allocation.namespaces
+        or _any(allocation.namespace_selectors, namespace_labels)
     )
-    return somewhere and (not wanted.service_selectors or _any(wanted.service_selectors, service.labels))
+    return somewhere and (not allocation.service_selectors or _any(allocation.service_selectors, service.labels))
 
 
 def _any(selectors: Iterable[Selector], labels: Labels) -> bool:

@@ -150,15 +150,15 @@ def required_changes(service: Service, decision: AllocationDecision) -> ServiceC
         standing.append(ServiceEvent("ForeignStatus" if decision.foreign else "AddressKept", decision.note))
     if decision.foreign:
         return ServiceChanges(standing=tuple(standing))
-    held, wanted = status_addresses(service), decision.addresses
+    held, desired = status_addresses(service), decision.addresses
     events = []
-    if gone := [address for address in held if address not in wanted]:
+    if gone := [address for address in held if address not in desired]:
         events.append(ServiceEvent("ClearAssignment", f"{', '.join(gone)} taken away: {decision.cause}"))
-    if new := [address for address in wanted if address not in held]:
+    if new := [address for address in desired if address not in held]:
         events.append(ServiceEvent("IPAllocated", f"assigned {', '.join(new)} from pool {decision.pool}"))
     proxied = any(entry.proxy for entry in service.ingress)
-    written = held == wanted and not proxied and not service.ingress_names
-    status = None if written else status_patch(wanted, service.resource_version)
+    written = held == desired and not proxied and not service.ingress_names
+    status = None if written else status_patch(desired, service.resource_version)
     there = service.annotation(PREFIX + ALLOCATED_FROM) or ""
     pool = None if there == decision.pool else decision.pool
     return ServiceChanges(status=status, pool=pool, events=tuple(events), standing=tuple(standing))

@@ -157,7 +157,7 @@ class Store:
         """Apply one event. An event that changes nothing returns the identical Snapshot."""
         return self.apply_all((event,))
 
-    def apply_all(self, events: Iterable[Event], tell: ChangeCallback | None = None) -> Snapshot:
+    def apply_all(self, events: Iterable[Event], on_change: ChangeCallback | None = None) -> Snapshot:
         """Apply events in order and create one Snapshot for all of them, which costs a fraction of one for each."""
         synced = self._now.synced
         try:
@@ -169,8 +169,8 @@ class Store:
                     changed, before = self._upsert(event.object)
                 else:
                     changed, before = self._delete(event)
-                if changed and tell is not None:
-                    tell(event, before)
+                if changed and on_change is not None:
+                    on_change(event, before)
         finally:
             fields = {field: table.finish() for field, table in self._open.items()}
             self._open = {}

@@ -56,10 +56,10 @@ def lease_annotations(
     return made
 
 
-def changed_annotations(node: Node, wanted: Mapping[str, str]) -> dict[str, str]:
+def changed_annotations(node: Node, desired: Mapping[str, str]) -> dict[str, str]:
     """Return the annotations that the Node lacks or has with another value."""
     have = dict(node.annotations)
-    return {key: value for key, value in wanted.items() if have.get(key) != value}
+    return {key: value for key, value in desired.items() if have.get(key) != value}
 
 
 def given_public_ip(node: Node, keys: AnnotationKeys, family: IPFamily) -> str:

@@ -95,13 +95,13 @@ OverlayChange = DeleteDevice | AddDevice | SetDevice | AddDeviceAddress | Remove
 
 
 def plan_changes(
-    wanted: DesiredState, have: OverlayState, networks: Iterable[str], made: frozenset[OverlayRoute]
+    desired: DesiredState, current: OverlayState, networks: Iterable[str], made: frozenset[OverlayRoute]
 ) -> tuple[OverlayChange, ...]:
     """Return the ordered changes. `networks` are the Pod networks; `made` are our routes over other links."""
     steps: list[OverlayChange] = []
     fresh = set()
-    for device in wanted.devices:
-        held = have.devices.get(device.name)
+    for device in desired.devices:
+        held = current.devices.get(device.name)
         why = incompatible(device, held) if held is not None else ""
         if held is not None and not why:
             if (held.mac, held.mtu, held.up) != (device.mac, device.mtu, True):
@@ -112,26 +112,26 @@ def plan_changes(
             steps.append(DeleteDevice(device.name, why))
         fresh.add(device.name)
         steps += [AddDevice(device), AddDeviceAddress(device.name, own_address(device))]
-    ours = {device.name for device in wanted.devices}
-    destinations = {route.destination for route in wanted.routes}
+    ours = {device.name for device in desired.devices}
+    destinations = {route.destination for route in desired.routes}
     stale_routes = [
         route
-        for route in have.routes
+        for route in current.routes
         if route.device not in fresh
         and (route in made or (route.device in ours and route.onlink and _within_any(route.destination, networks)))
         and route.destination not in destinations
     ]
     steps += map(RemoveEntry, sorted(stale_routes, key=str))
-    steps += map(PutEntry, _missing(wanted.neighbours, have.neighbours, fresh))
-    steps += map(PutEntry, _missing(wanted.forwards, have.forwards, fresh))
+    steps += map(PutEntry, _missing(desired.neighbours, current.neighbours, fresh))
+    steps += map(PutEntry, _missing(desired.forwards, current.forwards, fresh))
     # Routes come last, so that no packet is routed before its neighbor and FDB entries exist.
-    steps += map(PutEntry, _missing(wanted.routes, have.routes, fresh))
-    places = {(one.device, one.address) for one in wanted.neighbours}
-    macs = {(one.device, one.mac) for one in wanted.forwards}
+    steps += map(PutEntry, _missing(desired.routes, current.routes, fresh))
+    places = {(one.device, one.address) for one in desired.neighbours}
+    macs = {(one.device, one.mac) for one in desired.forwards}
     stale: list[OverlayNeighbor | OverlayFdbEntry] = [
-        one for one in have.neighbours if one.device in ours - fresh and (one.device, one.address) not in places
+        one for one in current.neighbours if one.device in ours - fresh and (one.device, one.address) not in places
     ]
-    stale += [one for one in have.forwards if one.device in ours - fresh and (one.device, one.mac) not in macs]
+    stale += [one for one in current.forwards if one.device in ours - fresh and (one.device, one.mac) not in macs]
     steps += map(RemoveEntry, sorted(stale, key=str))
     return tuple(steps)
 
@@ -169,11 +169,11 @@ def _addresses(device: VxlanDevice, held: ObservedDevice, networks: tuple[str, .
 
 
 def _missing(
-    wanted: frozenset[OverlayNeighbor] | frozenset[OverlayFdbEntry] | frozenset[OverlayRoute],
-    have: frozenset[object],
+    desired: frozenset[OverlayNeighbor] | frozenset[OverlayFdbEntry] | frozenset[OverlayRoute],
+    current: frozenset[object],
     fresh: set[str],
 ) -> list[OverlayNeighbor | OverlayFdbEntry | OverlayRoute]:
-    return sorted((one for one in wanted if one not in have or one.device in fresh), key=str)
+    return sorted((one for one in desired if one not in current or one.device in fresh), key=str)
 
 
 def _within_any(destination: str, networks: Iterable[str]) -> bool:

@@ -60,7 +60,7 @@ def select_interface(
     address.
     """
     families = tuple(families)
-    found = _wanted(choice, links, default, towards)
+    found = _selected(choice, links, default, towards)
     missing = [family.label for family in families if not found.address(family)]
     if missing:
         raise InterfaceNotFound(
@@ -69,7 +69,7 @@ def select_interface(
     return found
 
 
-def _wanted(
+def _selected(
     choice: InterfaceSelection,
     links: Sequence[NodeInterface],
     default: Callable[[], int],

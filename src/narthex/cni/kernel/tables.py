@@ -73,9 +73,9 @@ class PodTable:
         except NetlinkError as error:
             if error.errno != errno.EEXIST or error.message is None or error.message >= len(elements):
                 raise OSError(error.errno, f"table {self._name}: {error.strerror}") from None
-            wanted = elements[error.message]
-            there = self._netlink.element(INET, self._name, wanted.set, _encoded(wanted, "", key_only=True))
-            raise ElementExistsError(wanted, _owner(there) if there is not None else "") from None
+            expected = elements[error.message]
+            there = self._netlink.element(INET, self._name, expected.set, _encoded(expected, "", key_only=True))
+            raise ElementExistsError(expected, _owner(there) if there is not None else "") from None
 
     def _commit(self, messages: Sequence[tuple[int, bytes]]) -> None:
         try:
@@ -102,8 +102,8 @@ class PodTable:
     def is_whole(self) -> bool:
         """Return True if the table exists with all its chains. Raises OSError."""
         there = {chain for table, chain in self._netlink.chains(INET) if table == self._name}
-        wanted = [line.split()[1] for line in self._frame().splitlines() if line.startswith("\tchain ")]
-        return there.issuperset(wanted)
+        expected = [line.split()[1] for line in self._frame().splitlines() if line.startswith("\tchain ")]
+        return there.issuperset(expected)
 
     def restore(self) -> bool:
         """Create the table if it is missing or incomplete; return True if it was. Raises OSError."""

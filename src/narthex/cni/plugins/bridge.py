@@ -167,8 +167,8 @@ def _first_host(network: Network) -> bytes:
 class AddressConflict(CniError):
     """The bridge has an address of another network."""
 
-    def __init__(self, bridge: str, has: Network, wanted: Network) -> None:
-        message = f"{str(bridge)!r} already has an IP address different from {wanted}: {has}"
+    def __init__(self, bridge: str, has: Network, required: Network) -> None:
+        message = f"{str(bridge)!r} already has an IP address different from {required}: {has}"
         super().__init__(INVALID_CONFIG, message, "forceAddress would replace it")
 
 
@@ -214,19 +214,19 @@ def plan(
 
 def _gateway(config: BridgeConfig, ip: IPConfig, state: BridgeState) -> list[LinkChange]:
     """Return the changes that set the gateway address on the bridge, replacing others if allowed."""
-    wanted = Network(ip.gateway, ip.network.prefix)
-    if wanted in state.addresses:
+    required = Network(ip.gateway, ip.network.prefix)
+    if required in state.addresses:
         return []
     changes: list[LinkChange] = []
     for has in state.addresses:
-        if len(has.address) != len(wanted.address):
+        if len(has.address) != len(required.address):
             continue
-        if len(has.address) == 16 and not has.overlaps(wanted):
+        if len(has.address) == 16 and not has.overlaps(required):
             continue
         if not config.force_address:
-            raise AddressConflict(config.bridge, has, wanted)
+            raise AddressConflict(config.bridge, has, required)
         changes.append(DeleteAddress(config.bridge, has))
-    return [*changes, AddAddress(config.bridge, wanted)]
+    return [*changes, AddAddress(config.bridge, required)]
 
 
 def answer(

@@ -43,7 +43,7 @@ class IpamConfig(Value):
 
     sets: tuple[tuple[IpamRange, ...], ...]
     """Each range set provides one address."""
-    wanted: tuple[bytes, ...]
+    requested: tuple[bytes, ...]
     """Requested addresses."""
     routes: tuple[PodRoute, ...]
     resolv_conf: str
@@ -77,7 +77,7 @@ def read(request: CniRequest) -> IpamConfig:
         raise fields.wrong("ipam.ranges", f"CNI version {request.version} does not support more than 1 per family")
     resolv_conf = fields.text(ipam, "resolvConf", "ipam.")
     return IpamConfig(
-        tuple(sets), _wanted(request, runtime), read_routes(ipam, "ipam."), resolv_conf, directory_of(request.config)
+        tuple(sets), _requested(request, runtime), read_routes(ipam, "ipam."), resolv_conf, directory_of(request.config)
     )
 
 
@@ -132,7 +132,7 @@ def _refuse_overlap(sets: list[tuple[IpamRange, ...]]) -> None:
                 raise fields.wrong("ipam.ranges", f"the ranges of {other.subnet} and {one.subnet} overlap")
 
 
-def _wanted(request: CniRequest, runtime: Fields) -> tuple[bytes, ...]:
+def _requested(request: CniRequest, runtime: Fields) -> tuple[bytes, ...]:
     """Return the requested addresses: CNI_ARGS, args.cni.ips, runtimeConfig.ips; prefix lengths are ignored."""
     cni = fields.part(fields.part(request.config, "args"), "cni", "args.")
     texts = (
@@ -154,7 +154,7 @@ def choose(ipam: IpamConfig, taken: Container[bytes], last: Mapping[int, bytes])
 
     `taken` are reserved addresses, `last` the last assigned one of each range set.
     """
-    left = list(ipam.wanted)
+    left = list(ipam.requested)
     ips = []
     for number, ranges in enumerate(ipam.sets):
         asked = next((one for one in left if any(each.holds(one) for each in ranges)), None)

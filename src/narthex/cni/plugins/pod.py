@@ -18,15 +18,15 @@ DEFAULTS = {4: Network(bytes(4), 0), 6: Network(bytes(16), 0)}
 
 def settings(interface: str, ips: tuple[IPConfig, ...], detect: bool) -> tuple[SysctlSetting, ...]:
     """Return the sysctls of the pod's interface. `detect`: keep duplicate address detection enabled."""
-    # No more than is of use: among many pods the kernel takes long to find one's settings.
-    wanted = [SysctlSetting(f"net/ipv4/conf/{interface}/arp_notify", "1")]
+    # As few as possible: with many pods, sysctl lookups in the kernel are slow.
+    found = [SysctlSetting(f"net/ipv4/conf/{interface}/arp_notify", "1")]
     if any(address.version(ip.network.address) == 6 for ip in ips):
-        wanted.append(SysctlSetting(f"net/ipv6/conf/{interface}/ndisc_notify", "1"))
-        # Runtimes switch IPv6 off in namespaces that shall have none, which these shall.
-        wanted.append(SysctlSetting(f"net/ipv6/conf/{interface}/disable_ipv6", "0", required=True))
+        found.append(SysctlSetting(f"net/ipv6/conf/{interface}/ndisc_notify", "1"))
+        # Runtimes disable IPv6 in namespaces without IPv6 addresses; this one has some.
+        found.append(SysctlSetting(f"net/ipv6/conf/{interface}/disable_ipv6", "0", required=True))
         if not detect:
-            wanted.append(SysctlSetting(f"net/ipv6/conf/{interface}/accept_dad", "0"))
-    return tuple(wanted)
+            found.append(SysctlSetting(f"net/ipv6/conf/{interface}/accept_dad", "0"))
+    return tuple(found)
 
 
 def addressed(interface: str, ips: tuple[IPConfig, ...], connected: bool, detect: bool) -> list[LinkChange]:
@@ -41,14 +41,14 @@ def addressed(interface: str, ips: tuple[IPConfig, ...], connected: bool, detect
 
 def routed(interface: str, ips: tuple[IPConfig, ...], routes: tuple[PodRoute, ...]) -> list[LinkChange]:
     """Return the routes; one without a gateway uses that of the first address of its family."""
-    wanted: list[LinkChange] = []
+    changes: list[LinkChange] = []
     for route in routes:
         same = (ip for ip in ips if len(ip.network.address) == len(route.destination.address))
         gateway = route.gateway or next((ip.gateway for ip in same if ip.gateway), b"")
         if dict(route.numbers).get("scope") == _SCOPE_LINK:
             gateway = b""
-        wanted.append(AddRoute(interface, route.destination, gateway, b"", route.numbers))
-    return wanted
+        changes.append(AddRoute(interface, route.destination, gateway, b"", route.numbers))
+    return changes
 
 
 _SCOPE_LINK = 253
@@ -56,14 +56,14 @@ _SCOPE_LINK = 253
 
 def by_gateway(interface: str, ips: tuple[IPConfig, ...]) -> list[LinkChange]:
     """Return the routes that lead to the pod's own network through the gateway, for addresses without a connected route."""
-    wanted: list[LinkChange] = []
+    changes: list[LinkChange] = []
     for ip in ips:
         whole = 8 * len(ip.network.address)
-        wanted.append(AddRoute(interface, Network(ip.gateway, whole), source=ip.network.address))
+        changes.append(AddRoute(interface, Network(ip.gateway, whole), source=ip.network.address))
         if ip.network.prefix < whole:
             subnet = Network(ip.network.first, ip.network.prefix)
-            wanted.append(AddRoute(interface, subnet, ip.gateway, ip.network.address))
-    return wanted
+            changes.append(AddRoute(interface, subnet, ip.gateway, ip.network.address))
+    return changes
 
 
 def without_redirects(interface: str) -> tuple[SysctlSetting, ...]:

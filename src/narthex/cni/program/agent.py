@@ -272,7 +272,7 @@ def resync(state: str) -> int:
 
 def _masquerade(node: NodeContext) -> int:
     names = node.names()
-    wanted = {}
+    expected = {}
     for attachment, record in list(node.records.all(records.MASQUERADE)):
         pod = node.records.get(records.PODS, attachment)
         if record.get("backend") != "nftables":
@@ -281,13 +281,13 @@ def _masquerade(node: NodeContext) -> int:
             take(node, attachment, record)
             node.records.drop(records.MASQUERADE, attachment)
             continue
-        wanted[attachment] = ips_of(record)
-    if not wanted and not node.masquerade.is_whole():
+        expected[attachment] = ips_of(record)
+    if not expected and not node.masquerade.is_whole():
         return 0
     node.masquerade.restore()
     changed = 0
     there = {held.element.key for held in node.masquerade.held(("pods4", "pods6"))}
-    for attachment, ips in wanted.items():
+    for attachment, ips in expected.items():
         if any(ip.network.address not in there for ip in ips):
             put(node, attachment, ips)
             changed += len(ips)
@@ -296,7 +296,7 @@ def _masquerade(node: NodeContext) -> int:
         if held.owner not in owners:
             node.masquerade.remove([held.element], held.owner)
             changed += 1
-    used = {one for ips in wanted.values() for one in subnets(ips)}
+    used = {one for ips in expected.values() for one in subnets(ips)}
     for held in node.masquerade.held(("near4", "near6")):
         if held.element not in used and not _is_used(node, held.element.key):
             node.masquerade.remove([held.element], "")

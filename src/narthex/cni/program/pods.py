@@ -268,14 +268,14 @@ def _check_pod(request: CniRequest, before: CniResult, ends: dict[int, LinkState
 
 
 def _check_routes(links: RtNetlink, before: CniResult, inner: LinkState) -> None:
-    for wanted in pod.routed("", before.ips, before.routes):
-        assert isinstance(wanted, AddRoute)
-        if "table" in dict(wanted.numbers):
+    for expected in pod.routed("", before.ips, before.routes):
+        assert isinstance(expected, AddRoute)
+        if "table" in dict(expected.numbers):
             continue
-        network = Network(wanted.destination.first, wanted.destination.prefix)
+        network = Network(expected.destination.first, expected.destination.prefix)
         there = links.routes(4 if len(network.address) == 4 else 6)
         if not any(
-            one.destination == network and one.gateway == wanted.gateway and one.link == inner.index for one in there
+            one.destination == network and one.gateway == expected.gateway and one.link == inner.index for one in there
         ):
             raise _differs(f"the route to {network} is missing")
 

@@ -179,7 +179,7 @@ def status(node: NodeContext, request: CniRequest) -> None:
 
 def resync(node: NodeContext) -> int:
     """Restore removed elements and remove orphaned ones; return their number. Raises OSError."""
-    names, wanted = node.names(), {}
+    names, expected = node.names(), {}
     for attachment, record in list(node.records.all(records.PORTS)):
         pod_record = node.records.get(records.PODS, attachment)
         if record.get("backend") != "nftables":
@@ -189,13 +189,13 @@ def resync(node: NodeContext) -> int:
             continue
         config, pod = of_record(record)
         guard = portmap.guard(portmap.loopback_links(config, pod))
-        wanted[owner_of(attachment)] = (portmap.elements(config, pod), guard)
-    if not wanted and not node.ports.is_whole():
+        expected[owner_of(attachment)] = (portmap.elements(config, pod), guard)
+    if not expected and not node.ports.is_whole():
         return 0
     node.ports.restore()
     changed = 0
     there = {(held.element.set, held.element.key): held.owner for held in node.ports.held(_SETS)}
-    for owner, (elements, guard) in wanted.items():
+    for owner, (elements, guard) in expected.items():
         missing = [one for one in elements if (one.set, one.key) not in there]
         node.ports.add(missing, owner, guard)
         changed += len(missing)

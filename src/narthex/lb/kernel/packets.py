@@ -35,7 +35,7 @@ class LinkSockets:
             self._arp.close()
             raise
         self._groups = _Groups(link)
-        self._wanted: frozenset[str] = frozenset()
+        self._required: frozenset[str] = frozenset()
 
     @property
     def files(self) -> tuple[int, ...]:
@@ -44,11 +44,11 @@ class LinkSockets:
 
     def listen_for(self, addresses: Collection[str], answered: Collection[str]) -> None:
         """Receive messages about these addresses, and join the solicited-node groups of the `answered` ones."""
-        wanted = frozenset(addresses)
-        if wanted != self._wanted:
-            bpf.attach(self._arp, arp_filter(wanted))
-            bpf.attach(self._nd, nd_filter(wanted))
-            self._wanted = wanted
+        required = frozenset(addresses)
+        if required != self._required:
+            bpf.attach(self._arp, arp_filter(required))
+            bpf.attach(self._nd, nd_filter(required))
+            self._required = required
         self._groups.be_in({solicited_node(each) for each in answered if ":" in each})
 
     def frames(self) -> Iterator[bytes]:
@@ -106,12 +106,12 @@ class _Groups:
         self._socket: socket.socket | None = None
         self._in: set[str] = set()
 
-    def be_in(self, wanted: Collection[str]) -> None:
+    def be_in(self, required: Collection[str]) -> None:
         """Join these groups and leave all others. Without IPv6 on the link, nothing is joined."""
-        for group in self._in - set(wanted):
+        for group in self._in - set(required):
             if self._change(socket.IPV6_LEAVE_GROUP, group):
                 self._in.discard(group)
-        for group in set(wanted) - self._in:
+        for group in set(required) - self._in:
             if self._change(socket.IPV6_JOIN_GROUP, group):
                 self._in.add(group)
 

@@ -219,8 +219,8 @@ class Announcer:
     def links_of(self, address: str) -> tuple[str, ...]:
         """Return the links on which an address is answered for."""
         decision = self.decisions.get(address)
-        wanted = decision.interfaces if decision else None
-        return tuple(name for name in sorted(self.links) if wanted is None or name in wanted)
+        allowed = decision.interfaces if decision else None
+        return tuple(name for name in sorted(self.links) if allowed is None or name in allowed)
 
     def holders(self, address: str) -> tuple[str, ...]:
         """Return the nodes that currently answer for an address; more than one only during a handover."""
@@ -243,8 +243,8 @@ class Announcer:
             decisions = [self.decisions[address] for address in addresses]
             holders = {address: self.holders(address) for address in addresses}
             first = holders[addresses[0]]
-            nobody = first_alive and not first and not decisions[0].holder
-            if first[:1] == (self.node,) or nobody:
+            no_holder = first_alive and not first and not decisions[0].holder
+            if first[:1] == (self.node,) or no_holder:
                 foreign = {
                     address: [each.mac for each in self.foreign_responders(address, now)] for address in addresses
                 }

@@ -41,7 +41,7 @@ class ConditionWriter:
         self._access = access
         self._settle = settle
         self._today = today
-        self._wanted: Mapping[NamespacedName, ServiceCondition] = {}
+        self._desired: Mapping[NamespacedName, ServiceCondition] = {}
         self._written: dict[NamespacedName, ServiceCondition] = {}
         self._changed = threading.Event()
         self._stop = threading.Event()
@@ -50,8 +50,8 @@ class ConditionWriter:
 
     def want(self, conditions: Mapping[NamespacedName, ServiceCondition]) -> None:
         """Set the desired conditions. Thread-safe."""
-        if conditions != self._wanted:
-            self._wanted = conditions
+        if conditions != self._desired:
+            self._desired = conditions
             self._changed.set()
 
     def running(self) -> AbstractContextManager[None]:
@@ -82,11 +82,11 @@ class ConditionWriter:
                     return
 
     async def _write_all(self) -> None:
-        wanted = self._wanted
+        desired = self._desired
         # Forget conditions that other nodes write now: they may have changed when they are ours again.
-        self._written = {key: each for key, each in self._written.items() if key in wanted}
+        self._written = {key: each for key, each in self._written.items() if key in desired}
         async with writing(self._access) as writer:
-            for key, condition in sorted(wanted.items()):
+            for key, condition in sorted(desired.items()):
                 if self._stop.is_set():
                     return
                 if self._written.get(key) == condition:

@@ -55,15 +55,15 @@ class MasqueradeWriter:
 
     def _reconcile_nftables(self, rules: MasqueradeRules) -> bool:
         where = f"{rules.family.nft} {TABLES[rules.family]}"
-        wanted = rules.table()
+        desired = rules.table()
         try:
             have = _listed(where)
-            if have == wanted:
+            if have == desired:
                 return False
             remove = f"table {where}\ndelete table {where}\n"
-            run_nft(remove + (nft.script(wanted) if wanted is not None else ""))
+            run_nft(remove + (nft.script(desired) if desired is not None else ""))
         except NftMissingError as error:
-            if wanted is None:
+            if desired is None:
                 return False
             raise ApplyError(f"masquerading rules of {rules.family.label}: {error}") from error
         except (NftError, OSError, ValueError) as error:

@@ -255,8 +255,10 @@ class Overlay:
 
 def _of_nodes(problem: Any) -> bool:
     """Return True if a problem concerns a Node, or the source itself (such as "API server")."""
-    whose = getattr(problem, "object", "")
-    return getattr(problem, "severity", "error") == "error" and (not whose or whose.startswith(("Node ", "API server")))
+    subject = getattr(problem, "object", "")
+    return getattr(problem, "severity", "error") == "error" and (
+        not subject or subject.startswith(("Node ", "API server"))
+    )
 
 
 def _within(route: KernelRoute, networks: Iterable[str]) -> bool:
