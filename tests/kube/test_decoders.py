@@ -6,7 +6,7 @@ import sys
 READ = """
 import sys, threading
 sys.setswitchinterval(1e-6)
-from narthex.kube.decoders import prepare_decoders
+from narthex.kube.messages import prepare_decoders
 from narthex.model.decode.objects import KINDS, decode, decode_json, shape_of
 from narthex.kube.messages import read_lines, read_page, read_status
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.linux.oom import set_oom_score
+from narthex.linux.privileges import set_oom_score
 
 
 @pytest.mark.row("27.18")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from narthex.linux.priority import go_first
+from narthex.linux.privileges import go_first
 
 
 @pytest.mark.parametrize(("refused", "goes"), [(None, True), (PermissionError(1, "Operation not permitted"), False)])

@@ -10,10 +10,10 @@ from narthex.proxy.program.settings import node_config
 from narthex.runtime.configuration.file import (
     ConfigurationError,
     ProxyConfiguration,
+    file_text,
     parse,
     read,
 )
-from narthex.runtime.configuration.text import file_text
 from narthex.runtime.configuration.values import (
     AnnouncerConfiguration,
     ClientConnection,

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from narthex.linux import namespaces as netns
-from narthex.linux.errors import ApplyError
-from narthex.linux.run import run
+from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import ipvs as ipvsadm
 from narthex.netfilter.ipvs import RealServer, VirtualServer

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from narthex.kube.access import Access, AccessError, ServerConnection, open_connection
 from narthex.kube.exchange import WatchRequest
-from narthex.kube.rate_limit import RateLimiter
 from narthex.runtime.watched_files import file_stamp
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class Unreachable(Exception):
     """No answer, or none that is whole; the message says why."""
 
 
-class ApiResponse:
+class StreamedResponse:
     """An answer whose head is there."""
 
     def __init__(self, response: Response) -> None:
@@ -66,7 +65,7 @@ class ApiClient:
         self._stamps: Any = None
 
     @asynccontextmanager
-    async def get(self, request: WatchRequest) -> AsyncIterator[ApiResponse]:
+    async def get(self, request: WatchRequest) -> AsyncIterator[StreamedResponse]:
         """The answer to a request. Raises Unreachable, also while the answer is read."""
         async with self._send("GET", request.path, params=request.query) as answer:
             yield answer
@@ -90,7 +89,7 @@ class ApiClient:
             await way.client.aclose()
 
     @asynccontextmanager
-    async def _send(self, method: str, path: str, **fields: Any) -> AsyncIterator[ApiResponse]:
+    async def _send(self, method: str, path: str, **fields: Any) -> AsyncIterator[StreamedResponse]:
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
@@ -100,7 +99,7 @@ class ApiClient:
             fields["extensions"] = way.extensions
             async with way.client.stream(method, path, **fields) as response:
                 _keep_alive(response)
-                yield ApiResponse(response)
+                yield StreamedResponse(response)
         except (AccessError, ConfigError) as error:
             raise Unreachable(str(error)) from error
         except (httpx2.HTTPError, httpx2.StreamError, ssl.SSLError, OSError, RuntimeError) as error:
@@ -127,3 +126,25 @@ def _keep_alive(response: Response) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+DEFAULT_QPS, DEFAULT_BURST = 5.0, 10
+
+
+class RateLimiter:
+    """A bucket of tokens. 0 stands for the defaults, a negative `qps` for no limit."""
+
+    def __init__(self, qps: float, burst: int) -> None:
+        self._qps = qps or DEFAULT_QPS
+        self._burst = float(burst or DEFAULT_BURST)
+        self._left = self._burst
+        self._at: float | None = None
+
+    def wait(self, now: float) -> float:
+        """Take a token; the seconds until it may be used."""
+        if self._qps < 0:
+            return 0.0
+        passed = now - self._at if self._at is not None else 0.0
+        self._at = now
+        self._left = min(self._burst, self._left + passed * self._qps) - 1
+        return max(0.0, -self._left / self._qps)

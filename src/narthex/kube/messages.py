@@ -8,6 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from narthex.kube import messages
+from narthex.model import wire
+from narthex.model.decode.objects import KINDS, shape_of
+
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends a streaming list (KEP-3157)."""
 
@@ -183,3 +187,19 @@ class LineSplitter:
         whole = b"".join((*self._rest, memoryview(data)[:end])) if self._rest or end < len(data) else data
         self._rest = [data[end:]] if end < len(data) else []
         return whole
+
+
+def prepare_decoders() -> None:
+    """Let msgspec work out all forms of objects and of what an API server says around them. Takes some milliseconds."""
+    for module in (wire, messages):
+        for found in vars(module).values():
+            if (
+                isinstance(found, type)
+                and issubclass(found, msgspec.Struct)
+                and not getattr(found, "__parameters__", ())
+            ):
+                msgspec.json.Decoder(found)
+    for kind in KINDS:
+        list(messages.read_lines(b"", shape_of(kind)))
+    # A line that fits no shape is read as JSON.
+    msgspec.json.Decoder(messages.WatchEvent[msgspec.Raw])

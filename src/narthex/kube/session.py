@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from narthex.kube.client import ApiResponse, Unreachable
+from narthex.kube.client import StreamedResponse, Unreachable
 from narthex.kube.exchange import (
     BytesReceived,
     DeadlineReached,
@@ -29,7 +29,7 @@ from narthex.model.store import Event
 class StreamOpener(Protocol):
     """The way to the server."""
 
-    def get(self, request: WatchRequest) -> AbstractAsyncContextManager[ApiResponse]:
+    def get(self, request: WatchRequest) -> AbstractAsyncContextManager[StreamedResponse]:
         """The answer to a request; Unreachable when there is none."""
         ...
 
@@ -89,7 +89,7 @@ class _Follower:
         except Unreachable as error:
             return self._take(StreamEnded(str(error)))
 
-    async def _lines(self, answer: ApiResponse, limit: asyncio.Timeout) -> WatchStep:
+    async def _lines(self, answer: StreamedResponse, limit: asyncio.Timeout) -> WatchStep:
         splitter = LineSplitter()
         counts = self._watch.counts
         told = counts.bookmarks, counts.lists
@@ -107,7 +107,7 @@ class _Follower:
             self._put_off(limit)
         return self._take(StreamEnded())
 
-    async def _body(self, answer: ApiResponse, limit: asyncio.Timeout) -> WatchStep:
+    async def _body(self, answer: StreamedResponse, limit: asyncio.Timeout) -> WatchStep:
         parts: list[bytes] = []
         async for chunk in answer.chunks():
             parts.append(chunk)

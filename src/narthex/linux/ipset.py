@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from narthex.linux.errors import ApplyError
-from narthex.linux.run import CommandError, TimeoutExpired, run
+from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
 from narthex.netfilter import ipset
 from narthex.netfilter.ast import Unprintable
 from narthex.netfilter.ipset import IpSet

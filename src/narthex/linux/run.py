@@ -162,3 +162,7 @@ def _memory(name: str) -> Iterator[int]:
 
 def _text(file: int) -> str:
     return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
+
+
+class ApplyError(RuntimeError):
+    """The kernel or its tool refused a change."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from narthex.kube.decoders import prepare_decoders
+from narthex.kube.messages import prepare_decoders
 from narthex.kube.origin import Origin
 from narthex.node.parts import NodePart, NodeSupervisor
 from narthex.node.table import PARTS, PartDefinition, PartInputs, ReconfigurablePart, switched_on

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TextIO
 
@@ -95,3 +96,22 @@ class _Json(logging.Formatter):
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(fields).decode()
+
+
+class ProblemLog:
+    """Remembers what was said already. Not safe for threads; one loop owns it."""
+
+    def __init__(self) -> None:
+        self._said: dict[Any, None] = {}
+
+    def tell(self, present: Sequence[Any]) -> None:
+        """What is wrong now: `Problem`s."""
+        now = dict.fromkeys(present)
+        for problem in now:
+            if problem not in self._said:
+                log = LOGGER.warning if problem.severity == "warning" else LOGGER.error
+                log("%s", problem, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
+        for problem in self._said:
+            if problem not in now:
+                LOGGER.info("mended: %s", problem, extra=data(origin=problem.origin, object=problem.object))
+        self._said = now

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from narthex.kube.decoders import prepare_decoders
+from narthex.kube.messages import prepare_decoders
 from narthex.linux import namespaces as netns
 from narthex.linux.links import batch
 from narthex.linux.run import run

@@ -22,9 +22,8 @@ from tests.proxy.backends.nft_plans import (
 )
 
 from narthex.linux import namespaces as netns
-from narthex.linux.errors import ApplyError
 from narthex.linux.libnftables import NftError, run_nft
-from narthex.linux.run import run
+from narthex.linux.run import ApplyError, run
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter import nft

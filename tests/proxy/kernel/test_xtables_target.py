@@ -6,8 +6,7 @@ import re
 import pytest
 
 from narthex.linux import namespaces as netns
-from narthex.linux.errors import ApplyError
-from narthex.linux.run import run
+from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.netfilter.ast import Jump, Rule

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.proxy.backends.counts import ConnectionCounter
 from narthex.proxy.program.connections import REST, Connections

@@ -5,7 +5,7 @@ import logging
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.proxy.program.dropped import DroppedPackets
 from narthex.testing.fakes import FakeClock

@@ -5,7 +5,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
-from narthex.proxy.program.programming import ProgrammingLatency
+from narthex.proxy.program.metrics import ProgrammingLatency
 from narthex.testing.build import endpoint, endpoint_slice
 
 FOUR = IPFamily.IPV4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.plan.planner import Planner

@@ -67,7 +67,7 @@ def command(
 
 
 def _write(path: Path, configuration: Any) -> None:
-    from narthex.runtime.configuration.text import file_text
+    from narthex.runtime.configuration.file import file_text
 
     try:
         path.write_text(file_text(configuration))

@@ -31,9 +31,8 @@ from narthex.model.objects import EndpointSlice
 from narthex.model.store import Event, Snapshot, Store, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.runtime.feed import EventFeed, EventSource
-from narthex.runtime.logs import LOGGER
+from narthex.runtime.logs import LOGGER, ProblemLog
 from narthex.runtime.metrics import Collector
-from narthex.runtime.problems import ProblemLog
 from narthex.runtime.reconciler import Reconciler
 
 MOST_WORKERS = 4

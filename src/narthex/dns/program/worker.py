@@ -25,7 +25,7 @@ from narthex.dns.server.tally import Tally
 from narthex.dns.server.tcp import TcpServer
 from narthex.dns.server.udp import UdpServer
 from narthex.dns.zone.zone import Zone
-from narthex.linux.priority import go_first
+from narthex.linux.privileges import go_first
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.logs import start_logging as start_log
 

@@ -25,7 +25,7 @@ NODE = "node"
 _PRELOADED = (
     "narthex.cli.node",
     "narthex.node.process",
-    "narthex.kube.decoders",
+    "narthex.kube.messages",
     "narthex.cni.program.agent",
     "narthex.dns.program.node_local",
     "narthex.kube.origin",
@@ -69,7 +69,7 @@ def preload() -> None:
     """Import what nodes need, before the first one is forked."""
     for module in _PRELOADED:
         importlib.import_module(module)
-    importlib.import_module("narthex.kube.decoders").prepare_decoders()
+    importlib.import_module("narthex.kube.messages").prepare_decoders()
 
 
 def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> None:

@@ -16,8 +16,7 @@ from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
 from narthex.linux.clock import SystemClock
 from narthex.runtime.feed import EventFeed
-from narthex.runtime.logs import LOGGER
-from narthex.runtime.problems import ProblemLog
+from narthex.runtime.logs import LOGGER, ProblemLog
 from narthex.runtime.reconciler import Reconciler
 
 RESCAN_SECONDS = 10.0

@@ -36,8 +36,7 @@ from narthex.model.names import NamespacedName
 from narthex.model.objects import IPAddressPool, Service
 from narthex.model.store import Snapshot, Store
 from narthex.runtime.feed import EventFeed
-from narthex.runtime.logs import LOGGER, printable
-from narthex.runtime.problems import ProblemLog
+from narthex.runtime.logs import LOGGER, ProblemLog, printable
 from narthex.runtime.reconciler import Reconciler
 
 RESYNC_SECONDS = 5.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from narthex.linux.errors import ApplyError
 from narthex.linux.iptables_variants import plain_command
 from narthex.linux.libnftables import NftError, NftMissingError, run_nft
-from narthex.linux.run import CommandError, TimeoutExpired, run
+from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
 from narthex.netfilter import nft, xtables
 from narthex.netfilter.ast import Table
 from narthex.overlay.masquerade import TABLES, MasqueradeRules, iptables_changes

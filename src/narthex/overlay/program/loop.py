@@ -11,7 +11,7 @@ from typing import Any
 
 from narthex.linux import sysctls
 from narthex.linux.clock import Clock
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.net import FAMILIES, IPFamily, contains
 from narthex.model.objects import Node
 from narthex.model.store import Delete, Event, Synced, Upsert

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.decoders import prepare_decoders
 from narthex.kube.manifests import ManifestSource
+from narthex.kube.messages import prepare_decoders
 from narthex.kube.resources import NODES
 from narthex.kube.source import KubeSource
 from narthex.linux.clock import SystemClock

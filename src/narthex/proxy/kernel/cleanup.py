@@ -12,11 +12,10 @@ import msgspec
 
 from narthex.linux import ipset
 from narthex.linux import namespaces as netns
-from narthex.linux.errors import ApplyError
 from narthex.linux.iptables_variants import VARIANTS, command_of, default_variant
 from narthex.linux.netlink import NetlinkError, attribute
 from narthex.linux.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
-from narthex.linux.run import CommandError, TimeoutExpired, run
+from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
 from narthex.model.net import IPFamily, join_port
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.xtables import SaveTextError

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from narthex.linux.errors import ApplyError
 from narthex.linux.monitor import ForeignChanges, NftablesMonitor, RuleScope, watch_rules
 from narthex.linux.privileges import kernel_release, missing_tools, nft_release
+from narthex.linux.run import ApplyError
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily
 from narthex.netfilter.xtables.values import builtin_chains

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from narthex.linux import namespaces as netns
-from narthex.linux.errors import ApplyError
 from narthex.linux.iptables_variants import default_variant
-from narthex.linux.run import CommandError, TimeoutExpired, feed, run
+from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, feed, run
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Unprintable
 from narthex.netfilter.xtables import SaveTextError

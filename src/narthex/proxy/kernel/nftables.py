@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.linux.errors import ApplyError
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.nfnetlink import (
@@ -27,6 +26,7 @@ from narthex.linux.nfnetlink import (
     element_messages,
     failed_element,
 )
+from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft
 from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable

@@ -6,7 +6,7 @@ import logging
 
 from immutables import Map
 
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, Protocol
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules

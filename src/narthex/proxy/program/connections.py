@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from narthex.linux.clock import Clock
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily, join_port
 from narthex.proxy.kernel.dataplanes import CounterReader

@@ -23,8 +23,7 @@ from narthex.model.objects import AnyObject, EndpointSlice
 from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.health import ProxyHealth
-from narthex.proxy.program.metrics import ProxyMetrics
-from narthex.proxy.program.programming import ProgrammingLatency
+from narthex.proxy.program.metrics import ProgrammingLatency, ProxyMetrics
 from narthex.proxy.program.report import SyncReporter
 from narthex.proxy.program.schedule import FamilySchedule, SyncPeriods
 from narthex.proxy.program.sync import FamilyPlanner, FamilySync, SyncResult

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import narthex
 from narthex.model.net import FAMILIES, IPFamily
+from narthex.model.objects import EndpointSlice
+from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane
@@ -343,3 +346,34 @@ def _without_local(plan: Plan | None) -> dict[str, int]:
             if isinstance(front.other, Drop):
                 found[policy].add(service.name.service)
     return {policy: len(names) for policy, names in found.items()}
+
+
+_MOST_WAITING = 10_000
+"""Times kept for one family while its syncs fail; the newest count."""
+
+
+class ProgrammingLatency:
+    """Times of changes that are not in the kernel yet. Belongs to the loop."""
+
+    def __init__(self, start: float) -> None:
+        """`start`: when this process began, in seconds since the epoch. What changed before is not its delay."""
+        self._start = start
+        self._start_text = datetime.fromtimestamp(int(start), UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        self._waiting: dict[IPFamily, deque[float]] = {}
+
+    def saw(self, before: EndpointSlice | None, after: EndpointSlice) -> None:
+        """A slice was added or changed. The same time twice is the same change."""
+        text = after.annotation(TRIGGER_TIME)
+        # Nearly all slices of the first list; their times need not be worked out.
+        if text is None or (text[-1:] == "Z" and text[:19] < self._start_text):
+            return
+        changed = trigger_time(after)
+        if after.family is None or changed is None or changed <= self._start:
+            return
+        if before is None or before.annotation(TRIGGER_TIME) != text:
+            self._waiting.setdefault(after.family, deque(maxlen=_MOST_WAITING)).append(changed)
+
+    def written(self, family: IPFamily, now: float) -> list[float]:
+        """The kernel holds all changes; the seconds that each waited."""
+        waiting = self._waiting.pop(family, ())
+        return [max(0.0, now - changed) for changed in waiting]

@@ -6,15 +6,14 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.ir import Conflict
 from narthex.proxy.program.sync import SyncResult
 from narthex.proxy.program.written import counted, written
-from narthex.runtime.logs import LOGGER, data
-from narthex.runtime.problems import ProblemLog
+from narthex.runtime.logs import LOGGER, ProblemLog, data
 
 _NAMES_SHOWN = 3
 

@@ -24,11 +24,12 @@ from narthex.runtime.configuration.file import (
     PRIMARY,
     ConfigurationError,
     documents_of,
+    own_written,
     parse,
     read,
     relay_ports_of,
+    written,
 )
-from narthex.runtime.configuration.text import own_written, written
 from narthex.runtime.configuration.values import (
     ClientConnection,
     ConntrackConfiguration,

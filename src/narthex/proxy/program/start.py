@@ -25,8 +25,7 @@ from narthex.kube.origin import Origin
 from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.linux.clock import Clock, SystemClock
 from narthex.linux.conntrack import ConntrackTable, load_module
-from narthex.linux.oom import set_oom_score
-from narthex.linux.privileges import allow_many_files
+from narthex.linux.privileges import allow_many_files, set_oom_score
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot

@@ -10,12 +10,14 @@ A second document of the same file, NarthexConfiguration (narthex/v1alpha1), hol
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from narthex.model import validate
+from narthex.model.duration import duration_text
 from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
@@ -357,3 +359,52 @@ def _service_name(text: str) -> str:
     if not slash or not DNS_LABEL.holds(namespace) or not DNS_LABEL.holds(name):
         raise ValueError("is not the namespace and name of a Service, such as shop/web")
     return text
+
+
+_TIMES = ("Period", "Timeout", "Frequency")
+_SPELLED = {"cidr": "CIDR", "cidrs": "CIDRs", "ips": "IPs", "arp": "ARP", "dsr": "DSR"}
+
+
+def written(configuration: ProxyConfiguration) -> dict[str, Any]:
+    """The KubeProxyConfiguration: camelCase names, times as Go writes them, nested mappings."""
+    shown = _spelled(msgspec.to_builtins(configuration))
+    del shown["own"], shown["nftables"]["localhostNodePorts"]
+    shown["clusterCIDR"] = ",".join(shown.pop("clusterCIDRs"))
+    shown["detectLocal"] = {name: shown.pop(name) for name in ("bridgeInterface", "interfaceNamePrefix")}
+    shown["featureGates"] = dict(shown["featureGates"])
+    shown["logging"]["vmodule"] = [
+        {"filePattern": pattern, "verbosity": verbosity} for pattern, verbosity in shown["logging"]["vmodule"]
+    ]
+    return {"apiVersion": API_VERSION, "kind": KIND, **shown}
+
+
+def own_written(configuration: ProxyConfiguration) -> dict[str, Any]:
+    """The NarthexConfiguration."""
+    return {
+        "apiVersion": OWN_API_VERSION,
+        "kind": OWN_KIND,
+        **_spelled(msgspec.to_builtins(configuration.own)),
+    }
+
+
+def file_text(configuration: ProxyConfiguration) -> str:
+    """Both as one YAML file."""
+    # Loaded here: who only reads a configuration need not wait for it.
+    import yaml  # type: ignore[import-untyped]
+
+    text: str = yaml.safe_dump_all([written(configuration), own_written(configuration)], sort_keys=False)
+    return text
+
+
+def _spelled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    spelled: dict[str, Any] = {}
+    for name, value in fields.items():
+        first, *rest = name.split("_")
+        camel = first + "".join(_SPELLED.get(word, word.capitalize()) for word in rest)
+        if isinstance(value, dict):
+            spelled[camel] = _spelled(value)
+        elif isinstance(value, float) and camel.endswith(_TIMES):
+            spelled[camel] = duration_text(value)
+        else:
+            spelled[camel] = list(value) if isinstance(value, tuple) else value
+    return spelled

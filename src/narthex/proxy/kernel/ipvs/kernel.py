@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from narthex.linux.errors import ApplyError
 from narthex.linux.genetlink import Genetlink
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
+from narthex.linux.run import ApplyError
 from narthex.model.net import Protocol
 from narthex.netfilter.ipvs import VirtualServer
 from narthex.netfilter.netlink import ipvs as wire

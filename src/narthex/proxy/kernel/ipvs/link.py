@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from narthex.linux import links
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import addresses_on
-from narthex.linux.errors import ApplyError
+from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, host_network
 from narthex.proxy.backends.ipvs.names import LINK
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from narthex.linux.errors import ApplyError
 from narthex.linux.genetlink import Genetlink, GenetlinkRequest
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
+from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink import ipvs as wire

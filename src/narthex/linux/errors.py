@@ -1,5 +1,0 @@
-"""Errors of changes to the kernel."""
-
-
-class ApplyError(RuntimeError):
-    """The kernel or its tool refused a change."""
