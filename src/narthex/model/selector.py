@@ -28,6 +28,7 @@ class SelectorSyntaxError(ValueError):
     """A selector that cannot be parsed. `rest` is the text from which on it is not understood."""
 
     def __init__(self, rest: str) -> None:
+        """Create the error."""
         super().__init__(f"is not a label selector: {rest[:80]!r}")
         self.rest = rest
 
@@ -36,6 +37,7 @@ class NotAnIntegerError(ValueError):
     """A selector that compares a label with something that is not an integer."""
 
     def __init__(self, value: str) -> None:
+        """Create the error."""
         super().__init__(f"{value[:80]!r} is not a whole number")
         self.value = value
 
@@ -63,6 +65,7 @@ class Requirement(msgspec.Struct, frozen=True):
         return int(value) > int(self.values[0]) if self.operator == ">" else int(value) < int(self.values[0])
 
     def __str__(self) -> str:
+        """Return the requirement as a selector writes it."""
         if self.operator in ("in", "notin"):
             return f"{self.key} {self.operator} ({','.join(self.values)})"
         if self.operator == "exists":

@@ -126,9 +126,9 @@ def test_beside_it_runs_another_program(runtime, tmp_path):
     container, _ = shell(runtime, tmp_path, "touch /tmp/mine; while :; do sleep 1; done")
     reader, writer = os.pipe()
     entry = ExecSpec(
-        beside=container.pid, argv=("sh", "-c", "hostname; echo $$; until ls /tmp/mine; do :; done; exit 3")
+        target_pid=container.pid, argv=("sh", "-c", "hostname; echo $$; until ls /tmp/mine; do :; done; exit 3")
     )
-    entry = ExecSpec(beside=entry.beside, argv=entry.argv, environment=ENVIRONMENT)
+    entry = ExecSpec(target_pid=entry.target_pid, argv=entry.argv, environment=ENVIRONMENT)
     other = containers.enter(entry, (writer, writer, writer))
     os.close(writer)
     with os.fdopen(reader) as stream:

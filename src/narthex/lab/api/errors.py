@@ -12,6 +12,7 @@ class StatusError(Exception):
     """A request that fails. `code` is the HTTP status; `reason` and `details` are those of `metav1.Status`."""
 
     def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        """Create an error with the fields of its Status."""
         super().__init__(message)
         self.code = code
         self.reason = reason
@@ -40,6 +41,7 @@ class FieldError(Exception):
     """
 
     def __init__(self, field: str, kind: str, message: str) -> None:
+        """Create an error of a field, given by its path."""
         super().__init__(f"{field}: {message}")
         self.field = field
         self.kind = kind

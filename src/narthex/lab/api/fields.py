@@ -19,7 +19,7 @@ _GO = {"str": "string", "int": "int32", "num": "float64", "bool": "bool", "list"
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
-def conformed(kind: ApiResource, version: str, raw: Raw, validation: str) -> tuple[Raw, tuple[str, ...]]:
+def validate_fields(kind: ApiResource, version: str, raw: Raw, validation: str) -> tuple[Raw, tuple[str, ...]]:
     """Return an object without unknown fields, and the warnings about them.
 
     `validation` is Strict, Warn (also if empty), or Ignore. Raises StatusError (400).

@@ -36,7 +36,7 @@ class ListSelector:
     """The label and field selectors of one request."""
 
     def __init__(self, labels: str, fields: str, known: frozenset[str]) -> None:
-        """Parse both. Raises ApiFault (BadRequest) for bad syntax, and for fields that are not `known`."""
+        """Parse both. Raises StatusError (BadRequest) for bad syntax, and for fields that are not `known`."""
         try:
             self._labels = tuple(parse_leniently(labels))
         except SelectorSyntaxError as error:

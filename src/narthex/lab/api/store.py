@@ -27,6 +27,7 @@ class StoredObject:
     __slots__ = ("_data", "raw", "version")
 
     def __init__(self, version: int, raw: Raw) -> None:
+        """Wrap an object of a version."""
         self.version = version
         self.raw = raw
         """As it was written, with its resourceVersion; apiVersion and kind may be absent."""
@@ -65,6 +66,7 @@ class ObjectStore:
     """Objects by kind, and the changes since the last compaction."""
 
     def __init__(self, version: int = 1000) -> None:
+        """Create an empty store that continues after a version."""
         self.version = version
         self.oldest = version
         """Watches from before this version are refused."""

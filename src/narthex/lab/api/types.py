@@ -34,6 +34,7 @@ class FieldType:
         keys: tuple[str, ...] = (),
         atomic: bool = False,
     ) -> None:
+        """Create a type."""
         self.sort = sort
         """`struct`, `list`, `map`, `any`, or a scalar's name."""
         self.name = name

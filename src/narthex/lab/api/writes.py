@@ -15,7 +15,7 @@ from narthex.lab.api import errors, patches
 from narthex.lab.api.apply import apply, updated_managed_fields
 from narthex.lab.api.bodies import decode_body, decode_json_or_yaml
 from narthex.lab.api.errors import FieldError, StatusError
-from narthex.lab.api.fields import conformed
+from narthex.lab.api.fields import validate_fields
 from narthex.lab.api.kinds import event_from_v1, event_to_v1
 from narthex.lab.api.paths import ApiPath
 from narthex.lab.api.registry import Registry
@@ -68,13 +68,13 @@ def write_options(request: ApiRequest) -> WriteOptions:
 
 def create(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
     """Create an object (POST). Raises StatusError."""
-    new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
+    new, warnings = validate_fields(place.kind, place.version, _placed(place, given), how.validation)
     return WriteResult(201, registry.create(place.stored, _stored(place, new), dry_run=how.dry_run), warnings)
 
 
 def replace(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
     """Replace an object (PUT). Raises StatusError."""
-    new, warnings = conformed(place.kind, place.version, _placed(place, given), how.validation)
+    new, warnings = validate_fields(place.kind, place.version, _placed(place, given), how.validation)
     if not new["metadata"].get("resourceVersion") and not place.kind.unconditional:
         wrong = FieldError(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
         raise errors.invalid(place.kind.kind, place.kind.group, place.name, [wrong])
@@ -91,7 +91,7 @@ def patch(registry: Registry, place: ApiPath, request: ApiRequest, how: WriteOpt
         raise errors.not_found(place.kind.plural, place.kind.group, place.name)
     shown = event_from_v1(held) if place.kind.stored_as == "Event" else held
     new = apply_patch(content_type, shown, given, object_type(place.kind, place.version))
-    new, warnings = conformed(place.kind, place.version, _placed(place, new), how.validation)
+    new, warnings = validate_fields(place.kind, place.version, _placed(place, new), how.validation)
     return WriteResult(200, update(registry, place, _stored(place, new), how), warnings)
 
 
@@ -149,7 +149,7 @@ def _applied(registry: Registry, place: ApiPath, given: Any, how: WriteOptions) 
         raise errors.bad_request("Incorrect version specified in apply patch: apiVersion and kind must be set")
     if (given.get("metadata") or {}).get("managedFields"):
         raise errors.bad_request("metadata.managedFields must be nil")
-    new, warnings = conformed(kind, place.version, _placed(place, given), how.validation)
+    new, warnings = validate_fields(kind, place.version, _placed(place, given), how.validation)
     raw, made = apply(
         registry,
         registry.kinds[place.stored],

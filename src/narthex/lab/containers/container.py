@@ -36,6 +36,7 @@ class RunningContainer:
     """A program in a container."""
 
     def __init__(self, control: socket.socket, pid: int) -> None:
+        """Wrap a program. `control` is the socket to its keeper."""
         self.pid = pid
         self.control = control
         self._ended = threading.Event()
@@ -60,6 +61,7 @@ class Containers:
     """Starts programs and watches them. `watch` is called by one thread; the other methods by any."""
 
     def __init__(self, forks: ForkServer) -> None:
+        """Start containers by a ForkServer that has `JOBS`."""
         self._forks = forks
         self._selector = selectors.DefaultSelector()
         self._new: deque[tuple[RunningContainer, Callable[[RunningContainer], None]]] = deque()

@@ -1,8 +1,8 @@
-"""A process that forks others on request.
+"""A fork server: a process that forks others on request.
 
-What is asked of it comes by name: whoever makes it says which jobs there are. It has one thread and has loaded what its
-jobs need, so that each of them starts in a few milliseconds, where a Python takes a third of a second; a process of many
-threads could not fork safely at all. It ends with its maker, and all its jobs with it.
+Its creator names the jobs that it has. It has one thread and has imported what the jobs need, so that each starts in milliseconds
+instead of the third of a second that a new interpreter takes; a process with several threads could not fork safely. It ends with
+its creator, and all its jobs with it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ import msgspec
 from narthex.lab.containers import inside
 
 ForkJob = Callable[[socket.socket, bytes, Sequence[int]], None]
-"""Gets the socket to whoever asked, what it was told, and files. Its process ends with it."""
+"""Called with the socket to the requester, the order, and files. Its process ends when it returns."""
 
 _MOST_HANDLES = 8
 
 
 class ProcessExit(msgspec.Struct, frozen=True):
-    """What is said of a job when its process has ended, after all that it has said itself."""
+    """The last message on a job's socket: its process has ended."""
 
     ended: int
-    """As `os.waitpid` has it."""
+    """Wait status, as from `os.waitpid`."""
 
 
 class ForkServer:
-    """The handle of such a process. Safe from any thread."""
+    """The handle of a fork server. Thread-safe."""
 
     def __init__(self, jobs: Mapping[str, ForkJob], prepare: Callable[[], None] = lambda: None) -> None:
-        """To be made by a process of one thread. `prepare` runs in the new one, before the first job."""
+        """Fork the server from a process with one thread. `prepare` runs in it before the first job."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         self.pid = os.fork()
@@ -54,8 +54,7 @@ class ForkServer:
         theirs.close()
 
     def start(self, job: str, order: bytes, files: Sequence[int] = ()) -> socket.socket:
-        """Begin a job; returns the socket to it. It also gets copies of these files. Raises OSError when there is nobody
-        to fork any more."""
+        """Start a job with copies of these files. Return the socket to it. Raises OSError if the server is gone."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -67,7 +66,7 @@ class ForkServer:
         return ours
 
     def close(self) -> None:
-        """End it, and all its jobs."""
+        """End the server and all its jobs."""
         self._socket.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
@@ -156,7 +155,7 @@ def _bury(askers: dict[int, socket.socket]) -> None:
 
 
 def _close_all_but(own: int) -> None:
-    """Locks, pipes and whatever else was inherited is not held by this process, nor by what it forks."""
+    """Close inherited files, so that neither the server nor its jobs hold locks or pipes of the creator."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         if int(entry.name) > 2 and int(entry.name) != own:
             with contextlib.suppress(OSError):

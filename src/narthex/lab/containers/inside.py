@@ -1,6 +1,6 @@
-"""The last steps of a process that becomes a container's program: namespaces, mounts, then the program itself.
+"""The last steps of a process that becomes a container's program: namespaces, mounts, exec.
 
-For processes of one thread, after a fork. Nothing here comes back: it ends in `exec`, or raises OSError.
+For processes with one thread, after a fork. Functions end in `exec` or raise OSError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
 
 OWN_PLACES = ("/tmp", "/run", "/dev/shm")
-"""Directories that are empty for every container, and its own."""
+"""Directories that are empty and private in each container."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,20 +40,22 @@ def _check(result: int, what: str) -> None:
 
 
 def die_with_parent(lives: Callable[[], bool]) -> None:
-    """Let the kernel end this process with the thread that forked it. `lives` says whether that has not happened yet: in
-    a namespace of its own a process cannot see its parent."""
+    """Let the kernel kill this process when the thread that forked it ends.
+
+    `lives` returns False if that has happened already; in a PID namespace of its own, a process cannot see its parent.
+    """
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl PDEATHSIG")
     if not lives():
         os._exit(1)
 
 
 def unshare(what: int) -> None:
-    """Leave these namespaces for new ones; one of processes is for those that are forked from now on."""
+    """Move to new namespaces. A new PID namespace applies to later forks."""
     _check(_libc.unshare(what), "unshare")
 
 
 def join_network(name: str) -> None:
-    """Go to a named network namespace, for good."""
+    """Move to a named network namespace."""
     handle = open_namespace(str(netns.path_of(name)))
     try:
         setns(handle)
@@ -62,7 +64,7 @@ def join_network(name: str) -> None:
 
 
 def join(process: int) -> None:
-    """Go to all namespaces of another process; to that of processes with the next fork."""
+    """Move to all namespaces of another process. Its PID namespace applies to the next fork."""
     kinds = (
         ("ipc", NEW_IPC),
         ("uts", NEW_HOSTNAME),
@@ -77,23 +79,24 @@ def join(process: int) -> None:
 
 
 def become(program: ProgramSpec, files: Sequence[int]) -> NoReturn:
-    """Be the program, with these three files as its standard ones; the process is the first of its namespace of
-    processes, and in its network already. Raises OSError naming what went wrong."""
+    """Become the program, with these three standard files.
+
+    The process is the first of its PID namespace, and in its network namespace already. Raises OSError that names the failed step.
+    """
     enter(program)
     _execute(program, program.executable, files)
 
 
 def enter(program: ProgramSpec) -> None:
-    """Go where the program is to run: host name, mounts. Raises OSError naming what went wrong."""
+    """Set the host name and mounts of a program. Raises OSError that names the failed step."""
     unshare(NEW_MOUNTS | (NEW_HOSTNAME | NEW_IPC if program.hostname else 0))
     if program.hostname:
         socket.sethostname(program.hostname)
     _mount(program)
 
 
-def become_beside(entry: ProgramSpec | ExecSpec, executable: str, files: Sequence[int] = ()) -> NoReturn:
-    """The same in namespaces that `join` or `enter` has led to. Without files it keeps those that it has, and its
-    session."""
+def become_exec(entry: ProgramSpec | ExecSpec, executable: str, files: Sequence[int] = ()) -> NoReturn:
+    """Become a program in the namespaces of `join` or `enter`. Without `files`, keep files and session."""
     _execute(entry, executable, files)
 
 
@@ -116,13 +119,13 @@ def _mount(program: ProgramSpec) -> None:
 
 
 def _of_the_program(program: ProgramSpec) -> list[BindMount]:
-    """The program's own directory and the one it starts in, where they would be hidden."""
+    """Return mounts for the program's directory and its working directory, if private directories would hide them."""
     directories = dict.fromkeys((str(Path(program.executable).resolve().parent), program.directory))
     return [BindMount(each, each) for each in directories if _is_own(each) and Path(each).is_dir()]
 
 
 def _is_own(path: str) -> bool:
-    """Whether it is in a directory that is the container's own."""
+    """Return True if a path is below a private directory."""
     return str(Path(path).resolve()).startswith(tuple(f"{place}/" for place in OWN_PLACES))
 
 
@@ -160,7 +163,7 @@ def _execute(told: ProgramSpec | ExecSpec, executable: str, files: Sequence[int]
 
 
 def _above(files: Sequence[int]) -> list[int]:
-    """Copies out of the way of the numbers that they are to have."""
+    """Return copies whose numbers do not collide with those that the files are to get."""
     return [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3) for handle in files]
 
 
@@ -172,7 +175,7 @@ def _be_somebody(user: int | None, group: int | None) -> None:
 
 
 def find(command: str, environment: Mapping[str, str], directory: str = "/") -> str:
-    """Absolute path of a program, as a shell finds it by PATH. Raises FileNotFoundError, PermissionError."""
+    """Return the absolute path of a program as a shell finds it by PATH. Raises FileNotFoundError, PermissionError."""
     if "/" in command:
         candidates = [Path(directory, command)]
     else:

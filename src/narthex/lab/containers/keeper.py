@@ -69,9 +69,9 @@ def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> No
     """Run an ExecSpec (JSON) in a container's namespaces, with three standard files."""
     entry = msgspec.json.decode(order, type=ExecSpec)
     try:
-        inside.join(entry.beside)
+        inside.join(entry.target_pid)
         executable = inside.find(entry.argv[0], entry.environment, entry.directory)
-        child = _start(lambda: inside.become_beside(entry, executable, files))
+        child = _start(lambda: inside.become_exec(entry, executable, files))
     except OSError as error:
         _fail(control, error)
     _keep(control, child, files, None, {})

@@ -133,6 +133,7 @@ class LogReader:
         return when + b" " + said if self._timestamps else said
 
     def __enter__(self) -> LogReader:
+        """Return the reader."""
         return self
 
     def __exit__(

@@ -29,8 +29,8 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str = ""
     """Empty: the machine's host name, and its UTS and IPC namespaces, as with `hostNetwork`."""
     shows: tuple[BindMount, ...] = ()
-    """What it sees at other places than the machine does. Below /tmp, /run and /dev/shm, which are empty and its own, the
-    places are made; elsewhere they must be there."""
+    """Bind mounts. Below /tmp, /run, and /dev/shm, which are empty and private, mount points are created; elsewhere they must exist.
+    """
     user: int | None = None
     """User ID. None: root."""
     group: int | None = None
@@ -43,8 +43,8 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ExecSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A program to run in the namespaces of another one."""
 
-    beside: int
-    """Process number of the other one."""
+    target_pid: int
+    """Process ID of the other program."""
     argv: tuple[str, ...]
     environment: Mapping[str, str] = {}
     directory: str = "/"

@@ -90,11 +90,11 @@ def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str 
     def in_a_place_of_its_own() -> NoReturn:
         inside.enter(told)
         # PID 1 of a namespace would not receive SIGINT.
-        _run_and_wait(lambda: inside.become_beside(told, executable))
+        _run_and_wait(lambda: inside.become_exec(told, executable))
 
     def beside_the_program() -> NoReturn:
-        entry = ExecSpec(beside=beside, argv=told.argv, environment=told.environment)
-        inside.become_beside(entry, executable)
+        entry = ExecSpec(target_pid=beside, argv=told.argv, environment=told.environment)
+        inside.become_exec(entry, executable)
 
     try:
         if beside:

@@ -28,7 +28,7 @@ _RECEIVE_BYTES = 64 * 1024
 async def serve_exec(
     connection: HttpConnection, pods: PodRuntime | None, request: ApiRequest, asked: ExecRequest
 ) -> None:
-    """Start a program and carry its channels until it ends. Raises ApiFault before anything is answered."""
+    """Start a program and carry its channels until it ends. Raises StatusError before anything is answered."""
     if not asked.argv:
         raise StatusError(501, "NotImplemented", "attach is not served by the lab; use exec, or logs -f")
     if pods is None:

@@ -10,7 +10,7 @@ from narthex.runtime.http.connection import HttpConnection
 
 
 async def send_logs(connection: HttpConnection, pods: PodRuntime | None, asked: LogRequest) -> None:
-    """Send what a container writes until it or the client ends. Raises ApiFault before anything is sent."""
+    """Send what a container writes until it or the client ends. Raises StatusError before anything is sent."""
     if pods is None:
         raise StatusError(
             501, "NotImplemented", f"no pod runs here, so that pod {asked.namespace}/{asked.pod} has no log"

@@ -40,6 +40,7 @@ class ApiConnection(HttpConnection):
     """A connection of an API client, on which a watch may be open."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Wrap a connection."""
         super().__init__(reader, writer, _LIMITS)
         self.changed = asyncio.Event()
         """Set when a watch on this connection may have new events."""

@@ -1,5 +1,5 @@
-"""The picture of a cluster: a web page on this machine alone.
+"""The web page of a cluster, on this machine only.
 
-`picture` says what there is to draw, `counts` how many connections there were, `path` which way a packet takes; `board` holds
-the present of it for whoever watches, `pages` answers a browser, `serve` runs all of it.
+`picture` computes what to draw, `counts` reads connection counts, `path` traces a packet, `board` keeps the current state for all
+browsers, `pages` answers them, and `serve` runs it.
 """

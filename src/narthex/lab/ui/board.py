@@ -1,4 +1,4 @@
-"""The present of the page's picture, for all who watch: one thread follows the objects, another counts connections."""
+"""The current state of the page: one thread follows the objects, another one counts connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narthex.model.problem import Problem
 from narthex.model.store import Event, Snapshot, Store
 
 ConnectionCounts = dict[str, int]
-"""New connections by Service (`shop/web`) since the nodes' proxies began."""
+"""New connections by Service (`shop/web`) since the start of the nodes' proxies."""
 
 COUNT_SECONDS = 1.0
 _CALM_SECONDS = 0.2
@@ -22,21 +22,27 @@ _AGAIN_SECONDS = 2.0
 
 
 class Source(Protocol):
-    """Objects as events: manifests, or an API server."""
+    """Objects as events: manifests or an API server."""
 
     @property
-    def problems(self) -> tuple[Problem, ...]: ...
+    def problems(self) -> tuple[Problem, ...]:
+        """Objects that could not be decoded."""
+        ...
 
-    def scan(self) -> list[Event]: ...
+    def scan(self) -> list[Event]:
+        """Return all objects as events."""
+        ...
 
-    def changes(self, stop: threading.Event) -> Iterator[list[Event]]: ...
+    def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
+        """Yield later events, until `stop` is set."""
+        ...
 
 
 class Board:
-    """What is shown now. `begin` starts its threads, `end` stops them; the rest may be called from any thread."""
+    """The current state. Its methods are thread-safe; `begin` and `end` are called once."""
 
     def __init__(self, title: str, source: Source, count: Callable[[], ConnectionCounts | None] | None = None) -> None:
-        """`count`: asks the nodes; None where nobody can be asked."""
+        """Create a board. `count` asks the nodes for connections and returns None if none can be asked."""
         self._title = title
         self._source = source
         self._count = count
@@ -51,22 +57,22 @@ class Board:
             self._threads.append(threading.Thread(target=self._count_on, name="counts", daemon=True))
 
     def begin(self) -> None:
-        """Follow the objects from now on."""
+        """Start to follow the objects."""
         self._draw()
         for thread in self._threads:
             thread.start()
 
     def end(self) -> None:
-        """Whoever watches is let go."""
+        """End the threads and all streams of events."""
         self.stop.set()
 
     @property
     def snapshot(self) -> Snapshot:
-        """The objects at this moment."""
+        """The current objects."""
         return self._store.snapshot
 
     def news(self, since: int) -> tuple[int, Sequence[tuple[str, bytes]]]:
-        """The present turn, and what was put up after turn `since`: (kind, JSON) of each."""
+        """Return the current turn, and kind and JSON of each message that is newer than turn `since`."""
         with self._lock:
             return self._turn, [(kind, body) for kind, (turn, body) in self._messages.items() if turn > since]
 

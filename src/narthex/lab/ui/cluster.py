@@ -1,4 +1,4 @@
-"""Any cluster for the page: objects of an API server or of manifests, ways by the rules they would become."""
+"""The page of any cluster: objects from an API server or manifests, paths by the rules that they would result in."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:
-    """What the page shows of a directory, and how it traces there."""
+    """Return the board and the tracer of a directory of manifests."""
     board = Board(str(path), ManifestSource(path))
     return board, _tracer(board, mode)
 
 
 def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tracer]:
-    """What the page shows of a cluster: its API server is followed, its nodes are not asked."""
+    """Return the board and the tracer of a cluster. It follows the API server and does not ask the nodes."""
     # They take a third of a second to load.
     from narthex.kube.access import Access
     from narthex.runtime.configuration.values import ClientConnection
@@ -35,7 +35,7 @@ def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tra
 
 
 def source_of(access: Access) -> KubeSource:
-    """What the page needs of a cluster, from its API server."""
+    """Return the objects that the page needs, from an API server."""
     from narthex.kube.resources import ALL_SERVICES, ENDPOINT_SLICES, NODES, PODS
     from narthex.kube.source import KubeSource
 

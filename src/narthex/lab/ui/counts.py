@@ -1,4 +1,4 @@
-"""New connections of Services, as the nodes' proxies count them in their metrics."""
+"""New connections of Services from the metrics of the nodes' proxies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def count(pages: Iterable[bytes]) -> dict[str, int]:
-    """Connections since the proxies' start by Service (`shop/web`), over all nodes' metrics pages."""
+    """Return connections by Service (`shop/web`) since the proxies' start, over the metrics pages of all nodes."""
     total: Counter[str] = Counter()
     for page in pages:
         for labels, value in _LINE.findall(page):

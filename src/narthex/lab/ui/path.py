@@ -1,4 +1,4 @@
-"""A packet's way for the page: where it begins, which Service it meets, where it ends and how likely."""
+"""The path of a packet, for the page: its ends with their probabilities, and the Service it meets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ _DISPOSITIONS = {Fate.LEAVES: "not-ours", Fate.UNKNOWN: "unsupported"}
 """Names that the page uses for ends of rules."""
 
 Tracer = Callable[[str, str], PacketPath]
-"""Source and destination, as `narthex trace` takes them. Raises TraceError or InputError."""
+"""Called with source and destination, as `narthex trace` takes them. Raises TraceError or InputError."""
 
 
 def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -> PacketPath:
-    """The way by rules as they would be made of the objects: a cluster's nodes are not asked. Raises TraceError, InputError."""
+    """Trace a packet by the rules that the objects result in. Raises TraceError, InputError.
+
+    The nodes are not asked.
+    """
     places = OwnerIndex(snapshot)
     sender, target, wanted = ask(places, source, destination)
     node = sender.node or target.node or next(iter(sorted(key.name for key in snapshot.nodes)), "")
@@ -37,7 +40,7 @@ def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -
 
 
 def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> dict[str, Any]:
-    """The way as JSON can hold it; `error` alone when the question cannot be asked so."""
+    """Return a path as JSON values, with `error` alone if it cannot be traced."""
     try:
         found = trace(source, destination)
     except (TraceError, InputError) as error:
@@ -45,7 +48,7 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
     places = OwnerIndex(snapshot)
 
     def key_of(address: str) -> str:
-        """The pod or node that has an address."""
+        """Return the pod or node that has an address."""
         place = places.at(address)
         return place.name if place else ""
 

@@ -1,7 +1,7 @@
-"""What the page draws, as plain values: nodes with their pods, Services, and the slices that lead from one to the other.
+"""What the page draws, as JSON values: nodes with their pods, Services, and the EndpointSlices that connect them.
 
-Every thing has a `key` that is its name in a trace, too: `node-1`, `shop/web-1`, `shop/web`. Names are given as they are: the
-page shows them as text, and never as markup.
+Each item has a `key`, which is also its name in a trace: `node-1`, `shop/web-1`, `shop/web`. Names are not escaped: the page
+inserts them as text, never as markup.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Picture = dict[str, Any]
 """`nodes`, `pods`, `services`, `slices`: lists of mappings, sorted by name."""
 
 _MOST_ENDPOINTS = 1000
-"""Of one slice, as in Kubernetes."""
+"""Endpoints of a slice, as in Kubernetes."""
 
 
 def picture(snapshot: Snapshot) -> Picture:
-    """The present of a cluster. Pods that only slices tell of are drawn, too."""
+    """Return the picture of a cluster, including pods that only EndpointSlices name."""
     pods = {key: _pod(pod) for key, pod in snapshot.pods.items()}
     for key, made in _told_by_slices(snapshot):
         pods.setdefault(key, made)
@@ -80,7 +80,7 @@ def _told_by_slices(snapshot: Snapshot) -> Iterable[tuple[NamespacedName, dict[s
 
 
 def _ports_of_pods(snapshot: Snapshot) -> dict[str, list[str]]:
-    """Ports on which Services call a pod: `8080/tcp`."""
+    """Return the target ports of each pod's Services: `8080/tcp`."""
     found: dict[str, set[str]] = {}
     for slices in snapshot.slices.values():
         for each in slices.values():

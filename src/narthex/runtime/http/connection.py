@@ -26,6 +26,7 @@ class HttpConnection:
         writer: asyncio.StreamWriter,
         limits: HttpLimits = HttpLimits(),  # noqa: B008 - immutable
     ) -> None:
+        """Wrap a connection."""
         self.reader = reader
         self.writer = writer
         self.framing = RequestFraming(limits)

@@ -24,6 +24,7 @@ class MalformedRequest(Exception):
     """A request that cannot be read. `status` is the HTTP status to answer with."""
 
     def __init__(self, status: int, message: str) -> None:
+        """Create the error."""
         super().__init__(message)
         self.status = status
 
@@ -32,6 +33,7 @@ class RequestFraming:
     """The server side of one connection. Requests are answered one after the other."""
 
     def __init__(self, limits: HttpLimits = HttpLimits()) -> None:  # noqa: B008 - immutable
+        """Start before the first request."""
         self._limits = limits
         self._unparsed = bytearray()
         self._exchange: h11.Connection | None = None

@@ -57,6 +57,7 @@ class ConnectionSlots:
     """
 
     def __init__(self, limit: int = 256) -> None:
+        """Create slots, all of them free."""
         self.limit = limit
         self.used = 0
 

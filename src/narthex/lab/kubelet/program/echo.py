@@ -1,9 +1,9 @@
-"""The server in the lab's pods: it says which pod answered, and whom it saw asking.
+"""The echo server of the lab's pods: each response names the pod and the client.
 
-One process serves every pod: a socket belongs for good to the network namespace it was made in, so the server enters
-a pod's namespace only to open its listeners. It imports little and starts no thread by itself.
+One process serves all pods: a socket stays in the network namespace in which it was created, so the server enters a pod's namespace
+only to open its listeners. It starts no thread.
 
-TCP answers HTTP/1.1 requests and any other text alike; UDP and SCTP answer each message. The body is one line:
+TCP ports answer HTTP/1.1 requests and any other text; UDP and SCTP ports answer each message. The body is one line:
 
     web-7d4b9-x2x4z on node-1, asked by 192.168.49.11:40312
 """
@@ -27,14 +27,15 @@ _MAX_REQUEST = 64 * 1024
 _LIMITS = HttpLimits(head=_MAX_REQUEST, body=_MAX_REQUEST)
 _BACKLOG = 512
 _REMEMBERED = 200
-"""Answers of a listener."""
+"""Responses that a listener remembers."""
 _HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"PATCH ", b"OPTIONS ")
 
 
 class EchoServer:
-    """Listeners of many pods and one loop. `serve` belongs to one thread; the rest is called from another."""
+    """The listeners of many pods and their loop. One thread calls `serve`, another one the other methods."""
 
     def __init__(self) -> None:
+        """Create a server without listeners."""
         self._selector = selectors.DefaultSelector()
         self._pods: dict[str, list[_Listener]] = {}
         self._tasks: deque[Callable[[], None]] = deque()
@@ -46,11 +47,10 @@ class EchoServer:
         """Held while the doorbell is rung or taken down, which two threads may want to do at once."""
 
     def add(self, identity: str, says: str, namespace: str | None, ports: Iterable[tuple[str, int]]) -> None:
-        """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace (None: this one);
-        returns when it listens.
+        """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace (None: this one).
 
-        `identity` is for `remove`, `says` begins each answer ("web-x2x4z on node-1"). Raises OSError naming the port,
-        and then listens on none.
+        `identity` is for `remove`; `says` begins each response ("web-x2x4z on node-1"). If a port cannot be opened, raises OSError that names it,
+        and listens on none.
         """
         listeners: list[_Listener] = []
         try:
@@ -65,37 +65,36 @@ class EchoServer:
         self._do(lambda: self._open(listeners))
 
     def drain(self, identity: str) -> None:
-        """From now on let no connection last longer than its next answer; all requests are answered all the same."""
+        """From now on close each connection after its next response. All requests are still answered."""
         for listener in self._pods.get(identity, []):
             listener.draining = True
 
     def open(self, identity: str) -> bool:
-        """Somebody has a connection."""
+        """Return True if a client is connected."""
         return any(listener.conversations for listener in self._pods.get(identity, []))
 
     def quiet_since(self, identity: str) -> float:
-        """When somebody last came or said something, as `time.monotonic` counts; 0.0: never."""
+        """Return the time of the last connection or request by `time.monotonic`, 0.0 if there was none."""
         return max((listener.used_at for listener in self._pods.get(identity, [])), default=0.0)
 
     def said(self, identity: str) -> list[tuple[float, str]]:
-        """When (seconds since 1970) and whom it answered, the last ones, oldest first."""
+        """Return time (seconds since 1970) and client of the last responses, oldest first."""
         return sorted(each for listener in self._pods.get(identity, []) for each in tuple(listener.said))
 
     def remove(self, identity: str) -> None:
-        """Stop listening, answer what has come, and end open connections; returns when all is closed. Needs `serve` to
-        run."""
+        """Stop listening, answer what has arrived, and close all connections. `serve` must be running."""
         listeners = self._pods.pop(identity, [])
         done = threading.Event()
         self._do(lambda: self._close(listeners, done))
         done.wait()
 
     def stop(self) -> None:
-        """End `serve`. Safe from any thread."""
+        """End `serve`. Thread-safe."""
         self._stopping = True
         self._do(lambda: None)
 
     def serve(self) -> None:
-        """Answer until stopped; then everything is closed."""
+        """Serve until `stop`, then close everything."""
         while not self._stopping:
             ready = self._selector.select()
             for key, _ in ready:
@@ -155,7 +154,7 @@ class EchoServer:
 
 
 class _Listener:
-    """One open port of one pod."""
+    """An open port of a pod."""
 
     def __init__(self, sock: socket.socket, protocol: str, says: str) -> None:
         self.sock = sock
@@ -167,12 +166,12 @@ class _Listener:
         self._says = says
 
     def note(self, asker: str) -> None:
-        """Somebody is answered."""
+        """Record a response."""
         self.used_at = time.monotonic()
         self.said.append((time.time(), f"{self.protocol} request from {asker}"))
 
     def accept(self) -> Iterator[_Conversation]:
-        """Connections that wait."""
+        """Yield the connections that wait."""
         while True:
             try:
                 sock, peer = self.sock.accept()
@@ -186,7 +185,7 @@ class _Listener:
             yield conversation
 
     def answer_datagrams(self) -> None:
-        """One answer to each datagram that waits."""
+        """Answer each datagram that waits."""
         while True:
             try:
                 _, peer = self.sock.recvfrom(_MAX_REQUEST)
@@ -199,7 +198,7 @@ class _Listener:
 
 
 class _Conversation:
-    """One TCP or SCTP connection."""
+    """A TCP or SCTP connection."""
 
     def __init__(self, listener: _Listener, sock: socket.socket, says: str, asker: str) -> None:
         self.listener = listener
@@ -256,7 +255,7 @@ class _Conversation:
 
 
 def _listen(protocol: str, port: int) -> socket.socket:
-    """A listening socket for both families, or for IPv4 alone on a kernel without IPv6."""
+    """Return a listening socket for both families, or for IPv4 on a kernel without IPv6."""
     kind = socket.SOCK_DGRAM if protocol == "UDP" else socket.SOCK_STREAM
     number = _IPPROTO_SCTP if protocol == "SCTP" else 0
     try:
@@ -284,7 +283,7 @@ def _listen(protocol: str, port: int) -> socket.socket:
 
 
 def _printed(peer: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """`10.0.0.1:4711` or `[fd00::1]:4711`; IPv4 clients of a socket for both families show as IPv4."""
+    """Return `10.0.0.1:4711` or `[fd00::1]:4711`. IPv4 clients of a dual-stack socket are shown as IPv4."""
     host = peer[0].removeprefix("::ffff:")
     return f"[{host}]:{peer[1]}" if ":" in host else f"{host}:{peer[1]}"
 

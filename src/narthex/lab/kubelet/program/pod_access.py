@@ -128,7 +128,7 @@ class PodAccess:
         ours, theirs = _terminal() if tty else _pipes(stdin)
         try:
             if run.container is not None:
-                entry = ExecSpec(beside=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
+                entry = ExecSpec(target_pid=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
                 started = self._containers.enter(entry, theirs)
             else:
                 started = self._containers.run(

@@ -84,7 +84,7 @@ class Prober:
         reader, writer = os.pipe()
         try:
             with Path(os.devnull).open("rb") as null:
-                entry = ExecSpec(beside=place.process, argv=action.command, environment=place.environment)
+                entry = ExecSpec(target_pid=place.process, argv=action.command, environment=place.environment)
                 program = self._containers.enter(entry, (null.fileno(), writer, writer))
         except ContainerStartError as error:
             os.close(reader)
